@@ -1,0 +1,82 @@
+"""What an engine is: it runs plans in order and returns tokens by row.
+
+Keeps true: forwards run in the order of their launches; a launch never blocks on the device; slots, page-table changes
+and rows of one plan take effect in that order, within the forward's own order.
+Doesn't know: requests, admission, the prefix cache, text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from minisgl.sampling_params import SamplingParams
+from minisgl.step import Int32Array, StepBuffers, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the rest of the server must know of a loaded engine. Sizes of the KV pool exclude the scratch page."""
+
+    name: str  # torch, echo, sim
+    model_dir: str | None  # where tokenizer and chat template lie; None if the engine has no model
+    vocab_size: int
+    context_len: int
+    eos_ids: tuple[int, ...]
+    num_pages: int
+    page_size: int
+    device: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotBinding:
+    """Whose request a slot holds from this plan on. `tokens` is the whole sequence known at this moment, of which the
+    first `num_prompt` are the prompt (penalties count them apart); `sampling.seed` is resolved, never None."""
+
+    slot: int
+    req_id: int
+    sampling: SamplingParams
+    tokens: Int32Array
+    num_prompt: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepLogprobs:
+    """Natural-log probabilities (raw model distribution, before temperature) of the rows that asked for them."""
+
+    rows: Int32Array  # [m] row indices, ascending
+    token_logprobs: Sequence[float]  # [m] of the sampled token
+    top_ids: Sequence[Sequence[int]]  # [m][k], most likely first, k as the row asked
+    top_logprobs: Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepResult:
+    tokens: Int32Array  # [num_rows] by row; -1 where the row does not sample
+    logprobs: StepLogprobs | None = None
+
+
+class EngineStepError(RuntimeError):
+    """The forward of one step failed, the device is usable: the next launch may succeed.
+    Anything else that `wait` raises means that the engine is dead."""
+
+
+class StepHandle(Protocol):
+    def wait(self) -> StepResult:
+        """Block until the step is done and its ring entry is no longer read. Raises `EngineStepError`."""
+
+    def done(self) -> bool: ...
+
+
+class Engine(Protocol):
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
+        """Queue a plan (zero rows too: its slots and page-table changes count). `plan` and the ring entry stay untouched
+        until the handle is done; `bindings` belong to the plan's `bound` entries, in their order."""
+
+    def close(self) -> None:
+        """Stop threads and free memory. Idempotent; a step under way is finished first."""

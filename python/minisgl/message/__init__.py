@@ -1,0 +1,38 @@
+"""Typed messages between the HTTP process and the engine process."""
+
+from minisgl.message.types import (
+    SCHEMA_VERSION,
+    AbortRequest,
+    AddRequest,
+    EngineFailed,
+    EngineReady,
+    EngineStats,
+    FinishRequest,
+    FromEngine,
+    LoadProgress,
+    Shutdown,
+    StepTokens,
+    TokenLogprobs,
+    ToEngine,
+)
+from minisgl.message.wire import MessageError, decode_from_engine, decode_to_engine, encode
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "AbortRequest",
+    "AddRequest",
+    "EngineFailed",
+    "EngineReady",
+    "EngineStats",
+    "FinishRequest",
+    "FromEngine",
+    "LoadProgress",
+    "MessageError",
+    "Shutdown",
+    "StepTokens",
+    "ToEngine",
+    "TokenLogprobs",
+    "decode_from_engine",
+    "decode_to_engine",
+    "encode",
+]

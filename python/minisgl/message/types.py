@@ -1,0 +1,109 @@
+"""The messages themselves. Token ids and request ids travel as packed little-endian arrays, never as lists.
+
+Keeps true: a message means the same on both sides as long as `SCHEMA_VERSION` agrees (checked by wire.py).
+Doesn't know: sockets, processes, torch.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from minisgl.sampling_params import SamplingParams
+
+SCHEMA_VERSION = 1
+
+
+class AddRequest(msgspec.Struct, tag="add", frozen=True, array_like=True):
+    """`tokens` int32 bytes of the prompt. `sampling` is checked and resolved: seed and max_tokens are set, n is 1."""
+
+    req_id: int
+    tokens: bytes
+    sampling: SamplingParams
+    priority: int = 0
+
+
+class AbortRequest(msgspec.Struct, tag="abort", frozen=True, array_like=True):
+    req_id: int
+
+
+class FinishRequest(msgspec.Struct, tag="finish", frozen=True, array_like=True):
+    """A stop string was found in the text of the request."""
+
+    req_id: int
+
+
+class Shutdown(msgspec.Struct, tag="shutdown", frozen=True, array_like=True):
+    """Abort what lives, close the engine, exit with 0."""
+
+
+ToEngine = AddRequest | AbortRequest | FinishRequest | Shutdown
+
+
+class LoadProgress(msgspec.Struct, tag="progress", frozen=True, array_like=True):
+    """One plain line of what the engine process is doing before it is ready."""
+
+    text: str
+
+
+class EngineReady(msgspec.Struct, tag="ready", frozen=True, array_like=True):
+    """Weights are loaded and the engine is warm. The fields are those of `engine.api.EngineInfo`."""
+
+    engine: str
+    model_dir: str | None
+    vocab_size: int
+    max_seq_len: int  # prompt + generated tokens of one request: min(context, pool)
+    eos_ids: tuple[int, ...]
+    num_pages: int
+    page_size: int
+    device: str
+    dtype: str
+    cpu_backend: str
+
+
+class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
+    """A snapshot after a step, sent at most every 100 ms while busy and once when idle."""
+
+    num_waiting: int
+    num_running: int
+    num_pages: int
+    num_free_pages: int
+    num_evictable_pages: int
+    num_protected_pages: int
+    num_held_pages: int
+    num_retracted_total: int
+    num_prompt_tokens_total: int
+    num_cached_tokens_total: int
+    num_steps_total: int
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    index: int  # into StepTokens
+    logprob: float
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+class StepTokens(msgspec.Struct, tag="step", frozen=True, array_like=True):
+    """All tokens and ends of one step, the arrays of `step.StepOutput`; one message per step.
+
+    `bound_ids` (int64 bytes) and `cached_lens` (int32 bytes) name the requests admitted for the first time since the
+    last message and how many of their prompt tokens were in the cache. `errors` explains reasons of ERROR.
+    """
+
+    step: int
+    req_ids: bytes  # int64
+    tokens: bytes  # int32
+    reasons: bytes  # int32
+    bound_ids: bytes = b""
+    cached_lens: bytes = b""
+    errors: dict[int, str] = {}
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class EngineFailed(msgspec.Struct, tag="failed", frozen=True, array_like=True):
+    """The last message of an engine process that cannot go on: what happened and, if known, what to change."""
+
+    text: str
+
+
+FromEngine = LoadProgress | EngineReady | EngineStats | StepTokens | EngineFailed

@@ -1,0 +1,80 @@
+"""How one request samples and when it ends; the same object in the offline API, the messages and the engine.
+
+Keeps true: immutable, and valid once `check` has passed.
+Doesn't know: the HTTP field names (server/ maps them), the model's vocabulary and context (server/ checks them).
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+MAX_STOP_STRINGS = 4
+MAX_N = 128
+MAX_LOGPROBS = 20
+
+
+class ParamError(ValueError):
+    """A bad value of a request: the field, the value and the reason, ready for the client."""
+
+    def __init__(self, field: str, value: object, reason: str, code: str | None = None) -> None:
+        shown = repr(value)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        super().__init__(f"{field}: {reason} (got {shown})")
+        self.field = field
+        self.reason = reason
+        self.code = code
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`max_tokens` None: as many as the context leaves. `temperature` 0 is greedy (exact argmax). `top_k` -1 is off.
+    `seed` None: drawn at random when the request is accepted."""
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    seed: int | None = None
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # number of most likely tokens to report beside the sampled one
+
+    def check(self) -> SamplingParams:
+        """Raise `ParamError` at the first bad field, else return self."""
+
+        def need(ok: bool, field: str, value: object, reason: str) -> None:
+            if not ok:
+                raise ParamError(field, value, reason)
+
+        need(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "must be at least 1")
+        need(self.min_tokens >= 0, "min_tokens", self.min_tokens, "must be at least 0")
+        need(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            "min_tokens",
+            self.min_tokens,
+            "must not exceed max_tokens",
+        )
+        need(
+            math.isfinite(self.temperature) and 0.0 <= self.temperature <= 2.0,
+            "temperature",
+            self.temperature,
+            "must be between 0 and 2",
+        )
+        need(self.top_k == -1 or self.top_k >= 1, "top_k", self.top_k, "must be -1 (off) or at least 1")
+        need(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "must be above 0 and at most 1")
+        need(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", self.seed, "must be a signed 64-bit integer")
+        need(1 <= self.n <= MAX_N, "n", self.n, f"must be between 1 and {MAX_N}")
+        need(len(self.stop) <= MAX_STOP_STRINGS, "stop", self.stop, f"at most {MAX_STOP_STRINGS} stop strings")
+        need(all(self.stop), "stop", self.stop, "stop strings must not be empty")
+        need(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, "must not be negative")
+        need(
+            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
+            "logprobs",
+            self.logprobs,
+            f"must be between 0 and {MAX_LOGPROBS}",
+        )
+        return self

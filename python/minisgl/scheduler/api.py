@@ -1,0 +1,83 @@
+"""What a control plane is: the Protocol that the reference and the Rust implementation share.
+
+Keeps true: two calls per engine step, whatever the batch size; the same events give the same plans, bit for bit.
+Doesn't know: tensors, text, sockets, the wall clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from minisgl.step import Events, Int32Array, StepBuffers, StepLimits, StepOutput, StepPlan
+
+CachePolicy = Literal["lru", "lfu", "naive"]
+
+
+class ControlPlaneError(RuntimeError):
+    """A broken invariant. The object that raised it refuses every later call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlaneConfig:
+    """Everything a control plane decides by. `context_len` limits prompt + generated tokens of one request;
+    `max_prefill_length` is the token budget of a step; `graph_sizes` are the padded row counts, ascending."""
+
+    num_pages: int
+    page_size: int
+    max_running_requests: int
+    max_prefill_length: int
+    context_len: int
+    eos_ids: tuple[int, ...] = ()
+    cache: CachePolicy = "lru"
+    graph_sizes: tuple[int, ...] = ()
+
+    def limits(self) -> StepLimits:
+        """Decode rows are scheduled whatever the budget, and the first prefill gets a page whatever is left."""
+        return StepLimits(
+            max_rows=self.max_running_requests,
+            max_tokens=self.max_running_requests + max(self.max_prefill_length, self.page_size),
+            page_size=self.page_size,
+            num_pages=self.num_pages,
+            max_seq_len=min(self.context_len, self.num_pages * self.page_size + 1),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counts of this moment. free + evictable + protected + held pages = all pages."""
+
+    num_waiting: int
+    num_running: int  # started rows, prefilling or decoding
+    num_draining: int
+    num_free_pages: int
+    num_evictable_pages: int
+    num_protected_pages: int
+    num_held_pages: int
+    num_retracted_total: int
+    num_prompt_tokens_total: int  # of admitted requests, first admission only
+    num_cached_tokens_total: int  # of these, found in the cache
+
+    @property
+    def num_live(self) -> int:
+        return self.num_waiting + self.num_running
+
+
+class ControlPlane(Protocol):
+    def schedule(self, step: int, events: Events) -> StepPlan:
+        """Take in `events`, decide step `step` (one more than the last), write its arrays, return its header.
+
+        Called at most once more than `commit`. Raises `EventError` (nothing changed, the call may be repeated),
+        `ControlPlaneError` (the object is dead). The returned object is valid until the call after the next.
+        """
+
+    def commit(self, step: int, tokens: Int32Array) -> StepOutput:
+        """Take the tokens of `step`, [num_rows] int32 by row (rows that do not sample hold anything)."""
+
+    def stats(self) -> Stats: ...
+
+    def check(self) -> None:
+        """Check every invariant; raises `ControlPlaneError`. O(everything)."""
+
+    @property
+    def buffers(self) -> StepBuffers: ...

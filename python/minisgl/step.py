@@ -1,0 +1,250 @@
+"""The data that crosses the seam between the control plane and the engine.
+
+`Events` go into ``ControlPlane.schedule``, a `StepPlan` comes out and its arrays lie in a `StepBuffers`; the
+engine runs the plan; the sampled tokens go into ``ControlPlane.commit``, a `StepOutput` comes out.
+
+What it keeps true: all step data is int32 and lives in arrays that were allocated once and are written in place.
+What it doesn't know: who schedules, who computes, what a token means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+
+class FinishReason(IntEnum):
+    """How a request ended. Every accepted request gets exactly one of the last four."""
+
+    NONE = 0
+    STOP = 1  # a stop token was sampled, or a stop string was found in the text
+    LENGTH = 2  # max_tokens, the context, or the pool is used up
+    ABORT = 3
+    ERROR = 4  # refused, or its forward failed
+
+
+# --------------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrival:
+    """A new request, or one that is added again with what it generated so far (failover).
+
+    `tokens` holds prompt and generated ids, [num_prompt + num_generated] int32. `max_tokens` limits the generated
+    ids, those in `tokens` included. Smaller `priority` goes first. `stop_ids` always end the request;
+    the model's own EOS ids (in `ControlPlaneConfig`) do unless `ignore_eos`; neither before `min_tokens` generated ids.
+    """
+
+    req_id: int
+    tokens: Int32Array
+    num_prompt: int
+    max_tokens: int
+    num_generated: int = 0
+    stop_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    priority: int = 0
+    no_overlap: bool = False  # schedule a row only when the last token is committed
+    no_match: bool = False  # compute every prompt token (prompt logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A stop string was found in the request's text: it ends like a stop. No-op when it has ended already."""
+
+    req_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The client is gone. No-op when the request has ended already."""
+
+    req_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardFailed:
+    """The forward of `step` failed; stands in for its commit and that of the step after it. First of its events."""
+
+    step: int
+
+
+Event = Arrival | Finish | Abort | ForwardFailed
+
+
+@dataclass(slots=True)
+class Events:
+    """Every input of one ``schedule`` call, in order."""
+
+    items: list[Event] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        self.items.append(event)
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+class EventError(ValueError):
+    """A malformed event: `index` in its `Events`, `field` and `reason`. Nothing was changed by the call."""
+
+    def __init__(self, index: int, field: str, reason: str) -> None:
+        super().__init__(f"event {index}: {field}: {reason}")
+        self.index = index
+        self.field = field
+        self.reason = reason
+
+
+# ----------------------------------------------------------------------------------------------------------- plan
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """The fixed-size header of a step; its arrays are ``StepBuffers.ring[ring_index]``."""
+
+    step: int = 0
+    ring_index: int = 0
+    num_rows: int = 0  # decode rows come first, then prefill rows; each part in request order
+    num_decode_rows: int = 0
+    padded_rows: int = 0  # >= num_rows; more only if every row has extend_len 1 and a graph size is configured
+    num_tokens: int = 0  # sum of extend_lens of the real rows
+    num_samples: int = 0
+    num_segments: int = 0
+    num_page_ids: int = 0
+    num_bound: int = 0
+    num_released: int = 0
+    num_retracted: int = 0
+    num_free_pages: int = 0
+    num_evictable_pages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """Sizes that every implementation derives from the configuration in the same way.
+
+    Request slots are 0 .. max_rows - 1, `scratch_slot` = max_rows is for padding rows. Pages are 0 .. num_pages - 1,
+    `scratch_page` = num_pages is for padding rows: an engine allocates one page and one slot more than it is told.
+    """
+
+    max_rows: int
+    max_tokens: int  # of one step
+    page_size: int
+    num_pages: int
+    max_seq_len: int  # total length of one request: min(context, num_pages * page_size + 1)
+
+    @property
+    def scratch_slot(self) -> int:
+        return self.max_rows
+
+    @property
+    def scratch_page(self) -> int:
+        return self.num_pages
+
+    @property
+    def max_pages_per_request(self) -> int:
+        """Columns of the page table. The last token of a request needs no KV, yet may be on a page of its own."""
+        return -(-self.max_seq_len // self.page_size)
+
+    @property
+    def max_page_changes(self) -> int:
+        """Page-table entries of one step. `max_rows` of them are kept for decode rows (one page each at most); a
+        prefill row whose entries, cached prefix included, no longer fit into the rest waits a step."""
+        return self.max_rows + max(self.max_pages_per_request, min(self.num_pages, 65_536))
+
+
+class RingEntry:
+    """The arrays of one step. Live regions are given in terms of the plan's counts; the rest is undefined."""
+
+    __slots__ = (
+        "input_ids",
+        "positions",
+        "out_loc",
+        "req_slots",
+        "seq_lens",
+        "extend_lens",
+        "qo_indptr",
+        "kv_indptr",
+        "last_page_len",
+        "sample_rows",
+        "segments",
+        "page_ids",
+        "bound",
+        "bound_ids",
+        "released",
+    )
+
+    def __init__(self, limits: StepLimits, max_padded_rows: int) -> None:
+        rows, tokens = max_padded_rows, limits.max_tokens + max_padded_rows
+
+        def zeros(*shape: int) -> Int32Array:
+            return np.zeros(shape, np.int32)
+
+        # per token, [num_tokens + padding rows]. An id not known to the host yet is -(req_slot + 1).
+        self.input_ids = zeros(tokens)
+        self.positions = zeros(tokens)
+        self.out_loc = zeros(tokens)  # page * page_size + position % page_size
+        # per row, [padded_rows]
+        self.req_slots = zeros(rows)
+        self.seq_lens = zeros(rows)  # tokens whose KV exists after this step
+        self.extend_lens = zeros(rows)  # of them computed by this step, >= 1
+        self.qo_indptr = zeros(rows + 1)  # prefix sums of extend_lens
+        self.kv_indptr = zeros(rows + 1)  # prefix sums of pages per row
+        self.last_page_len = zeros(rows)  # 1 .. page_size
+        self.sample_rows = zeros(rows)  # [num_samples] the rows that yield a token, ascending
+        # page-table changes: [num_segments] (req_slot, first column, count) over page_ids [num_page_ids]
+        self.segments = zeros(rows, 3)
+        self.page_ids = zeros(limits.max_page_changes)
+        # slots, applied in forward order before the page-table changes: first released, then bound
+        self.bound = zeros(limits.max_rows, 2)  # [num_bound] (req_slot, cached length in tokens)
+        self.bound_ids: Int64Array = np.zeros(limits.max_rows, np.int64)  # [num_bound] request ids
+        self.released = zeros(limits.max_rows)  # [num_released] req_slots
+
+
+class StepBuffers:
+    """A ring of `RingEntry`. Two are enough at overlap depth one: schedule(n + 2) comes after commit(n), which
+    comes after forward n has read its entry."""
+
+    def __init__(self, limits: StepLimits, max_padded_rows: int | None = None, ring_len: int = 2) -> None:
+        if ring_len < 2:
+            raise ValueError(f"ring_len: {ring_len}: at least 2")
+        padded = max(limits.max_rows, max_padded_rows or 0)
+        self.limits = limits
+        self.ring = tuple(RingEntry(limits, padded) for _ in range(ring_len))
+
+
+# --------------------------------------------------------------------------------------------------------- output
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepOutput:
+    """What one commit tells the clients: entries without a token first, then one per live sampling row, in row order.
+
+    All arrays have the same length. `tokens` is -1 for an end without a token, and `rows` (the row of the committed
+    step, by which logprobs are joined) is -1 with it.
+    """
+
+    step: int
+    req_ids: Int64Array
+    tokens: Int32Array
+    reasons: Int32Array  # FinishReason
+    rows: Int32Array
+
+    def __len__(self) -> int:
+        return len(self.req_ids)
+
+
+def step_output(step: int, entries: Sequence[tuple[int, int, int, int]]) -> StepOutput:
+    """Build a `StepOutput` from (req_id, token, reason, row) tuples."""
+    table = np.array(entries, np.int64).reshape(len(entries), 4)
+    narrow = table[:, 1:].astype(np.int32)
+    return StepOutput(step, table[:, 0].copy(), narrow[:, 0].copy(), narrow[:, 1].copy(), narrow[:, 2].copy())
