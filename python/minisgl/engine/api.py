@@ -75,7 +75,7 @@ class Engine(Protocol):
     def info(self) -> EngineInfo: ...
 
     def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
-        """Queue a plan (zero rows too: its slots and page-table changes count). `plan` and the ring entry stay untouched
+        """Queue a plan (zero rows too: slots and page-table changes count). `plan` and the ring entry stay untouched
         until the handle is done; `bindings` belong to the plan's `bound` entries, in their order."""
 
     def close(self) -> None:

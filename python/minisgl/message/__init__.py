@@ -12,8 +12,8 @@ from minisgl.message.types import (
     LoadProgress,
     Shutdown,
     StepTokens,
-    TokenLogprobs,
     ToEngine,
+    TokenLogprobs,
 )
 from minisgl.message.wire import MessageError, decode_from_engine, decode_to_engine, encode
 

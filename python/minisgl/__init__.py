@@ -1,0 +1,1 @@
+"""minisgl: a compact LLM inference server."""
