@@ -1,0 +1,57 @@
+"""Every environment variable that minisgl reads, and the only place that reads them.
+
+Keeps true: values are read when asked for, never at import; a bad value is an `EnvError` that names the variable.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CPU_BACKEND = "MINISGL_CPU_BACKEND"
+"""Control plane: python or rust_hotpath. `--cpu-backend` wins."""
+
+DISABLE_OVERLAP_SCHEDULING = "MINISGL_DISABLE_OVERLAP_SCHEDULING"
+"""1: schedule a step only when the step before it is committed."""
+
+CACHE = "MINISGL_CACHE"
+"""Folder for imported models. Default: minisgl in XDG_CACHE_HOME or ~/.cache."""
+
+DATA = "MINISGL_DATA"
+"""Folder with real tokenizers, traces and prompts, for tests and benchmarks. They skip without it."""
+
+ALL = (CPU_BACKEND, DISABLE_OVERLAP_SCHEDULING, CACHE, DATA)
+
+
+class EnvError(ValueError):
+    """An environment variable with a value that means nothing."""
+
+
+def _flag(name: str) -> bool:
+    value = os.environ.get(name, "").strip().lower()
+    if value in ("", "0", "false", "no", "off"):
+        return False
+    if value in ("1", "true", "yes", "on"):
+        return True
+    raise EnvError(f"{name}: {value!r}: must be 0 or 1")
+
+
+def cpu_backend() -> str | None:
+    return os.environ.get(CPU_BACKEND) or None
+
+
+def disable_overlap_scheduling() -> bool:
+    return _flag(DISABLE_OVERLAP_SCHEDULING)
+
+
+def cache_dir() -> Path:
+    """Where imported models are kept; not created here."""
+    if own := os.environ.get(CACHE):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "minisgl"
+
+
+def data_dir() -> Path | None:
+    value = os.environ.get(DATA)
+    return Path(value) if value else None

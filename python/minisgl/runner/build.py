@@ -1,0 +1,61 @@
+"""From a configuration to a loaded engine and a control plane that fits it.
+
+Keeps true: the two agree on every size, because both take them from here.
+Doesn't know: processes, sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from minisgl.config import ConfigError, EngineConfig
+from minisgl.engine.api import Engine, EngineInfo
+from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
+from minisgl.scheduler.backend import make_control_plane
+
+Progress = Callable[[str], None]
+
+ECHO_CONTEXT_LEN = 8192
+ECHO_NUM_PAGES = 8192
+
+
+def build_engine(config: EngineConfig, progress: Progress) -> Engine:
+    """Load what `config` asks for; raises `ConfigError` and the errors of weights/ with what to change."""
+    config.check()
+    if config.engine == "echo":
+        return _build_echo(config)
+    from minisgl.engine.loading import load_engine  # imports torch
+
+    return load_engine(config, progress)
+
+
+def _build_echo(config: EngineConfig) -> Engine:
+    from minisgl.engine.echo import EchoEngine
+
+    context_len = config.max_seq_len or ECHO_CONTEXT_LEN
+    num_pages = config.num_pages or ECHO_NUM_PAGES
+    return EchoEngine(
+        num_pages=num_pages,
+        page_size=config.page_size,
+        max_rows=config.max_running_requests,
+        max_seq_len=min(context_len, num_pages * config.page_size + 1),
+        context_len=context_len,
+    )
+
+
+def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlaneConfig:
+    return ControlPlaneConfig(
+        num_pages=info.num_pages,
+        page_size=info.page_size,
+        max_running_requests=config.max_running_requests,
+        max_prefill_length=config.max_prefill_length,
+        context_len=info.context_len,
+        eos_ids=info.eos_ids,
+        cache=config.cache,
+    )
+
+
+def build_control_plane(config: EngineConfig, info: EngineInfo) -> ControlPlane:
+    if config.max_seq_len is not None and config.max_seq_len > info.context_len:
+        raise ConfigError(f"max_seq_len: {config.max_seq_len}: the model's context is {info.context_len}")
+    return make_control_plane(config.cpu_backend, control_plane_config(config, info))

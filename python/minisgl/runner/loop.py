@@ -1,0 +1,256 @@
+"""The step loop: the one place where a control plane and an engine meet.
+
+Keeps true: plans are launched in the order they were scheduled; every schedule gets exactly one commit, or the
+`ForwardFailed` that stands in for it; step n + 1 is scheduled and launched before step n is waited for (overlap depth
+one); every accepted request gets exactly one terminal reply; no message can stop the loop.
+Doesn't know: sockets, processes, text, how anything is scheduled or computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from minisgl.engine.api import Engine, EngineStepError, SlotBinding, StepHandle, StepLogprobs, StepResult
+from minisgl.message import (
+    AbortRequest,
+    AddRequest,
+    FinishRequest,
+    FromEngine,
+    Shutdown,
+    StepTokens,
+    ToEngine,
+    TokenLogprobs,
+)
+from minisgl.runner.ledger import Ledger
+from minisgl.scheduler.api import ControlPlane
+from minisgl.step import (
+    Abort,
+    Arrival,
+    Event,
+    EventError,
+    Events,
+    Finish,
+    FinishReason,
+    ForwardFailed,
+    Int32Array,
+    StepOutput,
+    StepPlan,
+    step_output,
+)
+
+Send = Callable[[Sequence[FromEngine]], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _InFlight:
+    plan: StepPlan
+    handle: StepHandle
+
+
+class StepLoop:
+    """Drive `control_plane` and `engine` one step per `step` call; what clients must hear goes to `send`."""
+
+    def __init__(self, control_plane: ControlPlane, engine: Engine, send: Send, *, overlap: bool = True) -> None:
+        self._control_plane = control_plane
+        self._engine = engine
+        self._send = send
+        self._overlap = overlap
+        self._ledger = Ledger()
+        self._next_step = 0
+        self._in_flight: _InFlight | None = None
+        self._failed_step: int | None = None
+        self._failure_text = ""
+        self._new_ids: list[int] = []
+        self._new_cached_lens: list[int] = []
+        self.shutdown = False
+
+    @property
+    def num_steps(self) -> int:
+        return self._next_step
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is in flight and nothing waits: a step would change nothing."""
+        if self._in_flight is not None or self._failed_step is not None:
+            return False
+        return self._control_plane.stats().num_live == 0
+
+    def step(self, messages: Sequence[ToEngine]) -> None:
+        """Take in `messages`, schedule and launch one step, commit the one before (without overlap: this one).
+
+        Raises `ControlPlaneError`, or what a dead engine raises; both end the loop.
+        """
+        plan = self._schedule(self._intake(messages))
+        previous = self._in_flight
+        self._in_flight = _InFlight(plan, self._launch(plan))
+        if previous is not None and not self._settle(previous):
+            return
+        if not self._overlap or plan.num_rows == 0:
+            self._settle_last()
+
+    def drain(self) -> None:
+        """Commit the step in flight, if any."""
+        if self._in_flight is not None:
+            self._settle_last()
+
+    # ------------------------------------------------------------------------------------------------- into a step
+
+    def _intake(self, messages: Sequence[ToEngine]) -> Events:
+        events = Events()
+        if self._failed_step is not None:
+            events.add(ForwardFailed(self._failed_step))
+            self._failed_step = None
+        for message in messages:
+            match message:
+                case AddRequest():
+                    if (arrival := self._arrival(message)) is not None:
+                        events.add(arrival)
+                case AbortRequest(req_id):
+                    events.add(Abort(req_id))
+                case FinishRequest(req_id):
+                    events.add(Finish(req_id))
+                case Shutdown():
+                    self.shutdown = True
+        return events
+
+    def _arrival(self, message: AddRequest) -> Event | None:
+        sampling = message.sampling
+        if sampling.max_tokens is None or sampling.seed is None:
+            self._refuse(message.req_id, "sampling: max_tokens and seed must be resolved before the engine sees them")
+            return None
+        if message.req_id in self._ledger:
+            raise ValueError(f"request id {message.req_id} was used twice")
+        prompt = np.frombuffer(message.tokens, np.int32)
+        self._ledger.add(message.req_id, sampling, prompt)
+        return Arrival(
+            req_id=message.req_id,
+            tokens=prompt,
+            num_prompt=len(prompt),
+            max_tokens=sampling.max_tokens,
+            stop_ids=sampling.stop_token_ids,
+            min_tokens=sampling.min_tokens,
+            ignore_eos=sampling.ignore_eos,
+            priority=message.priority,
+        )
+
+    def _schedule(self, events: Events) -> StepPlan:
+        """Schedule; an event that the control plane refuses is answered, and the others are sent again."""
+        while True:
+            try:
+                plan = self._control_plane.schedule(self._next_step, events)
+            except EventError as error:
+                event = events.items.pop(error.index)
+                if not isinstance(event, Arrival):
+                    raise
+                self._ledger.drop(event.req_id)
+                self._refuse(event.req_id, f"{error.field}: {error.reason}")
+            else:
+                self._next_step += 1
+                return plan
+
+    def _launch(self, plan: StepPlan) -> StepHandle:
+        buffers = self._control_plane.buffers
+        return self._engine.launch(plan, buffers, self._bindings(plan) if plan.num_bound else ())
+
+    def _bindings(self, plan: StepPlan) -> list[SlotBinding]:
+        entry = self._control_plane.buffers.ring[plan.ring_index]
+        bindings = []
+        for i in range(plan.num_bound):
+            slot, cached_len = entry.bound[i].tolist()
+            req_id = int(entry.bound_ids[i])
+            request = self._ledger.get(req_id)
+            if not request.admitted:
+                request.admitted = True
+                self._new_ids.append(req_id)
+                self._new_cached_lens.append(cached_len)
+            bindings.append(SlotBinding(slot, req_id, request.sampling, request.tokens, request.num_prompt))
+        return bindings
+
+    # ----------------------------------------------------------------------------------------------- out of a step
+
+    def _settle_last(self) -> None:
+        last, self._in_flight = self._in_flight, None
+        assert last is not None
+        self._settle(last)
+
+    def _settle(self, step: _InFlight) -> bool:
+        """Wait for `step`, commit it and send what it gave. False if its forward failed."""
+        try:
+            result = step.handle.wait()
+        except EngineStepError as error:
+            self._forward_failed(step.plan.step, error)
+            return False
+        output = self._control_plane.commit(step.plan.step, result.tokens)
+        self._reply(output, result)
+        self._ledger.record(output)
+        return True
+
+    def _forward_failed(self, step: int, error: EngineStepError) -> None:
+        """Drop the step in flight behind the failed one: it read what that one should have written."""
+        self._failed_step = step
+        self._failure_text = f"the forward of step {step} failed: {error}"
+        if self._in_flight is not None:
+            later, self._in_flight = self._in_flight, None
+            with contextlib.suppress(EngineStepError):  # stood in for by the same event
+                later.handle.wait()
+
+    def _reply(self, output: StepOutput, result: StepResult) -> None:
+        if not len(output) and not self._new_ids:
+            return
+        message = StepTokens(
+            step=output.step,
+            req_ids=output.req_ids.tobytes(),
+            tokens=output.tokens.tobytes(),
+            reasons=output.reasons.tobytes(),
+            bound_ids=np.array(self._new_ids, np.int64).tobytes(),
+            cached_lens=np.array(self._new_cached_lens, np.int32).tobytes(),
+            errors=self._errors(output),
+            logprobs=_join_logprobs(output.rows, result.logprobs) if result.logprobs is not None else (),
+        )
+        self._new_ids.clear()
+        self._new_cached_lens.clear()
+        self._send([message])
+
+    def _errors(self, output: StepOutput) -> dict[int, str]:
+        errors = {}
+        for req_id in output.req_ids[output.reasons == FinishReason.ERROR].tolist():
+            request = self._ledger.peek(req_id)
+            if request is not None and not request.admitted:
+                limit = self._control_plane.buffers.limits.max_seq_len
+                errors[req_id] = f"a prompt of {request.num_prompt} tokens does not fit: the limit is {limit - 1}"
+            else:
+                errors[req_id] = self._failure_text
+        return errors
+
+    def _refuse(self, req_id: int, reason: str) -> None:
+        output = step_output(self._next_step, [(req_id, -1, FinishReason.ERROR, -1)])
+        self._send(
+            [
+                StepTokens(
+                    step=output.step,
+                    req_ids=output.req_ids.tobytes(),
+                    tokens=output.tokens.tobytes(),
+                    reasons=output.reasons.tobytes(),
+                    errors={req_id: reason},
+                )
+            ]
+        )
+
+
+def _join_logprobs(rows: Int32Array, logprobs: StepLogprobs) -> tuple[TokenLogprobs, ...]:
+    """Hang the engine's logprobs, which go by row, on the indices of the output."""
+    index_of = {row: index for index, row in enumerate(rows.tolist()) if row >= 0}
+    return tuple(
+        TokenLogprobs(
+            index_of[row],
+            logprobs.token_logprobs[i],
+            tuple(logprobs.top_ids[i]),
+            tuple(logprobs.top_logprobs[i]),
+        )
+        for i, row in enumerate(logprobs.rows.tolist())
+        if row in index_of
+    )

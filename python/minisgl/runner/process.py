@@ -1,0 +1,172 @@
+"""The engine process: `python -m minisgl.runner.process`, started by `runner.launch`.
+
+It reads a `ProcessConfig` as one JSON line from stdin, loads, and runs the step loop until it is told to shut down or
+stdin closes, which means that the parent is gone.
+
+Keeps true: exit code 0 only after `Shutdown`; any other end sends `EngineFailed` with the reason first.
+Doesn't know: HTTP, text.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+
+import msgspec
+import zmq
+
+from minisgl.config import ConfigError, EngineConfig
+from minisgl.engine.api import Engine
+from minisgl.message import (
+    EngineFailed,
+    EngineReady,
+    EngineStats,
+    FromEngine,
+    LoadProgress,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+from minisgl.runner.build import build_control_plane, build_engine
+from minisgl.runner.loop import StepLoop
+from minisgl.scheduler.api import ControlPlane
+
+STATS_INTERVAL_S = 0.1
+LINGER_MS = 1000
+
+
+class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
+    engine: EngineConfig
+    to_engine: str  # ipc addresses, bound by the HTTP process
+    from_engine: str
+
+
+class ParentGone(Exception):
+    """stdin was closed."""
+
+
+class Link:
+    """The two sockets to the HTTP process, and its lifeline (stdin)."""
+
+    def __init__(self, config: ProcessConfig) -> None:
+        self._context = zmq.Context()
+        self._inbox = self._context.socket(zmq.PULL)
+        self._inbox.setsockopt(zmq.RCVHWM, 0)
+        self._inbox.connect(config.to_engine)
+        self._outbox = self._context.socket(zmq.PUSH)
+        self._outbox.setsockopt(zmq.SNDHWM, 0)
+        self._outbox.setsockopt(zmq.LINGER, LINGER_MS)
+        self._outbox.connect(config.from_engine)
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox, zmq.POLLIN)
+        self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
+
+    def send(self, messages: Sequence[FromEngine]) -> None:
+        self._outbox.send(encode(messages))
+
+    def receive(self, *, block: bool) -> list[ToEngine]:
+        """Every message that is there; with `block`, wait for the first. Raises `ParentGone`."""
+        ready = dict(self._poller.poll(None if block else 0))
+        if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
+            raise ParentGone
+        messages: list[ToEngine] = []
+        while True:
+            try:
+                messages.extend(decode_to_engine(self._inbox.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                return messages
+
+    def close(self) -> None:
+        self._inbox.close()
+        self._outbox.close()
+        self._context.term()
+
+
+def serve(config: ProcessConfig, link: Link) -> None:
+    engine = build_engine(config.engine, lambda text: link.send([LoadProgress(text)]))
+    try:
+        control_plane = build_control_plane(config.engine, engine.info)
+        link.send([_ready(config.engine, engine, control_plane)])
+        gc.collect()
+        gc.freeze()  # what is loaded now lives as long as the process: collections need not visit it
+        _run(StepLoop(control_plane, engine, link.send, overlap=config.engine.overlap), control_plane, link)
+    finally:
+        engine.close()
+
+
+def _run(loop: StepLoop, control_plane: ControlPlane, link: Link) -> None:
+    last_sent = 0.0
+    while not loop.shutdown:
+        if idle := loop.idle:
+            link.send([_stats(loop, control_plane)])
+        loop.step(link.receive(block=idle))
+        now = time.monotonic()
+        if now - last_sent >= STATS_INTERVAL_S:
+            last_sent = now
+            link.send([_stats(loop, control_plane)])
+    loop.drain()
+
+
+def _ready(config: EngineConfig, engine: Engine, control_plane: ControlPlane) -> EngineReady:
+    info = engine.info
+    return EngineReady(
+        engine=info.name,
+        model_dir=info.model_dir,
+        vocab_size=info.vocab_size,
+        max_seq_len=control_plane.buffers.limits.max_seq_len,
+        eos_ids=info.eos_ids,
+        num_pages=info.num_pages,
+        page_size=info.page_size,
+        device=info.device,
+        dtype=info.dtype,
+        cpu_backend=config.cpu_backend,
+    )
+
+
+def _stats(loop: StepLoop, control_plane: ControlPlane) -> EngineStats:
+    stats = control_plane.stats()
+    return EngineStats(
+        num_waiting=stats.num_waiting,
+        num_running=stats.num_running,
+        num_pages=control_plane.buffers.limits.num_pages,
+        num_free_pages=stats.num_free_pages,
+        num_evictable_pages=stats.num_evictable_pages,
+        num_protected_pages=stats.num_protected_pages,
+        num_held_pages=stats.num_held_pages,
+        num_retracted_total=stats.num_retracted_total,
+        num_prompt_tokens_total=stats.num_prompt_tokens_total,
+        num_cached_tokens_total=stats.num_cached_tokens_total,
+        num_steps_total=loop.num_steps,
+    )
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    line = sys.stdin.buffer.raw.readline() if hasattr(sys.stdin.buffer, "raw") else sys.stdin.buffer.readline()
+    config = msgspec.json.decode(line, type=ProcessConfig)
+    link = Link(config)
+    try:
+        serve(config, link)
+    except ParentGone:
+        return 1
+    except BaseException as error:  # the last words of a process that ends either way
+        expected = isinstance(error, ConfigError)
+        if not expected:
+            traceback.print_exc()
+        link.send([EngineFailed(str(error) if expected else f"{type(error).__name__}: {error}")])
+        return 1
+    finally:
+        link.close()
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # torch's own exit handlers may wait for threads that nobody needs any more
