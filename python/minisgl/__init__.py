@@ -1,1 +1,24 @@
-"""minisgl: a compact LLM inference server."""
+"""minisgl: a compact LLM inference server.
+
+`LLM` and `SamplingParams` are the offline API; `LLM` is imported when first asked for, because it brings torch and the
+HTTP process must stay free of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from minisgl.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from minisgl.llm import LLM, Completion, RequestOutput
+
+__all__ = ["LLM", "Completion", "RequestOutput", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("LLM", "Completion", "RequestOutput"):
+        from minisgl import llm
+
+        return getattr(llm, name)
+    raise AttributeError(f"module 'minisgl' has no attribute {name!r}")

@@ -147,7 +147,8 @@ def _stats(loop: StepLoop, control_plane: ControlPlane) -> EngineStats:
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    line = sys.stdin.buffer.raw.readline() if hasattr(sys.stdin.buffer, "raw") else sys.stdin.buffer.readline()
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
+        line = stdin.readline()  # unbuffered: what follows the line must stay visible to the poller
     config = msgspec.json.decode(line, type=ProcessConfig)
     link = Link(config)
     try:

@@ -1,0 +1,16 @@
+"""Text to token ids and back: encoding, chat templates, incremental detokenization, stop strings. No torch."""
+
+from minisgl.tokenizer.chat_template import ChatTemplate, ChatTemplateError
+from minisgl.tokenizer.decode import IncrementalDecoder
+from minisgl.tokenizer.text_stream import StopMatcher, TextStream
+from minisgl.tokenizer.tokenizer import Tokenizer, TokenizerError
+
+__all__ = [
+    "ChatTemplate",
+    "ChatTemplateError",
+    "IncrementalDecoder",
+    "StopMatcher",
+    "TextStream",
+    "Tokenizer",
+    "TokenizerError",
+]

@@ -1,0 +1,225 @@
+"""The offline API: `LLM(model).generate(prompts, params)`, in this process, without a server.
+
+Keeps true: the same step loop, control plane and engine as the server; results come in the order of the prompts.
+Doesn't know: HTTP, other processes. One call runs at a time.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import numpy as np
+from tqdm import tqdm
+
+from minisgl import envs
+from minisgl.config import EngineConfig
+from minisgl.message import AbortRequest, AddRequest, FinishRequest, FromEngine, StepTokens, ToEngine
+from minisgl.runner.build import build_control_plane, build_engine
+from minisgl.runner.loop import StepLoop
+from minisgl.sampling_params import ParamError, SamplingParams
+from minisgl.step import FinishReason, Int32Array
+from minisgl.tokenizer import TextStream, Tokenizer
+
+Prompt = str | Sequence[int]
+Message = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Completion:
+    """One answer. `token_ids` include the stop token that ended it; `text` does not, nor a stop string."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The answers to one prompt, `params.n` of them."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[Completion]
+    num_cached_tokens: int = 0
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    request: RequestOutput
+    completion: Completion
+    stream: TextStream
+
+
+class LLM:
+    """Load a model (a local folder, a GGUF file, `smollm2`, or a hub id) into this process.
+
+    `settings` are the fields of `minisgl.config.EngineConfig`. Usable as a context manager; `close` frees the engine.
+    """
+
+    def __init__(self, model: str, **settings: Any) -> None:
+        defaults: dict[str, Any] = {"overlap": not envs.disable_overlap_scheduling()}
+        if backend := envs.cpu_backend():
+            defaults["cpu_backend"] = backend
+        if unknown := sorted(settings.keys() - set(EngineConfig.__struct_fields__)):
+            raise TypeError(f"LLM: unknown settings {', '.join(unknown)}")
+        # through msgspec, so that a wrong type is an error here and not deep inside
+        self.config = msgspec.convert({**defaults, **settings, "model": model}, EngineConfig).check()
+        self._engine = build_engine(self.config, lambda text: print(text, file=sys.stderr))
+        info = self._engine.info
+        self._control_plane = build_control_plane(self.config, info)
+        self._loop = StepLoop(self._control_plane, self._engine, self._take, overlap=self.config.overlap)
+        self.tokenizer = Tokenizer.load(info.model_dir) if info.model_dir is not None else Tokenizer.echo()
+        self._next_id = 0
+        self._live: dict[int, _Live] = {}
+        self._outbox: list[ToEngine] = []
+
+    # ------------------------------------------------------------------------------------------------------ public
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete each prompt (text, or token ids). `params`: one for all, or one for each.
+
+        Raises `ParamError` for a bad prompt or parameter before anything is computed."""
+        batch: list[Prompt] = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)  # type: ignore[arg-type, list-item]
+        each = [params or SamplingParams()] * len(batch) if not isinstance(params, Sequence) else list(params)
+        if len(each) != len(batch):
+            raise ParamError("params", len(each), f"one for all or one for each of {len(batch)} prompts")
+        prepared = [(self._encode(prompt), one.check()) for prompt, one in zip(batch, each, strict=True)]
+        for ids, one in prepared:
+            self._check_fits(ids, one)
+        texts = [prompt if isinstance(prompt, str) else None for prompt in batch]
+        requests = [self._submit(text, ids, one) for text, (ids, one) in zip(texts, prepared, strict=True)]
+        self._run(progress)
+        return requests
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """As `generate`, with conversations rendered by the model's chat template."""
+        chats = [messages] if messages and isinstance(messages[0], dict) else messages
+        rendered = [self.tokenizer.apply_chat_template(list(chat)) for chat in chats]  # type: ignore[arg-type]
+        prompts = [self.tokenizer.encode(text, add_special_tokens=False) for text in rendered]
+        return self.generate([p.tolist() for p in prompts], params, progress=progress)
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # ----------------------------------------------------------------------------------------------------- private
+
+    def _encode(self, prompt: Prompt) -> Int32Array:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        return np.asarray(prompt, np.int32)
+
+    def _check_fits(self, ids: Int32Array, params: SamplingParams) -> None:
+        limit = self._control_plane.buffers.limits.max_seq_len
+        vocab_size = self._engine.info.vocab_size
+        if not len(ids):
+            raise ParamError("prompt", "", "must have at least one token")
+        if len(ids) >= limit:
+            raise ParamError("prompt", len(ids), f"too many tokens: at most {limit - 1} fit")
+        if ids.min() < 0 or ids.max() >= vocab_size:
+            raise ParamError("prompt", int(ids.max()), f"token ids must be between 0 and {vocab_size - 1}")
+        if any(token >= vocab_size for token in params.stop_token_ids):
+            raise ParamError("stop_token_ids", params.stop_token_ids, f"must be below {vocab_size}")
+
+    def _submit(self, text: str | None, ids: Int32Array, params: SamplingParams) -> RequestOutput:
+        left = self._control_plane.buffers.limits.max_seq_len - len(ids)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        request = RequestOutput(text, ids.tolist(), [Completion(i) for i in range(params.n)])
+        for i, completion in enumerate(request.outputs):
+            req_id, self._next_id = self._next_id, self._next_id + 1
+            resolved = msgspec.structs.replace(
+                params, n=1, seed=_choice_seed(seed, i), max_tokens=min(params.max_tokens or left, left)
+            )
+            self._live[req_id] = _Live(request, completion, TextStream(self.tokenizer, params.stop))
+            self._outbox.append(AddRequest(req_id, ids.tobytes(), resolved))
+        return request
+
+    def _run(self, progress: bool) -> None:
+        total = len(self._live)
+        with tqdm(total=total, desc="generate", unit="req", disable=not progress) as bar:
+            try:
+                while self._live:
+                    messages, self._outbox = self._outbox, []
+                    self._loop.step(messages)
+                    bar.update(total - len(self._live) - bar.n)
+            except BaseException:  # Ctrl-C among them: the next call must find an empty engine
+                self._abort_all()
+                raise
+
+    def _abort_all(self) -> None:
+        messages: list[ToEngine] = [AbortRequest(req_id) for req_id in self._live]
+        self._live.clear()
+        self._outbox.clear()
+        self._loop.step(messages)
+        while not self._loop.idle:
+            self._loop.step([])
+
+    def _take(self, messages: Sequence[FromEngine]) -> None:
+        for message in messages:
+            if isinstance(message, StepTokens):
+                self._take_step(message)
+
+    def _take_step(self, message: StepTokens) -> None:
+        cached = np.frombuffer(message.cached_lens, np.int32).tolist()
+        for req_id, cached_len in zip(np.frombuffer(message.bound_ids, np.int64).tolist(), cached, strict=True):
+            if (live := self._live.get(req_id)) is not None and live.completion.index == 0:
+                live.request.num_cached_tokens = cached_len
+        ids = np.frombuffer(message.req_ids, np.int64).tolist()
+        tokens = np.frombuffer(message.tokens, np.int32).tolist()
+        reasons = np.frombuffer(message.reasons, np.int32).tolist()
+        for req_id, token, reason in zip(ids, tokens, reasons, strict=True):
+            if (live := self._live.get(req_id)) is not None:
+                self._take_token(req_id, live, token, FinishReason(reason), message.errors.get(req_id))
+
+    def _take_token(self, req_id: int, live: _Live, token: int, reason: FinishReason, error: str | None) -> None:
+        completion = live.completion
+        if token >= 0:
+            completion.token_ids.append(token)
+            if reason is not FinishReason.STOP:  # a stop token is no text
+                completion.text += live.stream.push([token])
+        if live.stream.stopped:
+            reason = FinishReason.STOP
+            self._outbox.append(FinishRequest(req_id))
+        if reason is not FinishReason.NONE:
+            completion.text += live.stream.finish()
+            completion.finish_reason = reason.name.lower()
+            completion.error = error
+            del self._live[req_id]
+
+
+def _is_ids(prompts: Prompt | Sequence[Prompt]) -> bool:
+    return len(prompts) > 0 and isinstance(prompts[0], (int, np.integer))
+
+
+def _choice_seed(seed: int, index: int) -> int:
+    """Seed of choice `index` of n: the seed itself for the first, wrapped into a signed 64-bit integer."""
+    return (seed + index * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63

@@ -1,0 +1,199 @@
+"""Incremental detokenization: token ids in, text out, each character once and whole.
+
+Byte-level BPE and sentencepiece with byte fallback, which nearly all models use, are turned into a table from id to
+bytes; the standard library's incremental UTF-8 decoder carries split characters. That is linear in the output whatever
+the ids are, where decoding a growing window is quadratic in a flood of invalid bytes. Other decoders get a window.
+
+Keeps true: the deltas and the flush together equal the whole-text decoding of the ids, in a text that goes on (the
+space that sentencepiece strips at the very beginning is kept). One exception, which whole-text decoding decides in hindsight:
+an invalid byte turns all bytes of its byte-fallback run into U+FFFD there; here, characters delivered before it stay.
+Doesn't know: stop strings, requests.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import tokenizers
+
+REPLACEMENT = "\ufffd"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_WINDOW_HOLD = 8  # ids held back at most for a character that does not come
+
+
+class IncrementalDecoder(Protocol):
+    """State of one stream."""
+
+    def push(self, ids: Sequence[int]) -> str: ...
+
+    def flush(self) -> str:
+        """What was held back: the bytes of an unfinished character as U+FFFD."""
+
+
+class DecodeTable:
+    """What a tokenizer's ids stand for; shared by all streams. `skipped` ids (special tokens) yield nothing, nor do
+    ids beyond the vocabulary."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
+        self.tokenizer = tokenizer
+        self.num_ids = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.skipped = frozenset(
+            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        )
+        kinds = _decoder_kinds(decoder)
+        self.byte_level = kinds == ["ByteLevel"]
+        self.byte_fallback = "ByteFallback" in kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}
+        self._replacements = [
+            (part["pattern"]["String"], part["content"])
+            for part in decoder.get("decoders", [])
+            if part["type"] == "Replace"
+        ]
+        self._bytes: dict[int, bytes] = {}
+        self._is_byte: dict[int, bool] = {}
+        self._char_to_byte = char_to_byte() if self.byte_level else {}
+
+    def new_stream(self, skip_special_tokens: bool = True) -> IncrementalDecoder:
+        skipped = self.skipped if skip_special_tokens else frozenset()
+        if self.byte_level:
+            return _ByteLevelStream(self, skipped)
+        if self.byte_fallback:
+            return _ByteFallbackStream(self, skipped)
+        return _WindowStream(self, skip_special_tokens)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = self._make_bytes(token_id)
+        return found
+
+    def is_byte(self, token_id: int) -> bool:
+        """Whether a byte-fallback tokenizer spells a single byte with this id."""
+        found = self._is_byte.get(token_id)
+        if found is None:
+            token = self.tokenizer.id_to_token(token_id)
+            found = self._is_byte[token_id] = token is not None and _BYTE_TOKEN.fullmatch(token) is not None
+        return found
+
+    def _make_bytes(self, token_id: int) -> bytes:
+        token = self.tokenizer.id_to_token(token_id) if 0 <= token_id < self.num_ids else None
+        if token is None:
+            return b""
+        if self.byte_level:
+            if all(char in self._char_to_byte for char in token):
+                return bytes(self._char_to_byte[char] for char in token)
+            return token.encode()
+        if byte := _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(byte.group(1), 16)])
+        for old, new in self._replacements:
+            token = token.replace(old, new)
+        return token.encode()
+
+
+def _decoder_kinds(decoder: dict[str, Any]) -> list[str]:
+    if decoder.get("type") == "Sequence":
+        return [kind for part in decoder["decoders"] for kind in _decoder_kinds(part)]
+    return [decoder["type"]] if decoder else []
+
+
+def char_to_byte() -> dict[str, int]:
+    """The alphabet of byte-level BPE (GPT-2): printable Latin-1 bytes are themselves, the others follow from U+0100."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+class _ByteLevelStream:
+    def __init__(self, table: DecodeTable, skipped: frozenset[int]) -> None:
+        self._table = table
+        self._skipped = skipped
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Sequence[int]) -> str:
+        bytes_of, skipped = self._table.bytes_of, self._skipped
+        return self._decoder.decode(b"".join([bytes_of(i) for i in ids if i not in skipped]))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _ByteFallbackStream:
+    """A run of byte tokens is text if it is valid UTF-8; else each byte of it is one U+FFFD."""
+
+    def __init__(self, table: DecodeTable, skipped: frozenset[int]) -> None:
+        self._table = table
+        self._skipped = skipped
+        self._pending = b""  # of the current run, not delivered
+        self._run_is_invalid = False
+
+    def push(self, ids: Sequence[int]) -> str:
+        parts: list[str] = []
+        for token_id in ids:
+            if token_id in self._skipped:
+                continue
+            text = self._table.bytes_of(token_id)
+            if self._table.is_byte(token_id):
+                parts.append(self._push_byte(text))
+            elif text:
+                parts.append(self.flush())
+                parts.append(text.decode())
+        return "".join(parts)
+
+    def _push_byte(self, byte: bytes) -> str:
+        if self._run_is_invalid:
+            return REPLACEMENT
+        self._pending += byte
+        try:
+            text = self._pending.decode()
+        except UnicodeDecodeError as error:
+            if error.reason == "unexpected end of data":
+                return ""
+            self._run_is_invalid = True
+            text = REPLACEMENT * len(self._pending)
+        self._pending = b""
+        return text
+
+    def flush(self) -> str:
+        text = REPLACEMENT * len(self._pending)
+        self._pending = b""
+        self._run_is_invalid = False
+        return text
+
+
+class _WindowStream:
+    """Any other decoder: decode the last few ids with and without the new ones and deliver the difference."""
+
+    def __init__(self, table: DecodeTable, skip_special_tokens: bool) -> None:
+        self._table = table
+        self._skip = skip_special_tokens
+        self._context: list[int] = []  # delivered, so that joining rules see a left neighbour
+        self._held: list[int] = []
+
+    def push(self, ids: Sequence[int]) -> str:
+        return "".join([self._push_one(token_id) for token_id in ids if 0 <= token_id < self._table.num_ids])
+
+    def _push_one(self, token_id: int) -> str:
+        self._held.append(token_id)
+        text = self._delta()
+        if text.endswith(REPLACEMENT) and len(self._held) < _WINDOW_HOLD:
+            return ""
+        return self._deliver(text)
+
+    def _delta(self) -> str:
+        before = self._decode(self._context)
+        return self._decode(self._context + self._held)[len(before) :]
+
+    def _deliver(self, text: str) -> str:
+        self._context = self._held[-4:]
+        self._held = []
+        return text
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._table.tokenizer.decode(ids, skip_special_tokens=self._skip)) if ids else ""
+
+    def flush(self) -> str:
+        return self._deliver(self._delta()) if self._held else ""

@@ -1,0 +1,94 @@
+"""Start a real server as a child process, talk to it on loopback, and see that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+READY = re.compile(r"ready: (http://\S+)")
+
+
+class ServerProcess:
+    """`minisgl serve ...` on a free port. `lines` collects its stderr."""
+
+    def __init__(self, args: Sequence[str], env: dict[str, str] | None = None, start_timeout_s: float = 240.0) -> None:
+        self.folder = tempfile.mkdtemp(prefix="minisgl-e2e-")  # its sockets live here, so that leftovers show
+        self.lines: list[str] = []
+        self._ready = threading.Event()
+        self.url = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "minisgl", "serve", "--port", "0", *args],
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "TMPDIR": self.folder, "OMP_NUM_THREADS": "2", **(env or {})},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if not self._ready.wait(start_timeout_s) or not self.url:
+            self.process.kill()
+            raise RuntimeError("the server did not start:\n" + "\n".join(self.lines))
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip())
+            if found := READY.search(line):
+                self.url = found.group(1)
+                self._ready.set()
+        self._ready.set()
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def stop(self, signum: int = signal.SIGINT, timeout_s: float = 30.0) -> int:
+        """Send a signal and wait; returns the exit code and checks that nothing is left."""
+        children = self.children() if self.process.poll() is None else []
+        self.process.send_signal(signum)
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            for process in [*children, self.process]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            raise
+        self._reader.join(10)
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive, f"processes left behind: {alive}"
+        self.check_no_files()
+        return code
+
+    def check_no_files(self) -> None:
+        left = list(Path(self.folder).iterdir())
+        assert not left, f"files left behind: {left}"
+        os.rmdir(self.folder)
+
+    def kill(self) -> None:
+        """For a fixture's end: whatever happened, nothing stays."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in self.children():
+                child.kill()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def serving(*args: str, env: dict[str, str] | None = None) -> Iterator[ServerProcess]:
+    """A server for the length of a `with`; ended by SIGINT, exit code 0 expected."""
+    server = ServerProcess(args, env)
+    try:
+        yield server
+        assert server.stop() == 0, "\n".join(server.lines)
+    finally:
+        server.kill()
