@@ -22,7 +22,7 @@ from minisgl.config import EngineConfig
 from minisgl.message import AbortRequest, AddRequest, FinishRequest, FromEngine, StepTokens, ToEngine
 from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.loop import StepLoop
-from minisgl.sampling_params import ParamError, SamplingParams
+from minisgl.sampling_params import ParamError, SamplingParams, choice_seed
 from minisgl.step import FinishReason, Int32Array
 from minisgl.tokenizer import TextStream, Tokenizer
 
@@ -157,7 +157,7 @@ class LLM:
         for i, completion in enumerate(request.outputs):
             req_id, self._next_id = self._next_id, self._next_id + 1
             resolved = msgspec.structs.replace(
-                params, n=1, seed=_choice_seed(seed, i), max_tokens=min(params.max_tokens or left, left)
+                params, n=1, seed=choice_seed(seed, i), max_tokens=min(params.max_tokens or left, left)
             )
             self._live[req_id] = _Live(request, completion, TextStream(self.tokenizer, params.stop))
             self._outbox.append(AddRequest(req_id, ids.tobytes(), resolved))
@@ -218,8 +218,3 @@ class LLM:
 
 def _is_ids(prompts: Prompt | Sequence[Prompt]) -> bool:
     return len(prompts) > 0 and isinstance(prompts[0], (int, np.integer))
-
-
-def _choice_seed(seed: int, index: int) -> int:
-    """Seed of choice `index` of n: the seed itself for the first, wrapped into a signed 64-bit integer."""
-    return (seed + index * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63

@@ -78,3 +78,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             f"must be between 0 and {MAX_LOGPROBS}",
         )
         return self
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """Seed of choice `index` of n: the seed itself for the first, then by golden-ratio steps modulo 2**64, signed."""
+    return (seed + index * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63

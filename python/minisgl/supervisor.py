@@ -19,7 +19,7 @@ import time
 import uvloop
 
 from minisgl.config import MODEL_SMOLLM2, ConfigError, ServerConfig
-from minisgl.message import EngineReady, Shutdown
+from minisgl.message import EngineReady
 from minisgl.runner.launch import EngineProcess
 from minisgl.server.app import build_app
 from minisgl.server.engine_client import EngineClient, EngineGone
@@ -53,3 +53,98 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+async def _supervise(config: ServerConfig, listener: socket.socket) -> int:
+    began = time.monotonic()
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    process = EngineProcess.create(config.engine)
+    client: EngineClient | None = None
+    try:
+        client = EngineClient(process.to_engine, process.from_engine)
+        client.on_progress = say
+        client.start()
+        await process.start()
+        ready = await _until_ready(client, process, stopping)
+        if ready is None:
+            return 0
+        return await _serve(
+            config, listener, client=client, ready=ready, process=process, stopping=stopping, began=began
+        )
+    except EngineGone as error:
+        say(f"minisgl: the engine did not start: {error}")
+        return 1
+    finally:
+        if client is not None:
+            await client.close()
+        await process.stop()
+
+
+async def _until_ready(client: EngineClient, process: EngineProcess, stopping: asyncio.Event) -> EngineReady | None:
+    """None if a signal came first. Raises `EngineGone` if the engine cannot start."""
+    assert client.ready is not None
+    waits: list[asyncio.Future[object]] = [
+        asyncio.ensure_future(process.wait()),
+        asyncio.ensure_future(stopping.wait()),
+    ]
+    try:
+        await asyncio.wait([client.ready, *waits], return_when=asyncio.FIRST_COMPLETED)
+        if stopping.is_set():
+            return None
+        if not client.ready.done():  # the child is dead: its last words may still be on their way
+            await asyncio.wait({client.ready}, timeout=1.0)
+            client.fail("the engine process died while it was loading")
+        return await client.ready
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+async def _serve(
+    config: ServerConfig,
+    listener: socket.socket,
+    *,
+    client: EngineClient,
+    ready: EngineReady,
+    process: EngineProcess,
+    stopping: asyncio.Event,
+    began: float,
+) -> int:
+    """From ready to the end; returns the exit code."""
+    tokenizer = Tokenizer.load(ready.model_dir) if ready.model_dir is not None else Tokenizer.echo()
+    http = HttpServer(build_app(client, tokenizer, config.model_name), listener)
+    await http.start()
+    gc.collect()
+    gc.freeze()  # what lives now lives as long as the server: collections need not visit it
+    _greet(config, listener, ready, time.monotonic() - began)
+    died = asyncio.ensure_future(process.wait())
+    stop = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait({died, stop}, return_when=asyncio.FIRST_COMPLETED)
+    code = 0
+    if died.done():
+        with contextlib.suppress(TimeoutError):  # its last words
+            async with asyncio.timeout(0.5):
+                while client.failure is None:
+                    await asyncio.sleep(0.01)
+        client.fail(f"the engine process died (exit code {died.result()})")
+        say(f"minisgl: {client.failure}")
+        code = 1
+    for wait in (died, stop):
+        wait.cancel()
+    await http.stop()
+    return code
+
+
+def _greet(config: ServerConfig, listener: socket.socket, ready: EngineReady, seconds: float) -> None:
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    say(
+        f"{config.model_name}: {ready.engine} engine, {ready.device} {ready.dtype}, control plane {ready.cpu_backend}, "
+        f"context {ready.max_seq_len}, KV pool {ready.num_pages} pages of {ready.page_size} tokens"
+    )
+    say(f"ready: {url} after {seconds:.1f} s. Try:")
+    question = "What is the capital of France?" if config.engine.model == MODEL_SMOLLM2 else "Hello!"
+    body = {"model": config.model_name, "messages": [{"role": "user", "content": question}], "temperature": 0}
+    say(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'")

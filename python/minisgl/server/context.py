@@ -1,0 +1,126 @@
+"""What every handler needs, and the checks that need the model: names, vocabulary, context length.
+
+Keeps true: immutable after start; tokenization happens in a bounded pool, off the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from minisgl.message import EngineReady
+from minisgl.metrics import Metrics
+from minisgl.sampling_params import ParamError, SamplingParams
+from minisgl.server.engine_client import EngineClient
+from minisgl.server.errors import ApiError, bad_value, engine_gone, from_param_error
+from minisgl.server.generation import Generation
+from minisgl.step import Int32Array
+from minisgl.tokenizer import ChatTemplateError, Tokenizer
+
+NUM_TOKENIZER_THREADS = 2
+MAX_PROMPTS = 256
+MAX_CHOICES = 1024
+
+
+class ServerContext:
+    def __init__(
+        self, client: EngineClient, tokenizer: Tokenizer, metrics: Metrics, model_name: str, created: int
+    ) -> None:
+        self.client = client
+        self.tokenizer = tokenizer
+        self.metrics = metrics
+        self.model_name = model_name
+        self.created = created
+        self._pool = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, "tokenize")
+
+    @property
+    def info(self) -> EngineReady:
+        if self.client.failure is not None or self.client.info is None:
+            raise engine_gone(self.client.failure or "the engine is loading")
+        return self.client.info
+
+    def check_model(self, name: str | None) -> None:
+        """A request may leave the model out; another name than ours is 404."""
+        if name is not None and name != self.model_name:
+            raise ApiError(
+                404,
+                f"model: {name[:80]!r} does not exist here: this server serves {self.model_name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def encode_chat(self, messages: Sequence[dict[str, Any]]) -> Int32Array:
+        def work() -> Int32Array:
+            return self.tokenizer.encode(self.tokenizer.apply_chat_template(messages), add_special_tokens=False)
+
+        try:
+            ids = await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except ChatTemplateError as error:
+            raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
+        self._check_length(ids, "messages")
+        return ids
+
+    async def encode_prompts(self, prompts: Sequence[str | list[int]], field: str) -> list[Int32Array]:
+        """Texts through the tokenizer, ids checked against the vocabulary."""
+        if not prompts:
+            raise bad_value(field, [], "must not be empty")
+        if len(prompts) > MAX_PROMPTS:
+            raise bad_value(field, len(prompts), f"at most {MAX_PROMPTS} prompts in one request")
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if texts:
+            loop = asyncio.get_running_loop()
+            encoded = iter(await loop.run_in_executor(self._pool, self.tokenizer.encode_batch, texts))
+        found = [next(encoded) if isinstance(p, str) else self._checked_ids(p, field) for p in prompts]
+        for ids in found:
+            self._check_length(ids, field)
+        return found
+
+    def _checked_ids(self, ids: list[int], field: str) -> Int32Array:
+        array = np.array(ids, np.int32)
+        vocab_size = self.info.vocab_size
+        if len(array) and int(array.max()) >= vocab_size:
+            raise bad_value(field, int(array.max()), f"token ids must be below {vocab_size}")
+        return array
+
+    def _check_length(self, ids: Int32Array, field: str) -> None:
+        limit = self.info.max_seq_len
+        if not len(ids):
+            raise bad_value(field, "", "must have at least one token")
+        if len(ids) >= limit:
+            raise ApiError(
+                400,
+                f"{field}: {len(ids)} tokens, but the context is {limit} tokens and the answer needs at least one",
+                param=field,
+                code="context_length_exceeded",
+            )
+
+    def generation(self, prompts: Sequence[Int32Array], sampling: SamplingParams, arrival_time: float) -> Generation:
+        """Submit to the engine."""
+        if len(prompts) * sampling.n > MAX_CHOICES:
+            raise bad_value("n", sampling.n, f"at most {MAX_CHOICES} answers in one request")
+        vocab_size = self.info.vocab_size
+        for token in sampling.stop_token_ids:
+            if token >= vocab_size:
+                raise from_param_error(ParamError("stop_token_ids", token, f"must be below {vocab_size}"))
+        return Generation(
+            self.client,
+            self.tokenizer,
+            self.metrics,
+            prompts,
+            sampling,
+            max_seq_len=self.info.max_seq_len,
+            arrival_time=arrival_time,
+        )
+
+
+def checked(make: Any, *args: Any) -> SamplingParams:
+    """`make(*args)`, with its `ParamError` as an answer."""
+    try:
+        params: SamplingParams = make(*args)
+    except ParamError as error:
+        raise from_param_error(error) from error
+    return params

@@ -1,0 +1,221 @@
+"""The HTTP process's end of the engine: submit requests, receive their tokens.
+
+Keeps true: request ids are never reused; every submitted request gets exactly one terminal chunk, also when the engine
+dies; a stream holds no more than its own undelivered tokens; at most one wake-up of a waiter per step.
+Doesn't know: HTTP, text, how the engine process is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import zmq
+import zmq.asyncio
+
+from minisgl.message import (
+    AbortRequest,
+    AddRequest,
+    EngineFailed,
+    EngineReady,
+    EngineStats,
+    FinishRequest,
+    LoadProgress,
+    MessageError,
+    Shutdown,
+    StepTokens,
+    ToEngine,
+    decode_from_engine,
+    encode,
+)
+from minisgl.sampling_params import SamplingParams
+from minisgl.step import FinishReason, Int32Array
+
+LINGER_MS = 500
+
+
+class EngineGone(RuntimeError):
+    """The engine process failed or was stopped."""
+
+
+class RequestHandle:
+    """One request in the engine. `take` empties what has come; `wake` is set whenever something comes."""
+
+    __slots__ = ("_tokens", "cached_len", "engine_gone", "error", "reason", "req_id", "wake")
+
+    def __init__(self, req_id: int, wake: asyncio.Event) -> None:
+        self.req_id = req_id
+        self.wake = wake
+        self._tokens: list[int] = []
+        self.reason = FinishReason.NONE
+        self.error: str | None = None
+        self.engine_gone = False
+        self.cached_len: int | None = None
+
+    def take(self) -> list[int]:
+        """Tokens since the last call, the stop token that ended the request included."""
+        tokens, self._tokens = self._tokens, []
+        return tokens
+
+    def put(self, token: int, reason: int) -> None:
+        if token >= 0:
+            self._tokens.append(token)
+        if reason:
+            self.reason = FinishReason(reason)
+        self.wake.set()
+
+
+class EngineClient:
+    """Binds both sockets; the engine process connects. Use on one event loop, `start` first."""
+
+    def __init__(self, to_engine: str, from_engine: str) -> None:
+        self._context = zmq.asyncio.Context()
+        self._outbox = zmq.Context(self._context).socket(zmq.PUSH)  # plain: with no limit it never blocks
+        self._outbox.setsockopt(zmq.SNDHWM, 0)
+        self._outbox.setsockopt(zmq.LINGER, LINGER_MS)
+        self._outbox.bind(to_engine)
+        self._inbox = self._context.socket(zmq.PULL)
+        self._inbox.setsockopt(zmq.RCVHWM, 0)
+        self._inbox.bind(from_engine)
+        self._live: dict[int, RequestHandle] = {}
+        self._next_id = 0
+        self._pending: list[ToEngine] = []
+        self._reader: asyncio.Task[None] | None = None
+        self._failure: str | None = None
+        self.ready: asyncio.Future[EngineReady] | None = None
+        self.stats: EngineStats | None = None
+        self.on_progress: Callable[[str], None] = lambda text: None
+
+    # ------------------------------------------------------------------------------------------------------- state
+
+    @property
+    def info(self) -> EngineReady | None:
+        """None until the engine is ready."""
+        ready = self.ready
+        return ready.result() if ready is not None and ready.done() and ready.exception() is None else None
+
+    @property
+    def failure(self) -> str | None:
+        return self._failure
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    def start(self) -> None:
+        self.ready = asyncio.get_running_loop().create_future()
+        self.ready.add_done_callback(lambda future: future.exception())  # a failure may come with nobody waiting
+        self._reader = asyncio.create_task(self._read())
+
+    async def close(self) -> None:
+        """Tell the engine to shut down and close the sockets. Live requests end with an error."""
+        if self._failure is None:
+            self._pending.append(Shutdown())
+            self._flush()
+        self.fail("the server is shutting down")
+        if self._reader is not None:
+            self._reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reader
+        self._outbox.close()
+        self._inbox.close()
+        self._context.term()
+
+    def fail(self, text: str) -> None:
+        """The engine is gone: end everything that waits for it. The first reason stays."""
+        if self._failure is not None:
+            return
+        self._failure = text
+        if self.ready is not None and not self.ready.done():
+            self.ready.set_exception(EngineGone(text))
+        live, self._live = self._live, {}
+        for handle in live.values():
+            handle.error = text
+            handle.engine_gone = True
+            handle.put(-1, FinishReason.ERROR)
+
+    # ---------------------------------------------------------------------------------------------------- requests
+
+    def submit(
+        self, prompt: Int32Array, sampling: SamplingParams, wake: asyncio.Event, priority: int = 0
+    ) -> RequestHandle:
+        """Send a request whose `sampling` is resolved (seed, max_tokens, n = 1). Raises `EngineGone`."""
+        if self._failure is not None:
+            raise EngineGone(self._failure)
+        handle = RequestHandle(self._next_id, wake)
+        self._next_id += 1
+        self._live[handle.req_id] = handle
+        self._post(AddRequest(handle.req_id, prompt.tobytes(), sampling, priority))
+        return handle
+
+    def abort(self, handle: RequestHandle) -> None:
+        """Nobody waits for it any more. No-op if it has ended."""
+        if self._live.pop(handle.req_id, None) is not None:
+            self._post(AbortRequest(handle.req_id))
+
+    def finish(self, handle: RequestHandle) -> None:
+        """A stop string was found: what the engine still sends for it is dropped. No-op if it has ended."""
+        if self._live.pop(handle.req_id, None) is not None:
+            self._post(FinishRequest(handle.req_id))
+
+    def _post(self, message: ToEngine) -> None:
+        """Messages of one turn of the event loop leave in one frame."""
+        if not self._pending:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._pending.append(message)
+
+    def _flush(self) -> None:
+        if self._pending and not self._outbox.closed:
+            self._outbox.send(encode(self._pending))
+            self._pending.clear()
+
+    # ----------------------------------------------------------------------------------------------------- receive
+
+    async def _read(self) -> None:
+        while self._failure is None:
+            frame = await self._inbox.recv()
+            try:
+                messages = decode_from_engine(frame)
+            except MessageError as error:
+                self.fail(f"a message from the engine cannot be read: {error}")
+                return
+            for message in messages:
+                match message:
+                    case StepTokens():
+                        self._dispatch(message)
+                    case EngineStats():
+                        self.stats = message
+                    case LoadProgress(text):
+                        self.on_progress(text)
+                    case EngineReady():
+                        if self.ready is not None and not self.ready.done():
+                            self.ready.set_result(message)
+                    case EngineFailed(text):
+                        self.fail(text)
+
+    def _dispatch(self, message: StepTokens) -> None:
+        live = self._live
+        if message.bound_ids:
+            lens = np.frombuffer(message.cached_lens, np.int32).tolist()
+            for req_id, cached_len in zip(np.frombuffer(message.bound_ids, np.int64).tolist(), lens, strict=True):
+                if (handle := live.get(req_id)) is not None:
+                    handle.cached_len = cached_len
+        ids = np.frombuffer(message.req_ids, np.int64).tolist()
+        tokens = np.frombuffer(message.tokens, np.int32).tolist()
+        reasons = np.frombuffer(message.reasons, np.int32).tolist()
+        for req_id, token, reason in zip(ids, tokens, reasons, strict=True):
+            handle = live.get(req_id)
+            if handle is None:
+                continue  # aborted or finished here, the engine did not know yet
+            if reason:
+                del live[req_id]
+                handle.error = message.errors.get(req_id)
+            handle.put(token, reason)
+
+
+def resolve(sampling: SamplingParams, seed: int, max_tokens: int) -> SamplingParams:
+    """What the engine gets: one choice, its seed and its limit."""
+    return msgspec.structs.replace(sampling, n=1, seed=seed, max_tokens=max_tokens)

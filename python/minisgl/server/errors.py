@@ -1,0 +1,69 @@
+"""Errors as clients see them: OpenAI's `{"error": {message, type, param, code}}`, one place for all.
+
+Keeps true: every answer that is not a success has this shape; 422 never; the message names field, value and reason.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from minisgl.sampling_params import ParamError
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+
+
+class ApiError(Exception):
+    """An answer with an HTTP status. `param` is the field, `code` the machine-readable reason."""
+
+    def __init__(
+        self, status: int, message: str, *, kind: str = INVALID, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+    def response(self) -> Response:
+        return Response(msgspec.json.encode(self.body), self.status, media_type="application/json")
+
+
+def bad_value(field: str, value: object, reason: str, code: str | None = "invalid_value") -> ApiError:
+    return from_param_error(ParamError(field, value, reason, code))
+
+
+def from_param_error(error: ParamError) -> ApiError:
+    return ApiError(400, str(error), param=error.field, code=error.code or "invalid_value")
+
+
+def engine_error(message: str) -> ApiError:
+    """The request was accepted and its forward failed: the client may try again."""
+    return ApiError(500, message, kind=SERVER, code="engine_error")
+
+
+def engine_gone(message: str) -> ApiError:
+    return ApiError(503, message, kind=SERVER, code="engine_unavailable")
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Give every error of the app the one shape."""
+
+    async def on_api_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return error.response()
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return ApiError(error.status_code, message, code="not_found" if error.status_code == 404 else None).response()
+
+    async def on_bug(_: Request, error: Exception) -> Response:
+        return ApiError(500, f"internal error: {type(error).__name__}", kind=SERVER, code="internal_error").response()
+
+    app.add_exception_handler(ApiError, on_api_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_bug)

@@ -1,0 +1,57 @@
+"""POST /generate: one prompt, plain answers; streaming sends JSON lines."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from minisgl.server.context import ServerContext, checked
+from minisgl.server.errors import ApiError, bad_value
+from minisgl.server.generation import Generation
+from minisgl.server.protocol import GenerateRequest, GenerateSampling, parse
+from minisgl.server.transport import StreamResponse, json_line, json_response, unless_gone
+
+
+async def answer_generate(context: ServerContext, request: Request, body: bytes, arrival_time: float) -> Response:
+    generate = parse(body, GenerateRequest)
+    if (generate.prompt is None) == (generate.input_ids is None):
+        raise ApiError(400, "prompt: give either prompt or input_ids", param="prompt", code="invalid_value")
+    field = "prompt" if generate.input_ids is None else "input_ids"
+    prompt: str | list[int] = generate.prompt if generate.prompt is not None else generate.input_ids or []
+    fields = generate.sampling_params or GenerateSampling()
+    limit = fields.max_tokens if fields.max_new_tokens is None else fields.max_new_tokens
+    sampling = checked(fields.sampling_params, generate.DEFAULT_MAX_TOKENS if limit is None else limit)
+    if sampling.n != 1:
+        raise bad_value("sampling_params.n", sampling.n, "must be 1 here")
+    prompts = await context.encode_prompts([prompt], field)
+    if generate.stream:
+        begin = partial(context.generation, prompts, sampling, arrival_time)
+        return StreamResponse(_stream(begin), "application/x-ndjson", lambda error: json_line(error.body))
+
+    async def whole() -> Response:
+        with context.generation(prompts, sampling, arrival_time) as generation:
+            parts: list[str] = []
+            done: dict[str, Any] = {}
+            async for deltas in generation.deltas():
+                parts.extend(delta.text for delta in deltas)
+                done = _end(generation, deltas[-1].finish_reason)
+            return json_response({"text": "".join(parts), "token_ids": generation.token_ids(0), **done})
+
+    return await unless_gone(request.receive, whole())
+
+
+def _end(generation: Generation, finish_reason: str | None) -> dict[str, Any]:
+    return {"finish_reason": finish_reason, "usage": generation.usage()}
+
+
+async def _stream(begin: Callable[[], Generation]) -> AsyncIterator[bytes]:
+    with begin() as generation:
+        async for deltas in generation.deltas():
+            lines = [json_line({"text_delta": delta.text}) for delta in deltas if delta.text]
+            if (reason := deltas[-1].finish_reason) is not None:
+                lines.append(json_line({"event": "done", **_end(generation, reason)}))
+            yield b"".join(lines)

@@ -1,0 +1,163 @@
+"""One HTTP request's generations: prompts times n choices, from tokens to text deltas and usage.
+
+Keeps true: leaving the `with` block aborts whatever still runs; deltas of all choices come by one wake-up.
+Doesn't know: OpenAI's shapes, transports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from minisgl.metrics import Metrics
+from minisgl.sampling_params import SamplingParams, choice_seed
+from minisgl.server.engine_client import EngineClient, EngineGone, RequestHandle, resolve
+from minisgl.server.errors import ApiError, engine_error, engine_gone
+from minisgl.step import FinishReason, Int32Array
+from minisgl.tokenizer import TextStream, Tokenizer
+
+_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of one choice; `finish_reason` with the last one."""
+
+    index: int
+    text: str
+    finish_reason: str | None
+
+
+class _Choice:
+    __slots__ = ("done", "handle", "last_time", "num_tokens", "stream", "token_ids")
+
+    def __init__(self, handle: RequestHandle, stream: TextStream) -> None:
+        self.handle = handle
+        self.stream = stream
+        self.num_tokens = 0
+        self.token_ids: list[int] = []
+        self.done = False
+        self.last_time: float | None = None
+
+
+class Generation:
+    """`prompts` times `sampling.n` choices; choice i * n + j belongs to prompt i."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        prompts: Sequence[Int32Array],
+        sampling: SamplingParams,
+        *,
+        max_seq_len: int,
+        arrival_time: float,
+    ) -> None:
+        self._client = client
+        self._metrics = metrics
+        self._arrival_time = arrival_time
+        self._wake = asyncio.Event()
+        self._prompts = prompts
+        self._n = sampling.n
+        self._choices: list[_Choice] = []
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        try:
+            for prompt in prompts:
+                left = max_seq_len - len(prompt)
+                max_tokens = left if sampling.max_tokens is None else min(sampling.max_tokens, left)
+                for j in range(sampling.n):
+                    resolved = resolve(sampling, choice_seed(seed, j), max_tokens)
+                    handle = client.submit(prompt, resolved, self._wake)
+                    self._choices.append(_Choice(handle, TextStream(tokenizer, sampling.stop)))
+        except EngineGone as error:
+            self.abort()
+            raise engine_gone(str(error)) from error
+        metrics.accepted(len(self._choices))
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        """End what still runs. Idempotent."""
+        for choice in self._choices:
+            if not choice.done:
+                choice.done = True
+                self._client.abort(choice.handle)
+                self._metrics.finished("abort", self._arrival_time)
+
+    async def deltas(self) -> AsyncIterator[list[Delta]]:
+        """What came since the last time, until every choice has ended. Raises `ApiError` if one fails."""
+        open_choices = list(enumerate(self._choices))
+        while open_choices:
+            await self._wake.wait()
+            self._wake.clear()
+            now = time.monotonic()
+            found = []
+            for index, choice in open_choices:
+                if (delta := self._advance(index, choice, now)) is not None:
+                    found.append(delta)
+            if found:
+                open_choices = [pair for pair in open_choices if not pair[1].done]
+                yield found
+
+    def _advance(self, index: int, choice: _Choice, now: float) -> Delta | None:
+        handle = choice.handle
+        reason = handle.reason
+        tokens = handle.take()
+        if not tokens and not reason:
+            return None
+        if tokens:
+            self._count(choice, tokens, now)
+        if reason is FinishReason.ERROR:
+            choice.done = True
+            self._metrics.finished("error", self._arrival_time)
+            raise self._failure(handle)
+        ended_by_token = reason is FinishReason.STOP and bool(tokens)
+        text = choice.stream.push(tokens[:-1] if ended_by_token else tokens)
+        if choice.stream.stopped:
+            self._client.finish(handle)
+            reason = FinishReason.STOP
+        elif reason:
+            text += choice.stream.finish()
+        finish_reason = _REASONS[reason] if reason else None
+        if finish_reason is not None:
+            choice.done = True
+            self._metrics.finished(finish_reason, self._arrival_time)
+        return Delta(index, text, finish_reason) if text or finish_reason else None
+
+    def _count(self, choice: _Choice, tokens: list[int], now: float) -> None:
+        choice.num_tokens += len(tokens)
+        choice.token_ids.extend(tokens)
+        self._metrics.tokens(len(tokens), self._arrival_time, choice.last_time, now)
+        choice.last_time = now
+
+    @staticmethod
+    def _failure(handle: RequestHandle) -> ApiError:
+        text = handle.error or "the engine gave no reason"
+        return engine_gone(text) if handle.engine_gone else engine_error(text)
+
+    # ------------------------------------------------------------------------------------------------------- usage
+
+    def token_ids(self, index: int) -> list[int]:
+        """Generated ids of a choice so far, its stop token included."""
+        return self._choices[index].token_ids
+
+    def usage(self) -> dict[str, object]:
+        """OpenAI's usage: each prompt counts once, however many choices it has."""
+        num_prompt = sum(len(prompt) for prompt in self._prompts)
+        num_generated = sum(choice.num_tokens for choice in self._choices)
+        cached = sum(choice.handle.cached_len or 0 for choice in self._choices[:: self._n])
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_generated,
+            "total_tokens": num_prompt + num_generated,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }

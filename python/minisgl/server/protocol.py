@@ -1,0 +1,216 @@
+"""Request bodies: what is accepted, with which types and defaults.
+
+Keeps true: strict types (no "1" for 1, no true for 1); null means the default; unknown fields are ignored; a known
+field that this version cannot honour is refused unless its value asks for nothing.
+Doesn't know: the model, its vocabulary and context.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+
+from minisgl.sampling_params import ParamError, SamplingParams
+from minisgl.server.errors import ApiError, bad_value
+
+TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
+Int64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    # field -> values that ask for nothing; anything else is refused until a later version can do it
+    NOT_YET: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+
+class StreamOptions(_Body):
+    include_usage: StrictBool | None = None
+
+
+class _Sampling(_Body):
+    """What chat and text completions share."""
+
+    model: StrictStr | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int64 | None = None
+    seed: Int64 | None = None
+    n: Int64 | None = None
+    max_tokens: Int64 | None = None
+    min_tokens: Int64 | None = None
+    stop: StrictStr | list[StrictStr] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: StrictBool | None = None
+    stream: StrictBool | None = None
+    stream_options: StreamOptions | None = None
+
+    def sampling_params(self, max_tokens: int | None) -> SamplingParams:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        given = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": -1 if self.top_k == 0 else self.top_k,
+            "seed": self.seed,
+            "n": self.n,
+            "min_tokens": self.min_tokens,
+            "ignore_eos": self.ignore_eos,
+        }
+        return SamplingParams(
+            max_tokens=max_tokens,
+            stop=stop,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+        ).check()
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+_NOT_YET: dict[str, tuple[Any, ...]] = {
+    "logit_bias": ({},),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "min_p": (0, 0.0),
+}
+
+
+class TextPart(_Body):
+    type: Literal["text"]
+    text: StrictStr
+
+
+class ChatMessage(_Body):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: StrictStr | list[TextPart] | None = None
+    name: StrictStr | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: StrictStr | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it. They know no developer: it is the newer name of system."""
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
+        if isinstance(self.content, list):
+            message["content"] = [{"type": "text", "text": part.text} for part in self.content]
+        else:
+            message["content"] = self.content or ""
+        for name in ("name", "tool_calls", "tool_call_id"):
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        return message
+
+
+class ChatRequest(_Sampling):
+    NOT_YET: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **_NOT_YET,
+        "logprobs": (False,),
+        "top_logprobs": (0,),
+        "tools": ([],),
+        "tool_choice": ("none",),
+        "functions": ([],),
+        "response_format": ({"type": "text"},),
+        "modalities": (["text"],),
+        "audio": (),
+        "continue_final_message": (False,),
+        "add_generation_prompt": (True,),
+        "chat_template_kwargs": ({},),
+    }
+
+    messages: list[ChatMessage]
+    max_completion_tokens: Int64 | None = None
+
+    def limit(self) -> int | None:
+        """max_completion_tokens is the newer name; None: what is left of the context."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class CompletionRequest(_Sampling):
+    NOT_YET: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **_NOT_YET,
+        "logprobs": (),
+        "echo": (False,),
+        "suffix": ("",),
+        "best_of": (1,),
+        "prompt_logprobs": (),
+        "response_format": ({"type": "text"},),
+    }
+    DEFAULT_MAX_TOKENS: ClassVar[int] = 16
+
+    prompt: StrictStr | list[StrictStr] | list[TokenId] | list[list[TokenId]]
+
+    def prompts(self) -> list[str | list[int]]:
+        """One entry per prompt."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return list(self.prompt)
+
+
+class GenerateSampling(_Sampling):
+    """`max_new_tokens` is SGLang's name for max_tokens."""
+
+    NOT_YET: ClassVar[dict[str, tuple[Any, ...]]] = _NOT_YET
+    max_new_tokens: Int64 | None = None
+
+
+class GenerateRequest(_Body):
+    DEFAULT_MAX_TOKENS: ClassVar[int] = 128
+
+    prompt: StrictStr | None = None
+    input_ids: list[TokenId] | None = None
+    sampling_params: GenerateSampling | None = None
+    stream: StrictBool | None = None
+
+
+B = TypeVar("B", bound=_Body)
+
+
+def parse(body: bytes, model: type[B]) -> B:
+    """Bytes to a checked body; every failure is an `ApiError` 400 that names the field."""
+    try:
+        data = pydantic_core.from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"body: not valid JSON: {error}", code="invalid_json") from error
+    if not isinstance(data, dict):
+        raise ApiError(400, f"body: must be a JSON object, not {type(data).__name__}", code="invalid_json")
+    _refuse_not_yet(data, model)
+    if isinstance(inner := data.get("sampling_params"), dict):
+        _refuse_not_yet(inner, GenerateSampling)
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise _explain(error) from error
+
+
+def _refuse_not_yet(data: dict[str, Any], model: type[_Body]) -> None:
+    for field, nothing in model.NOT_YET.items():
+        value = data.get(field)
+        if value is not None and not any(value == one and type(value) is type(one) for one in nothing):
+            raise bad_value(field, value, "not supported by this version", "unsupported_value")
+
+
+def _explain(error: ValidationError) -> ApiError:
+    """The deepest of pydantic's findings: for a union, that is the member the client most likely meant."""
+    found = max(error.errors(include_url=False, include_context=False), key=lambda one: len(_path(one["loc"])))
+    path = _path(found["loc"])
+    field = ".".join(path) or "body"
+    if found["type"] == "missing":
+        return ApiError(400, f"{field}: required", param=field, code="missing_required_parameter")
+    return bad_value(field, found["input"], found["msg"][0].lower() + found["msg"][1:])
+
+
+def _path(loc: tuple[int | str, ...]) -> list[str]:
+    """Pydantic names union members in the path; clients know only fields and indices."""
+    return [str(part) for part in loc if isinstance(part, int) or (part.isidentifier() and part not in _MEMBER_NAMES)]
+
+
+_MEMBER_NAMES = frozenset({"str", "int", "constrained-str", "constrained-int", "TextPart"})
+
+__all__ = ["ChatRequest", "CompletionRequest", "GenerateRequest", "ParamError", "parse"]
