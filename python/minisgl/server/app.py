@@ -1,6 +1,6 @@
 """The HTTP application: routes over an engine client and a tokenizer.
 
-Keeps true: a handler reads its body under the limit, answers in OpenAI's shapes, and frees the engine when its client goes.
+Keeps true: a handler reads its body under the limit, answers in OpenAI's shapes, frees the engine when its client goes.
 Doesn't know: processes, sockets, how the engine is started.
 """
 

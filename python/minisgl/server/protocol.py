@@ -149,8 +149,8 @@ class CompletionRequest(_Sampling):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)
+            return [self.prompt]
+        return list(self.prompt)  # type: ignore[arg-type]
 
 
 class GenerateSampling(_Sampling):

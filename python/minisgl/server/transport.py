@@ -1,7 +1,7 @@
 """Between handlers and the ASGI server: bodies under a limit, disconnects as events, streams.
 
-Keeps true: a client that goes away cancels its handler at the transport's event, streaming or not; a body over the limit
-is refused without being held; a stream's status line waits for its first piece, so an early failure is a proper status.
+Keeps true: a client that goes away cancels its handler at the transport's event, streaming or not; a body over the
+limit is refused without being held; a stream's status waits for its first piece: an early failure is a proper status.
 Doesn't know: what is sent.
 """
 
