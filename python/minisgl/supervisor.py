@@ -90,7 +90,8 @@ async def _until_ready(client: EngineClient, process: EngineProcess, stopping: a
         asyncio.ensure_future(stopping.wait()),
     ]
     try:
-        await asyncio.wait([client.ready, *waits], return_when=asyncio.FIRST_COMPLETED)
+        first: list[asyncio.Future[Any]] = [client.ready, *waits]
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if stopping.is_set():
             return None
         if not client.ready.done():  # the child is dead: its last words may still be on their way

@@ -1,0 +1,260 @@
+"""An engine without a model whose text proves the control plane right: each token depends on every KV entry before it.
+
+Its KV has two layers. The first stores (token, position) at out_loc. The second stores a hash of the row's whole
+first-layer history, read through the page table. The next token is a hash of the row's whole second-layer history, the
+request's seed and the position. So a page under the wrong parent, read too early or overwritten too soon changes the text.
+
+Keeps true: as in a real forward, all rows store a layer before any row reads it; slots, page-table changes and rows take
+effect in launch order, in the worker thread; a slot's page-table row is poisoned when it is bound.
+Doesn't know: temperature, top-k and the like: its text depends on the prompt and the seed alone.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.engine.api import EngineInfo, EngineStepError, SlotBinding, StepResult
+from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
+
+U64 = npt.NDArray[np.uint64]
+MASK = 2**64 - 1
+
+VOCAB_SIZE = 258  # bytes, end and beginning of sequence: the ids of the echo tokenizer
+EOS_ID = 256
+ALPHABET = tuple(b"etaoinshrdlucmfw      ")
+EOS_ONE_IN = 64
+
+
+def mix(value: int, salt: int) -> int:
+    """A 64-bit hash of two numbers: the finalizer of splitmix64 (Steele, Lea, Flood 2014)."""
+    x = (value + (salt + 1) * 0x9E3779B97F4A7C15) & MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def _mix(value: U64, salt: U64) -> U64:
+    """`mix` on arrays; uint64 wraps by itself."""
+    x = value + (salt + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class _Handle:
+    __slots__ = ("_done", "_error", "_result")
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._result: StepResult | None = None
+        self._error: BaseException | None = None
+
+    def resolve(self, run: Callable[[], StepResult]) -> None:
+        try:
+            self._result = run()
+        except BaseException as error:  # handed over to whoever waits
+            self._error = error
+        self._done.set()
+
+    def wait(self) -> StepResult:
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def done(self) -> bool:
+        return self._done.is_set()
+
+
+class EchoEngine:
+    """`alphabet` are the ids it generates, `eos_ids` end about one token in `EOS_ONE_IN`; none: texts go on.
+
+    For tests: `fail_steps` are steps whose forward writes garbage and raises `EngineStepError`; `gate`, called in the
+    worker before each forward with the step's number, may block.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        max_rows: int,
+        max_seq_len: int,
+        context_len: int,
+        vocab_size: int = VOCAB_SIZE,
+        eos_ids: tuple[int, ...] = (EOS_ID,),
+        alphabet: Sequence[int] = ALPHABET,
+        worker_thread: bool = True,
+        gate: Callable[[int], None] | None = None,
+    ) -> None:
+        self._info = EngineInfo(
+            "echo", None, vocab_size, context_len, eos_ids, num_pages, page_size, device="cpu", dtype="none"
+        )
+        self._page_size = page_size
+        self._alphabet = np.array(alphabet, np.int32)
+        self._eos_ids = eos_ids
+        self._gate = gate
+        self.fail_steps: set[int] = set()
+        num_slots = (num_pages + 2) * page_size  # one page for padding rows, one that poisoned entries point to
+        self._poison_page = num_pages + 1
+        self._tokens = np.full(num_slots, 0xDEAD, np.uint64)
+        self._positions = np.full(num_slots, 0xBEEF, np.uint64)
+        self._hashes = np.full(num_slots, 0xDEADBEEF, np.uint64)
+        self._page_table = np.full((max_rows + 1, -(-max_seq_len // page_size)), self._poison_page, np.int64)
+        self._page_table[max_rows] = num_pages
+        self._last_token = np.zeros(max_rows + 1, np.int32)
+        self._seeds = np.zeros(max_rows + 1, np.uint64)
+        self._queue: queue.SimpleQueue[tuple[_Handle, Callable[[], StepResult]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        if worker_thread:
+            self._thread = threading.Thread(target=self._work, name="echo-forward", daemon=True)
+            self._thread.start()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> _Handle:
+        handle = _Handle()
+        entry, bound = buffers.ring[plan.ring_index], list(bindings)
+
+        def run() -> StepResult:
+            return self._forward(plan, entry, bound)
+
+        if self._thread is None:
+            handle.resolve(run)
+        else:
+            self._queue.put((handle, run))
+        return handle
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            handle, run = job
+            handle.resolve(run)
+
+    # ----------------------------------------------------------------------------------------------------- forward
+
+    def _forward(self, plan: StepPlan, entry: RingEntry, bindings: list[SlotBinding]) -> StepResult:
+        if self._gate is not None:
+            self._gate(plan.step)
+        self._bind(plan, entry, bindings)
+        rows = plan.padded_rows
+        num_tokens = int(entry.qo_indptr[rows])
+        out_loc = entry.out_loc[:num_tokens]
+        if plan.step in self.fail_steps:
+            self._tokens[out_loc] = self._hashes[out_loc] = np.uint64(0xBAD)
+            raise EngineStepError(f"step {plan.step} was told to fail")
+        tokens = np.full(plan.num_rows, -1, np.int32)
+        if not rows:
+            return StepResult(tokens)
+
+        ids = entry.input_ids[:num_tokens]
+        ids = np.where(ids < 0, self._last_token[np.where(ids < 0, -1 - ids, 0)], ids)
+        slots, seq_lens = entry.req_slots[:rows].astype(np.int64), entry.seq_lens[:rows].astype(np.int64)
+        starts = np.concatenate([[0], np.cumsum(seq_lens)])
+        index = np.arange(starts[-1]) - np.repeat(starts[:-1], seq_lens)
+        pages = self._page_table[np.repeat(slots, seq_lens), index // self._page_size]
+        history = pages * self._page_size + index % self._page_size
+        salt = index.astype(np.uint64)
+
+        self._tokens[out_loc] = ids.astype(np.uint64)
+        self._positions[out_loc] = entry.positions[:num_tokens].astype(np.uint64)
+        first = np.cumsum(_mix(_mix(self._tokens[history], self._positions[history]), salt), dtype=np.uint64)
+        before = np.concatenate([np.zeros(1, np.uint64), first])[starts[:-1]]
+        row_of_token = np.repeat(np.arange(rows), entry.extend_lens[:rows])
+        at = starts[:-1][row_of_token] + entry.positions[:num_tokens]
+        self._hashes[out_loc] = _mix(first[at] - before[row_of_token], entry.positions[:num_tokens].astype(np.uint64))
+
+        second = np.cumsum(_mix(self._hashes[history], salt), dtype=np.uint64)
+        before = np.concatenate([np.zeros(1, np.uint64), second])[starts[:-1]]
+        sampled = entry.sample_rows[: plan.num_samples]
+        if len(sampled):
+            sums = second[starts[1:][sampled] - 1] - before[sampled]
+            state = _mix(_mix(sums, self._seeds[slots[sampled]]), seq_lens[sampled].astype(np.uint64))
+            tokens[sampled] = self._last_token[slots[sampled]] = self._token_of(state)
+        return StepResult(tokens)
+
+    def _bind(self, plan: StepPlan, entry: RingEntry, bindings: list[SlotBinding]) -> None:
+        for binding in bindings:
+            self._page_table[binding.slot] = self._poison_page
+            self._seeds[binding.slot] = (binding.sampling.seed or 0) & MASK
+        at = 0
+        for slot, column, count in entry.segments[: plan.num_segments].tolist():
+            self._page_table[slot, column : column + count] = entry.page_ids[at : at + count]
+            at += count
+
+    def _token_of(self, state: U64) -> Int32Array:
+        tokens = self._alphabet[(state % np.uint64(len(self._alphabet))).astype(np.int64)]
+        if self._eos_ids:
+            ends = (state >> np.uint64(32)) % np.uint64(EOS_ONE_IN) == 0
+            tokens = np.where(ends, np.int32(self._eos_ids[0]), tokens)
+        return tokens.astype(np.int32)
+
+    # ------------------------------------------------------------------------------------------------------- audit
+
+    def page_kv(self, page: int) -> list[tuple[int, int, int]]:
+        """(token, position, hash) of each slot of a page. Only with nothing in flight."""
+        at = slice(page * self._page_size, (page + 1) * self._page_size)
+        return list(
+            zip(self._tokens[at].tolist(), self._positions[at].tolist(), self._hashes[at].tolist(), strict=True)
+        )
+
+
+class EchoModel:
+    """What a request alone yields, computed on whole sequences with Python integers: no pages, no batch, no chunks."""
+
+    def __init__(
+        self, *, eos_ids: tuple[int, ...] = (EOS_ID,), alphabet: Sequence[int] = ALPHABET, seed: int = 0
+    ) -> None:
+        self._eos_ids = eos_ids
+        self._alphabet = tuple(alphabet)
+        self._seed = seed & MASK
+
+    @staticmethod
+    def kv(tokens: Sequence[int]) -> list[tuple[int, int, int]]:
+        """(token, position, hash) of every position."""
+        total, entries = 0, []
+        for i, token in enumerate(tokens):
+            total = (total + mix(mix(token, i), i)) & MASK
+            entries.append((token, i, mix(total, i)))
+        return entries
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        stop_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+        min_tokens: int = 0,
+    ) -> list[int]:
+        """Generated ids, the stop token included."""
+        total, sums, length, out = 0, 0, 0, list[int]()
+        pending = list(prompt)
+        while len(out) < max_tokens:
+            for token in pending:
+                total = (total + mix(mix(token, length), length)) & MASK
+                sums = (sums + mix(mix(total, length), length)) & MASK
+                length += 1
+            state = mix(mix(sums, self._seed), length)
+            token = self._alphabet[state % len(self._alphabet)]
+            if self._eos_ids and (state >> 32) % EOS_ONE_IN == 0:
+                token = self._eos_ids[0]
+            out.append(token)
+            pending = [token]
+            stops = token in stop_ids or (token in self._eos_ids and not ignore_eos)
+            if stops and len(out) >= min_tokens:
+                break
+        return out
