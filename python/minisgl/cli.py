@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["doctor"]:
         from minisgl import doctor
 
-        return doctor.main(arguments[1:])
+        return int(doctor.main(arguments[1:]))
     args = _parser().parse_args(arguments)
     try:
         return _serve(args) if args.command == "serve" else _generate(args)

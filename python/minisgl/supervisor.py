@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from typing import Any
 
 import uvloop
 

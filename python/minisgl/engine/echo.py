@@ -2,10 +2,10 @@
 
 Its KV has two layers. The first stores (token, position) at out_loc. The second stores a hash of the row's whole
 first-layer history, read through the page table. The next token is a hash of the row's whole second-layer history, the
-request's seed and the position. So a page under the wrong parent, read too early or overwritten too soon changes the text.
+request's seed and the position. So a page under the wrong parent, read too early or overwritten too soon changes it.
 
-Keeps true: as in a real forward, all rows store a layer before any row reads it; slots, page-table changes and rows take
-effect in launch order, in the worker thread; a slot's page-table row is poisoned when it is bound.
+Keeps true: as in a real forward, all rows store a layer before any row reads it; slots, page-table changes and rows
+take effect in launch order, in the worker thread; a slot's page-table row is poisoned when it is bound.
 Doesn't know: temperature, top-k and the like: its text depends on the prompt and the seed alone.
 """
 
@@ -40,10 +40,11 @@ def mix(value: int, salt: int) -> int:
 
 def _mix(value: U64, salt: U64) -> U64:
     """`mix` on arrays; uint64 wraps by itself."""
-    x = value + (salt + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    x: U64 = value + (salt + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x ^= x >> np.uint64(31)
+    return x
 
 
 class _Handle:
