@@ -90,7 +90,6 @@ class StreamResponse(Response):
         self.status_code = 200
         self.media_type = media_type
         self.background = None
-        self.body = b""
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
