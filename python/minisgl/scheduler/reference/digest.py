@@ -1,0 +1,65 @@
+"""64-bit digests of what a control plane says, by which two of them are compared.
+
+Keeps true: equal plans, or outputs, have equal digests on every machine; only live regions count.
+Doesn't know: who made the plan.
+
+A digest is the BLAKE2b hash of 8 bytes, read as a little-endian integer, over the header's fields in the order of their
+declaration as int32, then the live regions in the order of `RingEntry.__slots__`; request ids count as int64. All
+numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.step import RingEntry, StepBuffers, StepOutput, StepPlan
+
+_FIELDS = tuple(field.name for field in fields(StepPlan))
+
+
+def plan_digest(plan: StepPlan, buffers: StepBuffers) -> int:
+    """Digest of a plan: its header (without the ring index, which depends on the ring's length) and its arrays."""
+    header = [getattr(plan, name) for name in _FIELDS if name != "ring_index"]
+    parts: list[npt.NDArray[np.int32] | npt.NDArray[np.int64]] = [np.array(header, np.int32)]
+    return _digest(parts + live_regions(plan, buffers.ring[plan.ring_index]))
+
+
+def output_digest(output: StepOutput) -> int:
+    """Digest of what a commit returned."""
+    step = np.array([output.step], np.int32)
+    return _digest([step, output.req_ids, output.tokens, output.reasons, output.rows])
+
+
+def live_regions(plan: StepPlan, entry: RingEntry) -> list[npt.NDArray[np.int32] | npt.NDArray[np.int64]]:
+    """The parts of `entry` that mean something under `plan`, in the order of `RingEntry.__slots__`."""
+    rows = plan.padded_rows
+    tokens = plan.num_tokens + rows - plan.num_rows
+    lengths = {
+        "input_ids": tokens,
+        "positions": tokens,
+        "out_loc": tokens,
+        "req_slots": rows,
+        "seq_lens": rows,
+        "extend_lens": rows,
+        "qo_indptr": rows + 1,
+        "kv_indptr": rows + 1,
+        "last_page_len": rows,
+        "sample_rows": plan.num_samples,
+        "segments": plan.num_segments,
+        "page_ids": plan.num_page_ids,
+        "bound": plan.num_bound,
+        "bound_ids": plan.num_bound,
+        "released": plan.num_released,
+    }
+    return [getattr(entry, name)[: lengths[name]] for name in RingEntry.__slots__]
+
+
+def _digest(parts: list[npt.NDArray[np.int32] | npt.NDArray[np.int64]]) -> int:
+    state = blake2b(digest_size=8)
+    for part in parts:
+        state.update(np.ascontiguousarray(part, part.dtype.newbyteorder("<")).tobytes())
+    return int.from_bytes(state.digest(), "little")

@@ -1,0 +1,164 @@
+"""Checks everything that must hold between two calls, from scratch.
+
+Keeps true: nothing is changed by a check; a broken invariant is a `ControlPlaneError` that says which.
+Doesn't know: what is in the KV pool (the echo engine's audit compares that with the tree).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from minisgl.scheduler.api import ControlPlaneError
+from minisgl.scheduler.reference.admission import RATIO_MAX, RATIO_MIN
+from minisgl.scheduler.reference.radix import Node, RadixTree
+from minisgl.scheduler.reference.request import NO_SLOT, Request, RequestQueue, State
+
+if TYPE_CHECKING:
+    from minisgl.scheduler.reference.scheduler import ReferenceControlPlane
+
+
+def need(ok: bool, what: str) -> None:
+    if not ok:
+        raise ControlPlaneError(f"broken invariant: {what}")
+
+
+def check_all(plane: ReferenceControlPlane) -> None:
+    """Raise `ControlPlaneError` at the first invariant that doesn't hold. O(everything)."""
+    check_tree(plane.tree)
+    check_page_owners(plane.tree, plane.started)
+    check_locks(plane.tree, plane.started)
+    _check_lists(plane)
+    _check_slots(plane)
+    _check_pending(plane)
+    for request in plane.started:
+        _check_started(request, plane.tree)
+    need(RATIO_MIN <= plane.ratio.value <= RATIO_MAX, f"the reserve ratio is {plane.ratio.value}")
+
+
+def check_tree(tree: RadixTree) -> None:
+    """Shape: links, whole pages, keys, counters, and that every unlocked leaf can be found by eviction."""
+    evictable = protected = count = 0
+    leaves: set[int] = set()
+    for node in tree.nodes():
+        count += 1
+        need(bool(node.pages), "a node of the tree has no pages")
+        need(len(node.tokens) == len(node.pages) * tree.page_size, "the tokens of a node don't fill its pages")
+        need(node.lock >= 0, "a lock count is negative")
+        evictable += 0 if node.lock else len(node.pages)
+        protected += len(node.pages) if node.lock else 0
+        if node.is_evictable_leaf:
+            leaves.add(id(node))
+        _check_links(node, tree.page_size)
+    for key, child in tree.root.children.items():
+        need(child.parent is tree.root and tuple(child.tokens[: tree.page_size]) == key, "a child of the root is lost")
+    need(evictable == tree.num_evictable, f"{evictable} pages are evictable, counted {tree.num_evictable}")
+    need(protected == tree.num_protected, f"{protected} pages are protected, counted {tree.num_protected}")
+    need(count == tree.num_nodes, f"the tree has {count} nodes, counted {tree.num_nodes}")
+    need(leaves == {id(node) for node in tree.heap.live_nodes()}, "eviction does not know the unlocked leaves")
+
+
+def _check_links(node: Node, page_size: int) -> None:
+    """Children are found by the tokens of their first page, so no two siblings can begin alike."""
+    for key, child in node.children.items():
+        need(child.parent is node, "a node does not know its parent")
+        need(tuple(child.tokens[:page_size]) == key, "a node hangs under a key that its tokens don't begin with")
+        need(child.lock <= node.lock, "a node has more locks than its parent")
+
+
+def check_page_owners(tree: RadixTree, started: Iterable[Request]) -> None:
+    """Each page is owned once: by the pool, the tree, or one request."""
+    owners = Counter(tree.pool.free_pages())
+    for node in tree.nodes():
+        owners.update(node.pages)
+    for request in started:
+        owners.update(request.pages[request.num_tree_pages :])
+    twice = [page for page, count in owners.items() if count > 1]
+    need(not twice, f"pages {twice[:8]} have more than one owner")
+    lost = set(range(tree.pool.num_pages)) ^ set(owners)
+    need(not lost, f"pages {sorted(lost)[:8]} have no owner, or don't exist")
+
+
+def check_locks(tree: RadixTree, started: Iterable[Request]) -> None:
+    """Lock counts are the numbers of handles on a node and below it."""
+    locks: Counter[int] = Counter()
+    for request in started:
+        node = request.handle
+        while node is not None and node.parent is not None:
+            locks[id(node)] += 1
+            node = node.parent
+        need(node is tree.root, f"request {request.req_id} locks a node that is not in the tree")
+    for node in tree.nodes():
+        need(node.lock == locks[id(node)], f"a node has {node.lock} locks and {locks[id(node)]} handles")
+
+
+def _check_started(request: Request, tree: RadixTree) -> None:
+    """Its page table is the path to the node that it locks, then its own tail, and covers its KV exactly."""
+    who = f"request {request.req_id}"
+    size = tree.page_size
+    need(len(request.pages) == -(-request.kv_len // size), f"{who}: {len(request.pages)} pages, {request.kv_len} KV")
+    pages: list[int] = []
+    tokens: list[int] = []
+    node = request.handle
+    while node is not None:
+        pages[:0] = node.pages
+        tokens[:0] = node.tokens
+        node = node.parent
+    need(len(pages) == request.num_tree_pages, f"{who}: it locks {len(pages)} pages, not {request.num_tree_pages}")
+    need(pages == request.pages[: len(pages)], f"{who}: its page table differs from the path that it locks")
+    need(tokens == request.tokens[: len(tokens)], f"{who}: it locks other tokens than its own")
+    length = len(request.tokens) + request.num_pending
+    need(length <= request.max_len, f"{who}: {length} tokens scheduled, the limit is {request.max_len}")
+    if not request.is_prefilling:
+        need(request.kv_len == length - 1, f"{who}: KV of {request.kv_len} tokens of {length}")
+
+
+def _check_lists(plane: ReferenceControlPlane) -> None:
+    _check_queue(plane.waiting, State.WAITING)
+    _check_queue(plane.started, State.STARTED)
+    listed = [request.req_id for queue in (plane.waiting, plane.started) for request in queue]
+    need(len(listed) == len(set(listed)), "a request is in two lists")
+    need(set(listed) == set(plane.live), "the lists and the live requests differ")
+    for request in plane.waiting:
+        held = request.handle is not None or request.pages or request.slot != NO_SLOT
+        need(not held, f"request {request.req_id} waits and holds something")
+
+
+def _check_queue(queue: RequestQueue, state: State) -> None:
+    items = queue.items
+    need(all(a.order < b.order for a, b in pairwise(items)), f"{state.value} is not sorted")
+    need(all(request.state is state for request in items), f"a request that is {state.value} has another state")
+
+
+def _check_slots(plane: ReferenceControlPlane) -> None:
+    free, in_use, draining = plane.slots.owners()
+    need(sorted(free + in_use + draining) == list(range(plane.slots.num_slots)), "a slot is lost or doubled")
+    need(sorted(request.slot for request in plane.started) == in_use, "slots in use and started requests differ")
+
+
+def _check_pending(plane: ReferenceControlPlane) -> None:
+    """A live request's pending tokens are those of its sampling rows in flight; nobody is in flight past its step."""
+    pending: Counter[int] = Counter()
+    for flight in plane.in_flight:
+        for request in flight.rows:
+            need(request.last_step >= flight.step, f"request {request.req_id} has a row that it does not know of")
+        pending.update(flight.rows[row].req_id for row in flight.sample_rows)
+    for request in plane.live.values():
+        need(request.num_pending == pending[request.req_id], f"request {request.req_id}: wrong count of pending tokens")
+    need(len(plane.in_flight) <= 2, f"{len(plane.in_flight)} steps are in flight")
+
+
+class TableWatch:
+    """Remembers page tables from one check to the next: they only grow, from one admission to its end."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, int], list[int]] = {}
+
+    def check(self, started: Iterable[Request]) -> None:
+        tables = {(request.req_id, request.num_admissions): list(request.pages) for request in started}
+        for key, pages in tables.items():
+            before = self._seen.get(key, [])
+            need(pages[: len(before)] == before, f"the page table of request {key[0]} changed")
+        self._seen = tables

@@ -1,0 +1,154 @@
+"""Writes a decided step into its ring entry: what the engine reads.
+
+Keeps true: every live region named in `RingEntry` is written in full at each step; nothing grows with the context
+length of a decoding row. Decode rows cost a few list passes in all; prefill rows a few slices each.
+Doesn't know: why these rows were chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from minisgl.scheduler.reference import decode_set
+from minisgl.scheduler.reference.request import Request
+from minisgl.step import RingEntry, StepLimits, StepPlan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefillRow:
+    """A prefill row of the step: `num_tokens` computed, page-table columns from `first_column` on are new."""
+
+    request: Request
+    num_tokens: int
+    first_column: int
+    samples: bool  # its chunk reaches the end of the known sequence
+
+
+@dataclass(slots=True, eq=False)
+class DecidedStep:
+    """What the pass decides, in request order. `released` and `bound` take effect before the page-table changes."""
+
+    step: int
+    decode_rows: list[Request] = field(default_factory=list)
+    prefill_rows: list[PrefillRow] = field(default_factory=list)
+    bound: list[tuple[Request, int]] = field(default_factory=list)  # with the cached length in tokens
+    released: list[int] = field(default_factory=list)  # slots
+    num_retracted: int = 0
+    num_prefill_page_changes: int = 0
+
+    def rows(self) -> list[Request]:
+        return self.decode_rows + [row.request for row in self.prefill_rows]
+
+    def sample_rows(self) -> list[int]:
+        num_decode = len(self.decode_rows)
+        samples = list(range(num_decode))
+        samples += [num_decode + i for i, row in enumerate(self.prefill_rows) if row.samples]
+        return samples
+
+
+def padded_rows(decided: DecidedStep, graph_sizes: tuple[int, ...]) -> int:
+    """The smallest graph size that holds the rows, if each has one token; else their number."""
+    num_rows = len(decided.decode_rows) + len(decided.prefill_rows)
+    if num_rows and all(row.num_tokens == 1 for row in decided.prefill_rows):
+        return min((size for size in graph_sizes if size >= num_rows), default=num_rows)
+    return num_rows
+
+
+def write_step(decided: DecidedStep, entry: RingEntry, limits: StepLimits, graph_sizes: tuple[int, ...]) -> StepPlan:
+    """Write all live regions of `entry`; returns the header, but for the ring index and the page counts."""
+    samples = decided.sample_rows()
+    plan = StepPlan(
+        step=decided.step,
+        num_rows=len(decided.decode_rows) + len(decided.prefill_rows),
+        num_decode_rows=len(decided.decode_rows),
+        padded_rows=padded_rows(decided, graph_sizes),
+        num_samples=len(samples),
+        num_bound=len(decided.bound),
+        num_released=len(decided.released),
+        num_retracted=decided.num_retracted,
+    )
+    entry.sample_rows[: len(samples)] = samples
+    _write_rows(plan, decided, entry, limits)
+    _write_decode_tokens(plan, decided, entry, limits)
+    _write_prefill_tokens(plan, decided, entry, limits)
+    _write_padding(plan, entry, limits)
+    _write_page_changes(plan, decided, entry, limits)
+    _write_slots(decided, entry)
+    return plan
+
+
+def _write_rows(plan: StepPlan, decided: DecidedStep, entry: RingEntry, limits: StepLimits) -> None:
+    """Per row, padding included: one token of the scratch slot each."""
+    n, end = plan.num_rows, plan.padded_rows
+    rows = decided.rows()
+    entry.req_slots[:n] = [request.slot for request in rows]
+    entry.seq_lens[:n] = [request.kv_len for request in rows]
+    entry.extend_lens[: plan.num_decode_rows] = 1
+    entry.extend_lens[plan.num_decode_rows : n] = [row.num_tokens for row in decided.prefill_rows]
+    entry.req_slots[n:end] = limits.scratch_slot
+    entry.seq_lens[n:end] = 1
+    entry.extend_lens[n:end] = 1
+    last = entry.seq_lens[:end] - 1
+    entry.last_page_len[:end] = last % limits.page_size + 1
+    entry.qo_indptr[0] = entry.kv_indptr[0] = 0
+    np.cumsum(entry.extend_lens[:end], out=entry.qo_indptr[1 : end + 1])
+    np.cumsum(last // limits.page_size + 1, out=entry.kv_indptr[1 : end + 1])
+    plan.num_tokens = int(entry.qo_indptr[n])
+
+
+def _write_decode_tokens(plan: StepPlan, decided: DecidedStep, entry: RingEntry, limits: StepLimits) -> None:
+    n = plan.num_decode_rows
+    positions = entry.seq_lens[:n] - 1
+    entry.input_ids[:n] = [decode_set.input_token(request) for request in decided.decode_rows]
+    entry.positions[:n] = positions
+    entry.out_loc[:n] = [request.pages[-1] for request in decided.decode_rows]
+    entry.out_loc[:n] *= limits.page_size
+    entry.out_loc[:n] += positions % limits.page_size
+
+
+def _write_prefill_tokens(plan: StepPlan, decided: DecidedStep, entry: RingEntry, limits: StepLimits) -> None:
+    at, size = plan.num_decode_rows, limits.page_size
+    for row in decided.prefill_rows:
+        end = row.request.kv_len
+        start, to = end - row.num_tokens, at + row.num_tokens
+        positions = np.arange(start, end, dtype=np.int32)
+        new_pages = np.array(row.request.pages[start // size :], np.int32)
+        entry.input_ids[at:to] = row.request.tokens[start:end]
+        entry.positions[at:to] = positions
+        entry.out_loc[at:to] = new_pages[positions // size - start // size] * size + positions % size
+        at = to
+
+
+def _write_padding(plan: StepPlan, entry: RingEntry, limits: StepLimits) -> None:
+    at, to = plan.num_tokens, plan.num_tokens + plan.padded_rows - plan.num_rows
+    entry.input_ids[at:to] = 0
+    entry.positions[at:to] = 0
+    entry.out_loc[at:to] = limits.scratch_page * limits.page_size
+
+
+def _write_page_changes(plan: StepPlan, decided: DecidedStep, entry: RingEntry, limits: StepLimits) -> None:
+    """(slot, first column, count) per row that got pages; a row's new columns are contiguous."""
+    segments: list[tuple[int, int, int]] = []
+    page_ids: list[int] = []
+    for request in decided.decode_rows:
+        if request.kv_len % limits.page_size == 1 or limits.page_size == 1:
+            segments.append((request.slot, len(request.pages) - 1, 1))
+            page_ids.append(request.pages[-1])
+    for row in decided.prefill_rows:
+        new_pages = row.request.pages[row.first_column :]
+        segments.append((row.request.slot, row.first_column, len(new_pages)))
+        page_ids += new_pages
+    if segments:
+        entry.segments[: len(segments)] = segments
+        entry.page_ids[: len(page_ids)] = page_ids
+    plan.num_segments, plan.num_page_ids = len(segments), len(page_ids)
+
+
+def _write_slots(decided: DecidedStep, entry: RingEntry) -> None:
+    if decided.bound:
+        count = len(decided.bound)
+        entry.bound[:count] = [(request.slot, cached_len) for request, cached_len in decided.bound]
+        entry.bound_ids[:count] = [request.req_id for request, _ in decided.bound]
+    entry.released[: len(decided.released)] = decided.released

@@ -1,0 +1,262 @@
+"""The radix tree: which pages hold the KV of which token prefixes.
+
+Keeps true: edges cover whole pages; no two nodes stand for the same tokens (siblings differ in their first page); a
+node's lock count is the number of handles on it and below it, so an unlocked node has no locked descendant; locked
+nodes are never trimmed or removed, though a split may cut one in two.
+Doesn't know: requests. A *handle* is a node that someone has locked from the root down to it.
+
+Matching is read-only. Whoever wants what was matched locks it (`descend`), and only that may split an edge, so a
+request that is looked at and then not admitted leaves no trace.
+
+Recency is a logical clock: unlocking a path gives each node whose count falls to zero the next tick, deepest first.
+So a parent is always younger than its children, and the oldest unlocked node is a leaf. Frequency, for LFU, counts
+the handles that came to cover a node. A split copies both to the new upper node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from minisgl.scheduler.api import CachePolicy, ControlPlaneError
+from minisgl.scheduler.reference.page_pool import PagePool
+from minisgl.scheduler.reference.radix.evict import EvictionHeap
+
+PageKey = tuple[int, ...]  # the tokens of one page
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """An edge and its lower end: `pages` hold the KV of `tokens`, len(pages) * page_size of them."""
+
+    parent: Node | None
+    tokens: list[int]
+    pages: list[int]
+    children: dict[PageKey, Node] = field(default_factory=dict)
+    lock: int = 0
+    stamp: int = 0
+    frequency: int = 0
+
+    @property
+    def is_evictable_leaf(self) -> bool:
+        return self.lock == 0 and not self.children and self.parent is not None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Match:
+    """The longest cached continuation below a node: all of the edges down to `node`, and then `num_partial_pages`
+    of the edge of `partial`, a child of `node`. `num_unlocked` of the `pages` are evictable until it is locked."""
+
+    node: Node
+    partial: Node | None
+    num_partial_pages: int
+    pages: list[int]
+    num_unlocked: int
+
+
+class RadixTree:
+    """Prefix cache over the pages of `pool`; evicted pages go back there. Policy "naive" never holds any."""
+
+    def __init__(self, pool: PagePool, page_size: int, policy: CachePolicy) -> None:
+        self.pool = pool
+        self.page_size = page_size
+        self.policy: CachePolicy = policy
+        self.root = Node(None, [], [])
+        self.num_evictable = 0  # pages of unlocked nodes
+        self.num_protected = 0  # pages of locked nodes
+        self.num_nodes = 0  # without the root
+        self.clock = 0
+        self.heap = EvictionHeap(by_frequency=policy == "lfu")
+
+    # ------------------------------------------------------------------------------------------------ read only
+
+    def match(self, node: Node, tokens: list[int], first_page: int, max_pages: int) -> Match:
+        """Follow `tokens` below `node`, which stands for the first `first_page` pages of them, as far as they are
+        cached, to at most `max_pages` pages of `tokens` in all. O(matched tokens)."""
+        size = self.page_size
+        pages: list[int] = []
+        num_unlocked = 0
+        at = first_page
+        while at < max_pages:
+            child = node.children.get(tuple(tokens[at * size : (at + 1) * size]))
+            if child is None:
+                break
+            common = self._num_common_pages(child, tokens, at, max_pages)
+            at += common
+            pages += child.pages[:common]
+            if child.lock == 0:
+                num_unlocked += common
+            if common < len(child.pages):
+                return Match(node, child, common, pages, num_unlocked)
+            node = child
+        return Match(node, None, 0, pages, num_unlocked)
+
+    def has_page(self, node: Node, tokens: list[int], column: int) -> bool:
+        """Whether page `column` of `tokens` is cached below `node`, which ends right before it."""
+        return tuple(tokens[column * self.page_size : (column + 1) * self.page_size]) in node.children
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes but the root, parents first."""
+        stack = list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def tree_pages(self) -> list[tuple[PageKey, int]]:
+        """Each cached page with all tokens from the root to its end. For tests: quadratic in the depth."""
+        found: list[tuple[PageKey, int]] = []
+        stack: list[tuple[Node, PageKey]] = [(self.root, ())]
+        while stack:
+            node, path = stack.pop()
+            for i, page in enumerate(node.pages):
+                found.append((path + tuple(node.tokens[: (i + 1) * self.page_size]), page))
+            below = path + tuple(node.tokens)
+            stack.extend((child, below) for child in node.children.values())
+        return found
+
+    # ---------------------------------------------------------------------------------------------------- locks
+
+    def descend(self, handle: Node, match: Match) -> Node:
+        """Move a handle from `handle` down to the end of `match`, which was found below it; returns the new handle.
+        The edge in which the match ends is split there."""
+        target = match.node if match.partial is None else self._split(match.partial, match.num_partial_pages)
+        self._lock(handle, target)
+        return target
+
+    def release(self, handle: Node) -> None:
+        """Give a handle back: one lock less on every node from it up to the root."""
+        node = handle
+        while node.parent is not None:
+            node.lock -= 1
+            if node.lock == 0:
+                self.clock += 1
+                node.stamp = self.clock
+                self.num_evictable += len(node.pages)
+                self.num_protected -= len(node.pages)
+                if not node.children:
+                    self.heap.add(node)
+            elif node.lock < 0:
+                raise ControlPlaneError("a node of the radix tree was unlocked more often than locked")
+            node = node.parent
+        self.heap.sweep(self.num_nodes, (n for n in self.nodes() if n.is_evictable_leaf))
+
+    # ---------------------------------------------------------------------------------------- growing, shrinking
+
+    def append(self, handle: Node, tokens: list[int], pages: list[int]) -> Node:
+        """Hang `pages`, the KV of `tokens`, below `handle` and move the handle onto them. The tree has nothing of
+        it yet (`has_page` is false). Returns the new handle."""
+        if not pages or len(tokens) != len(pages) * self.page_size:
+            raise ControlPlaneError(f"{len(tokens)} tokens do not fill {len(pages)} pages")
+        key = tuple(tokens[: self.page_size])
+        if key in handle.children:
+            raise ControlPlaneError("the radix tree holds these tokens already")
+        child = Node(handle, tokens, pages)
+        handle.children[key] = child
+        self.num_nodes += 1
+        self.num_evictable += len(pages)
+        self._lock(handle, child)
+        return child
+
+    def insert(self, handle: Node, tokens: list[int], pages: list[int], first_page: int) -> tuple[Node, int]:
+        """Move a handle to the end of `tokens` (whole pages), of which it covers `first_page` pages: over what the
+        tree has already, then over `pages` of whose columns it lacks (`pages` [num_pages of tokens], by column).
+        Returns the new handle and the number of columns that the tree had: the caller keeps its pages of those."""
+        num_pages = len(pages)
+        match = self.match(handle, tokens, first_page, num_pages)
+        handle = self.descend(handle, match)
+        had = first_page + len(match.pages)
+        if had < num_pages:
+            size = self.page_size
+            handle = self.append(handle, tokens[had * size : num_pages * size], pages[had:num_pages])
+        return handle, had
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `take` can get: free ones and those it may evict."""
+        return self.pool.num_free + self.num_evictable
+
+    def take(self, num_pages: int) -> list[int]:
+        """Get pages: first evict as many as the pool lacks, which puts them on its stack, then pop all."""
+        pool = self.pool
+        if pool.num_free < num_pages:
+            self.evict(num_pages - pool.num_free)
+        return [pool.pop() for _ in range(num_pages)]
+
+    def evict(self, num_pages: int) -> None:
+        """Trim the oldest unlocked leaf from its end, page by page, then the next, until `num_pages` are freed."""
+        while num_pages > 0:
+            leaf = self.heap.peek()
+            if leaf is None:
+                raise ControlPlaneError("more pages were evicted than the radix tree can give")
+            count = min(num_pages, len(leaf.pages))
+            kept = len(leaf.pages) - count
+            self.pool.push(reversed(leaf.pages[kept:]))
+            self.num_evictable -= count
+            num_pages -= count
+            if kept == 0:
+                self._remove(leaf)
+            else:
+                del leaf.pages[kept:], leaf.tokens[kept * self.page_size :]
+
+    def reset(self) -> None:
+        """Forget everything. The clock goes on; the pages are the pool's business (it is reset with the tree)."""
+        self.root = Node(None, [], [])
+        self.num_evictable = self.num_protected = self.num_nodes = 0
+        self.heap.clear()
+
+    # -------------------------------------------------------------------------------------------------- helpers
+
+    def _num_common_pages(self, child: Node, tokens: list[int], at: int, max_pages: int) -> int:
+        """How many pages of `child` equal those of `tokens` from page `at` on; the first does."""
+        size = self.page_size
+        count = min(len(child.pages), max_pages - at)
+        start = at * size
+        if child.tokens[: count * size] == tokens[start : start + count * size]:
+            return count
+        common = 1
+        while (
+            child.tokens[common * size : (common + 1) * size]
+            == tokens[start + common * size : start + (common + 1) * size]
+        ):
+            common += 1
+        return common
+
+    def _split(self, node: Node, num_pages: int) -> Node:
+        """Cut an edge after `num_pages`. `node` stays the lower part, so that handles on it keep their depth."""
+        parent = node.parent
+        if parent is None:
+            raise ControlPlaneError("a removed node was split")
+        cut = num_pages * self.page_size
+        upper = Node(parent, node.tokens[:cut], node.pages[:num_pages])
+        upper.lock, upper.stamp, upper.frequency = node.lock, node.stamp, node.frequency
+        parent.children[tuple(upper.tokens[: self.page_size])] = upper
+        del node.tokens[:cut], node.pages[:num_pages]
+        upper.children[tuple(node.tokens[: self.page_size])] = node
+        node.parent = upper
+        self.num_nodes += 1
+        return upper
+
+    def _lock(self, handle: Node, target: Node) -> None:
+        """One lock more on the nodes from `target` up to, but without, `handle`."""
+        node = target
+        while node is not handle:
+            if node.lock == 0:
+                self.num_evictable -= len(node.pages)
+                self.num_protected += len(node.pages)
+            node.lock += 1
+            node.frequency += 1
+            if node.parent is None:
+                raise ControlPlaneError("a handle was moved to a node that is not below it")
+            node = node.parent
+
+    def _remove(self, leaf: Node) -> None:
+        parent = leaf.parent
+        if parent is None:
+            raise ControlPlaneError("a removed node was evicted")
+        del parent.children[tuple(leaf.tokens[: self.page_size])]
+        leaf.parent = None
+        leaf.pages.clear()
+        self.num_nodes -= 1
+        if parent.is_evictable_leaf:
+            self.heap.add(parent)

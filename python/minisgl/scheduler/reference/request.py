@@ -1,0 +1,129 @@
+"""One request as the control plane sees it, and the sorted lists that requests stand in.
+
+Keeps true: a request is known by its object for life (ids are never reused); its order key never changes.
+Doesn't know: the radix tree's inside, the pool, steps other than the last that held a row of it.
+
+A started request is *prefilling* until the KV of all tokens known at its admission is scheduled, then it *decodes*.
+What a retracted request has generated counts as prompt when it comes back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from minisgl.scheduler.api import ControlPlaneError
+from minisgl.scheduler.reference.radix import Node
+from minisgl.step import Arrival, FinishReason
+
+OrderKey = tuple[int, int, int]  # priority, arrival counter, id
+NO_SLOT = -1
+NO_STEP = -1
+
+
+class State(Enum):
+    WAITING = "waiting"
+    STARTED = "started"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """`tokens` are the committed ones, prompt first; `num_pending` more were scheduled to be sampled.
+    The fields of the last group mean something only while the request is started."""
+
+    req_id: int
+    order: OrderKey
+    tokens: list[int]
+    num_prompt: int
+    max_len: int  # total length at which it ends: min(num_prompt + max_tokens, StepLimits.max_seq_len)
+    stop_ids: frozenset[int]  # with the model's EOS ids, unless they are ignored
+    min_len: int  # total length before which no stop id ends it
+    no_overlap: bool
+    uses_cache: bool  # match prefixes, and share prompt pages as soon as they are scheduled
+    state: State = State.WAITING
+    was_admitted: bool = False
+    num_admissions: int = 0
+    num_pending: int = 0
+    last_step: int = NO_STEP  # the last step that holds a row of it
+
+    slot: int = NO_SLOT
+    handle: Node | None = None  # the node of the tree that it locks
+    pages: list[int] = field(default_factory=list)  # its page table, by column
+    num_tree_pages: int = 0  # of these, the first ones belong to the tree; the others (the tail) to the request
+    kv_len: int = 0  # tokens whose KV is computed, or scheduled to be
+    prefill_len: int = 0  # tokens known at this admission
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.kv_len < self.prefill_len
+
+    @property
+    def num_unscheduled(self) -> int:
+        """Tokens it may still generate beyond those that are known or pending."""
+        return self.max_len - len(self.tokens) - self.num_pending
+
+    def accept(self, token: int) -> FinishReason:
+        """Take a sampled token; whether it ends the request, and how. Stop wins over length."""
+        self.tokens.append(token)
+        length = len(self.tokens)
+        if token in self.stop_ids and length >= self.min_len:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if length >= self.max_len else FinishReason.NONE
+
+
+def make_request(arrival: Arrival, count: int, max_seq_len: int, eos_ids: tuple[int, ...], caches: bool) -> Request:
+    """The request of a valid `arrival`, the `count`-th one. `caches` is false if the cache is "naive"."""
+    stop_ids = arrival.stop_ids if arrival.ignore_eos else arrival.stop_ids + eos_ids
+    return Request(
+        req_id=int(arrival.req_id),
+        order=(arrival.priority, count, int(arrival.req_id)),
+        tokens=arrival.tokens.tolist(),
+        num_prompt=arrival.num_prompt,
+        max_len=min(arrival.num_prompt + arrival.max_tokens, max_seq_len),
+        stop_ids=frozenset(stop_ids),
+        min_len=arrival.num_prompt + arrival.min_tokens,
+        no_overlap=arrival.no_overlap,
+        uses_cache=caches and not arrival.no_match,
+    )
+
+
+def _order(request: Request) -> OrderKey:
+    return request.order
+
+
+class RequestQueue:
+    """Requests sorted by (priority, arrival, id)."""
+
+    __slots__ = ("items",)
+
+    def __init__(self) -> None:
+        self.items: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.items)
+
+    @property
+    def first(self) -> Request:
+        return self.items[0]
+
+    @property
+    def last(self) -> Request:
+        return self.items[-1]
+
+    def add(self, request: Request) -> None:
+        insort(self.items, request, key=_order)
+
+    def remove(self, request: Request) -> None:
+        at = bisect_left(self.items, request.order, key=_order)
+        if at == len(self.items) or self.items[at] is not request:
+            raise ControlPlaneError(f"request {request.req_id} is not in the list that its state names")
+        del self.items[at]
+
+    def clear(self) -> None:
+        self.items.clear()

@@ -1,0 +1,54 @@
+"""Giving up pages: at a request's end, and when it is sent back to the queue because pages lack.
+
+Keeps true: a page that a request gives up belongs to the tree or to the pool before the call returns; what the tree
+has already is freed; the lock goes last, deepest node first.
+Doesn't know: why the request gives up, what becomes of its slot.
+
+Pages may be given out again at once, while a step in flight still reads them: forwards run in one ordered stream, so
+whoever gets them writes later.
+"""
+
+from __future__ import annotations
+
+from minisgl.scheduler.api import ControlPlaneError
+from minisgl.scheduler.reference.radix import RadixTree
+from minisgl.scheduler.reference.request import NO_SLOT, Request, RequestQueue
+
+
+def pick_victim(started: RequestQueue, for_request: Request) -> Request | None:
+    """Whom to retract so that `for_request` gets a page: the last one started. Never itself (it waits), and never
+    one in the plan: rows are planned in order, so whoever stands behind `for_request` is not in it yet."""
+    last = started.last
+    return None if last is for_request else last
+
+
+def give_up_pages(request: Request, tree: RadixTree) -> None:
+    """Full pages of the tail enter the tree below the node that the request locks (with a "naive" cache they don't),
+    the rest is freed by ascending column, the lock is released.
+
+    The tail's KV goes as far as inputs were scheduled. Their tokens are all known by now: only the token that the last
+    scheduled row makes can be unknown, and it is no input yet.
+    """
+    handle = request.handle
+    if handle is None:
+        raise ControlPlaneError(f"request {request.req_id} has no pages to give up")
+    size = tree.page_size
+    first = request.num_tree_pages
+    freed = request.pages[first:]
+    full = request.kv_len // size
+    if tree.policy != "naive" and full > first:
+        if request.kv_len > len(request.tokens):
+            raise ControlPlaneError(f"request {request.req_id}: KV of unknown tokens would enter the cache")
+        handle, had = tree.insert(handle, request.tokens, request.pages[:full], first)
+        freed = request.pages[first:had] + request.pages[full:]
+    tree.pool.push(freed)
+    tree.release(handle)
+    forget_pages(request)
+
+
+def forget_pages(request: Request) -> None:
+    """The request holds nothing any more. Its slot is the scheduler's business, and must be taken before."""
+    request.handle = None
+    request.pages = []
+    request.num_tree_pages = request.kv_len = request.prefill_len = 0
+    request.slot = NO_SLOT

@@ -1,0 +1,74 @@
+"""Request slots: rows of the engine's request table, which holds sampling parameters and page tables.
+
+Keeps true: a slot is free, in use by one started request, or *draining*, which means that its request has gone but a
+step in flight still holds a row of it. The engine is told of every release once, in the plan of the next step.
+Doesn't know: requests.
+"""
+
+from __future__ import annotations
+
+from minisgl.scheduler.api import ControlPlaneError
+
+
+class SlotTable:
+    """Slots 0 .. num_slots - 1. The free ones are a stack, at start with the lowest on top."""
+
+    __slots__ = ("_draining", "_free", "_in_use", "_released", "num_slots")
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._in_use = [False] * num_slots
+        self._draining: dict[int, list[int]] = {}  # by the last step that holds a row of them
+        self._released: list[int] = []
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_draining(self) -> int:
+        return sum(map(len, self._draining.values()))
+
+    def take(self) -> int:
+        slot = self._free.pop()
+        self._in_use[slot] = True
+        return slot
+
+    def release(self, slot: int, last_step: int | None) -> None:
+        """Free `slot` at once, or at the commit of the step in flight that holds its last row."""
+        if not self._in_use[slot]:
+            raise ControlPlaneError(f"slot {slot} was released, but is not in use")
+        self._in_use[slot] = False
+        if last_step is None:
+            self._put_back(slot)
+        else:
+            self._draining.setdefault(last_step, []).append(slot)
+
+    def drain(self, step: int) -> None:
+        """`step` is committed: the slots that waited for it are free, in the order in which they were released."""
+        for slot in self._draining.pop(step, ()):
+            self._put_back(slot)
+
+    def take_released(self) -> list[int]:
+        """The slots that became free since the last call, for the plan."""
+        released, self._released = self._released, []
+        return released
+
+    def reset(self) -> None:
+        """After a failed forward: nothing is in flight and nobody holds a slot. Those in use or draining count as
+        released, ascending, after those released before; the stack is as at start."""
+        free = set(self._free)
+        self._released += [slot for slot in range(self.num_slots) if slot not in free]
+        self._free[:] = range(self.num_slots - 1, -1, -1)
+        self._in_use = [False] * self.num_slots
+        self._draining.clear()
+
+    def owners(self) -> tuple[list[int], list[int], list[int]]:
+        """For checks: free slots in stack order, slots in use and draining slots ascending."""
+        in_use = [slot for slot, used in enumerate(self._in_use) if used]
+        return list(self._free), in_use, sorted(slot for slots in self._draining.values() for slot in slots)
+
+    def _put_back(self, slot: int) -> None:
+        self._free.append(slot)
+        self._released.append(slot)

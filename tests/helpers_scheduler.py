@@ -1,0 +1,167 @@
+"""Drives a control plane without an engine, and keeps an engine's view of slots and page tables beside it.
+
+Keeps true: every plan is checked as an engine would see it (`EngineView`), and the control plane checks itself after
+every call.
+Doesn't know: models. Sampled tokens come from a function of (request id, position).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from minisgl.scheduler.api import ControlPlaneConfig
+from minisgl.scheduler.reference import ReferenceControlPlane
+from minisgl.step import Arrival, Event, Events, FinishReason, StepBuffers, StepOutput, StepPlan
+
+Sampler = Callable[[int, int], int]
+
+
+def arrival(req_id: int, tokens: Sequence[int], max_tokens: int = 4, **options: object) -> Arrival:
+    """An arrival whose tokens are all prompt, unless `num_generated` says otherwise."""
+    generated = int(options.get("num_generated", 0))  # type: ignore[call-overload]
+    return Arrival(req_id, np.array(tokens, np.int32), len(tokens) - generated, max_tokens, **options)  # type: ignore[arg-type]
+
+
+@dataclass
+class Row:
+    """One row of a plan, read out of the buffers."""
+
+    req_id: int
+    slot: int
+    extend_len: int
+    seq_len: int
+    input_ids: list[int]
+    out_loc: list[int]
+    samples: bool
+
+
+@dataclass
+class EngineView:
+    """What an engine knows after applying plans in order: whose slot it is and the slot's page table."""
+
+    buffers: StepBuffers
+    owner: dict[int, int] = field(default_factory=dict)
+    cached_len: dict[int, int] = field(default_factory=dict)
+    table: dict[int, list[int]] = field(default_factory=dict)
+
+    def apply(self, plan: StepPlan) -> list[Row]:
+        """Apply a plan as an engine would; asserts that its arrays agree with one another. Returns the real rows."""
+        entry = self.buffers.ring[plan.ring_index]
+        for slot in entry.released[: plan.num_released].tolist():
+            assert slot in self.owner, "released a slot that was not bound"
+            del self.owner[slot], self.table[slot]
+        bound = entry.bound[: plan.num_bound].tolist()
+        for (slot, cached), req_id in zip(bound, entry.bound_ids[: plan.num_bound].tolist(), strict=True):
+            assert slot not in self.owner, "bound a slot that was not released"
+            self.owner[slot], self.table[slot], self.cached_len[req_id] = req_id, [], cached
+        at = 0
+        for slot, column, count in entry.segments[: plan.num_segments].tolist():
+            assert column == len(self.table[slot]), "a page table did not grow at its end"
+            self.table[slot] += entry.page_ids[at : at + count].tolist()
+            at += count
+        assert at == plan.num_page_ids
+        return self._rows(plan)
+
+    def _rows(self, plan: StepPlan) -> list[Row]:
+        entry, size = self.buffers.ring[plan.ring_index], self.buffers.limits.page_size
+        samples = set(entry.sample_rows[: plan.num_samples].tolist())
+        rows, written, num_pages, at = [], set(), 0, 0
+        for i in range(plan.num_rows):
+            slot, seq_len = int(entry.req_slots[i]), int(entry.seq_lens[i])
+            count = int(entry.extend_lens[i])
+            assert (entry.qo_indptr[i], entry.kv_indptr[i]) == (at, num_pages)
+            assert entry.last_page_len[i] == (seq_len - 1) % size + 1
+            positions = entry.positions[at : at + count].tolist()
+            assert positions == list(range(seq_len - count, seq_len))
+            out_loc = entry.out_loc[at : at + count].tolist()
+            assert out_loc == [self.table[slot][p // size] * size + p % size for p in positions]
+            assert written.isdisjoint(out_loc), "two tokens write one place"
+            written.update(out_loc)
+            ids = entry.input_ids[at : at + count].tolist()
+            rows.append(Row(self.owner[slot], slot, count, seq_len, ids, out_loc, i in samples))
+            at, num_pages = at + count, num_pages + -(-seq_len // size)
+        assert at == plan.num_tokens
+        assert (entry.qo_indptr[plan.num_rows], entry.kv_indptr[plan.num_rows]) == (at, num_pages)
+        assert [row.samples for row in rows[: plan.num_decode_rows]] == [True] * plan.num_decode_rows
+        return rows
+
+
+class Driver:
+    """A control plane, the engine's view, and the answers so far."""
+
+    def __init__(self, sampler: Sampler | None = None, buffers: StepBuffers | None = None, **config: object) -> None:
+        values: dict[str, object] = {
+            "num_pages": 64,
+            "page_size": 4,
+            "max_running_requests": 8,
+            "max_prefill_length": 64,
+            "context_len": 256,
+        }
+        self.config = ControlPlaneConfig(**(values | config))  # type: ignore[arg-type]
+        self.plane = ReferenceControlPlane(self.config, buffers)
+        self.view = EngineView(self.plane.buffers)
+        self.sampler: Sampler = sampler or (lambda req_id, position: 1000 + position)
+        self.next_step = 0
+        self.plans: list[StepPlan] = []
+        self.rows: list[list[Row]] = []  # by step
+        self.uncommitted: list[int] = []
+        self.tokens: dict[int, list[int]] = {}  # generated, by request
+        self.ends: dict[int, FinishReason] = {}
+
+    def schedule(self, *events: Event) -> list[Row]:
+        """Schedule the next step; its rows."""
+        plan = self.plane.schedule(self.next_step, Events(list(events)))
+        self.plane.check()
+        self.plans.append(plan)
+        rows = self.view.apply(plan)
+        self.rows.append(rows)
+        self.uncommitted.append(self.next_step)
+        self.next_step += 1
+        return rows
+
+    def commit(self) -> StepOutput:
+        """Commit the oldest step."""
+        step = self.uncommitted.pop(0)
+        rows = self.rows[step]
+        tokens = np.array([self.sampler(r.req_id, r.seq_len) if r.samples else -7 for r in rows], np.int32)
+        output = self.plane.commit(step, tokens)
+        self.plane.check()
+        for req_id, token, reason in zip(
+            *(a.tolist() for a in (output.req_ids, output.tokens, output.reasons)), strict=True
+        ):
+            assert req_id not in self.ends, "an answer after the end"
+            if token >= 0:
+                self.tokens.setdefault(req_id, []).append(token)
+            if reason:
+                self.ends[req_id] = FinishReason(reason)
+        return output
+
+    def step(self, *events: Event) -> list[Row]:
+        """Schedule and commit, without overlap."""
+        rows = self.schedule(*events)
+        self.commit()
+        return rows
+
+    def run(self, max_steps: int = 5000, overlap: bool = False) -> None:
+        """Steps until nothing is live or in flight; fails if that takes too long."""
+        for _ in range(max_steps):
+            if not self.uncommitted and self.plane.stats().num_live == 0:
+                return
+            while len(self.uncommitted) > overlap:
+                self.commit()
+            if not self.schedule() or not overlap:
+                while self.uncommitted:
+                    self.commit()
+        raise AssertionError("the control plane did not come to an end")
+
+    @property
+    def plan(self) -> StepPlan:
+        return self.plans[-1]
+
+
+def lengths(rows: Sequence[Row]) -> list[tuple[int, int]]:
+    """(request id, extend length) by row."""
+    return [(row.req_id, row.extend_len) for row in rows]
