@@ -1,0 +1,149 @@
+"""`minisgl doctor`: what is installed, which devices, engines and control planes work here, and why not.
+
+Keeps true: it never fails because something is missing: that is what it is for. Exit code 1 if nothing could serve.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from minisgl import envs
+
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "fastapi", "uvicorn", "pyzmq", "numpy")
+OPTIONAL_PACKAGES = ("flashinfer-python", "modelscope", "triton")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`ok` None: neither good nor bad, only said."""
+
+    section: str
+    name: str
+    ok: bool | None
+    detail: str
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _packages() -> list[Finding]:
+    found = [Finding("packages", "python", None, f"{platform.python_version()} on {platform.machine()}")]
+    for name in PACKAGES:
+        version = _version(name)
+        found.append(Finding("packages", name, version is not None, version or "missing: run make install"))
+    for name in OPTIONAL_PACKAGES:
+        found.append(Finding("packages", name, None, _version(name) or "not installed (optional)"))
+    return found
+
+
+def _extension() -> list[Finding]:
+    try:
+        info = importlib.import_module("minisgl._rust").build_info()
+    except ImportError as error:
+        return [Finding("extension", "minisgl._rust", False, f"{error}: run maturin develop --release")]
+    features = ", ".join(info["features"]) or "none"
+    detail = f"version {info['version']}, {info['profile']} build, features: {features}"
+    return [Finding("extension", "minisgl._rust", info["profile"] == "release", detail)]
+
+
+def _devices() -> list[Finding]:
+    found = [Finding("devices", "cpu", True, f"{os.cpu_count()} logical cores")]
+    try:
+        import torch
+    except ImportError as error:
+        return [*found, Finding("devices", "torch", False, str(error))]
+    found[0] = Finding("devices", "cpu", True, f"{os.cpu_count()} logical cores, {torch.get_num_threads()} threads")
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            found.append(Finding("devices", f"cuda:{i}", None, f"{torch.cuda.get_device_name(i)}: not used yet"))
+    else:
+        built = torch.version.cuda or "no CUDA"
+        found.append(Finding("devices", "cuda", None, f"no usable GPU (torch was built with {built})"))
+    return found
+
+
+def _try(section: str, name: str, probe: Callable[[], str]) -> Finding:
+    try:
+        return Finding(section, name, True, probe())
+    except (ImportError, ValueError, RuntimeError, OSError) as error:
+        return Finding(section, name, False, f"{type(error).__name__}: {error}")
+
+
+def _backends() -> list[Finding]:
+    def torch_engine() -> str:
+        importlib.import_module("minisgl.engine.torch_engine")
+        return "CPU; attention by torch SDPA"
+
+    def echo_engine() -> str:
+        importlib.import_module("minisgl.engine.echo")
+        return "no model: text that checks the scheduler"
+
+    def control_plane(name: str) -> Callable[[], str]:
+        def probe() -> str:
+            from minisgl.scheduler.api import ControlPlaneConfig
+            from minisgl.scheduler.backend import make_control_plane
+
+            config = ControlPlaneConfig(
+                num_pages=8, page_size=16, max_running_requests=2, max_prefill_length=16, context_len=64
+            )
+            make_control_plane(name, config).check()
+            return "works"
+
+        return probe
+
+    def embedded() -> str:
+        from minisgl.weights import find_smollm2
+
+        return f"{find_smollm2().name} ({find_smollm2().stat().st_size / 1e6:.0f} MB)"
+
+    return [
+        _try("engines", "torch", torch_engine),
+        _try("engines", "echo", echo_engine),
+        _try("control planes", "python", control_plane("python")),
+        _try("control planes", "rust_hotpath", control_plane("rust_hotpath")),
+        _try("models", "smollm2", embedded),
+    ]
+
+
+def _environment() -> list[Finding]:
+    data = envs.data_dir()
+    where = "not set: tests that need real data skip" if data is None else ("found" if data.is_dir() else "no such folder")
+    return [
+        Finding("environment", envs.DATA, None, where),
+        Finding("environment", envs.CPU_BACKEND, None, envs.cpu_backend() or "not set"),
+        Finding("environment", "import cache", None, "exists" if envs.cache_dir().is_dir() else "empty"),
+    ]
+
+
+def examine() -> list[Finding]:
+    return [*_packages(), *_extension(), *_devices(), *_backends(), *_environment()]
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="minisgl doctor", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", action="store_true", help="one JSON array")
+    args = parser.parse_args(argv)
+    findings = examine()
+    if args.json:
+        print(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        section = ""
+        for finding in findings:
+            if finding.section != section:
+                section = finding.section
+                print(section)
+            mark = {True: "ok  ", False: "FAIL", None: "    "}[finding.ok]
+            print(f"  {mark} {finding.name:<20} {finding.detail}")
+    can_serve = any(f.section == "engines" and f.ok for f in findings)
+    return 0 if can_serve else 1
