@@ -49,7 +49,7 @@ class DecidedStep:
 
 
 def padded_rows(decided: DecidedStep, graph_sizes: tuple[int, ...]) -> int:
-    """The smallest graph size that holds the rows, if each has one token; else their number."""
+    """The smallest graph size that holds the rows, if each has one token; else, and without rows, their number."""
     num_rows = len(decided.decode_rows) + len(decided.prefill_rows)
     if num_rows and all(row.num_tokens == 1 for row in decided.prefill_rows):
         return min((size for size in graph_sizes if size >= num_rows), default=num_rows)

@@ -44,7 +44,6 @@ class Request:
     no_overlap: bool
     uses_cache: bool  # match prefixes, and share prompt pages as soon as they are scheduled
     state: State = State.WAITING
-    was_admitted: bool = False
     num_admissions: int = 0
     num_pending: int = 0
     last_step: int = NO_STEP  # the last step that holds a row of it
@@ -76,14 +75,13 @@ class Request:
 
 def make_request(arrival: Arrival, count: int, max_seq_len: int, eos_ids: tuple[int, ...], caches: bool) -> Request:
     """The request of a valid `arrival`, the `count`-th one. `caches` is false if the cache is "naive"."""
-    stop_ids = arrival.stop_ids if arrival.ignore_eos else arrival.stop_ids + eos_ids
     return Request(
         req_id=int(arrival.req_id),
         order=(arrival.priority, count, int(arrival.req_id)),
         tokens=arrival.tokens.tolist(),
         num_prompt=arrival.num_prompt,
         max_len=min(arrival.num_prompt + arrival.max_tokens, max_seq_len),
-        stop_ids=frozenset(stop_ids),
+        stop_ids=frozenset(arrival.stop_ids).union(() if arrival.ignore_eos else eos_ids),
         min_len=arrival.num_prompt + arrival.min_tokens,
         no_overlap=arrival.no_overlap,
         uses_cache=caches and not arrival.no_match,

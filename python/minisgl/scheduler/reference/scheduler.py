@@ -17,12 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
-
 from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError, Stats
 from minisgl.scheduler.reference import admission, decode_set, retraction
 from minisgl.scheduler.reference.admission import ReserveRatio
-from minisgl.scheduler.reference.events import check_events
+from minisgl.scheduler.reference.inputs import check_config, check_events, sampled_tokens
 from minisgl.scheduler.reference.invariants import TableWatch, check_all
 from minisgl.scheduler.reference.metadata import DecidedStep, PrefillRow, write_step
 from minisgl.scheduler.reference.page_pool import PagePool
@@ -61,7 +59,7 @@ class ReferenceControlPlane:
         self.limits = config.limits()
         largest = max(config.graph_sizes, default=0)
         self._buffers = StepBuffers(self.limits, largest) if buffers is None else buffers
-        _check_buffers(config, self._buffers)
+        check_config(config, self._buffers)
         self.tree = RadixTree(PagePool(config.num_pages), config.page_size, config.cache)
         self.slots = SlotTable(config.max_running_requests)
         self.ratio = ReserveRatio()
@@ -105,7 +103,7 @@ class ReferenceControlPlane:
             if not self.in_flight or self.in_flight[0].step != step:
                 raise ControlPlaneError(f"commit({step}) is not due")
             done = self.in_flight.popleft()
-            sampled = _sampled_tokens(done, tokens)
+            sampled = sampled_tokens(step, len(done.rows), done.sample_rows, tokens)
             self.slots.drain(step)
             entries, self._ends = self._ends, []
             for row, token in zip(done.sample_rows, sampled, strict=True):
@@ -369,22 +367,3 @@ class ReferenceControlPlane:
         except Exception as error:
             self._dead = f"{call}: {error!r}"
             raise ControlPlaneError(self._dead) from error
-
-
-def _check_buffers(config: ControlPlaneConfig, buffers: StepBuffers) -> None:
-    if buffers.limits != config.limits():
-        raise ValueError(f"buffers made for {buffers.limits} do not suit {config.limits()}")
-    if any(a >= b for a, b in zip((0, *config.graph_sizes), config.graph_sizes, strict=False)):
-        raise ValueError(f"graph_sizes: {config.graph_sizes}: must be positive and ascending")
-    if max(config.graph_sizes, default=0) > len(buffers.ring[0].req_slots):
-        raise ValueError(f"graph_sizes: {config.graph_sizes}: buffers hold {len(buffers.ring[0].req_slots)} rows")
-
-
-def _sampled_tokens(done: InFlight, tokens: Int32Array) -> list[int]:
-    """The tokens of the sampling rows, by row. A negative one would look like a placeholder when it comes back."""
-    if tokens.dtype != np.int32 or tokens.shape != (len(done.rows),):
-        raise ControlPlaneError(f"tokens: {tokens.dtype} {tokens.shape} for {len(done.rows)} rows")
-    sampled: list[int] = tokens[done.sample_rows].tolist() if done.sample_rows else []
-    if sampled and min(sampled) < 0:
-        raise ControlPlaneError(f"step {done.step} sampled a negative token")
-    return sampled

@@ -1,4 +1,4 @@
-"""Checks the events of a `schedule` call before anything is changed.
+"""Checks what comes in from outside: the configuration, the events, the sampled tokens.
 
 Keeps true: an event that passes can be applied without an error; `EventError` names the first that doesn't.
 Doesn't know: how events are applied. (Whether a prompt fits is no error of the event: the request is answered.)
@@ -7,12 +7,30 @@ Doesn't know: how events are applied. (Whether a prompt fits is no error of the 
 from __future__ import annotations
 
 from collections.abc import Container
+from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 
-from minisgl.step import Arrival, EventError, Events, ForwardFailed
+from minisgl.scheduler.api import CachePolicy, ControlPlaneConfig, ControlPlaneError
+from minisgl.step import Arrival, EventError, Events, ForwardFailed, Int32Array, StepBuffers
 
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
+
+
+def check_config(config: ControlPlaneConfig, buffers: StepBuffers) -> None:
+    """Raise `ValueError` for sizes that no step could be made with, or buffers that don't suit them."""
+    for name in ("num_pages", "page_size", "max_running_requests", "max_prefill_length", "context_len"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name}: {getattr(config, name)}: at least 1")
+    if config.cache not in get_args(CachePolicy):
+        raise ValueError(f"cache: {config.cache!r}: one of {', '.join(get_args(CachePolicy))}")
+    if any(a >= b for a, b in pairwise((0, *config.graph_sizes))):
+        raise ValueError(f"graph_sizes: {config.graph_sizes}: must be positive and ascending")
+    if buffers.limits != config.limits():
+        raise ValueError(f"buffers made for {buffers.limits} don't suit {config.limits()}")
+    if max(config.graph_sizes, default=0) > len(buffers.ring[0].req_slots):
+        raise ValueError(f"graph_sizes: {config.graph_sizes}: the buffers hold {len(buffers.ring[0].req_slots)} rows")
 
 
 def check_events(events: Events, live_ids: Container[int], oldest_in_flight: int | None) -> None:
@@ -54,3 +72,13 @@ def _check_arrival(index: int, arrival: Arrival) -> None:
     need(arrival.max_tokens > arrival.num_generated, "max_tokens", "must exceed num_generated")
     need(arrival.min_tokens >= 0, "min_tokens", "must be at least 0")
     need(-MAX_INT32 <= arrival.priority <= MAX_INT32, "priority", "must be a signed 32-bit integer")
+
+
+def sampled_tokens(step: int, num_rows: int, sample_rows: list[int], tokens: Int32Array) -> list[int]:
+    """The tokens of the sampling rows, by row. A negative one would look like a placeholder when it comes back."""
+    if tokens.dtype != np.int32 or tokens.shape != (num_rows,):
+        raise ControlPlaneError(f"tokens of step {step}: {tokens.dtype} {tokens.shape} for {num_rows} rows")
+    sampled: list[int] = tokens[sample_rows].tolist() if sample_rows else []
+    if sampled and min(sampled) < 0:
+        raise ControlPlaneError(f"step {step} sampled a negative token")
+    return sampled
