@@ -18,8 +18,8 @@ from minisgl.step import Arrival, EventError, Events, ForwardFailed, Int32Array,
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
 
 
-def check_config(config: ControlPlaneConfig, buffers: StepBuffers) -> None:
-    """Raise `ValueError` for sizes that no step could be made with, or buffers that don't suit them."""
+def check_config(config: ControlPlaneConfig) -> None:
+    """Raise `ValueError` for what no step could be made with."""
     for name in ("num_pages", "page_size", "max_running_requests", "max_prefill_length", "context_len"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name}: {getattr(config, name)}: at least 1")
@@ -27,6 +27,10 @@ def check_config(config: ControlPlaneConfig, buffers: StepBuffers) -> None:
         raise ValueError(f"cache: {config.cache!r}: one of {', '.join(get_args(CachePolicy))}")
     if any(a >= b for a, b in pairwise((0, *config.graph_sizes))):
         raise ValueError(f"graph_sizes: {config.graph_sizes}: must be positive and ascending")
+
+
+def check_buffers(config: ControlPlaneConfig, buffers: StepBuffers) -> None:
+    """Raise `ValueError` if `buffers` were made for another configuration."""
     if buffers.limits != config.limits():
         raise ValueError(f"buffers made for {buffers.limits} don't suit {config.limits()}")
     if max(config.graph_sizes, default=0) > len(buffers.ring[0].req_slots):

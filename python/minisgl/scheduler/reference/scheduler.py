@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError, Stats
 from minisgl.scheduler.reference import admission, decode_set, retraction
 from minisgl.scheduler.reference.admission import ReserveRatio
-from minisgl.scheduler.reference.inputs import check_config, check_events, sampled_tokens
+from minisgl.scheduler.reference.inputs import check_buffers, check_config, check_events, sampled_tokens
 from minisgl.scheduler.reference.invariants import TableWatch, check_all
 from minisgl.scheduler.reference.metadata import DecidedStep, PrefillRow, write_step
 from minisgl.scheduler.reference.page_pool import PagePool
@@ -55,11 +55,12 @@ class ReferenceControlPlane:
     """`ControlPlane` in Python, the one that others are compared with. Without `buffers` it makes its own."""
 
     def __init__(self, config: ControlPlaneConfig, buffers: StepBuffers | None = None) -> None:
+        check_config(config)
         self.config = config
         self.limits = config.limits()
         largest = max(config.graph_sizes, default=0)
         self._buffers = StepBuffers(self.limits, largest) if buffers is None else buffers
-        check_config(config, self._buffers)
+        check_buffers(config, self._buffers)
         self.tree = RadixTree(PagePool(config.num_pages), config.page_size, config.cache)
         self.slots = SlotTable(config.max_running_requests)
         self.ratio = ReserveRatio()
