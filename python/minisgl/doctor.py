@@ -118,7 +118,9 @@ def _backends() -> list[Finding]:
 
 def _environment() -> list[Finding]:
     data = envs.data_dir()
-    where = "not set: tests that need real data skip" if data is None else ("found" if data.is_dir() else "no such folder")
+    where = (
+        "not set: tests that need real data skip" if data is None else ("found" if data.is_dir() else "no such folder")
+    )
     return [
         Finding("environment", envs.DATA, None, where),
         Finding("environment", envs.CPU_BACKEND, None, envs.cpu_backend() or "not set"),

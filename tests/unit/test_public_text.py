@@ -25,7 +25,9 @@ def test_finds(kind: str) -> None:
     assert kind in {found for _, found, _ in findings(BAD[kind])}
 
 
-@pytest.mark.parametrize("text", ["http://127.0.0.1:1919", "http://localhost", "../shared/data", "a 10.5 s run", "v1.2.3.4"])
+@pytest.mark.parametrize(
+    "text", ["http://127.0.0.1:1919", "http://localhost", "../shared/data", "a 10.5 s run", "v1.2.3.4"]
+)
 def test_leaves_alone(text: str) -> None:
     assert list(findings(text)) == []
 

@@ -1,0 +1,32 @@
+"""Linear layers, one or several of a checkpoint side by side."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Linear:
+    """y = x W^T + b with W [sum(out_sizes), in_size]. `names` are the checkpoint's names of the parts, in order."""
+
+    def __init__(
+        self, in_size: int, parts: dict[str, int], *, bias: bool, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._parts = parts
+        self.weight = torch.empty(sum(parts.values()), in_size, dtype=dtype, device=device)
+        self.bias = torch.empty(sum(parts.values()), dtype=dtype, device=device) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[n, in_size] -> [n, sum(out_sizes)]"""
+        return F.linear(x, self.weight, self.bias)
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        """Checkpoint name -> the part of a parameter that it fills."""
+        found = dict(
+            zip((f"{n}.weight" for n in self._parts), self.weight.split(list(self._parts.values())), strict=True)
+        )
+        if self.bias is not None:
+            biases = self.bias.split(list(self._parts.values()))
+            found |= dict(zip((f"{n}.bias" for n in self._parts), biases, strict=True))
+        return found

@@ -1,0 +1,163 @@
+"""The decoder-only transformer that Llama and its relatives share; what sets them apart are the fields of `Variant`.
+
+Keeps true: pure functions of the inputs and the weights; K and V pass through `attend`, which stores and reads them.
+Doesn't know: pages, batches, sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minisgl.layers import Embedding, Linear, RMSNorm, Rotary
+from minisgl.models.config import ModelConfig
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""attend(layer, q [n, heads, d], k [n, kv_heads, d], v [n, kv_heads, d]) -> [n, heads, d]: stores k and v of these tokens,
+then attends causally over each token's whole row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What differs between architectures beyond their config."""
+
+    qk_norm: bool = False  # RMSNorm over each head of q and k, before rotation
+
+
+class _Attention:
+    def __init__(
+        self, config: ModelConfig, variant: Variant, name: str, layer: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._layer = layer
+        self._heads, self._kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self._qkv = Linear(
+            config.hidden_size,
+            {f"{name}.q_proj": q_size, f"{name}.k_proj": kv_size, f"{name}.v_proj": kv_size},
+            bias=config.attention_bias,
+            dtype=dtype,
+            device=device,
+        )
+        self._out = Linear(
+            q_size, {f"{name}.o_proj": config.hidden_size}, bias=config.attention_bias, dtype=dtype, device=device
+        )
+        self._norms: tuple[RMSNorm, RMSNorm] | None = None
+        if variant.qk_norm:
+            self._norms = (
+                RMSNorm(f"{name}.q_norm", config.head_dim, config.rms_norm_eps, dtype=dtype, device=device),
+                RMSNorm(f"{name}.k_norm", config.head_dim, config.rms_norm_eps, dtype=dtype, device=device),
+            )
+
+    def __call__(self, x: Tensor, rotary: Rotary, tables: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        heads = self._qkv(x).view(x.shape[0], self._heads + 2 * self._kv_heads, self._head_dim)
+        qk, v = heads[:, : self._heads + self._kv_heads], heads[:, self._heads + self._kv_heads :]
+        if self._norms is not None:
+            q_norm, k_norm = self._norms
+            qk = torch.cat((q_norm(qk[:, : self._heads]), k_norm(qk[:, self._heads :])), 1)
+        qk = rotary.rotate(qk, tables)
+        attended = attend(self._layer, qk[:, : self._heads], qk[:, self._heads :], v)
+        return self._out(attended.reshape(x.shape[0], -1))
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        found = self._qkv.checkpoint() | self._out.checkpoint()
+        for norm in self._norms or ():
+            found |= norm.checkpoint()
+        return found
+
+
+class _Mlp:
+    """down(silu(gate(x)) * up(x)) (Shazeer 2020)."""
+
+    def __init__(self, config: ModelConfig, name: str, dtype: torch.dtype, device: torch.device) -> None:
+        size = config.intermediate_size
+        self._size = size
+        self._gate_up = Linear(
+            config.hidden_size,
+            {f"{name}.gate_proj": size, f"{name}.up_proj": size},
+            bias=config.mlp_bias,
+            dtype=dtype,
+            device=device,
+        )
+        self._down = Linear(
+            size, {f"{name}.down_proj": config.hidden_size}, bias=config.mlp_bias, dtype=dtype, device=device
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        both = self._gate_up(x)
+        return self._down(F.silu(both[:, : self._size]).mul_(both[:, self._size :]))
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        return self._gate_up.checkpoint() | self._down.checkpoint()
+
+
+class _Layer:
+    def __init__(
+        self, config: ModelConfig, variant: Variant, index: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        name = f"model.layers.{index}"
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self._before = RMSNorm(f"{name}.input_layernorm", size, eps, dtype=dtype, device=device)
+        self._attention = _Attention(config, variant, f"{name}.self_attn", index, dtype, device)
+        self._between = RMSNorm(f"{name}.post_attention_layernorm", size, eps, dtype=dtype, device=device)
+        self._mlp = _Mlp(config, f"{name}.mlp", dtype, device)
+
+    def __call__(self, x: Tensor, rotary: Rotary, tables: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        x = x + self._attention(self._before(x), rotary, tables, attend)
+        return x.add_(self._mlp(self._between(x)))
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        return (
+            self._before.checkpoint()
+            | self._attention.checkpoint()
+            | self._between.checkpoint()
+            | self._mlp.checkpoint()
+        )
+
+
+class Decoder:
+    """Parameters are uninitialised until a loader has filled every tensor of `checkpoint`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        variant: Variant,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_position: int | None = None,
+    ) -> None:
+        self.config = config
+        self._tokens = Embedding(
+            "model.embed_tokens", config.vocab_size, config.hidden_size, dtype=dtype, device=device
+        )
+        self._layers = [_Layer(config, variant, i, dtype, device) for i in range(config.num_layers)]
+        self._norm = RMSNorm("model.norm", config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
+        self._head = self._tokens
+        if not config.tie_word_embeddings:
+            self._head = Embedding("lm_head", config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self._rotary = Rotary(
+            config.rope, config.head_dim, max_position or config.max_position, dtype=dtype, device=device
+        )
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """[n] int64 ids at [n] int64 positions -> [n, hidden_size], normalised for `logits`."""
+        tables = self._rotary.at(positions)
+        x = self._tokens(input_ids)
+        for layer in self._layers:
+            x = layer(x, self._rotary, tables, attend)
+        return self._norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden_size] -> [n, vocab_size]"""
+        return self._head.logits(hidden)
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        """Every tensor name of a checkpoint and the (part of a) parameter that it fills."""
+        found = self._tokens.checkpoint() | self._norm.checkpoint() | self._head.checkpoint()
+        for layer in self._layers:
+            found |= layer.checkpoint()
+        return found

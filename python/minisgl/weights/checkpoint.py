@@ -1,0 +1,90 @@
+"""Fill a model: from safetensors, tensor by tensor, or from seeds.
+
+Keeps true: memory stays at the weights plus the tensor being copied (files are mapped); a checkpoint that does not fit is
+one error that names every difference, raised before the model is used.
+Doesn't know: architectures; a model says by `checkpoint()` which tensors it wants where.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from minisgl.config import ConfigError
+
+INDEX = "model.safetensors.index.json"
+Progress = Callable[[int, int], None]
+"""(tensors done, tensors in all)"""
+_SHOWN = 8
+
+
+def load_weights(wanted: Mapping[str, Tensor], model_dir: str | Path, progress: Progress | None = None) -> None:
+    """Copy every tensor of the folder's safetensors into `wanted`. Raises `ConfigError`."""
+    folder = Path(model_dir)
+    missing, surplus, misshaped = set(wanted), list[str](), list[str]()
+    for file in _files(folder):
+        try:
+            with safe_open(file, framework="pt") as shard:
+                for name in shard.keys():  # noqa: SIM118 (not a dict)
+                    target = wanted.get(name)
+                    if target is None:
+                        if not _is_redundant(name, wanted):
+                            surplus.append(name)
+                        continue
+                    missing.discard(name)
+                    shape = tuple(shard.get_slice(name).get_shape())
+                    if shape != tuple(target.shape):
+                        misshaped.append(f"{name} is {list(shape)}, not {list(target.shape)}")
+                        continue
+                    target.copy_(shard.get_tensor(name))
+                    if progress is not None:
+                        progress(len(wanted) - len(missing), len(wanted))
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{file.name}: {error}") from error
+    problems = [
+        f"{len(names)} {kind}: {', '.join(sorted(names)[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}"
+        for kind, names in (("missing", missing), ("unknown", surplus), ("of the wrong shape", misshaped))
+        if names
+    ]
+    if problems:
+        raise ConfigError(f"{folder.name}: the weights do not fit the model: {'; '.join(problems)}")
+
+
+def _is_redundant(name: str, wanted: Mapping[str, Tensor]) -> bool:
+    """Tensors that some exporters write and no model needs: rotary tables, and the copy of a tied head."""
+    return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and name not in wanted)
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ConfigError(f"{INDEX}: {error!r}: not a safetensors index") from error
+        files = [folder / name for name in names]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"{folder.name}: no *.safetensors: convert the weights, or try --load-format dummy")
+    if absent := [file.name for file in files if not file.is_file()]:
+        raise ConfigError(f"{folder.name}: {INDEX} names files that are not there: {', '.join(absent[:_SHOWN])}")
+    return files
+
+
+def dummy_weights(wanted: Mapping[str, Tensor], seed: int) -> None:
+    """Fill with seeded noise that keeps activations finite. Each tensor's values depend on its name, its shape and `seed`
+    only, so merging or sharding does not change them."""
+    for name, target in wanted.items():
+        if name.endswith("norm.weight"):
+            target.fill_(1.0)
+            continue
+        generator = torch.Generator(device="cpu").manual_seed((seed << 32) ^ zlib.crc32(name.encode()))
+        noise = torch.empty(target.shape, dtype=torch.float32).normal_(0.0, 0.02, generator=generator)
+        target.copy_(noise)

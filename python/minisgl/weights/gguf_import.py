@@ -1,0 +1,174 @@
+"""Import of a GGUF file: once per file it becomes a folder of safetensors, config.json and tokenizer.json.
+
+Keeps true: the folder appears whole or not at all; it is keyed by the file's content; dequantised values are exact
+(float32). What this cannot import is refused by name.
+Doesn't know: how models compute.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGUFReader, dequantize
+from safetensors.numpy import save_file
+from tqdm import tqdm
+
+from minisgl import envs
+from minisgl.config import ConfigError
+from minisgl.weights.gguf_tokenizer import tokenizer_files
+
+FORMAT = "1"  # part of the key: a change of what is written makes new folders
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+_GLOBAL_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def import_gguf(file: Path, say: Callable[[str], None]) -> Path:
+    """The folder for `file`, made now if it is not there. Raises `ConfigError`."""
+    base = envs.cache_dir() / "gguf"
+    base.mkdir(parents=True, exist_ok=True)
+    folder = base / f"{_digest(file)[:32]}-{FORMAT}"
+    if folder.is_dir():
+        return folder
+    with (base / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second importer waits and finds the folder
+        if folder.is_dir():
+            return folder
+        say(f"importing {file.name}, once")
+        partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=base))
+        try:
+            _write(file, partial)
+            os.replace(partial, folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    return folder
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _write(file: Path, folder: Path) -> None:
+    try:
+        reader = GGUFReader(file)
+    except (ValueError, OSError, IndexError) as error:
+        raise ConfigError(f"{file.name}: not a GGUF file: {error}") from error
+    fields = _Fields(reader, file.name)
+    config = _config(fields, {tensor.name for tensor in reader.tensors})
+    tensors: dict[str, npt.NDArray[np.float32]] = {}
+    for tensor in tqdm(reader.tensors, desc="dequantising", unit="tensor", disable=not sys.stderr.isatty()):
+        if tensor.name == "rope_freqs.weight":
+            raise ConfigError(f"{file.name}: scaled rotary embeddings are not imported from GGUF: use safetensors")
+        try:
+            values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+        except NotImplementedError as error:
+            raise ConfigError(f"{file.name}: {tensor.name}: {error}") from error
+        name = _name(tensor.name, file.name)
+        if fields.architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = config["num_attention_heads" if name.endswith("q_proj.weight") else "num_key_value_heads"]
+            values = _unpermute(values, heads)
+        tensors[name] = np.ascontiguousarray(values)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for name, content in {
+        "config.json": config,
+        "generation_config.json": {"eos_token_id": config["eos_token_id"], "bos_token_id": config["bos_token_id"]},
+        **tokenizer_files(fields.get),
+    }.items():
+        text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+class _Fields:
+    """Metadata by key; `own` keys are those of the file's architecture."""
+
+    def __init__(self, reader: GGUFReader, file_name: str) -> None:
+        self._reader = reader
+        self._file_name = file_name
+        self.architecture = str(self.get("general.architecture"))
+        if self.architecture not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise ConfigError(f"{file_name}: architecture {self.architecture!r} is not imported: only {known}")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        field = self._reader.get_field(key)
+        if field is None:
+            if default is None:
+                raise ConfigError(f"{self._file_name}: the GGUF metadata lacks {key}")
+            return default
+        return field.contents()
+
+    def own(self, key: str, default: Any = None) -> Any:
+        return self.get(f"{self.architecture}.{key}", default)
+
+
+def _config(fields: _Fields, tensor_names: set[str]) -> dict[str, Any]:
+    if fields.own("rope.scaling.type", "none") not in ("none", ""):
+        raise ConfigError("scaled rotary embeddings are not imported from GGUF: use the model's safetensors")
+    hidden, heads = int(fields.own("embedding_length")), int(fields.own("attention.head_count"))
+    return {
+        "architectures": [ARCHITECTURES[fields.architecture]],
+        "model_type": fields.architecture,
+        "hidden_size": hidden,
+        "num_hidden_layers": int(fields.own("block_count")),
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(fields.own("attention.head_count_kv", heads)),
+        "head_dim": int(fields.own("attention.key_length", hidden // heads)),
+        "intermediate_size": int(fields.own("feed_forward_length")),
+        "vocab_size": len(fields.get("tokenizer.ggml.tokens")),
+        "max_position_embeddings": int(fields.own("context_length")),
+        "rms_norm_eps": float(fields.own("attention.layer_norm_rms_epsilon")),
+        "rope_theta": float(fields.own("rope.freq_base", 10_000.0)),
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": "output.weight" not in tensor_names,
+        "bos_token_id": int(fields.get("tokenizer.ggml.bos_token_id", -1)),
+        "eos_token_id": int(fields.get("tokenizer.ggml.eos_token_id")),
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _name(name: str, file_name: str) -> str:
+    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
+    if name in _GLOBAL_NAMES:
+        return _GLOBAL_NAMES[name]
+    parts = name.split(".")
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER_NAMES:
+        return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{parts[3]}"
+    raise ConfigError(f"{file_name}: unknown tensor {name}")
+
+
+def _unpermute(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+    """llama.cpp interleaves the two halves of each rotated head; checkpoints keep them apart."""
+    rows, columns = values.shape
+    return values.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)

