@@ -13,7 +13,7 @@ BAD = {
     "windows home path": "C:" + "\\Users\\me",
     "private key": "-----BEGIN " + "RSA PRIVATE KEY-----",
     "access key": "gh" + "p_" + "a" * 36,
-    "user at host": "me@" + "box.internal",
+    "user at host": "me@" + "box" + ".internal",
     "internal host": "http://ci." + "corp/job",
     "private address": "10" + ".1.2.3",
     "package registry": "https://" + "pypi" + ".org/simple",

@@ -23,10 +23,10 @@ class Linear:
 
     def checkpoint(self) -> dict[str, Tensor]:
         """Checkpoint name -> the part of a parameter that it fills."""
-        found = dict(
-            zip((f"{n}.weight" for n in self._parts), self.weight.split(list(self._parts.values())), strict=True)
-        )
-        if self.bias is not None:
-            biases = self.bias.split(list(self._parts.values()))
-            found |= dict(zip((f"{n}.bias" for n in self._parts), biases, strict=True))
+        found, start = dict[str, Tensor](), 0
+        for name, size in self._parts.items():
+            found[f"{name}.weight"] = self.weight[start : start + size]
+            if self.bias is not None:
+                found[f"{name}.bias"] = self.bias[start : start + size]
+            start += size
         return found

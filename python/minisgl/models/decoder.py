@@ -17,8 +17,8 @@ from minisgl.layers import Embedding, Linear, RMSNorm, Rotary
 from minisgl.models.config import ModelConfig
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""attend(layer, q [n, heads, d], k [n, kv_heads, d], v [n, kv_heads, d]) -> [n, heads, d]: stores k and v of these tokens,
-then attends causally over each token's whole row."""
+"""attend(layer, q [n, heads, d], k [n, kv_heads, d], v [n, kv_heads, d]) -> [n, heads, d]: stores k and v of these
+tokens, then attends causally over each token's whole row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Fill a model: from safetensors, tensor by tensor, or from seeds.
 
-Keeps true: memory stays at the weights plus the tensor being copied (files are mapped); a checkpoint that does not fit is
-one error that names every difference, raised before the model is used.
+Keeps true: memory stays at the weights plus the tensor being copied (files are mapped); a checkpoint that does not fit
+is one error that names every difference, raised before the model is used.
 Doesn't know: architectures; a model says by `checkpoint()` which tensors it wants where.
 """
 
@@ -79,7 +79,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def dummy_weights(wanted: Mapping[str, Tensor], seed: int) -> None:
-    """Fill with seeded noise that keeps activations finite. Each tensor's values depend on its name, its shape and `seed`
+    """Fill with seeded noise that keeps activations finite. A tensor's values depend on its name, its shape and `seed`
     only, so merging or sharding does not change them."""
     for name, target in wanted.items():
         if name.endswith("norm.weight"):

@@ -1,6 +1,6 @@
 """Where a model lies: a folder, a GGUF file, the embedded model, or a hub.
 
-Keeps true: the result is a local folder with config.json, safetensors and tokenizer files; every failure says what to do.
+Keeps true: the result is a local folder with config.json, safetensors and tokenizer; every failure says what to do.
 Doesn't know: what is in the files.
 """
 
