@@ -62,7 +62,7 @@ def test_a_prefill_that_gets_nothing_keeps_new_requests_out_but_not_decode_rows(
 def test_a_prefix_that_was_computed_is_not_computed_again() -> None:
     driver = Driver()
     driver.step(arrival(1, PROMPT))
-    row = driver.step(arrival(2, PROMPT[:20] + [99, 98]))[1]
+    row = driver.step(arrival(2, [*PROMPT[:20], 99, 98]))[1]
     assert (row.extend_len, row.seq_len, row.input_ids) == (2, 22, [99, 98])
     assert driver.view.cached_len[2] == 20
     assert driver.plane.page_table(2)[:5] == driver.plane.page_table(1)[:5]

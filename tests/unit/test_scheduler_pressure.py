@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from minisgl.scheduler.reference.admission import RATIO_MIN
 from minisgl.step import Abort, FinishReason
 from tests.helpers_scheduler import Driver, arrival, lengths
 
@@ -131,17 +130,23 @@ def test_a_started_prefill_retracts_too_when_there_is_no_page() -> None:
     assert len(driver.tokens[1]) == 20
 
 
-def test_retracted_prefill_chunks_stay_cached() -> None:
-    driver = Driver(num_pages=8, max_prefill_length=5, context_len=64)
-    driver.step(arrival(1, [1] * 4, max_tokens=22))
-    driver.plane.ratio.value = RATIO_MIN
-    driver.step(arrival(2, list(range(50, 74))))
-    while driver.plan.num_retracted == 0:
+def test_a_prefill_can_be_retracted_and_its_chunks_stay_cached() -> None:
+    driver = Driver(num_pages=6, max_prefill_length=5)
+    driver.step(arrival(1, [1] * 7, max_tokens=9))
+    driver.step()
+    driver.plane.ratio.value = 0
+    driver.step(arrival(2, list(range(50, 66))))
+    for _ in range(3):
         driver.step()
-    before = driver.plane.stats().num_evictable_pages
-    assert before > 0, "its pages are in the tree, but for the one that was taken"
+    assert driver.plane.stats().num_free_pages == 0, "request 2 has 3 pages and waits for its last"
+    for _ in range(5):
+        if driver.plan.num_retracted == 0:
+            driver.step()
+    assert driver.plan.num_retracted == 1
+    assert driver.plane.stats().num_evictable_pages == 2, "one of its pages was taken"
     driver.run()
-    assert driver.view.cached_len[2] > 0
+    assert driver.view.cached_len[2] == 8
+    assert len(driver.tokens[2]) == 4
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
