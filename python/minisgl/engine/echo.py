@@ -11,14 +11,13 @@ Doesn't know: temperature, top-k and the like: its text depends on the prompt an
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.engine.api import EngineInfo, EngineStepError, SlotBinding, StepResult
+from minisgl.engine.api import EngineInfo, EngineStepError, SlotBinding, StepHandle, StepResult
+from minisgl.engine.worker import ForwardThread
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
 
 U64 = npt.NDArray[np.uint64]
@@ -45,32 +44,6 @@ def _mix(value: U64, salt: U64) -> U64:
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x ^= x >> np.uint64(31)
     return x
-
-
-class _Handle:
-    __slots__ = ("_done", "_error", "_result")
-
-    def __init__(self) -> None:
-        self._done = threading.Event()
-        self._result: StepResult | None = None
-        self._error: BaseException | None = None
-
-    def resolve(self, run: Callable[[], StepResult]) -> None:
-        try:
-            self._result = run()
-        except BaseException as error:  # handed over to whoever waits
-            self._error = error
-        self._done.set()
-
-    def wait(self) -> StepResult:
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
-
-    def done(self) -> bool:
-        return self._done.is_set()
 
 
 class EchoEngine:
@@ -111,39 +84,18 @@ class EchoEngine:
         self._page_table[max_rows] = num_pages
         self._last_token = np.zeros(max_rows + 1, np.int32)
         self._seeds = np.zeros(max_rows + 1, np.uint64)
-        self._queue: queue.SimpleQueue[tuple[_Handle, Callable[[], StepResult]] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        if worker_thread:
-            self._thread = threading.Thread(target=self._work, name="echo-forward", daemon=True)
-            self._thread.start()
+        self._thread = ForwardThread("echo-forward", threaded=worker_thread)
 
     @property
     def info(self) -> EngineInfo:
         return self._info
 
-    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> _Handle:
-        handle = _Handle()
+    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
         entry, bound = buffers.ring[plan.ring_index], list(bindings)
-
-        def run() -> StepResult:
-            return self._forward(plan, entry, bound)
-
-        if self._thread is None:
-            handle.resolve(run)
-        else:
-            self._queue.put((handle, run))
-        return handle
+        return self._thread.submit(lambda: self._forward(plan, entry, bound))
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join()
-            self._thread = None
-
-    def _work(self) -> None:
-        while (job := self._queue.get()) is not None:
-            handle, run = job
-            handle.resolve(run)
+        self._thread.close()
 
     # ----------------------------------------------------------------------------------------------------- forward
 

@@ -6,7 +6,8 @@ the ids are, where decoding a growing window is quadratic in a flood of invalid 
 
 Keeps true: the deltas and the flush together equal the whole-text decoding of the ids, in a text that goes on (the
 space that sentencepiece strips at the very beginning is kept). One exception, which whole-text decoding decides in
-hindsight: an invalid byte turns all bytes of its byte-fallback run into U+FFFD there; here, characters delivered before it stay.
+hindsight: an invalid byte turns all bytes of its byte-fallback run into U+FFFD there; here, characters delivered
+before it stay.
 Doesn't know: stop strings, requests.
 """
 

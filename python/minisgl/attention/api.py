@@ -1,0 +1,37 @@
+"""What an attention backend is.
+
+Keeps true: one `prepare` per step, then `attend` once per layer in ascending order; all rows store before any row
+reads.
+Doesn't know: models, plans, requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionRows:
+    """The rows of a step, on the host. The first `num_decode` rows have one token each."""
+
+    num_decode: int
+    slots: Int32Array  # [rows] rows of the page table
+    seq_lens: Int32Array  # [rows] tokens after the step
+    extend_lens: Int32Array  # [rows] of them in this step
+    out_loc: Int32Array  # [tokens] where each token's K and V go
+
+
+class AttentionBackend(Protocol):
+    def prepare(self, rows: AttentionRows, page_table: Tensor) -> None:
+        """Make what all layers of a step share. `page_table` [slots, pages per request] int64 holds the step's
+        changes."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [tokens, heads, d], k and v [tokens, kv_heads, d] -> [tokens, heads, d]; see `models.Attend`."""

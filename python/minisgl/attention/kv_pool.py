@@ -1,0 +1,44 @@
+"""The KV tensors: for each layer K and V of every page.
+
+Keeps true: a slot of the pool holds finite numbers from the start, because masked positions are read, too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class KVPool:
+    """`num_pages` pages and one more for padding rows. Memory is touched only when it is written (zeroed lazily)."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.page_size = page_size
+        shape = (num_pages + 1, page_size, num_kv_heads, head_dim)
+        self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+
+    def store(self, layer: int, out_loc: Tensor, k: Tensor, v: Tensor) -> None:
+        """k and v [n, kv_heads, d] to places out_loc [n] int64."""
+        self.k[layer].flatten(0, 1).index_copy_(0, out_loc, k)
+        self.v[layer].flatten(0, 1).index_copy_(0, out_loc, v)
+
+    def clear(self) -> None:
+        """Back to zeros: after a forward that may have written numbers that are none."""
+        for tensor in (*self.k, *self.v):
+            tensor.zero_()
+
+
+def page_bytes(num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of one page over all layers."""
+    return 2 * num_layers * page_size * num_kv_heads * head_dim * dtype.itemsize

@@ -1,0 +1,145 @@
+"""Attention with torch's own scaled_dot_product_attention: what is always there, and the reference for other backends.
+
+Decode rows go in groups of similar length, each one gather of whole pages and one call, with the query heads of a KV
+head folded into the query length. Prefill rows go one by one.
+
+Keeps true: only the pages of the step's rows are read.
+Doesn't know: how rows were chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minisgl.attention.api import AttentionRows
+from minisgl.attention.kv_pool import KVPool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _DecodeGroup:
+    rows: Tensor | None  # [g] int64 among the decode rows; None: all of them, in order
+    pages: Tensor  # [g * columns] int64
+    columns: int
+    mask: Tensor | None  # [g, 1, 1, columns * page_size]; None if every row fills its pages
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PrefillRow:
+    start: int  # of its tokens
+    end: int
+    pages: Tensor
+    seq_len: int
+    mask: Tensor | None  # [tokens, seq_len]; None if the row has no history: plain causal
+
+
+class TorchSdpa:
+    def __init__(self, pool: KVPool, dtype: torch.dtype, device: torch.device) -> None:
+        self._pool = pool
+        self._dtype = dtype
+        self._device = device
+        self._out_loc = torch.empty(0, dtype=torch.int64)
+        self._num_decode = 0
+        self._groups: list[_DecodeGroup] = []
+        self._prefill: list[_PrefillRow] = []
+
+    def prepare(self, rows: AttentionRows, page_table: Tensor) -> None:
+        self._out_loc = torch.from_numpy(rows.out_loc.astype(np.int64)).to(self._device)
+        self._num_decode = rows.num_decode
+        self._groups = self._decode_groups(rows, page_table) if rows.num_decode else []
+        self._prefill = []
+        start = rows.num_decode
+        for row in range(rows.num_decode, len(rows.slots)):
+            end = start + int(rows.extend_lens[row])
+            self._prefill.append(self._prefill_row(rows, row, start, end, page_table))
+            start = end
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self._pool.store(layer, self._out_loc, k, v)
+        pool_k, pool_v = self._pool.k[layer], self._pool.v[layer]
+        if not self._prefill and len(self._groups) == 1:
+            return self._decode(self._groups[0], q, pool_k, pool_v)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        for group in self._groups:
+            assert group.rows is not None or len(self._groups) == 1
+            if group.rows is None:
+                out[: self._num_decode] = self._decode(group, q[: self._num_decode], pool_k, pool_v)
+            else:
+                out[group.rows] = self._decode(group, q[group.rows], pool_k, pool_v)
+        for row in self._prefill:
+            out[row.start : row.end] = self._extend(row, q[row.start : row.end], pool_k, pool_v)
+        return out
+
+    # ------------------------------------------------------------------------------------------------------ decode
+
+    def _decode_groups(self, rows: AttentionRows, page_table: Tensor) -> list[_DecodeGroup]:
+        """Rows whose page counts lie within a power of two share a group, so that padding at most doubles the reads."""
+        lens = rows.seq_lens[: rows.num_decode].astype(np.int64)
+        columns = -(-lens // self._pool.page_size)
+        if int(columns.max()) <= 2 * int(columns.min()):
+            return [self._decode_group(None, lens, int(columns.max()), rows.slots[: rows.num_decode], page_table)]
+        keys = np.ceil(np.log2(columns))
+        groups = []
+        for key in np.unique(keys):
+            chosen = np.flatnonzero(keys == key)
+            widest = int(columns[chosen].max())
+            groups.append(self._decode_group(chosen, lens[chosen], widest, rows.slots[chosen], page_table))
+        return groups
+
+    def _decode_group(
+        self,
+        chosen: np.ndarray[tuple[int], np.dtype[np.int64]] | None,
+        lens: np.ndarray[tuple[int], np.dtype[np.int64]],
+        columns: int,
+        slots: np.ndarray[tuple[int], np.dtype[np.int32]],
+        page_table: Tensor,
+    ) -> _DecodeGroup:
+        pages = page_table[torch.from_numpy(slots.astype(np.int64)).to(self._device), :columns].flatten()
+        width = columns * self._pool.page_size
+        mask = None
+        if int(lens.min()) < width:
+            hidden = np.arange(width)[None, :] >= lens[:, None]
+            mask = torch.zeros(hidden.shape, dtype=self._dtype)
+            mask[torch.from_numpy(hidden)] = float("-inf")
+            mask = mask[:, None, None, :].to(self._device)
+        rows = None if chosen is None else torch.from_numpy(chosen).to(self._device)
+        return _DecodeGroup(rows, pages, columns, mask)
+
+    def _decode(self, group: _DecodeGroup, q: Tensor, pool_k: Tensor, pool_v: Tensor) -> Tensor:
+        num_rows, heads, dim = q.shape
+        kv_heads = pool_k.shape[2]
+        shape = (num_rows, group.columns * self._pool.page_size, kv_heads, dim)
+        k = pool_k.index_select(0, group.pages).view(shape).transpose(1, 2)
+        v = pool_v.index_select(0, group.pages).view(shape).transpose(1, 2)
+        folded = q.reshape(num_rows, kv_heads, heads // kv_heads, dim)
+        out = F.scaled_dot_product_attention(folded, k, v, attn_mask=group.mask)
+        return out.reshape(num_rows, heads, dim)
+
+    # ----------------------------------------------------------------------------------------------------- prefill
+
+    def _prefill_row(self, rows: AttentionRows, row: int, start: int, end: int, page_table: Tensor) -> _PrefillRow:
+        seq_len, num_tokens = int(rows.seq_lens[row]), end - start
+        columns = -(-seq_len // self._pool.page_size)
+        mask = None
+        if seq_len > num_tokens:
+            last = torch.arange(seq_len - num_tokens, seq_len, device=self._device)
+            mask = torch.arange(seq_len, device=self._device)[None, :] <= last[:, None]
+        return _PrefillRow(start, end, page_table[int(rows.slots[row]), :columns], seq_len, mask)
+
+    def _extend(self, row: _PrefillRow, q: Tensor, pool_k: Tensor, pool_v: Tensor) -> Tensor:
+        """q [n, heads, d] -> [n, heads, d]"""
+        k = pool_k.index_select(0, row.pages).flatten(0, 1)[: row.seq_len].transpose(0, 1)
+        v = pool_v.index_select(0, row.pages).flatten(0, 1)[: row.seq_len].transpose(0, 1)
+        out = F.scaled_dot_product_attention(
+            q.transpose(0, 1).unsqueeze(0),
+            k.unsqueeze(0),
+            v.unsqueeze(0),
+            attn_mask=row.mask,
+            is_causal=row.mask is None,
+            enable_gqa=True,
+        )
+        return out.squeeze(0).transpose(0, 1)

@@ -1,0 +1,121 @@
+"""From a configuration to a ready torch engine: find, load, size the KV pool, warm up.
+
+Keeps true: every failure names the flag to change; progress is plain lines, one per stage.
+Doesn't know: the control plane, processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import torch
+
+from minisgl.attention import KVPool, TorchSdpa
+from minisgl.attention.kv_pool import page_bytes
+from minisgl.config import ConfigError, EngineConfig
+from minisgl.engine.api import EngineInfo
+from minisgl.engine.torch_engine import TorchEngine
+from minisgl.models import Decoder, ModelConfig, build_model, load_config
+from minisgl.weights import dummy_weights, load_weights, resolve_model
+
+MAX_POOL_BYTES = 4 * 2**30  # without --num-pages: a laptop has other things to do with its memory
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_engine(config: EngineConfig, say: Callable[[str], None]) -> TorchEngine:
+    """Raises `ConfigError` and its kin with what to change."""
+    began = time.monotonic()
+    device = _device(config)
+    folder = resolve_model(
+        config.model, say, source=config.model_source, revision=config.revision, load_format=config.load_format
+    )
+    model_config = load_config(folder)
+    dtype = _dtype(config, model_config)
+    context_len = _context_len(config, model_config)
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    with torch.inference_mode():
+        model = build_model(model_config, dtype=dtype, device=device, max_position=context_len)
+        _fill(model, folder, config)
+        num_pages = _num_pages(config, model_config, dtype, context_len)
+        pool = KVPool(
+            num_layers=model_config.num_layers,
+            num_pages=num_pages,
+            page_size=config.page_size,
+            num_kv_heads=model_config.num_kv_heads,
+            head_dim=model_config.head_dim,
+            dtype=dtype,
+            device=device,
+        )
+    say(f"loaded {folder.name}: {model_config.architecture}, {_dtype_name(dtype)}, {time.monotonic() - began:.1f} s")
+    info = EngineInfo(
+        name="torch",
+        model_dir=str(folder),
+        vocab_size=model_config.vocab_size,
+        context_len=context_len,
+        eos_ids=model_config.eos_ids,
+        num_pages=num_pages,
+        page_size=config.page_size,
+        device=str(device),
+        dtype=_dtype_name(dtype),
+    )
+    return TorchEngine(
+        model,
+        info,
+        pool,
+        TorchSdpa(pool, dtype, device),
+        max_rows=config.max_running_requests,
+        max_seq_len=min(context_len, num_pages * config.page_size + 1),
+        num_threads=config.num_threads,
+    )
+
+
+def _device(config: EngineConfig) -> torch.device:
+    if config.device not in ("auto", "cpu"):
+        raise ConfigError(f"--device {config.device}: this version runs on the CPU only: use --device cpu")
+    return torch.device("cpu")
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return next(name for name, known in DTYPES.items() if known is dtype)
+
+
+def _dtype(config: EngineConfig, model_config: ModelConfig) -> torch.dtype:
+    name = model_config.dtype if config.dtype == "auto" else config.dtype
+    if name not in DTYPES:
+        raise ConfigError(f"config.json: dtype: {name!r} is not supported: choose --dtype {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _context_len(config: EngineConfig, model_config: ModelConfig) -> int:
+    if config.max_seq_len is None:
+        return model_config.max_position
+    if config.max_seq_len > model_config.max_position:
+        raise ConfigError(f"--max-seq-len {config.max_seq_len}: the model's context is {model_config.max_position}")
+    return config.max_seq_len
+
+
+def _fill(model: Decoder, folder: Path, config: EngineConfig) -> None:
+    if config.load_format == "dummy":
+        dummy_weights(model.checkpoint(), config.seed)
+    else:
+        load_weights(model.checkpoint(), folder)
+
+
+def _num_pages(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, context_len: int) -> int:
+    """As asked for, else what fits into the memory share, but no more than all rows at full context could use."""
+    if config.num_pages is not None:
+        return config.num_pages
+    one = page_bytes(model_config.num_layers, config.page_size, model_config.num_kv_heads, model_config.head_dim, dtype)
+    free = int(psutil.virtual_memory().available * config.memory_ratio)
+    useful = config.max_running_requests * -(-context_len // config.page_size)
+    num_pages = min(min(free, MAX_POOL_BYTES) // one, useful)
+    if num_pages < 1:
+        raise ConfigError(
+            f"--memory-ratio {config.memory_ratio}: {free // 2**20} MiB do not hold one page of {one // 1024} KiB: "
+            "raise it, or set --num-pages"
+        )
+    return int(num_pages)

@@ -1,0 +1,92 @@
+"""From logits to tokens.
+
+Keeps true: greedy is the exact argmax, the lowest id on ties; otherwise the token is a function of the row's logits,
+its parameters, its seed and its position only, whatever else is in the batch; rows pay only for what they ask.
+Doesn't know: requests, text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number
+_MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingRows:
+    """Parameters by row, [n] each, on the host."""
+
+    temperature: Tensor  # float32, 0 is greedy
+    top_k: Tensor  # int64, at most 0 is off
+    top_p: Tensor  # float32, 1 is off
+    seed: Tensor  # int64
+    position: Tensor  # int64, of the token to be sampled
+
+
+def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """logits [n, vocab] of any float dtype -> [n] int64."""
+    drawn = rows.temperature > 0
+    if not bool(drawn.any()):
+        return logits.argmax(-1)
+    tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    greedy = (~drawn).nonzero().flatten().to(logits.device)
+    if len(greedy):
+        tokens[greedy] = logits[greedy].argmax(-1)
+    chosen = drawn.nonzero().flatten()
+    there = chosen.to(logits.device)
+    scaled = logits[there].float() / rows.temperature[chosen, None].to(logits.device)
+    probabilities = scaled.softmax(-1)
+    top_k, top_p = rows.top_k[chosen], rows.top_p[chosen]
+    narrow = ((top_k > 0) | (top_p < 1)).nonzero().flatten()
+    if len(narrow):
+        at = narrow.to(logits.device)
+        probabilities[at] = _truncate(probabilities[at], top_k[narrow].to(at.device), top_p[narrow].to(at.device))
+    uniform = uniforms(rows.seed[chosen], rows.position[chosen]).to(logits.device)
+    tokens[there] = _inverse_cdf(probabilities, uniform)
+    return tokens
+
+
+def _truncate(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Zero all but the k most likely tokens, then all but the fewest of these whose share reaches p (nucleus sampling,
+    Holtzman et al. 2019). Ties go to the lower id."""
+    ordered, ids = probabilities.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(probabilities.shape[-1], device=probabilities.device)
+    beyond_k = (top_k > 0)[:, None] & (rank >= top_k[:, None])
+    ordered = ordered.masked_fill(beyond_k, 0.0)
+    mass = ordered.cumsum(-1, dtype=torch.float64)
+    before = mass - ordered
+    limit = top_p.double()[:, None] * mass[:, -1:]
+    ordered = ordered.masked_fill((before >= limit) & (rank > 0) & (top_p < 1)[:, None], 0.0)
+    return torch.zeros_like(probabilities).scatter_(-1, ids, ordered)
+
+
+def _inverse_cdf(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """The first token, in order of ids, whose cumulative probability exceeds uniform times the total."""
+    cdf = probabilities.cumsum(-1, dtype=torch.float64)
+    found = torch.searchsorted(cdf, (uniform[:, None] * cdf[:, -1:]), right=True).squeeze(-1)
+    # rounding may carry the target to the total: then the last token that has any probability
+    last = torch.searchsorted(cdf, cdf[:, -1:], right=False).squeeze(-1)
+    return torch.minimum(found, last)
+
+
+def uniforms(seed: Tensor, position: Tensor) -> Tensor:
+    """[n] int64 each -> [n] float64 in [0, 1): the finalizer of splitmix64 (Steele, Lea, Flood 2014), twice."""
+    bits = _finalize(_finalize(seed) ^ (position * _GOLDEN))
+    return _shift(bits, 11).double() * 2.0**-53
+
+
+def _finalize(x: Tensor) -> Tensor:
+    x = x + _GOLDEN
+    x = (x ^ _shift(x, 30)) * _MIX1
+    x = (x ^ _shift(x, 27)) * _MIX2
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, count: int) -> Tensor:
+    """Logical right shift: torch's is arithmetic."""
+    return (x >> count) & ((1 << (64 - count)) - 1)

@@ -1,0 +1,168 @@
+"""The engine that runs real models with torch, on the CPU: paged KV, variable-length batches, sampling, one forward
+thread.
+
+Keeps true: a plan's bindings, page-table changes and rows take effect in the forward thread, in launch order; each
+token id that the host does not know yet comes from `last_token`, which the forward before wrote; a step whose numbers
+are not finite is an error, and what it may have left in the KV pool is wiped.
+Doesn't know: requests, the prefix cache, text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl.attention import AttentionBackend, AttentionRows, KVPool
+from minisgl.engine.api import EngineInfo, EngineStepError, SlotBinding, StepHandle, StepLogprobs, StepResult
+from minisgl.engine.sampler import SamplingRows, sample
+from minisgl.engine.worker import ForwardThread
+from minisgl.models import Decoder
+from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
+
+
+class _Slots:
+    """Sampling parameters by request slot, on the host; the last one belongs to padding rows."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.temperature = torch.zeros(num_slots, dtype=torch.float32)
+        self.top_k = torch.zeros(num_slots, dtype=torch.int64)
+        self.top_p = torch.ones(num_slots, dtype=torch.float32)
+        self.seed = torch.zeros(num_slots, dtype=torch.int64)
+        self.logprobs = np.full(num_slots, -1, np.int32)  # -1: not asked for
+
+    def bind(self, binding: SlotBinding) -> None:
+        slot, sampling = binding.slot, binding.sampling
+        assert sampling.seed is not None
+        self.temperature[slot] = sampling.temperature
+        self.top_k[slot] = sampling.top_k
+        self.top_p[slot] = sampling.top_p
+        self.seed[slot] = sampling.seed
+        self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
+
+    def rows(self, slots: Tensor, position: Tensor) -> SamplingRows:
+        return SamplingRows(self.temperature[slots], self.top_k[slots], self.top_p[slots], self.seed[slots], position)
+
+
+class TorchEngine:
+    def __init__(
+        self,
+        model: Decoder,
+        info: EngineInfo,
+        pool: KVPool,
+        attention: AttentionBackend,
+        *,
+        max_rows: int,
+        max_seq_len: int,
+        num_threads: int | None = None,
+    ) -> None:
+        self._model = model
+        self._info = info
+        self._pool = pool
+        self._attention = attention
+        self._device = torch.device(info.device)
+        self._page_table = torch.full(
+            (max_rows + 1, -(-max_seq_len // info.page_size)), info.num_pages, dtype=torch.int64, device=self._device
+        )
+        self._last_token = torch.zeros(max_rows + 1, dtype=torch.int64, device=self._device)
+        self._slots = _Slots(max_rows + 1)
+        self._num_threads = num_threads
+        self._thread = ForwardThread("torch-forward")
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
+        entry, bound = buffers.ring[plan.ring_index], list(bindings)
+        return self._thread.submit(lambda: self._run(plan, entry, bound))
+
+    def close(self) -> None:
+        self._thread.close()
+
+    # ----------------------------------------------------------------------------------------------------- forward
+
+    def _run(self, plan: StepPlan, entry: RingEntry, bindings: list[SlotBinding]) -> StepResult:
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)  # of this thread
+            self._num_threads = None
+        self._apply(plan, entry, bindings)
+        if not plan.num_rows:
+            return StepResult(np.empty(0, np.int32))
+        try:
+            with torch.inference_mode():
+                return self._forward(plan, entry)
+        except (RuntimeError, MemoryError) as error:  # torch's errors on a CPU leave it usable
+            self._pool.clear()
+            if isinstance(error, EngineStepError):
+                raise
+            raise EngineStepError(f"{type(error).__name__}: {error}") from error
+
+    def _apply(self, plan: StepPlan, entry: RingEntry, bindings: list[SlotBinding]) -> None:
+        for binding in bindings:
+            self._slots.bind(binding)
+        at = 0
+        pages = torch.from_numpy(entry.page_ids[: plan.num_page_ids].astype(np.int64)).to(self._device)
+        for slot, column, count in entry.segments[: plan.num_segments].tolist():
+            self._page_table[slot, column : column + count] = pages[at : at + count]
+            at += count
+
+    def _forward(self, plan: StepPlan, entry: RingEntry) -> StepResult:
+        rows = plan.padded_rows
+        num_tokens = int(entry.qo_indptr[rows])
+        self._attention.prepare(_attention_rows(plan, entry, num_tokens), self._page_table)
+        ids = torch.from_numpy(entry.input_ids[:num_tokens].astype(np.int64)).to(self._device)
+        ids = torch.where(ids < 0, self._last_token[(-1 - ids).clamp_(min=0)], ids)
+        positions = torch.from_numpy(entry.positions[:num_tokens].astype(np.int64)).to(self._device)
+        hidden = self._model.forward(ids, positions, self._attention.attend)
+        if not bool(hidden.isfinite().all()):
+            raise EngineStepError("the model's output is not finite (overflow? try --dtype bfloat16 or float32)")
+
+        tokens = np.full(plan.num_rows, -1, np.int32)
+        sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)
+        if not len(sampled):
+            return StepResult(tokens)
+        last = torch.from_numpy(entry.qo_indptr[sampled + 1].astype(np.int64) - 1).to(self._device)
+        logits = self._model.logits(hidden[last])
+        slots = torch.from_numpy(entry.req_slots[sampled].astype(np.int64))
+        next_position = torch.from_numpy(entry.seq_lens[sampled].astype(np.int64))
+        chosen = sample(logits, self._slots.rows(slots, next_position))
+        self._last_token[slots.to(self._device)] = chosen
+        tokens[sampled] = chosen.cpu().numpy()
+        return StepResult(tokens, self._logprobs(sampled, slots, logits, chosen))
+
+    def _logprobs(
+        self, sampled: np.ndarray[tuple[int], np.dtype[np.int64]], slots: Tensor, logits: Tensor, chosen: Tensor
+    ) -> StepLogprobs | None:
+        wanted = self._slots.logprobs[slots.numpy()]
+        asked = np.flatnonzero(wanted >= 0)
+        if not len(asked):
+            return None
+        at = torch.from_numpy(asked).to(self._device)
+        logprobs = logits[at].float().log_softmax(-1)
+        own = logprobs.gather(-1, chosen[at, None]).squeeze(-1).tolist()
+        top = logprobs.topk(int(wanted[asked].max()), dim=-1)
+        top_ids, top_logprobs = top.indices.tolist(), top.values.tolist()
+        counts = wanted[asked].tolist()
+        return StepLogprobs(
+            rows=sampled[asked].astype(np.int32),
+            token_logprobs=own,
+            top_ids=[ids[:count] for ids, count in zip(top_ids, counts, strict=True)],
+            top_logprobs=[values[:count] for values, count in zip(top_logprobs, counts, strict=True)],
+        )
+
+
+def _attention_rows(plan: StepPlan, entry: RingEntry, num_tokens: int) -> AttentionRows:
+    """Padding rows exist only in steps whose rows all have one token: then all of them go as decode rows."""
+    rows = plan.padded_rows
+    extend_lens: Int32Array = entry.extend_lens[:rows]
+    one_each = num_tokens == rows
+    return AttentionRows(
+        num_decode=rows if one_each else plan.num_decode_rows,
+        slots=entry.req_slots[:rows],
+        seq_lens=entry.seq_lens[:rows],
+        extend_lens=extend_lens,
+        out_loc=entry.out_loc[:num_tokens],
+    )
