@@ -122,3 +122,16 @@ def test_a_long_output_counts_as_4096_tokens_at_most() -> None:
     request = next(iter(driver.plane.started))
     driver.plane.ratio.value = 1024
     assert driver.plane.ratio.reserve_pages(request, 16) == 4096 // 16
+
+
+def test_the_estimate_counts_what_a_started_prompt_has_yet_to_take() -> None:
+    driver = Driver(num_pages=8, max_prefill_length=9)
+    driver.plane.ratio.value = 0
+    assert lengths(driver.step(arrival(1, [1] * 30, max_tokens=1), arrival(2, [60]))) == [(1, 8)]
+
+
+def test_the_estimate_counts_those_admitted_in_the_same_step() -> None:
+    driver = Driver(num_pages=16)
+    driver.plane.ratio.value = RATIO_MAX
+    rows = driver.step(*[arrival(i, [50 + i] * 4, max_tokens=24) for i in range(3)])
+    assert lengths(rows) == [(0, 4), (1, 4)], "14 pages are left, 6 each for the outputs of two, and 7 for the third"

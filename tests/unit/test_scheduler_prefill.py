@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from minisgl.scheduler.api import ControlPlaneConfig
+from minisgl.scheduler.reference.admission import size_chunk
+from minisgl.scheduler.reference.page_pool import PagePool
+from minisgl.scheduler.reference.radix import RadixTree
+from minisgl.scheduler.reference.request import make_request
 from minisgl.step import Abort, FinishReason, StepBuffers
 from tests.helpers_scheduler import Driver, arrival, lengths
 
@@ -22,10 +26,10 @@ def test_a_prompt_goes_in_by_chunks_that_end_on_page_borders_but_for_the_last() 
 
 
 def test_decode_rows_come_first_and_their_tokens_are_taken_from_the_budget() -> None:
-    driver = Driver(max_prefill_length=10)
+    driver = Driver(max_prefill_length=9)
     driver.step(arrival(1, [1, 2]), arrival(2, [3, 4]))
     rows = driver.step(arrival(3, PROMPT))
-    assert lengths(rows) == [(1, 1), (2, 1), (3, 8)]
+    assert lengths(rows) == [(1, 1), (2, 1), (3, 4)]
     assert driver.plan.num_decode_rows == 2
 
 
@@ -189,3 +193,19 @@ def test_buffers_may_be_given() -> None:
     driver.run()
     assert driver.plane.buffers is buffers
     assert [plan.ring_index for plan in driver.plans] == [0, 1, 2, 0]
+
+
+def test_prefill_rows_stand_in_request_order_whoever_was_sized_first() -> None:
+    driver = Driver(max_prefill_length=16)
+    driver.step(arrival(1, PROMPT))
+    assert lengths(driver.step(arrival(2, [60], priority=-1))) == [(2, 1), (1, 14)]
+
+
+def test_pages_that_a_chunk_matches_do_not_count_as_room_for_it() -> None:
+    tree = RadixTree(PagePool(4), 2, "lru")
+    pages = tree.take(3)
+    handle, _ = tree.insert(tree.root, [1, 2, 3, 4], pages[:2], 0)
+    tree.release(handle)
+    request = make_request(arrival(1, [1, 2, 3, 4, 5, 6, 7, 8]), 0, 100, (), True)
+    chunk = size_chunk(request, tree, 100, 100)
+    assert (chunk.match.pages, chunk.num_tokens, chunk.num_new_pages) == ([0, 1], 2, 1)

@@ -64,11 +64,14 @@ def test_eviction_comes_before_retraction() -> None:
 
 
 def test_a_step_with_a_retraction_admits_nobody_new() -> None:
-    driver = crowded()
-    rows = driver.step(arrival(9, [99], priority=-5))
-    assert driver.plan.num_retracted == 1
-    assert 9 not in [row.req_id for row in rows]
-    assert driver.plan.num_bound == 0
+    driver = Driver(num_pages=8)
+    driver.plane.ratio.value = 0
+    driver.step(arrival(1, [1] * 8, max_tokens=8), arrival(2, [2] * 24, max_tokens=8))
+    driver.plane.ratio.value = 0
+    assert lengths(driver.step(arrival(9, [99], max_tokens=1, priority=-5))) == [(1, 1)]
+    assert (driver.plan.num_retracted, driver.plan.num_bound) == (1, 0)
+    assert driver.plan.num_evictable_pages == 5, "there would be room"
+    assert (9, 1) in lengths(driver.step())
 
 
 def test_the_row_itself_waits_when_it_is_the_last() -> None:
@@ -171,4 +174,4 @@ def test_duplicates_in_a_tail_are_freed_with_its_partial_page() -> None:
     driver.run()
     pages = driver.plane.tree_pages()
     assert sorted(len(path) for path, _ in pages) == [4, 8]
-    assert driver.plane.stats().num_free_pages == 6
+    assert driver.plane.tree.pool.free_pages() == [7, 6, 5, 3, 2, 4], "3 of request 1; 2, which the tree had, and 4"
