@@ -1,0 +1,235 @@
+"""Decode speed of the torch engine on a CPU beside transformers' `generate`, in one run.
+
+    python -m benchmark.offline.decode_speed --out FOLDER [--batch 1 8 32] [--repeats 3] [--models qwen3-0.6b smollm2]
+
+Both decode greedily in bfloat16 with the same threads, 128 tokens in, 64 out, in turns; the figure is tokens per second
+after the first token of every sequence is there, median of the repeats. minisgl runs its real path: step loop, reference
+control plane, torch engine. transformers runs `generate` with its default SDPA attention and dynamic cache.
+The last line of stdout is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from minisgl.config import EngineConfig
+from minisgl.message import AddRequest, FromEngine, StepTokens, ToEngine
+from minisgl.runner.build import build_control_plane, build_engine
+from minisgl.runner.loop import StepLoop
+from minisgl.sampling_params import SamplingParams
+from minisgl.weights import resolve_model
+
+QWEN3_06B: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+BARS = {"qwen3-0.6b": {1: 1.0, 8: 1.3, 32: 1.6}, "smollm2": {1: 1.15, 8: 1.15, 32: 1.15}}
+NUM_IN, NUM_OUT = 128, 64
+
+
+def prompts(batch: int, vocab_size: int, seed: int) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
+    generator = np.random.default_rng(seed)
+    return [generator.integers(5, vocab_size, NUM_IN, dtype=np.int32) for _ in range(batch)]
+
+
+class Minisgl:
+    def __init__(self, folder: Path, load_format: str, threads: int) -> None:
+        config = EngineConfig(
+            model=str(folder),
+            load_format=load_format,  # type: ignore[arg-type]
+            dtype="bfloat16",
+            max_prefill_length=32 * NUM_IN,
+            num_pages=32 * (NUM_IN + NUM_OUT) // 16 * 2,
+            max_seq_len=1024,
+            num_threads=threads,
+        )
+        self._engine = build_engine(config, lambda text: None)
+        self._loop = StepLoop(build_control_plane(config, self._engine.info), self._engine, self._take)
+        self._next_id = 0
+        self._counts: dict[int, int] = {}
+        self._first_at = 0.0
+        self._first_total = 0
+
+    def _take(self, messages: Sequence[FromEngine]) -> None:
+        for message in messages:
+            if isinstance(message, StepTokens):
+                for req_id in np.frombuffer(message.req_ids, np.int64).tolist():
+                    self._counts[req_id] = self._counts.get(req_id, 0) + 1
+
+    def run(self, batch: Sequence[np.ndarray[Any, np.dtype[np.int32]]]) -> float:
+        """Tokens per second after the first tokens."""
+        self._counts.clear()
+        sampling = SamplingParams(temperature=0, max_tokens=NUM_OUT, seed=0, ignore_eos=True)
+        adds: list[ToEngine] = []
+        for prompt in batch:
+            adds.append(AddRequest(self._next_id, prompt.tobytes(), sampling))
+            self._next_id += 1
+        self._loop.step(adds)
+        while len(self._counts) < len(batch):
+            self._loop.step([])
+        began, done = time.perf_counter(), sum(self._counts.values())
+        while not self._loop.idle:
+            self._loop.step([])
+        return (len(batch) * NUM_OUT - done) / (time.perf_counter() - began)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class Transformers:
+    def __init__(self, folder: Path, load_format: str) -> None:
+        kind = transformers.AutoModelForCausalLM
+        if load_format == "dummy":
+            self._model = kind.from_config(transformers.AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
+        else:
+            self._model = kind.from_pretrained(folder, dtype=torch.bfloat16)
+        self._model.eval()
+
+    def run(self, batch: Sequence[np.ndarray[Any, np.dtype[np.int32]]]) -> float:
+        times: list[float] = []
+
+        def note(ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+            times.append(time.perf_counter())
+            return torch.zeros(ids.shape[0], dtype=torch.bool)
+
+        ids = torch.from_numpy(np.stack(batch).astype(np.int64))
+        with torch.inference_mode():
+            self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=NUM_OUT,
+                min_new_tokens=NUM_OUT,
+                pad_token_id=0,
+                stopping_criteria=transformers.StoppingCriteriaList([note]),
+            )
+        assert len(times) == NUM_OUT
+        return len(batch) * (NUM_OUT - 1) / (times[-1] - times[0])
+
+
+def measure(name: str, batches: Sequence[int], repeats: int, threads: int) -> list[dict[str, Any]]:
+    results = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, load_format = Path(temporary), "dummy"
+        if name == "smollm2":
+            folder, load_format = resolve_model("smollm2", print), "auto"
+        else:
+            (folder / "config.json").write_text(json.dumps(QWEN3_06B))
+        vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+        ours, theirs = Minisgl(folder, load_format, threads), Transformers(folder, load_format)
+        arms: dict[str, Callable[[Sequence[Any]], float]] = {"minisgl": ours.run, "transformers": theirs.run}
+        for batch in batches:
+            speeds: dict[str, list[float]] = {arm: [] for arm in arms}
+            for repeat in range(-1, repeats):  # the first is warm-up
+                order = list(arms) if repeat % 2 else list(reversed(arms))
+                for arm in order:
+                    speed = arms[arm](prompts(batch, vocab_size, 1000 * batch + repeat))
+                    if repeat >= 0:
+                        speeds[arm].append(speed)
+            median = {arm: statistics.median(values) for arm, values in speeds.items()}
+            ratio = median["minisgl"] / median["transformers"]
+            result = {
+                "model": name,
+                "batch": batch,
+                "tok_s": speeds,
+                "median_tok_s": median,
+                "ratio": ratio,
+                "bar": BARS[name][batch],
+            }
+            print(
+                f"{name} batch {batch}: minisgl {median['minisgl']:.1f}, transformers {median['transformers']:.1f} tok/s,"
+                f" ratio {ratio:.2f} (bar {BARS[name][batch]})",
+                flush=True,
+            )
+            results.append(result)
+        ours.close()
+        del ours, theirs
+        gc.collect()
+    return results
+
+
+def environment(threads: int) -> dict[str, Any]:
+    flags = Path("/proc/cpuinfo").read_text().split("flags", 1)[-1].split("\n", 1)[0].split()
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "threads": threads,
+        "cpu_features": [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags],
+    }
+
+
+def plot(results: Sequence[dict[str, Any]], file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = sorted({result["model"] for result in results})
+    figure, axes = plt.subplots(1, len(names), figsize=(5 * len(names), 3.5), squeeze=False)
+    for axis, name in zip(axes[0], names, strict=True):
+        rows = [result for result in results if result["model"] == name]
+        at = np.arange(len(rows))
+        for offset, arm in ((-0.2, "transformers"), (0.2, "minisgl")):
+            axis.bar(at + offset, [row["median_tok_s"][arm] for row in rows], 0.4, label=arm)
+        axis.set_xticks(at, [f"batch {row['batch']}" for row in rows])
+        axis.set_ylabel("decode tok/s (bfloat16)")
+        axis.set_title(name)
+        axis.legend()
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="folder for raw.json, summary.md and plot.png")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], choices=[1, 8, 32])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--models", nargs="+", default=["qwen3-0.6b", "smollm2"], choices=list(BARS))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    results = [row for name in args.models for row in measure(name, args.batch, args.repeats, args.threads)]
+    report = {"environment": environment(args.threads), "num_in": NUM_IN, "num_out": NUM_OUT, "results": results}
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "raw.json").write_text(json.dumps(report, indent=1) + "\n")
+        lines = ["| model | batch | minisgl tok/s | transformers tok/s | ratio | bar |", "|---|---|---|---|---|---|"]
+        for row in results:
+            ours, theirs = row["median_tok_s"]["minisgl"], row["median_tok_s"]["transformers"]
+            lines.append(
+                f"| {row['model']} | {row['batch']} | {ours:.1f} | {theirs:.1f} | {row['ratio']:.2f} | {row['bar']} |"
+            )
+        (args.out / "summary.md").write_text("\n".join(lines) + "\n")
+        plot(results, args.out / "plot.png")
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
