@@ -14,6 +14,7 @@ from typing import Any
 
 from minisgl.config import ConfigError
 from minisgl.layers import RopeConfig
+from minisgl.models.architectures import find_variant
 
 ROPE_TYPES = ("default", "linear", "llama3")
 
@@ -56,10 +57,13 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
     architectures = raw.get("architectures") or []
     if not architectures:
         raise ConfigError("config.json: architectures: missing: it says which model this is")
+    find_variant(str(architectures[0]))
     if raw.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"config.json: hidden_act: {raw['hidden_act']!r} is not supported: only silu")
     if raw.get("use_sliding_window"):
         raise ConfigError("config.json: use_sliding_window: not supported by this version")
+    if method := (raw.get("quantization_config") or {}).get("quant_method"):
+        raise ConfigError(f"config.json: quantization_config: {method!r} is not supported: use the unquantised model")
     num_heads = int(raw["num_attention_heads"])
     head_dim = raw.get("head_dim") or int(raw["hidden_size"]) // num_heads
     eos = {*_ids(raw.get("eos_token_id")), *_ids((generation or {}).get("eos_token_id"))}
@@ -88,6 +92,8 @@ def _rope(raw: Mapping[str, Any]) -> RopeConfig:
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in ROPE_TYPES:
         raise ConfigError(f"config.json: rope_type: {kind!r} is not supported: only {', '.join(ROPE_TYPES)}")
+    if float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise ConfigError("config.json: partial_rotary_factor: only 1.0 is supported")
     theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
     if kind == "default":
         return RopeConfig(theta)

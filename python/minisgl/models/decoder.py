@@ -7,25 +7,18 @@ Doesn't know: pages, batches, sampling.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.layers import Embedding, Linear, RMSNorm, Rotary
+from minisgl.models.architectures import Variant
 from minisgl.models.config import ModelConfig
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """attend(layer, q [n, heads, d], k [n, kv_heads, d], v [n, kv_heads, d]) -> [n, heads, d]: stores k and v of these
 tokens, then attends causally over each token's whole row."""
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """What differs between architectures beyond their config."""
-
-    qk_norm: bool = False  # RMSNorm over each head of q and k, before rotation
 
 
 class _Attention:

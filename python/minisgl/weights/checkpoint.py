@@ -70,7 +70,8 @@ def _files(folder: Path) -> list[Path]:
             raise ConfigError(f"{INDEX}: {error!r}: not a safetensors index") from error
         files = [folder / name for name in names]
     else:
-        files = sorted(folder.glob("*.safetensors"))
+        single = folder / "model.safetensors"
+        files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"{folder.name}: no *.safetensors: convert the weights, or try --load-format dummy")
     if absent := [file.name for file in files if not file.is_file()]:
@@ -80,11 +81,11 @@ def _files(folder: Path) -> list[Path]:
 
 def dummy_weights(wanted: Mapping[str, Tensor], seed: int) -> None:
     """Fill with seeded noise that keeps activations finite. A tensor's values depend on its name, its shape and `seed`
-    only, so merging or sharding does not change them."""
+    only, not on what it is merged with or on the order."""
     for name, target in wanted.items():
         if name.endswith("norm.weight"):
             target.fill_(1.0)
             continue
-        generator = torch.Generator(device="cpu").manual_seed((seed << 32) ^ zlib.crc32(name.encode()))
+        generator = torch.Generator(device="cpu").manual_seed((seed << 32 ^ zlib.crc32(name.encode())) % 2**63)
         noise = torch.empty(target.shape, dtype=torch.float32).normal_(0.0, 0.02, generator=generator)
         target.copy_(noise)

@@ -14,21 +14,20 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFReader, dequantize
-from safetensors.numpy import save_file
+from gguf import GGUFReader, ReaderTensor, dequantize
 from tqdm import tqdm
 
 from minisgl import envs
 from minisgl.config import ConfigError
 from minisgl.weights.gguf_tokenizer import tokenizer_files
 
-FORMAT = "1"  # part of the key: a change of what is written makes new folders
+FORMAT = "2"  # part of the key: a change of what is written makes new folders
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 _GLOBAL_NAMES = {
@@ -63,7 +62,9 @@ def import_gguf(file: Path, say: Callable[[str], None]) -> Path:
         if folder.is_dir():
             return folder
         say(f"importing {file.name}, once")
-        partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=base))
+        for left in base.glob(f"{folder.name}.*.partial"):  # of an importer that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".partial", dir=base))
         try:
             _write(file, partial)
             os.replace(partial, folder)
@@ -85,27 +86,42 @@ def _write(file: Path, folder: Path) -> None:
         raise ConfigError(f"{file.name}: not a GGUF file: {error}") from error
     fields = _Fields(reader, file.name)
     config = _config(fields, {tensor.name for tensor in reader.tensors})
-    tensors: dict[str, npt.NDArray[np.float32]] = {}
-    for tensor in tqdm(reader.tensors, desc="dequantising", unit="tensor", disable=not sys.stderr.isatty()):
-        if tensor.name == "rope_freqs.weight":
-            raise ConfigError(f"{file.name}: scaled rotary embeddings are not imported from GGUF: use safetensors")
-        try:
-            values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
-        except NotImplementedError as error:
-            raise ConfigError(f"{file.name}: {tensor.name}: {error}") from error
-        name = _name(tensor.name, file.name)
-        if fields.architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
-            heads = config["num_attention_heads" if name.endswith("q_proj.weight") else "num_key_value_heads"]
-            values = _unpermute(values, heads)
-        tensors[name] = np.ascontiguousarray(values)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    for name, content in {
+    text_files = {
         "config.json": config,
-        "generation_config.json": {"eos_token_id": config["eos_token_id"], "bos_token_id": config["bos_token_id"]},
+        "generation_config.json": {name: config[name] for name in ("bos_token_id", "eos_token_id") if name in config},
         **tokenizer_files(fields.get),
-    }.items():
-        text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False)
-        (folder / name).write_text(text, encoding="utf-8")
+    }
+    for name, content in text_files.items():
+        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
+    names = [_name(tensor.name, file.name) for tensor in reader.tensors]
+    rotated: dict[str, int] = {}  # llama.cpp reorders the rows of these; value: heads
+    if fields.architecture == "llama":
+        rotated = {"q_proj.weight": config["num_attention_heads"], "k_proj.weight": config["num_key_value_heads"]}
+    with (folder / "model.safetensors").open("wb") as out:
+        out.write(_header(names, reader.tensors))
+        bar = tqdm(reader.tensors, desc="dequantising", unit="tensor", disable=not sys.stderr.isatty())
+        for name, tensor in zip(names, bar, strict=True):
+            try:
+                values = dequantize(tensor.data, tensor.tensor_type)
+            except NotImplementedError as error:
+                raise ConfigError(f"{file.name}: {tensor.name}: {error}") from error
+            if heads := rotated.get(name.split(".", 4)[-1]):
+                values = _unpermute(values, heads)
+            out.write(np.ascontiguousarray(values, "<f4").data)
+
+
+def _header(names: Sequence[str], tensors: Sequence[ReaderTensor]) -> bytes:
+    """The head of a safetensors file of float32 tensors, which follow in this order. Written by hand because the
+    library wants all tensors in memory at once; a dequantised model is several times its file."""
+    head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in zip(names, tensors, strict=True):
+        start, end = end, end + 4 * int(tensor.n_elements)
+        # ggml lists the fastest dimension first
+        head[name] = {"dtype": "F32", "shape": tensor.shape[::-1].tolist(), "data_offsets": [start, end]}
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+    return len(text).to_bytes(8, "little") + text
 
 
 class _Fields:
@@ -120,6 +136,7 @@ class _Fields:
             raise ConfigError(f"{file_name}: architecture {self.architecture!r} is not imported: only {known}")
 
     def get(self, key: str, default: Any = None) -> Any:
+        """The value of `key`; without one and without a default, `ConfigError`."""
         field = self._reader.get_field(key)
         if field is None:
             if default is None:
@@ -135,7 +152,7 @@ def _config(fields: _Fields, tensor_names: set[str]) -> dict[str, Any]:
     if fields.own("rope.scaling.type", "none") not in ("none", ""):
         raise ConfigError("scaled rotary embeddings are not imported from GGUF: use the model's safetensors")
     hidden, heads = int(fields.own("embedding_length")), int(fields.own("attention.head_count"))
-    return {
+    config = {
         "architectures": [ARCHITECTURES[fields.architecture]],
         "model_type": fields.architecture,
         "hidden_size": hidden,
@@ -152,14 +169,18 @@ def _config(fields: _Fields, tensor_names: set[str]) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": "output.weight" not in tensor_names,
-        "bos_token_id": int(fields.get("tokenizer.ggml.bos_token_id", -1)),
         "eos_token_id": int(fields.get("tokenizer.ggml.eos_token_id")),
         "torch_dtype": "bfloat16",
     }
+    if (bos := int(fields.get("tokenizer.ggml.bos_token_id", -1))) >= 0:
+        config["bos_token_id"] = bos
+    return config
 
 
 def _name(name: str, file_name: str) -> str:
     """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
+    if name == "rope_freqs.weight":
+        raise ConfigError(f"{file_name}: scaled rotary embeddings are not imported from GGUF: use safetensors")
     if name in _GLOBAL_NAMES:
         return _GLOBAL_NAMES[name]
     parts = name.split(".")
@@ -171,4 +192,5 @@ def _name(name: str, file_name: str) -> str:
 def _unpermute(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
     """llama.cpp interleaves the two halves of each rotated head; checkpoints keep them apart."""
     rows, columns = values.shape
-    return values.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    apart: npt.NDArray[np.float32] = values.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2)
+    return apart.reshape(rows, columns)

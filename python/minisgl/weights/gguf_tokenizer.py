@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from minisgl.config import ConfigError
 
@@ -47,13 +47,15 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
 
 
 def tokenizer_files(get: Get) -> dict[str, Any]:
-    """File name -> content (text, or an object to write as JSON). `get(key, default)` reads the metadata."""
+    """File name -> content, to be written as JSON. `get(key, default)` reads the metadata."""
     kind, pre = get("tokenizer.ggml.model"), get("tokenizer.ggml.pre", "default")
     if kind != "gpt2":
         raise ConfigError(f"GGUF: tokenizer.ggml.model: {kind!r} is not imported: only gpt2 (byte-level BPE)")
     tokens: list[str] = get("tokenizer.ggml.tokens")
     merges = [tuple(merge.split(" ", 1)) for merge in get("tokenizer.ggml.merges")]
-    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    vocab = {token: i for i, token in enumerate(tokens)}
+    # Llama 3 takes a word that is a token as it is, whatever its merges say
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe"))
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)
@@ -70,6 +72,11 @@ def tokenizer_files(get: Get) -> dict[str, Any]:
     for name in ("bos", "eos"):
         if (token_id := get(f"tokenizer.ggml.{name}_token_id", -1)) >= 0:
             config[f"{name}_token"] = tokens[token_id]
+    if "bos_token" in config and get("tokenizer.ggml.add_bos_token", False):
+        bos = config["bos_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, vocab[bos])]
+        )
     if template := get("tokenizer.chat_template", ""):
         config["chat_template"] = template
     return {"tokenizer.json": json.loads(tokenizer.to_str()), "tokenizer_config.json": config}
