@@ -1,0 +1,65 @@
+"""Our models against transformers, on tiny random checkpoints that it wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers_models import (
+    LOGITS_WITHIN,
+    VARIANTS,
+    DenseSequence,
+    assert_greedy,
+    greedy,
+    load,
+    reference_logits,
+    save,
+    tiny_model,
+)
+
+IDS = torch.randint(3, 131, (100,), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+@pytest.fixture(scope="module", params=[*VARIANTS])
+def reference(request: pytest.FixtureRequest) -> Any:
+    return tiny_model(request.param)
+
+
+@pytest.fixture(scope="module", params=["single", "sharded"])
+def folder(request: pytest.FixtureRequest, reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(reference, tmp_path_factory.mktemp("checkpoint"), shards=request.param == "sharded")
+
+
+def test_prefill_logits_equal_transformers(reference: Any, folder: Path) -> None:
+    ours = DenseSequence(load(folder)).extend(IDS)
+    torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+
+
+def test_chunked_prefill_and_decode_equal_transformers(reference: Any, folder: Path) -> None:
+    sequence, parts = DenseSequence(load(folder)), []
+    for size in (1, 16, 37, 26, *[1] * 20):
+        parts.append(sequence.extend(IDS[sequence.length : sequence.length + size]))
+    torch.testing.assert_close(torch.cat(parts), reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+
+
+def test_greedy_tokens_equal_transformers(reference: Any, folder: Path) -> None:
+    model = load(folder)
+    for start in (0, 40, 93):
+        prompt = IDS[start:]
+        assert_greedy(reference, prompt, greedy(model, prompt, 32))
+
+
+def test_the_greedy_check_notices_a_wrong_token(reference: Any) -> None:
+    tokens = [int(reference_logits(reference, IDS)[-1].argmin())]
+    with pytest.raises(AssertionError, match="behind the best"):
+        assert_greedy(reference, IDS, tokens)
+
+
+def test_bfloat16_is_as_exact_as_transformers(reference: Any, folder: Path) -> None:
+    exact = reference_logits(reference, IDS)
+    ours = DenseSequence(load(folder, torch.bfloat16)).extend(IDS).float()
+    theirs = reference_logits(type(reference).from_pretrained(folder, dtype=torch.bfloat16).eval(), IDS).float()
+    assert (ours - exact).pow(2).mean().sqrt() <= 1.25 * (theirs - exact).pow(2).mean().sqrt()

@@ -1,0 +1,139 @@
+"""Tiny checkpoints made by transformers, and a dense attention to run our models without an engine.
+
+Keeps true: nothing of minisgl's attention or scheduling takes part; one sequence at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minisgl.models import Decoder, build_model, load_config
+from minisgl.weights import load_weights
+
+CPU = torch.device("cpu")
+LOGITS_WITHIN = 1e-4
+TIE_WITHIN = 1e-3  # a differing greedy token is allowed only if the reference's top logits lie this close
+
+_TINY = {
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama3-tied": ("LlamaForCausalLM", {"tie_word_embeddings": True, "rope_parameters": _LLAMA3_ROPE}),
+    "llama-bias-untied": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    "llama-linear-mha": (
+        "LlamaForCausalLM",
+        {
+            "num_key_value_heads": 4,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
+        },
+    ),
+    "qwen3-tied": ("Qwen3ForCausalLM", {"tie_word_embeddings": True, "head_dim": 24}),
+    "qwen3-untied": ("Qwen3ForCausalLM", {"head_dim": 16, "rms_norm_eps": 1e-3}),
+}
+
+
+def tiny_model(variant: str) -> Any:
+    """A transformers model in float32, eval mode. Every parameter is random, norms and biases too."""
+    import transformers
+
+    architecture, extra = VARIANTS[variant]
+    model_class = getattr(transformers, architecture)
+    torch.manual_seed(7)
+    model = model_class(model_class.config_class(**{**_TINY, **extra}))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                parameter.normal_(0.0, 0.3)
+    return model.float().eval()
+
+
+def save(model: Any, folder: Path, *, shards: bool = False) -> Path:
+    model.save_pretrained(folder, max_shard_size="40KB" if shards else "1GB")
+    assert (folder / "model.safetensors.index.json").exists() == shards
+    return folder
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+    """Our model of a checkpoint."""
+    with torch.inference_mode():
+        model = build_model(load_config(folder), dtype=dtype, device=CPU)
+        load_weights(model.checkpoint(), folder)
+    return model
+
+
+class DenseSequence:
+    """One sequence with all its K and V, grown chunk by chunk; attention is a plain masked softmax in float32."""
+
+    def __init__(self, model: Decoder) -> None:
+        self._model = model
+        self._keys: dict[int, Tensor] = {}
+        self._values: dict[int, Tensor] = {}
+        self.length = 0
+
+    @torch.inference_mode()
+    def extend(self, ids: Sequence[int]) -> Tensor:
+        """[n] ids -> [n, vocab_size] logits after each."""
+        positions = torch.arange(self.length, self.length + len(ids))
+        hidden = self._model.forward(torch.tensor(ids), positions, self._attend)
+        self.length += len(ids)
+        return self._model.logits(hidden)
+
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if layer in self._keys:
+            k, v = torch.cat((self._keys[layer], k)), torch.cat((self._values[layer], v))
+        self._keys[layer], self._values[layer] = k, v
+        group = q.shape[1] // k.shape[1]
+        keys, values = k.repeat_interleave(group, 1).float(), v.repeat_interleave(group, 1).float()
+        scores = torch.einsum("qhd,khd->hqk", q.float(), keys) / q.shape[-1] ** 0.5
+        future = torch.arange(len(k)) > torch.arange(len(k) - len(q), len(k)).unsqueeze(1)
+        weights = scores.masked_fill(future, float("-inf")).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+
+
+def greedy(model: Decoder, prompt: Sequence[int], count: int) -> list[int]:
+    """`count` most likely tokens, one after the other."""
+    sequence, found = DenseSequence(model), list[int]()
+    logits = sequence.extend(prompt)[-1]
+    while len(found) < count:
+        found.append(int(logits.argmax()))
+        logits = sequence.extend(found[-1:])[-1]
+    return found
+
+
+@torch.inference_mode()
+def reference_logits(model: Any, ids: Sequence[int]) -> Tensor:
+    """Of a transformers model: [n, vocab_size]."""
+    logits: Tensor = model(torch.tensor([list(ids)]), use_cache=False).logits[0]
+    return logits
+
+
+def assert_greedy(reference: Any, prompt: Sequence[int], tokens: Sequence[int]) -> None:
+    """Each token is the reference's own choice after the tokens before it, ties within `TIE_WITHIN` aside."""
+    logits = reference_logits(reference, [*prompt, *tokens])[len(prompt) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
+    behind = logits.max(1).values - chosen
+    assert behind.max() <= TIE_WITHIN, f"token {int(behind.argmax())} lies {float(behind.max()):.5f} behind the best"
