@@ -3,8 +3,8 @@
     python -m benchmark.offline.decode_speed --out FOLDER [--batch 1 8 32] [--repeats 3] [--models qwen3-0.6b smollm2]
 
 Both decode greedily in bfloat16 with the same threads, 128 tokens in, 64 out, in turns; the figure is tokens per second
-after the first token of every sequence is there, median of the repeats. minisgl runs its real path: step loop, reference
-control plane, torch engine. transformers runs `generate` with its default SDPA attention and dynamic cache.
+after the first token of every sequence is there, median of the repeats. minisgl runs its real path: step loop,
+reference control plane, torch engine. transformers runs `generate` with its default SDPA attention and dynamic cache.
 The last line of stdout is JSON.
 """
 
@@ -163,8 +163,8 @@ def measure(name: str, batches: Sequence[int], repeats: int, threads: int) -> li
                 "bar": BARS[name][batch],
             }
             print(
-                f"{name} batch {batch}: minisgl {median['minisgl']:.1f}, transformers {median['transformers']:.1f} tok/s,"
-                f" ratio {ratio:.2f} (bar {BARS[name][batch]})",
+                f"{name} batch {batch}: minisgl {median['minisgl']:.1f}, transformers {median['transformers']:.1f}
+                tok/s," f" ratio {ratio:.2f} (bar {BARS[name][batch]})",
                 flush=True,
             )
             results.append(result)

@@ -40,6 +40,7 @@ def load_engine(config: EngineConfig, say: Callable[[str], None]) -> TorchEngine
     with torch.inference_mode():
         model = build_model(model_config, dtype=dtype, device=device, max_position=context_len)
         _fill(model, folder, config)
+        model.pack()
         num_pages = _num_pages(config, model_config, dtype, context_len)
         pool = KVPool(
             num_layers=model_config.num_layers,

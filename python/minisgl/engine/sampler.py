@@ -32,11 +32,11 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     """logits [n, vocab] of any float dtype -> [n] int64."""
     drawn = rows.temperature > 0
     if not bool(drawn.any()):
-        return logits.argmax(-1)
+        return logits.max(-1).indices  # the first on ties, and much faster than argmax on bfloat16
     tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     greedy = (~drawn).nonzero().flatten().to(logits.device)
     if len(greedy):
-        tokens[greedy] = logits[greedy].argmax(-1)
+        tokens[greedy] = logits[greedy].max(-1).indices
     chosen = drawn.nonzero().flatten()
     there = chosen.to(logits.device)
     scaled = logits[there].float() / rows.temperature[chosen, None].to(logits.device)

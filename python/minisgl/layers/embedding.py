@@ -6,12 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minisgl.layers.packing import pack, packed_linear
+
 
 class Embedding:
     """A [vocab_size, size] table, read by row (`__call__`) or used as the output head (`logits`)."""
 
     def __init__(self, name: str, vocab_size: int, size: int, *, dtype: torch.dtype, device: torch.device) -> None:
         self._name = name
+        self._packed: Tensor | None = None
         self.weight = torch.empty(vocab_size, size, dtype=dtype, device=device)
 
     def __call__(self, ids: Tensor) -> Tensor:
@@ -20,7 +23,14 @@ class Embedding:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, size] -> [n, vocab_size]"""
+        if self._packed is not None and hidden.shape[0] > 1:
+            return packed_linear(hidden, self._packed, None)
         return F.linear(hidden, self.weight)
+
+    def pack(self) -> None:
+        """The weights are loaded and `logits` will be asked: a packed copy beside the table, which stays for
+        lookups."""
+        self._packed = pack(self.weight)
 
     def checkpoint(self) -> dict[str, Tensor]:
         return {f"{self._name}.weight": self.weight}

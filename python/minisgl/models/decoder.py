@@ -55,6 +55,10 @@ class _Attention:
         attended = attend(self._layer, qk[:, : self._heads], qk[:, self._heads :], v)
         return self._out(attended.reshape(x.shape[0], -1))
 
+    def pack(self) -> None:
+        self._qkv.pack()
+        self._out.pack()
+
     def checkpoint(self) -> dict[str, Tensor]:
         found = self._qkv.checkpoint() | self._out.checkpoint()
         for norm in self._norms or ():
@@ -83,6 +87,10 @@ class _Mlp:
         both = self._gate_up(x)
         return self._down(F.silu(both[:, : self._size]).mul_(both[:, self._size :]))
 
+    def pack(self) -> None:
+        self._gate_up.pack()
+        self._down.pack()
+
     def checkpoint(self) -> dict[str, Tensor]:
         return self._gate_up.checkpoint() | self._down.checkpoint()
 
@@ -101,6 +109,10 @@ class _Layer:
     def __call__(self, x: Tensor, rotary: Rotary, tables: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         x = x + self._attention(self._before(x), rotary, tables, attend)
         return x.add_(self._mlp(self._between(x)))
+
+    def pack(self) -> None:
+        self._attention.pack()
+        self._mlp.pack()
 
     def checkpoint(self) -> dict[str, Tensor]:
         return (
@@ -135,6 +147,12 @@ class Decoder:
         self._rotary = Rotary(
             config.rope, config.head_dim, max_position or config.max_position, dtype=dtype, device=device
         )
+
+    def pack(self) -> None:
+        """Every tensor of `checkpoint` is filled: bring the weights into the layout that computes fastest."""
+        self._head.pack()
+        for layer in self._layers:
+            layer.pack()
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """[n] int64 ids at [n] int64 positions -> [n, hidden_size], normalised for `logits`."""
