@@ -162,9 +162,9 @@ def measure(name: str, batches: Sequence[int], repeats: int, threads: int) -> li
                 "ratio": ratio,
                 "bar": BARS[name][batch],
             }
+            ours_s, theirs_s = median["minisgl"], median["transformers"]
             print(
-                f"{name} batch {batch}: minisgl {median['minisgl']:.1f}, transformers {median['transformers']:.1f}
-                tok/s," f" ratio {ratio:.2f} (bar {BARS[name][batch]})",
+                f"{name} x{batch}: {ours_s:.1f} / {theirs_s:.1f} tok/s, {ratio:.2f} (bar {BARS[name][batch]})",
                 flush=True,
             )
             results.append(result)

@@ -21,7 +21,7 @@ def pack(weight: Tensor) -> Tensor | None:
     exists."""
     if weight.device.type != "cpu" or weight.dtype is not torch.bfloat16 or weight.nbytes < MIN_BYTES:
         return None
-    if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise") or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return None
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
     return packed
