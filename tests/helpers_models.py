@@ -54,14 +54,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def tiny_model(variant: str) -> Any:
-    """A transformers model in float32, eval mode. Every parameter is random, norms and biases too."""
+def tiny_model(variant: str, **changes: Any) -> Any:
+    """A transformers model in float32, eval mode. Every parameter is random, norms and biases too. `changes` are of its
+    config."""
     import transformers
 
     architecture, extra = VARIANTS[variant]
     model_class = getattr(transformers, architecture)
     torch.manual_seed(7)
-    model = model_class(model_class.config_class(**{**_TINY, **extra}))
+    model = model_class(model_class.config_class(**{**_TINY, **extra, **changes}))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
