@@ -1,0 +1,337 @@
+"""Random scenarios for a control plane, driven with the echo engine and judged by whole sequences.
+
+A scenario is a configuration and requests with arrival steps and planned disturbances; `run` drives it through the
+Protocols only, checks the invariants after every call, audits the KV of every cached page when nothing is in flight, and
+compares each request's tokens with what it yields alone. Any difference is an `AssertionError`.
+
+`Draw` is a function (low, high) -> int, so that the same scenarios come from a seed or from hypothesis, which shrinks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from minisgl.engine.api import EngineStepError, SlotBinding, StepHandle
+from minisgl.engine.echo import EchoEngine, EchoModel
+from minisgl.sampling_params import SamplingParams
+from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
+from minisgl.step import Abort, Arrival, Events, Finish, FinishReason, ForwardFailed, StepOutput, StepPlan
+
+Draw = Callable[[int, int], int]
+EOS = 2
+ALPHABET = (0, 1)
+
+
+class WalkableControlPlane(ControlPlane, Protocol):
+    """A control plane whose cache a test may walk."""
+
+    def tree_pages(self) -> list[tuple[tuple[int, ...], int]]: ...
+
+
+Factory = Callable[[ControlPlaneConfig], WalkableControlPlane]
+
+
+@dataclass(slots=True)
+class Spec:
+    """A request and what is done to it. `finish_after` and `abort_after` are counts of delivered tokens, -1: never."""
+
+    req_id: int
+    arrival_step: int
+    prompt: list[int]
+    max_tokens: int
+    seed: int
+    priority: int = 0
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    no_match: bool = False
+    no_overlap: bool = False
+    finish_after: int = -1
+    abort_after: int = -1
+
+
+@dataclass(slots=True)
+class Scenario:
+    config: ControlPlaneConfig
+    overlap: bool
+    specs: list[Spec]
+    fail_steps: set[int]
+
+
+def draw_from(seed: int) -> Draw:
+    return random.Random(seed).randint
+
+
+def make_scenario(draw: Draw) -> Scenario:
+    page_size = (1, 4, 16)[draw(0, 2)]
+    config = ControlPlaneConfig(
+        num_pages=draw(8, 64 if page_size == 1 else 24),
+        page_size=page_size,
+        max_running_requests=draw(1, 6),
+        max_prefill_length=(1, 5, 24, 256)[draw(0, 3)],
+        context_len=(24, 64, 300)[draw(0, 2)],
+        eos_ids=(EOS,),
+        cache=("lru", "lru", "lfu", "naive")[draw(0, 3)],  # type: ignore[arg-type]
+        graph_sizes=((), (1, 2, 4, 8))[draw(0, 1)],
+    )
+    limit = config.limits().max_seq_len
+    specs: list[Spec] = []
+    sequences: list[list[int]] = []
+    for req_id in range(draw(1, 10)):
+        prompt = _prompt(draw, sequences, limit)
+        spec = Spec(
+            req_id,
+            arrival_step=draw(0, 30),
+            prompt=prompt,
+            max_tokens=draw(1, 40),
+            seed=draw(0, 2),
+            priority=draw(0, 3) // 3,
+            min_tokens=draw(0, 4),
+            ignore_eos=draw(0, 3) == 0,
+            no_match=draw(0, 7) == 0,
+            no_overlap=draw(0, 7) == 0,
+            finish_after=draw(0, 12) if draw(0, 4) == 0 else -1,
+            abort_after=draw(0, 12) if draw(0, 4) == 0 else -1,
+        )
+        specs.append(spec)
+        if len(prompt) < limit:
+            sequences.append(prompt + alone(spec, limit))
+    fail_steps = {draw(1, 40)} if draw(0, 5) == 0 else set()
+    return Scenario(config, bool(draw(0, 1)), specs, fail_steps)
+
+
+def _prompt(draw: Draw, sequences: list[list[int]], limit: int) -> list[int]:
+    """Few tokens of a tiny vocabulary, or a follow-up of an earlier request's whole sequence, or one too long."""
+    fresh = [draw(0, 1) for _ in range(draw(1, 24))]
+    if sequences and draw(0, 1):
+        base = sequences[draw(0, len(sequences) - 1)]
+        fresh = base[: draw(1, len(base))] + fresh[: draw(0, 3)]
+    if draw(0, 15) == 0:
+        return [0] * limit
+    return fresh[: limit - 1]
+
+
+def alone(spec: Spec, limit: int) -> list[int]:
+    """What the request yields with nobody else there."""
+    model = EchoModel(eos_ids=(EOS,), alphabet=ALPHABET, seed=spec.seed)
+    return model.generate(
+        spec.prompt,
+        min(spec.max_tokens, limit - len(spec.prompt)),
+        ignore_eos=spec.ignore_eos,
+        min_tokens=spec.min_tokens,
+    )
+
+
+@dataclass(slots=True)
+class Seen:
+    tokens: list[int] = field(default_factory=list)
+    reason: FinishReason = FinishReason.NONE
+    in_failed_step: bool = False
+
+
+class Driver:
+    """The loop of a test: schedule, launch, commit one step behind (or at once), with every check in between."""
+
+    def __init__(self, scenario: Scenario, factory: Factory) -> None:
+        self.scenario = scenario
+        self.plane = factory(scenario.config)
+        limits = scenario.config.limits()
+        self.limit = limits.max_seq_len
+        self.engine = EchoEngine(
+            num_pages=limits.num_pages,
+            page_size=limits.page_size,
+            max_rows=limits.max_rows,
+            max_seq_len=limits.max_seq_len,
+            context_len=scenario.config.context_len,
+            vocab_size=3,
+            eos_ids=(EOS,),
+            alphabet=ALPHABET,
+            worker_thread=False,
+        )
+        self.engine.fail_steps = scenario.fail_steps
+        self.specs = {spec.req_id: spec for spec in scenario.specs}
+        self.seen = {spec.req_id: Seen() for spec in scenario.specs}
+        self.cached: dict[int, int] = {}
+        self.previous: tuple[StepPlan, StepHandle] | None = None
+        self.failed_step: int | None = None
+        self.step = 0
+        self.slots_in_flight: set[int] = set()
+
+    def run(self) -> None:
+        waiting = sorted(self.scenario.specs, key=lambda spec: (spec.arrival_step, spec.req_id))
+        while waiting or not self.idle:
+            assert self.step < 3000, "the requests do not come to an end"
+            due = [spec for spec in waiting if spec.arrival_step <= self.step]
+            waiting = waiting[len(due) :]
+            self.advance(due)
+        self.audit()
+        for spec in self.scenario.specs:
+            self.judge(spec)
+        stats = self.plane.stats()
+        assert stats.num_free_pages + stats.num_evictable_pages == self.scenario.config.num_pages, "pages leaked"
+        assert stats.num_draining == 0, "slots leaked"
+        self.follow_up()
+
+    @property
+    def idle(self) -> bool:
+        return self.previous is None and self.failed_step is None and self.plane.stats().num_live == 0
+
+    # -------------------------------------------------------------------------------------------------------- step
+
+    def advance(self, arrivals: list[Spec]) -> None:
+        nothing_in_flight = self.previous is None
+        lives = self.plane.stats().num_live > 0
+        plan = self.plane.schedule(self.step, self._events(arrivals))
+        self.step += 1
+        self.plane.check()
+        self._inspect(plan)
+        handle = self.engine.launch(plan, self.plane.buffers, self._bindings(plan))
+        previous, self.previous = self.previous, (plan, handle)
+        ended_before = sum(seen.reason != FinishReason.NONE for seen in self.seen.values())
+        if previous is not None and not self._commit(*previous):
+            return
+        if not self.scenario.overlap or plan.num_rows == 0:
+            (plan, handle), self.previous = self.previous, None
+            if not self._commit(plan, handle):
+                return
+            if nothing_in_flight and lives and plan.num_rows == 0:
+                ended = sum(seen.reason != FinishReason.NONE for seen in self.seen.values())
+                assert ended > ended_before, "requests live, nothing is in flight, and the plan has neither row nor end"
+            self.audit()
+
+    def _events(self, arrivals: list[Spec]) -> Events:
+        events = Events()
+        if self.failed_step is not None:
+            events.add(ForwardFailed(self.failed_step))
+            self.failed_step = None
+        for spec in arrivals:
+            events.add(
+                Arrival(
+                    spec.req_id,
+                    np.array(spec.prompt, np.int32),
+                    num_prompt=len(spec.prompt),
+                    max_tokens=spec.max_tokens,
+                    min_tokens=spec.min_tokens,
+                    ignore_eos=spec.ignore_eos,
+                    priority=spec.priority,
+                    no_overlap=spec.no_overlap,
+                    no_match=spec.no_match,
+                )
+            )
+        for req_id, seen in self.seen.items():
+            spec = self.specs[req_id]
+            if spec.arrival_step <= self.step:
+                if 0 <= spec.finish_after <= len(seen.tokens):
+                    events.add(Finish(req_id))
+                if 0 <= spec.abort_after <= len(seen.tokens):
+                    events.add(Abort(req_id))
+        return events
+
+    def _inspect(self, plan: StepPlan) -> None:
+        """No row passes its limit; a bound request's cached length is whole pages and leaves a token to compute."""
+        entry = self.plane.buffers.ring[plan.ring_index]
+        assert (entry.extend_lens[: plan.num_rows] >= 1).all()
+        assert (entry.seq_lens[: plan.num_rows] < self.limit).all(), "a row passed the limit"
+        slots = set(entry.req_slots[: plan.num_rows].tolist())
+        assert len(slots) == plan.num_rows, "two rows share a slot"
+        bound = set(entry.bound[: plan.num_bound, 0].tolist())
+        if self.previous is not None:
+            assert not bound & self.slots_in_flight, "a slot is bound while a step in flight holds a row of it"
+        self.slots_in_flight = slots
+        for (_, cached_len), req_id in zip(
+            entry.bound[: plan.num_bound].tolist(), entry.bound_ids[: plan.num_bound].tolist(), strict=True
+        ):
+            self.cached.setdefault(req_id, cached_len)
+            assert cached_len % self.scenario.config.page_size == 0
+            assert cached_len < len(self.specs[req_id].prompt) + len(self.seen[req_id].tokens) + 1
+
+    def _bindings(self, plan: StepPlan) -> list[SlotBinding]:
+        entry = self.plane.buffers.ring[plan.ring_index]
+        found = []
+        for i in range(plan.num_bound):
+            spec = self.specs[int(entry.bound_ids[i])]
+            tokens = np.array(spec.prompt, np.int32)
+            sampling = SamplingParams(seed=spec.seed)
+            found.append(SlotBinding(int(entry.bound[i, 0]), spec.req_id, sampling, tokens, len(tokens)))
+        return found
+
+    def _commit(self, plan: StepPlan, handle: StepHandle) -> bool:
+        try:
+            result = handle.wait()
+        except EngineStepError:
+            self.failed_step = plan.step
+            self.previous = None
+            return False
+        self._take(self.plane.commit(plan.step, result.tokens))
+        self.plane.check()
+        return True
+
+    def _take(self, output: StepOutput) -> None:
+        for req_id, token, reason in zip(
+            output.req_ids.tolist(), output.tokens.tolist(), output.reasons.tolist(), strict=True
+        ):
+            seen = self.seen[req_id]
+            assert seen.reason == FinishReason.NONE, f"request {req_id} got something after its end"
+            if token >= 0:
+                seen.tokens.append(token)
+            seen.reason = FinishReason(reason)
+
+    # ------------------------------------------------------------------------------------------------------ verdict
+
+    def judge(self, spec: Spec) -> None:
+        seen = self.seen[spec.req_id]
+        who = f"request {spec.req_id}"
+        if len(spec.prompt) >= self.limit:
+            assert (seen.reason, seen.tokens) == (FinishReason.ERROR, []), f"{who} could never fit"
+            return
+        want = alone(spec, self.limit)
+        assert seen.tokens == want[: len(seen.tokens)], f"{who}: {seen.tokens} is not the beginning of {want}"
+        stopped = want[-1] == EOS and not spec.ignore_eos and len(want) >= spec.min_tokens
+        natural = FinishReason.STOP if stopped else FinishReason.LENGTH
+        allowed = {natural}
+        if spec.abort_after >= 0:
+            allowed.add(FinishReason.ABORT)
+        if spec.finish_after >= 0:
+            allowed.add(FinishReason.STOP)
+        if self.scenario.fail_steps:
+            allowed.add(FinishReason.ERROR)
+        assert seen.reason in allowed, f"{who} ended with {seen.reason!r}, not {allowed}"
+        if spec.finish_after < 0 and spec.abort_after < 0 and not self.scenario.fail_steps:
+            assert seen.tokens == want, f"{who}: {seen.tokens}, alone {want}"
+
+    def audit(self) -> None:
+        """With nothing in flight every cached page holds what its path says."""
+        if self.previous is not None or self.failed_step is not None:
+            return
+        size = self.scenario.config.page_size
+        for path, page in self.plane.tree_pages():
+            assert self.engine.page_kv(page) == EchoModel.kv(path)[-size:], f"page {page} does not hold {path}"
+
+    def follow_up(self) -> None:
+        """A prompt made of a cached path and one token more finds exactly that path, but for the last whole page."""
+        paths = [path for path, _ in self.plane.tree_pages()]
+        if not paths:
+            return
+        longest = max(paths, key=len)
+        prompt = [*longest, 0][: self.limit - 1]
+        size = self.scenario.config.page_size
+        usable = (len(prompt) - 1) // size * size
+        spec = Spec(10_000, self.step, prompt, 1, seed=0)
+        self.specs[spec.req_id], self.seen[spec.req_id] = spec, Seen()
+        self.engine.fail_steps = set()
+        arrivals = [spec]
+        while arrivals or not self.idle:
+            self.advance(arrivals)
+            arrivals = []
+        assert self.cached[spec.req_id] == min(len(longest), usable), "a cached path was not found"
+        self.judge(spec)
+
+
+def run(scenario: Scenario, factory: Factory) -> Driver:
+    driver = Driver(scenario, factory)
+    driver.run()
+    return driver

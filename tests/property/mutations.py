@@ -1,0 +1,222 @@
+"""Ways to break the reference control plane on purpose. Each is a function that patches it; the fuzzer must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from minisgl.scheduler.reference import admission, decode_set, retraction, scheduler
+from minisgl.scheduler.reference.page_pool import PagePool
+from minisgl.scheduler.reference.radix.tree import Match, Node, RadixTree
+from minisgl.scheduler.reference.request import Request, State
+from minisgl.scheduler.reference.slots import SlotTable
+from minisgl.step import FinishReason, StepOutput, step_output
+
+Patch = pytest.MonkeyPatch
+
+
+def publish_a_page_too_many(patch: Patch) -> None:
+    """At an end, the page whose last token was sampled but never computed enters the cache."""
+    original = retraction.give_up_pages
+
+    def give_up_pages(request: Request, tree: RadixTree) -> None:
+        rounded = -(-request.kv_len // tree.page_size) * tree.page_size
+        if rounded <= min(len(request.tokens), len(request.pages) * tree.page_size):
+            request.kv_len = rounded
+        original(request, tree)
+
+    patch.setattr(retraction, "give_up_pages", give_up_pages)
+
+
+def hang_under_the_wrong_parent(patch: Patch) -> None:
+    original = RadixTree.append
+
+    def append(self: RadixTree, handle: Node, tokens: list[int], pages: list[int]) -> Node:
+        parent = handle.parent
+        if parent is not None and tuple(tokens[: self.page_size]) not in parent.children:
+            child = original(self, handle, tokens, pages)
+            del handle.children[tuple(tokens[: self.page_size])]
+            parent.children[tuple(tokens[: self.page_size])] = child
+            return child
+        return original(self, handle, tokens, pages)
+
+    patch.setattr(RadixTree, "append", append)
+
+
+def skip_the_lock_of_a_match(patch: Patch) -> None:
+    def descend(self: RadixTree, handle: Node, match: Match) -> Node:
+        return match.node if match.partial is None else self._split(match.partial, match.num_partial_pages)
+
+    patch.setattr(RadixTree, "descend", descend)
+
+
+def unlock_twice(patch: Patch) -> None:
+    original = RadixTree.release
+
+    def release(self: RadixTree, handle: Node) -> None:
+        original(self, handle)
+        original(self, handle)
+
+    patch.setattr(RadixTree, "release", release)
+
+
+def keep_the_lock(patch: Patch) -> None:
+    patch.setattr(RadixTree, "release", lambda self, handle: None)
+
+
+def evict_locked_leaves(patch: Patch) -> None:
+    patch.setattr(Node, "is_evictable_leaf", property(lambda self: not self.children and self.parent is not None))
+
+
+def lose_a_freed_page(patch: Patch) -> None:
+    original = PagePool.push
+
+    def push(self: PagePool, pages: Any) -> None:
+        pages = list(pages)
+        original(self, pages[1:] if len(pages) > 1 else pages)
+
+    patch.setattr(PagePool, "push", push)
+
+
+def free_pages_that_the_tree_took(patch: Patch) -> None:
+    original = RadixTree.insert
+
+    def insert(self: RadixTree, handle: Node, tokens: list[int], pages: list[int], first: int) -> tuple[Node, int]:
+        node, had = original(self, handle, tokens, pages, first)
+        return node, min(had + 1, len(pages))
+
+    patch.setattr(RadixTree, "insert", insert)
+
+
+def match_by_the_first_page_only(patch: Patch) -> None:
+    def common(self: RadixTree, child: Node, tokens: list[int], at: int, max_pages: int) -> int:
+        return min(len(child.pages), max_pages - at)
+
+    patch.setattr(RadixTree, "_num_common_pages", common)
+
+
+def full_hit_computes_nothing(patch: Patch) -> None:
+    original = RadixTree.match
+
+    def match(self: RadixTree, node: Node, tokens: list[int], first_page: int, max_pages: int) -> Match:
+        return original(self, node, tokens, first_page, len(tokens) // self.page_size)
+
+    patch.setattr(RadixTree, "match", match)
+
+
+def out_loc_off_by_one(patch: Patch) -> None:
+    original = scheduler.write_step
+
+    def write_step(decided: Any, entry: Any, limits: Any, graph_sizes: Any) -> Any:
+        plan = original(decided, entry, limits, graph_sizes)
+        if plan.num_tokens:
+            entry.out_loc[plan.num_tokens - 1] = max(0, entry.out_loc[plan.num_tokens - 1] - 1)
+        return plan
+
+    patch.setattr(scheduler, "write_step", write_step)
+
+
+def lose_a_page_table_change(patch: Patch) -> None:
+    original = scheduler.write_step
+
+    def write_step(decided: Any, entry: Any, limits: Any, graph_sizes: Any) -> Any:
+        plan = original(decided, entry, limits, graph_sizes)
+        plan.num_segments = max(0, plan.num_segments - 1)
+        return plan
+
+    patch.setattr(scheduler, "write_step", write_step)
+
+
+def placeholder_of_another_slot(patch: Patch) -> None:
+    original = decode_set.input_token
+
+    def input_token(request: Request) -> int:
+        token = original(request)
+        return token if token >= 0 else -max(1, request.slot)
+
+    patch.setattr(decode_set, "input_token", input_token)
+
+
+def release_a_slot_in_flight(patch: Patch) -> None:
+    original = SlotTable.release
+    patch.setattr(SlotTable, "release", lambda self, slot, last_step: original(self, slot, None))
+
+
+def deliver_the_drained_token(patch: Patch) -> None:
+    original = scheduler.ReferenceControlPlane.commit
+
+    def commit(self: Any, step: int, tokens: Any) -> StepOutput:
+        done = self.in_flight[0]
+        ended = [row for row in done.sample_rows if done.rows[row].state is State.ENDED]
+        output = original(self, step, tokens)
+        extra = [(done.rows[row].req_id, int(tokens[row]), FinishReason.NONE, row) for row in ended]
+        columns = (output.req_ids, output.tokens, output.reasons, output.rows)
+        entries = list(zip(*(column.tolist() for column in columns), strict=True))
+        return step_output(step, entries + extra)
+
+    patch.setattr(scheduler.ReferenceControlPlane, "commit", commit)
+
+
+def lose_the_token_of_a_retracted_row(patch: Patch) -> None:
+    original = Request.accept
+
+    def accept(self: Request, token: int) -> FinishReason:
+        return FinishReason.NONE if self.state is State.WAITING else original(self, token)
+
+    patch.setattr(Request, "accept", accept)
+
+
+def schedule_past_the_limit(patch: Patch) -> None:
+    def is_eligible(request: Request) -> bool:
+        return request.kv_len >= request.prefill_len and not (request.no_overlap and request.num_pending)
+
+    patch.setattr(decode_set, "is_eligible", is_eligible)
+
+
+def retract_rows_of_the_plan(patch: Patch) -> None:
+    patch.setattr(retraction, "pick_victim", lambda started, for_request: started.first)
+
+
+def admit_on_top_of_the_pool(patch: Patch) -> None:
+    """Pages that were matched count as still evictable."""
+    original = admission.size_chunk
+
+    def size_chunk(request: Request, tree: RadixTree, budget: int, room: int) -> admission.Chunk:
+        real = tree.match
+
+        def match(*args: Any) -> Match:
+            found = real(*args)
+            return Match(found.node, found.partial, found.num_partial_pages, found.pages, 0)
+
+        tree.match = match  # type: ignore[method-assign]
+        try:
+            return original(request, tree, budget, room)
+        finally:
+            del tree.match  # type: ignore[method-assign]
+
+    patch.setattr(admission, "size_chunk", size_chunk)
+
+
+MUTATIONS: tuple[Callable[[Patch], None], ...] = (
+    publish_a_page_too_many,
+    hang_under_the_wrong_parent,
+    skip_the_lock_of_a_match,
+    unlock_twice,
+    keep_the_lock,
+    evict_locked_leaves,
+    lose_a_freed_page,
+    free_pages_that_the_tree_took,
+    match_by_the_first_page_only,
+    full_hit_computes_nothing,
+    out_loc_off_by_one,
+    lose_a_page_table_change,
+    placeholder_of_another_slot,
+    release_a_slot_in_flight,
+    deliver_the_drained_token,
+    lose_the_token_of_a_retracted_row,
+    schedule_past_the_limit,
+    retract_rows_of_the_plan,
+    admit_on_top_of_the_pool,
+)

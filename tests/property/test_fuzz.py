@@ -1,0 +1,45 @@
+"""The scheduler under random load: texts as if each request were alone, nothing leaks, every request ends once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.helpers_property import Factory, draw_from, make_scenario, run
+
+NUM_SEEDS, NUM_SEEDS_SLOW, BATCH = 1200, 60_000, 300
+
+
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS, BATCH))
+def test_seeded(control_plane: Factory, first: int) -> None:
+    retracted = 0
+    for seed in range(first, first + BATCH):
+        try:
+            retracted += run(make_scenario(draw_from(seed)), control_plane).plane.stats().num_retracted_total
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+    assert retracted, "the pools of these scenarios are too large to test retraction"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_seeded_long(control_plane: Factory) -> None:
+    for seed in range(1_000_000, 1_000_000 + NUM_SEEDS_SLOW):
+        try:
+            run(make_scenario(draw_from(seed)), control_plane)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+@given(data=st.data())
+@settings(
+    max_examples=60,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+def test_shrinking(control_plane: Factory, data: st.DataObject) -> None:
+    """The same scenarios drawn by hypothesis: a failure comes back small."""
+    run(make_scenario(lambda low, high: data.draw(st.integers(low, high))), control_plane)

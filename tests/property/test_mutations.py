@@ -1,0 +1,22 @@
+"""Break the scheduler on purpose: the fuzzer notices each way within a few hundred scenarios."""
+
+from __future__ import annotations
+
+import pytest
+
+from minisgl.scheduler.reference import ReferenceControlPlane
+from tests.helpers_property import draw_from, make_scenario, run
+from tests.property.mutations import MUTATIONS
+
+MAX_SCENARIOS = 600
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
+def test_noticed(mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation(monkeypatch)
+    for seed in range(MAX_SCENARIOS):
+        try:
+            run(make_scenario(draw_from(seed)), ReferenceControlPlane)
+        except Exception:
+            return  # an assertion of the driver, or a check of the control plane itself
+    pytest.fail(f"{MAX_SCENARIOS} scenarios did not notice")
