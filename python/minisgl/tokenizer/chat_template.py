@@ -1,6 +1,7 @@
 """Chat templates, rendered as transformers renders them: the same jinja environment, filters and globals.
 
-Keeps true: a template runs in jinja's immutable sandbox; what goes wrong in it is a `ChatTemplateError` for the client.
+Keeps true: a template runs in jinja's immutable sandbox and its output is bounded; what goes wrong in it is a
+`ChatTemplateError` for the client.
 Doesn't know: token ids.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
@@ -17,7 +19,12 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from minisgl.tokenizer.chat_content import iterates_content
+
 Message = Mapping[str, Any]
+
+MAX_RENDERED = 32 * 2**20  # characters, and pieces: far beyond any context, soon reached by a template that runs away
+_CONTINUE = "\ue000continue\ue000 "  # marks the end of the final message; the space tells whether the template trims
 
 
 class ChatTemplateError(ValueError):
@@ -29,9 +36,10 @@ class _Generation(jinja2.ext.Extension):
 
     tags = {"generation"}  # noqa: RUF012 (the base class says set)
 
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -59,76 +67,120 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 
 class ChatTemplate:
-    """One template with the special tokens it may name (`bos_token`, `eos_token`, ...)."""
+    """One template with the special tokens it may name (`bos_token`, `eos_token`, ...). Compiled on first use, so that
+    a model with a broken template still serves completions."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = _environment()
-        try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise ChatTemplateError(f"the chat template does not parse: {error}") from error
+        self._source = source
         self._special_tokens = dict(special_tokens)
-        self._wants_parts = _iterates_content(environment.parse(source))
 
     def render(
         self,
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> str:
-        """`messages` in OpenAI's shape; `kwargs` are further variables of the template (Qwen's `enable_thinking`)."""
+        """The prompt of a conversation in OpenAI's shape; keys with the value None count as missing.
+
+        `continue_final_message`: the prompt ends within the last message, for the model to go on with it; excludes
+        `add_generation_prompt`. `kwargs` are further variables of the template (Qwen's `enable_thinking`).
+        Raises `ChatTemplateError`.
+        """
+        if not messages:
+            raise ChatTemplateError("messages: must not be empty")
+        if continue_final_message and add_generation_prompt:
+            raise ChatTemplateError("continue_final_message: excludes add_generation_prompt")
+        template = self._template
         shaped = [self._shape(message) for message in messages]
+        if continue_final_message:
+            shaped[-1]["content"] = _marked(shaped[-1].get("content"))
+        variables = {
+            **self._special_tokens,
+            **kwargs,
+            "messages": shaped,
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = _run(template, variables)
+        return _cut_at_mark(text) if continue_final_message else text
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
         try:
-            return self._template.render(
-                **{
-                    **self._special_tokens,
-                    **kwargs,
-                    "messages": shaped,
-                    "tools": list(tools) if tools else None,
-                    "documents": None,
-                    "add_generation_prompt": add_generation_prompt,
-                }
-            )
-        except jinja2.TemplateError as error:
-            raise ChatTemplateError(f"messages: the chat template refuses them: {error}") from error
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError) as error:
-            # a template is a program: its own mistakes on odd input are the input's mistakes to the client
-            raise ChatTemplateError(f"messages: the chat template fails on them: {error}") from error
+            return _environment().from_string(self._source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise ChatTemplateError(f"the model's chat template does not parse: {error}") from error
+
+    @cached_property
+    def _wants_parts(self) -> bool:
+        return iterates_content(_environment().parse(self._source))
 
     def _shape(self, message: Message) -> dict[str, Any]:
-        shaped = dict(message)
+        shaped = {key: value for key, value in message.items() if value is not None}
         content = shaped.get("content")
         if isinstance(content, list) and not self._wants_parts:
-            shaped["content"] = "\n".join(part["text"] for part in content)
+            shaped["content"] = "\n".join(_part_text(part) for part in content)
         if calls := shaped.get("tool_calls"):
             shaped["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
         return shaped
 
 
-def _with_parsed_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+def _run(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
+    pieces: list[str] = []
+    size = 0
+    try:
+        for piece in template.generate(variables):
+            pieces.append(piece)
+            size += len(piece) + 1
+            if size > MAX_RENDERED:
+                raise ChatTemplateError("messages: the chat template makes too long a prompt of them")
+    except jinja2.TemplateError as error:
+        raise ChatTemplateError(f"messages: the chat template refuses them: {error}") from error
+    except ChatTemplateError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
+        # a template is a program: its own mistakes on odd input are the input's mistakes to the client
+        raise ChatTemplateError(f"messages: the chat template fails on them: {error}") from error
+    return "".join(pieces)
+
+
+def _marked(content: Any) -> str | list[Any]:
+    """`content` with the mark behind its last text."""
+    if isinstance(content, str):
+        return content + _CONTINUE
+    if isinstance(content, list):
+        for i in reversed(range(len(content))):
+            if isinstance(content[i], Mapping) and isinstance(content[i].get("text"), str):
+                return [*content[:i], {**content[i], "text": content[i]["text"] + _CONTINUE}, *content[i + 1 :]]
+    raise ChatTemplateError("continue_final_message: the last message has no text to continue")
+
+
+def _cut_at_mark(text: str) -> str:
+    at = text.rfind(_CONTINUE.rstrip())
+    if at < 0:
+        raise ChatTemplateError("continue_final_message: the chat template leaves out the end of the last message")
+    # a template that trims a message has to see its end as the message's own
+    return text[:at] if text.startswith(_CONTINUE, at) else text[:at].rstrip()
+
+
+def _part_text(part: Any) -> str:
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if not isinstance(text, str):
+        raise ChatTemplateError("messages: content: this model takes parts of type text only")
+    return text
+
+
+def _with_parsed_arguments(call: Any) -> Any:
     """OpenAI carries arguments as a JSON string, templates expect the object."""
-    function = call.get("function")
+    function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return dict(call)
+        return call
     try:
         arguments = json.loads(function["arguments"])
-    except ValueError:
-        return dict(call)
+    except (ValueError, RecursionError):
+        return call
     return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _iterates_content(tree: jinja2.nodes.Template) -> bool:
-    """Whether the template loops over a message's content, that is, expects a list of parts."""
-
-    def is_content(node: jinja2.nodes.Node) -> bool:
-        if isinstance(node, jinja2.nodes.Getattr):
-            return node.attr == "content"
-        return (
-            isinstance(node, jinja2.nodes.Getitem)
-            and isinstance(node.arg, jinja2.nodes.Const)
-            and node.arg.value == "content"
-        )
-
-    return any(is_content(loop.iter) for loop in tree.find_all(jinja2.nodes.For))

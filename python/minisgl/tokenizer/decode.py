@@ -2,10 +2,13 @@
 
 Byte-level BPE and sentencepiece with byte fallback, which nearly all models use, are turned into a table from id to
 bytes; the standard library's incremental UTF-8 decoder carries split characters. That is linear in the output whatever
-the ids are, where decoding a growing window is quadratic in a flood of invalid bytes. Other decoders get a window.
+ids are, where decoding a growing window (as `DecodeStream` of the tokenizers library does) is quadratic in a flood
+of invalid bytes and fails where a decoding does not begin with the one before it. Other decoders get a short window.
+window.
 
-Keeps true: the deltas and the flush together equal the whole-text decoding of the ids, in a text that goes on (the
-space that sentencepiece strips at the very beginning is kept). One exception, which whole-text decoding decides in
+Keeps true: the deltas and the flush together equal the whole-text decoding of the generated ids, in a text that goes on
+(the space that sentencepiece strips at the very beginning is kept). So they equal decode(prompt + generated) without
+decode(prompt), unless the prompt ends inside a character. One exception, which whole-text decoding decides in
 hindsight: an invalid byte turns all bytes of its byte-fallback run into U+FFFD there; here, characters delivered
 before it stay.
 Doesn't know: stop strings, requests.
@@ -40,20 +43,17 @@ class DecodeTable:
     ids beyond the vocabulary."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
         self.tokenizer = tokenizer
         self.num_ids = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.skipped = frozenset(
             token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         )
-        kinds = _decoder_kinds(decoder)
+        parts = _decoder_parts(tokenizer)
+        kinds = [part["type"] for part in parts]
         self.byte_level = kinds == ["ByteLevel"]
-        self.byte_fallback = "ByteFallback" in kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}
-        self._replacements = [
-            (part["pattern"]["String"], part["content"])
-            for part in decoder.get("decoders", [])
-            if part["type"] == "Replace"
-        ]
+        self.literal = _is_literal(parts)
+        self._byte_fallback = "ByteFallback" in kinds
+        self._replacements = _replacements(parts) if self.literal else []
         self._bytes: dict[int, bytes] = {}
         self._is_byte: dict[int, bool] = {}
         self._char_to_byte = char_to_byte() if self.byte_level else {}
@@ -62,8 +62,8 @@ class DecodeTable:
         skipped = self.skipped if skip_special_tokens else frozenset()
         if self.byte_level:
             return _ByteLevelStream(self, skipped)
-        if self.byte_fallback:
-            return _ByteFallbackStream(self, skipped)
+        if self.literal:
+            return _LiteralStream(self, skipped)
         return _WindowStream(self, skip_special_tokens)
 
     def bytes_of(self, token_id: int) -> bytes:
@@ -76,8 +76,9 @@ class DecodeTable:
         """Whether a byte-fallback tokenizer spells a single byte with this id."""
         found = self._is_byte.get(token_id)
         if found is None:
-            token = self.tokenizer.id_to_token(token_id)
-            found = self._is_byte[token_id] = token is not None and _BYTE_TOKEN.fullmatch(token) is not None
+            token = self.tokenizer.id_to_token(token_id) if 0 <= token_id < self.num_ids else None
+            is_byte = self._byte_fallback and token is not None and _BYTE_TOKEN.fullmatch(token) is not None
+            found = self._is_byte[token_id] = is_byte
         return found
 
     def _make_bytes(self, token_id: int) -> bytes:
@@ -88,17 +89,44 @@ class DecodeTable:
             if all(char in self._char_to_byte for char in token):
                 return bytes(self._char_to_byte[char] for char in token)
             return token.encode()
-        if byte := _BYTE_TOKEN.fullmatch(token):
+        if self._byte_fallback and (byte := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(byte.group(1), 16)])
         for old, new in self._replacements:
             token = token.replace(old, new)
         return token.encode()
 
 
-def _decoder_kinds(decoder: dict[str, Any]) -> list[str]:
-    if decoder.get("type") == "Sequence":
-        return [kind for part in decoder["decoders"] for kind in _decoder_kinds(part)]
-    return [decoder["type"]] if decoder else []
+def _decoder_parts(tokenizer: tokenizers.Tokenizer) -> list[dict[str, Any]]:
+    """The decoder's steps in order, sequences of sequences made flat."""
+
+    def flat(decoder: dict[str, Any]) -> list[dict[str, Any]]:
+        if decoder["type"] == "Sequence":
+            return [step for part in decoder["decoders"] for step in flat(part)]
+        return [decoder]
+
+    return flat(json.loads(tokenizer.decoder.__getstate__())) if tokenizer.decoder is not None else []
+
+
+def _is_literal(parts: list[dict[str, Any]]) -> bool:
+    """Whether a token's text is the token with characters replaced, or one byte, whatever its neighbours are: the
+    decoders of sentencepiece. A strip at the beginning of the whole text is none of a text that goes on."""
+    letters = "".join(
+        {"Replace": "R", "Metaspace": "R", "ByteFallback": "B", "Fuse": "F", "Strip": "S"}.get(part["type"], "?")
+        for part in parts
+    )
+    return (
+        re.fullmatch("R+B?(FS?)?", letters) is not None
+        and all("String" in part["pattern"] for part in parts if part["type"] == "Replace")
+        and all(part["stop"] == 0 for part in parts if part["type"] == "Strip")
+    )
+
+
+def _replacements(parts: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [
+        (part["replacement"], " ") if part["type"] == "Metaspace" else (part["pattern"]["String"], part["content"])
+        for part in parts
+        if part["type"] in ("Replace", "Metaspace")
+    ]
 
 
 def char_to_byte() -> dict[str, int]:
@@ -122,8 +150,8 @@ class _ByteLevelStream:
         return self._decoder.decode(b"", final=True)
 
 
-class _ByteFallbackStream:
-    """A run of byte tokens is text if it is valid UTF-8; else each byte of it is one U+FFFD."""
+class _LiteralStream:
+    """A token is its own text; but a run of byte tokens is text if it is valid UTF-8, else each byte is one U+FFFD."""
 
     def __init__(self, table: DecodeTable, skipped: frozenset[int]) -> None:
         self._table = table
@@ -166,7 +194,8 @@ class _ByteFallbackStream:
 
 
 class _WindowStream:
-    """Any other decoder: decode the last few ids with and without the new ones and deliver the difference."""
+    """Any other decoder (WordPiece, CTC): decode the last few ids with and without the new ones and deliver the
+    difference. Approximate: the first id is decoded as if it began the text, and rules of wider reach are missed."""
 
     def __init__(self, table: DecodeTable, skip_special_tokens: bool) -> None:
         self._table = table

@@ -15,43 +15,76 @@ if TYPE_CHECKING:
     from minisgl.tokenizer.tokenizer import Tokenizer
 
 
+class _Search:
+    """One stop string, looked for by Knuth, Morris and Pratt's method: linear whatever stop string and text are.
+    The table grows with the matched length, so that a long stop string costs nothing before text resembles it."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.matched_len = 0  # length of the longest end of the text with which the stop string begins
+        self._borders = [0, 0]  # [n]: the same of the stop string's own first n characters, short of all n
+
+    def push(self, text: str) -> int | None:
+        """Where in `text` the first match ends. Not to be called after a match."""
+        stop, matched = self.stop, self.matched_len
+        at = 0
+        while at < len(text):
+            if not matched:
+                at = text.find(stop[0], at)
+                if at < 0:
+                    break
+            while matched and stop[matched] != text[at]:
+                matched = self._borders[matched]
+            if stop[matched] == text[at]:
+                matched += 1
+                self._extend(matched)
+                if matched == len(stop):
+                    self.matched_len = matched
+                    return at + 1
+            at += 1
+        self.matched_len = matched
+        return None
+
+    def _extend(self, length: int) -> None:
+        """Know the border of the first `length` characters; those of fewer are known."""
+        if len(self._borders) > length:
+            return
+        char = self.stop[length - 1]
+        border = self._borders[length - 1]
+        while border and self.stop[border] != char:
+            border = self._borders[border]
+        self._borders.append(border + (self.stop[border] == char))
+
+
 class StopMatcher:
-    """Cut a growing text at the first of `stops`. Linear in the text: it looks back by one stop string at most."""
+    """Cut a growing text at the first of `stops`; empty ones count for nothing."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = [stop for stop in stops if stop]
+        self._searches = [_Search(stop) for stop in stops if stop]
         self._held = ""
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
+        """What is decided: text before the match if there is one, else all that cannot belong to a match to come."""
         if self.matched is not None:
             return ""
-        if not self._stops:
+        if not self._searches:
             return text
+        ends = [(end, -len(search.stop), search.stop) for search in self._searches if (end := search.push(text))]
         text = self._held + text
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            _, at, self.matched = min(found)
+        if ends:
+            end, minus_len, self.matched = min(ends)
+            cut = len(self._held) + end + minus_len
             self._held = ""
-            return text[:at]
-        hold = max(_overlap(text, stop) for stop in self._stops)
-        cut = len(text) - hold
+            return text[:cut]
+        cut = len(text) - max(search.matched_len for search in self._searches)
         self._held = text[cut:]
         return text[:cut]
 
     def flush(self) -> str:
+        """What was held back, at the end of the text."""
         text, self._held = self._held, ""
         return text
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` with which `stop` begins."""
-    at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
-    while at >= 0:
-        if stop.startswith(text[at:]):
-            return len(text) - at
-        at = text.find(stop[0], at + 1)
-    return 0
 
 
 class TextStream:

@@ -7,22 +7,21 @@ Doesn't know: the model's weights, its context length, requests.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tokenizers
 
+from minisgl.config import ConfigError
 from minisgl.step import Int32Array
 from minisgl.tokenizer.chat_template import ChatTemplate, ChatTemplateError, Message
 from minisgl.tokenizer.decode import DecodeTable, IncrementalDecoder
-from minisgl.tokenizer.echo import ECHO_CHAT_TEMPLATE, ECHO_EOS, echo_tokenizer
-
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+from minisgl.tokenizer.echo import ECHO_BOS, ECHO_CHAT_TEMPLATE, ECHO_EOS, echo_tokenizer
 
 
-class TokenizerError(ValueError):
+class TokenizerError(ConfigError):
     """Files that are missing or cannot be read; the text says what to do."""
 
 
@@ -30,21 +29,26 @@ class Tokenizer:
     """Use `load` or `echo`."""
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, special_tokens: dict[str, str], chat_template: str | None
+        self, backend: tokenizers.Tokenizer, special_tokens: dict[str, str], chat_templates: Mapping[str, str]
     ) -> None:
         self._backend = backend
         self._table = DecodeTable(backend)
         self.special_tokens = special_tokens
-        self._chat_template = ChatTemplate(chat_template, special_tokens) if chat_template else None
+        self._chat_templates = {name: ChatTemplate(text, special_tokens) for name, text in chat_templates.items()}
 
     @classmethod
-    def load(cls, model_dir: str | Path, chat_template: str | None = None) -> Tokenizer:
-        """From tokenizer.json, tokenizer_config.json and chat_template.jinja of a model folder."""
+    def load(cls, model_dir: str | Path) -> Tokenizer:
+        """From tokenizer.json, tokenizer_config.json and the *.jinja files of a model folder.
+
+        As in transformers, tokenizer.json alone says which special tokens `encode` adds. Raises `TokenizerError`.
+        """
         folder = Path(model_dir)
         file = folder / "tokenizer.json"
         if not file.is_file():
+            only = "only tokenizer.model, " if (folder / "tokenizer.model").is_file() else ""
             raise TokenizerError(
-                f"{folder.name}: no tokenizer.json: make one with transformers' AutoTokenizer(...).save_pretrained(...)"
+                f"{folder.name}: {only}no tokenizer.json: make one with transformers: "
+                "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
             )
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
@@ -53,39 +57,61 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         config = _read_json(folder / "tokenizer_config.json")
-        specials = {**_read_json(folder / "special_tokens_map.json"), **config}
-        tokens = {name: text for name in _SPECIAL_NAMES if (text := _token_text(specials.get(name))) is not None}
-        return cls(backend, tokens, chat_template or _find_template(folder, config))
+        return cls(backend, _special_tokens(folder, config), _chat_templates(folder, config))
 
     @classmethod
     def echo(cls) -> Tokenizer:
         """The built-in byte tokenizer of the echo engine."""
-        return cls(echo_tokenizer(), {"eos_token": ECHO_EOS}, ECHO_CHAT_TEMPLATE)
+        return cls(echo_tokenizer(), {"bos_token": ECHO_BOS, "eos_token": ECHO_EOS}, {"default": ECHO_CHAT_TEMPLATE})
 
     @property
     def has_chat_template(self) -> bool:
-        return self._chat_template is not None
+        return bool(self._chat_templates)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Int32Array:
-        """Ids of `text`, [n] int32."""
-        return np.array(self._backend.encode(text, add_special_tokens=add_special_tokens).ids, np.int32)
+        """Ids of `text`, [n] int32. Raises `ValueError` for a text that is not Unicode (lone surrogates)."""
+        try:
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        except TypeError as error:
+            raise _not_text(text, error) from error
+        return np.array(encoding.ids, np.int32)
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Int32Array]:
-        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        """`encode` of each, in parallel."""
+        try:
+            found = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except TypeError as error:
+            raise _not_text("".join(texts), error) from error
         return [np.array(encoding.ids, np.int32) for encoding in found]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The whole text of `ids`."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        """The whole text of `ids`; ids beyond the vocabulary are no text."""
+        return str(self._backend.decode([i for i in ids if i >= 0], skip_special_tokens=skip_special_tokens))
 
     def new_decoder(self, skip_special_tokens: bool = True) -> IncrementalDecoder:
         return self._table.new_stream(skip_special_tokens)
 
-    def apply_chat_template(self, messages: Sequence[Message], **kwargs: Any) -> str:
+    def apply_chat_template(
+        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, **kwargs: Any
+    ) -> str:
         """See `ChatTemplate.render`. Encode the result with `add_special_tokens=False`: it has them already."""
-        if self._chat_template is None:
-            raise ChatTemplateError("this model has no chat template: use completions")
-        return self._chat_template.render(messages, **kwargs)
+        name = "tool_use" if tools and "tool_use" in self._chat_templates else "default"
+        template = self._chat_templates.get(name)
+        if template is None:
+            others = f" named default, only {', '.join(sorted(self._chat_templates))}" if self._chat_templates else ""
+            raise ChatTemplateError(f"this model has no chat template{others}: use completions")
+        return template.render(messages, tools=tools, **kwargs)
+
+
+def _not_text(text: Any, error: TypeError) -> Exception:
+    """The library says the same of a lone surrogate as of something that is no string."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return ValueError("the text is not valid Unicode: it has a lone surrogate")
+    except AttributeError:
+        pass
+    return error
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -104,13 +130,22 @@ def _token_text(token: Any) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _find_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """chat_template.jinja wins over tokenizer_config.json, where it is a text or a list of named texts."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        named = {entry["name"]: entry["template"] for entry in found}
-        return named.get("default")
-    return found if isinstance(found, str) else None
+def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Named special tokens (bos_token, eos_token, a model's own). The older special_tokens_map.json is asked where
+    the configuration does not list its added tokens, and then wins."""
+    if "added_tokens_decoder" not in config:
+        config = {**config, **_read_json(folder / "special_tokens_map.json")}
+    named = {name: _token_text(token) for name, token in config.items() if name.endswith("_token")}
+    return {name: text for name, text in named.items() if text is not None}
+
+
+def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """By name. Files win over tokenizer_config.json, where it is one text or a list of named texts."""
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if found := {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}:
+        return found
+    in_config = config.get("chat_template")
+    if isinstance(in_config, list):
+        return {entry["name"]: entry["template"] for entry in in_config}
+    return {"default": in_config} if isinstance(in_config, str) else {}
