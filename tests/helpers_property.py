@@ -1,8 +1,8 @@
 """Random scenarios for a control plane, driven with the echo engine and judged by whole sequences.
 
 A scenario is a configuration and requests with arrival steps and planned disturbances; `run` drives it through the
-Protocols only, checks the invariants after every call, audits the KV of every cached page when nothing is in flight, and
-compares each request's tokens with what it yields alone. Any difference is an `AssertionError`.
+Protocols only, checks the invariants after every call, audits the KV of every cached page when nothing is in flight,
+and compares each request's tokens with what it yields alone. Any difference is an `AssertionError`.
 
 `Draw` is a function (low, high) -> int, so that the same scenarios come from a seed or from hypothesis, which shrinks.
 """

@@ -208,7 +208,7 @@ def test_a_file_is_imported_once_and_known_by_its_content(tmp_path: Path, cache:
 def test_an_import_that_fails_leaves_nothing_and_can_be_repeated(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, exact, calls = _write_gguf(tmp_path / "m.gguf", _model("llama3-tied")), gguf_import.dequantize, []
+    file, exact, calls = _write_gguf(tmp_path / "m.gguf", _model("llama3-tied")), gguf.dequantize, []
 
     def dequantize(*args: Any) -> Any:
         calls.append(args)

@@ -50,12 +50,13 @@ def tokenizer(folder: Path) -> Tokenizer:
 def reference(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval()
 
 
 def _chat(tokenizer: Tokenizer, text: str) -> list[int]:
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)
-    return tokenizer.encode(prompt, add_special_tokens=False).tolist()
+    return [int(i) for i in tokenizer.encode(prompt, add_special_tokens=False)]
 
 
 def test_the_config(folder: Path) -> None:

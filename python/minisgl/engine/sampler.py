@@ -68,9 +68,10 @@ def _truncate(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 def _inverse_cdf(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """The first token, in order of ids, whose cumulative probability exceeds uniform times the total."""
     cdf = probabilities.cumsum(-1, dtype=torch.float64)
-    found = torch.searchsorted(cdf, (uniform[:, None] * cdf[:, -1:]), right=True).squeeze(-1)
+    total = cdf[:, -1:].contiguous()
+    found = torch.searchsorted(cdf, uniform[:, None] * total, right=True).squeeze(-1)
     # rounding may carry the target to the total: then the last token that has any probability
-    last = torch.searchsorted(cdf, cdf[:, -1:], right=False).squeeze(-1)
+    last = torch.searchsorted(cdf, total, right=False).squeeze(-1)
     return torch.minimum(found, last)
 
 

@@ -95,7 +95,8 @@ class TorchEngine:
             with torch.inference_mode():
                 return self._forward(plan, entry)
         except (RuntimeError, MemoryError) as error:  # torch's errors on a CPU leave it usable
-            self._pool.clear()
+            with torch.inference_mode():
+                self._pool.clear()
             if isinstance(error, EngineStepError):
                 raise
             raise EngineStepError(f"{type(error).__name__}: {error}") from error

@@ -58,4 +58,7 @@ def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlane
 def build_control_plane(config: EngineConfig, info: EngineInfo) -> ControlPlane:
     if config.max_seq_len is not None and config.max_seq_len > info.context_len:
         raise ConfigError(f"max_seq_len: {config.max_seq_len}: the model's context is {info.context_len}")
-    return make_control_plane(config.cpu_backend, control_plane_config(config, info))
+    try:
+        return make_control_plane(config.cpu_backend, control_plane_config(config, info))
+    except ValueError as error:
+        raise ConfigError(f"--cpu-backend {config.cpu_backend}: {error}") from error

@@ -12,12 +12,13 @@ from collections.abc import Awaitable, Callable
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from minisgl.message import EngineReady
 from minisgl.metrics import Metrics
 from minisgl.server.chat import answer_chat
 from minisgl.server.completions import answer_completion
 from minisgl.server.context import ServerContext
 from minisgl.server.engine_client import EngineClient
-from minisgl.server.errors import ApiError, install_handlers
+from minisgl.server.errors import SERVER, ApiError, install_handlers
 from minisgl.server.generate import answer_generate
 from minisgl.server.transport import ClientGone, NoResponse, json_response, read_body
 from minisgl.tokenizer import Tokenizer
@@ -27,7 +28,7 @@ Answer = Callable[[ServerContext, Request, bytes, float], Awaitable[Response]]
 
 def build_app(client: EngineClient, tokenizer: Tokenizer, model_name: str) -> FastAPI:
     """`client` must be ready."""
-    app = FastAPI(title="minisgl", docs_url="/docs", redoc_url=None)
+    app = FastAPI(title="minisgl", docs_url="/docs", redoc_url=None, redirect_slashes=False)
     install_handlers(app)
     metrics = Metrics(lambda: client.stats, lambda: client.info, lambda: client.failure is None)
     context = ServerContext(client, tokenizer, metrics, model_name, int(time.time()))
@@ -77,11 +78,24 @@ def _add_models(app: FastAPI, context: ServerContext) -> None:
 def _add_operations(app: FastAPI, context: ServerContext) -> None:
     client = context.client
 
+    def check_ready() -> EngineReady:
+        if client.failure is not None or client.info is None:
+            raise ApiError(503, client.failure or "the engine is loading", kind=SERVER, code="not_ready")
+        return client.info
+
+    @app.get("/livez")
+    async def livez() -> Response:
+        """This process answers, whatever its engine does."""
+        return json_response({"status": "ok"})
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        check_ready()
+        return json_response({"status": "ok"})
+
     @app.get("/health")
     async def health() -> Response:
-        info, stats = client.info, client.stats
-        if client.failure is not None or info is None:
-            raise ApiError(503, client.failure or "the engine is loading", kind="server_error", code="not_ready")
+        info, stats = check_ready(), client.stats
         return json_response(
             {
                 "status": "ok",

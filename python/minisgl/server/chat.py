@@ -23,6 +23,9 @@ async def answer_chat(context: ServerContext, request: Request, body: bytes, arr
     context.check_model(chat.model)
     if not chat.messages:
         raise bad_value("messages", [], "must not be empty")
+    for i, message in enumerate(chat.messages):
+        if message.content is None and message.role != "assistant":
+            raise bad_value(f"messages.{i}.content", None, f"required for the role {message.role}")
     limit = chat.limit()
     name = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
     if limit is not None and limit < 1:

@@ -8,7 +8,6 @@ Doesn't know: HTTP, text, how the engine process is started.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 import msgspec
@@ -109,6 +108,12 @@ class EngineClient:
         self.ready = asyncio.get_running_loop().create_future()
         self.ready.add_done_callback(lambda future: future.exception())  # a failure may come with nobody waiting
         self._reader = asyncio.create_task(self._read())
+        self._reader.add_done_callback(self._reader_ended)
+
+    def _reader_ended(self, reader: asyncio.Task[None]) -> None:
+        """Whatever ends the reading ends the requests that wait for it: none may hang."""
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            self.fail(f"receiving from the engine failed: {type(error).__name__}: {error}")
 
     async def close(self) -> None:
         """Tell the engine to shut down and close the sockets. Live requests end with an error."""
@@ -118,8 +123,7 @@ class EngineClient:
         self.fail("the server is shutting down")
         if self._reader is not None:
             self._reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reader
+            await asyncio.wait({self._reader})
         self._outbox.close()
         self._inbox.close()
         self._context.term()
@@ -217,5 +221,6 @@ class EngineClient:
 
 
 def resolve(sampling: SamplingParams, seed: int, max_tokens: int) -> SamplingParams:
-    """What the engine gets: one choice, its seed and its limit."""
-    return msgspec.structs.replace(sampling, n=1, seed=seed, max_tokens=max_tokens)
+    """What the engine gets: one choice, its seed and its limit, which min_tokens cannot exceed either."""
+    min_tokens = min(sampling.min_tokens, max_tokens)
+    return msgspec.structs.replace(sampling, n=1, seed=seed, max_tokens=max_tokens, min_tokens=min_tokens)

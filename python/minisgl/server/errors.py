@@ -16,6 +16,7 @@ from minisgl.sampling_params import ParamError
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 class ApiError(Exception):
@@ -26,10 +27,11 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.headers: dict[str, str] = {}
         self.body: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
     def response(self) -> Response:
-        return Response(msgspec.json.encode(self.body), self.status, media_type="application/json")
+        return Response(msgspec.json.encode(self.body), self.status, self.headers, media_type="application/json")
 
 
 def bad_value(field: str, value: object, reason: str, code: str | None = "invalid_value") -> ApiError:
@@ -59,7 +61,9 @@ def install_handlers(app: FastAPI) -> None:
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = f"{request.method} {request.url.path}: {error.detail}"
-        return ApiError(error.status_code, message, code="not_found" if error.status_code == 404 else None).response()
+        answer = ApiError(error.status_code, message, code=_CODES.get(error.status_code))
+        answer.headers.update(error.headers or {})  # 405 says what is allowed
+        return answer.response()
 
     async def on_bug(_: Request, error: Exception) -> Response:
         return ApiError(500, f"internal error: {type(error).__name__}", kind=SERVER, code="internal_error").response()

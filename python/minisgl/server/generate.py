@@ -9,7 +9,8 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from minisgl.server.context import ServerContext, checked
+from minisgl.sampling_params import ParamError, SamplingParams
+from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
 from minisgl.server.generation import Generation
 from minisgl.server.protocol import GenerateRequest, GenerateSampling, parse
@@ -23,8 +24,7 @@ async def answer_generate(context: ServerContext, request: Request, body: bytes,
     field = "prompt" if generate.input_ids is None else "input_ids"
     prompt: str | list[int] = generate.prompt if generate.prompt is not None else generate.input_ids or []
     fields = generate.sampling_params or GenerateSampling()
-    limit = fields.max_tokens if fields.max_new_tokens is None else fields.max_new_tokens
-    sampling = checked(fields.sampling_params, generate.DEFAULT_MAX_TOKENS if limit is None else limit)
+    sampling = _sampling(fields)
     if sampling.n != 1:
         raise bad_value("sampling_params.n", sampling.n, "must be 1 here")
     prompts = await context.encode_prompts([prompt], field)
@@ -42,6 +42,22 @@ async def answer_generate(context: ServerContext, request: Request, body: bytes,
             return json_response({"text": "".join(parts), "token_ids": generation.token_ids(0), **done})
 
     return await unless_gone(request.receive, whole())
+
+
+def _sampling(fields: GenerateSampling) -> SamplingParams:
+    """Errors name the field as the client wrote it."""
+    limit = fields.max_tokens if fields.max_new_tokens is None else fields.max_new_tokens
+    if limit is None:
+        limit = GenerateRequest.DEFAULT_MAX_TOKENS
+    name = "max_tokens" if fields.max_new_tokens is None else "max_new_tokens"
+    if limit < 1:
+        raise bad_value(f"sampling_params.{name}", limit, "must be at least 1")
+    try:
+        return fields.sampling_params(limit)
+    except ParamError as error:
+        raise ApiError(
+            400, f"sampling_params.{error}", param=f"sampling_params.{error.field}", code="invalid_value"
+        ) from error
 
 
 def _end(generation: Generation, finish_reason: str | None) -> dict[str, Any]:

@@ -10,13 +10,51 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    Tag,
+    ValidationError,
+)
 
 from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.server.errors import ApiError, bad_value
 
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Int64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
+T = TypeVar("T")
+Items = Annotated[
+    list[T], Field(fail_fast=True)
+]  # the first bad one is enough: a million findings would stall the event loop
+
+
+def _text_or_list(value: object) -> str:
+    return "<list>" if isinstance(value, list) else "<text>"
+
+
+def _prompt_kind(value: object) -> str:
+    """By the first element, so that a bad one later is reported as what it should have been."""
+    if not isinstance(value, list):
+        return "<text>"
+    first = value[0] if value else None
+    return "<texts>" if isinstance(first, str) else "<id_lists>" if isinstance(first, list) else "<ids>"
+
+
+Stop = Annotated[
+    Annotated[StrictStr, Tag("<text>")] | Annotated[Items[StrictStr], Tag("<list>")], Discriminator(_text_or_list)
+]
+Prompt = Annotated[
+    Annotated[StrictStr, Tag("<text>")]
+    | Annotated[Items[StrictStr], Tag("<texts>")]
+    | Annotated[Items[TokenId], Tag("<ids>")]
+    | Annotated[Items[Items[TokenId]], Tag("<id_lists>")],
+    Discriminator(_prompt_kind),
+]
 
 
 class _Body(BaseModel):
@@ -41,8 +79,8 @@ class _Sampling(_Body):
     n: Int64 | None = None
     max_tokens: Int64 | None = None
     min_tokens: Int64 | None = None
-    stop: StrictStr | list[StrictStr] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: Stop | None = None
+    stop_token_ids: Items[TokenId] | None = None
     ignore_eos: StrictBool | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
@@ -76,6 +114,12 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0, 0.0),
     "repetition_penalty": (1, 1.0),
     "min_p": (0, 0.0),
+    "regex": (),
+    "json_schema": (),
+    "ebnf": (),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "no_stop_trim": (False,),
 }
 
 
@@ -84,13 +128,16 @@ class TextPart(_Body):
     text: StrictStr
 
 
-class ChatMessage(_Body):
-    model_config = ConfigDict(extra="ignore", strict=True)
+Content = Annotated[
+    Annotated[StrictStr, Tag("<text>")] | Annotated[Items[TextPart], Tag("<list>")], Discriminator(_text_or_list)
+]
 
+
+class ChatMessage(_Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: StrictStr | list[TextPart] | None = None
+    content: Content | None = None
     name: StrictStr | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Items[dict[str, Any]] | None = None
     tool_call_id: StrictStr | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -122,7 +169,7 @@ class ChatRequest(_Sampling):
         "chat_template_kwargs": ({},),
     }
 
-    messages: list[ChatMessage]
+    messages: Items[ChatMessage]
     max_completion_tokens: Int64 | None = None
 
     def limit(self) -> int | None:
@@ -142,7 +189,7 @@ class CompletionRequest(_Sampling):
     }
     DEFAULT_MAX_TOKENS: ClassVar[int] = 16
 
-    prompt: StrictStr | list[StrictStr] | list[TokenId] | list[list[TokenId]]
+    prompt: Prompt
 
     def prompts(self) -> list[str | list[int]]:
         """One entry per prompt."""
@@ -164,7 +211,7 @@ class GenerateRequest(_Body):
     DEFAULT_MAX_TOKENS: ClassVar[int] = 128
 
     prompt: StrictStr | None = None
-    input_ids: list[TokenId] | None = None
+    input_ids: Items[TokenId] | None = None
     sampling_params: GenerateSampling | None = None
     stream: StrictBool | None = None
 
@@ -175,7 +222,7 @@ B = TypeVar("B", bound=_Body)
 def parse(body: bytes, model: type[B]) -> B:
     """Bytes to a checked body; every failure is an `ApiError` 400 that names the field."""
     try:
-        data = pydantic_core.from_json(body, allow_inf_nan=False)
+        data = pydantic_core.from_json(body)  # NaN is let in here, for the field that holds it to be named
     except ValueError as error:
         raise ApiError(400, f"body: not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(data, dict):
@@ -197,20 +244,13 @@ def _refuse_not_yet(data: dict[str, Any], model: type[_Body]) -> None:
 
 
 def _explain(error: ValidationError) -> ApiError:
-    """The deepest of pydantic's findings: for a union, that is the member the client most likely meant."""
-    found = max(error.errors(include_url=False, include_context=False), key=lambda one: len(_path(one["loc"])))
-    path = _path(found["loc"])
-    field = ".".join(path) or "body"
+    """Pydantic's first finding, under the name that clients know."""
+    found = error.errors(include_url=False, include_context=False)[0]
+    # the tags of unions are in the path too; they are no identifiers
+    field = ".".join(str(part) for part in found["loc"] if isinstance(part, int) or part.isidentifier()) or "body"
     if found["type"] == "missing":
         return ApiError(400, f"{field}: required", param=field, code="missing_required_parameter")
     return bad_value(field, found["input"], found["msg"][0].lower() + found["msg"][1:])
 
-
-def _path(loc: tuple[int | str, ...]) -> list[str]:
-    """Pydantic names union members in the path; clients know only fields and indices."""
-    return [str(part) for part in loc if isinstance(part, int) or (part.isidentifier() and part not in _MEMBER_NAMES)]
-
-
-_MEMBER_NAMES = frozenset({"str", "int", "constrained-str", "constrained-int", "TextPart"})
 
 __all__ = ["ChatRequest", "CompletionRequest", "GenerateRequest", "ParamError", "parse"]

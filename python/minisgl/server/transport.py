@@ -37,7 +37,7 @@ class NoResponse(Response):
 async def read_body(request: Request) -> bytes:
     """The whole body; `ApiError` 413 over the limit."""
     announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > MAX_BODY_BYTES:
+    if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
         raise _too_large(int(announced))
     parts, size = [], 0
     while True:

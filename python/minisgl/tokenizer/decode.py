@@ -2,9 +2,8 @@
 
 Byte-level BPE and sentencepiece with byte fallback, which nearly all models use, are turned into a table from id to
 bytes; the standard library's incremental UTF-8 decoder carries split characters. That is linear in the output whatever
-ids are, where decoding a growing window (as `DecodeStream` of the tokenizers library does) is quadratic in a flood
+the ids are, where decoding a growing window (as `DecodeStream` of the tokenizers library does) is quadratic in a flood
 of invalid bytes and fails where a decoding does not begin with the one before it. Other decoders get a short window.
-window.
 
 Keeps true: the deltas and the flush together equal the whole-text decoding of the generated ids, in a text that goes on
 (the space that sentencepiece strips at the very beginning is kept). So they equal decode(prompt + generated) without

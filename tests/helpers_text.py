@@ -1,0 +1,86 @@
+"""Tokenizers for the tests of the text path, and whole-text models to hold the streams against.
+
+Keeps true: the models look at the whole text at once and share no code with what they check.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from minisgl import envs
+from minisgl.tokenizer import Tokenizer
+
+REAL = ("qwen3", "mistral-v3")
+TEXTS = (
+    "The capital of France is Paris.",
+    "  leading, trailing and   many spaces \n\n\t tabs  ",
+    "漢字とかな、한국어, ภาษาไทย, עברית, हिन्दी, བོད་ཡིག, ᚠᛇᚻ",
+    "👩‍👩‍👧‍👦 👨🏽‍🚀 🏳️‍🌈 🇪🇺 é é Å ﬁ ﷽",
+    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𒀀𒁀 🂡 \U000e0041 \u200b\u200d\ufeff \ufffd�",
+    "def f(x):\n\treturn {'a': [1, 2.5, 12345]}  # <tool_call> </think>",
+    "<s>[INST] not special? [/INST]</s> <|im_end|> <0x41> ▁ Ġ",
+    "",
+)
+
+
+def data_folder(name: str) -> Path:
+    """tokenizers/NAME of the test data; skips without it."""
+    data = envs.data_dir()
+    if data is None:
+        pytest.skip(f"{envs.DATA} is not set: no real tokenizers")
+    return data / "tokenizers" / name
+
+
+@cache
+def _loaded(folder: Path) -> Tokenizer:
+    return Tokenizer.load(folder)
+
+
+def tokenizer_named(name: str) -> Tokenizer:
+    return Tokenizer.echo() if name == "echo" else _loaded(data_folder(name))
+
+
+def streamed(tokenizer: Tokenizer, ids: Sequence[int], cuts: Sequence[int] = (), skip: bool = True) -> str:
+    """`ids` through a stream, in chunks that end at `cuts`, else one by one."""
+    decoder = tokenizer.new_decoder(skip)
+    edges = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)] if cuts else range(len(ids) + 1)
+    deltas = [decoder.push(ids[a:b]) for a, b in pairwise(edges)]
+    return "".join(deltas) + decoder.flush()
+
+
+def first_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """The text before the stop string that ends first (of those, begins first), and which it is."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if stop and text[:end].endswith(stop)]
+        if found:
+            stop = max(found, key=len)
+            return text[: end - len(stop)], stop
+    return text, None
+
+
+def decode_byte_fallback(tokens: Sequence[str | None]) -> str:
+    """Documented text of sentencepiece tokens (None: no text): valid characters at the beginning of a run of bytes
+    are kept, the rest of an invalid run is one U+FFFD a byte."""
+    spelled = "".join(
+        token.replace("\u2581", " ") if not _is_byte(token) else f"\0{token[3:5]}" for token in tokens if token
+    )
+    return re.sub(r"(?:\0..)+", lambda run: _run_text(bytes.fromhex(run[0].replace("\0", ""))), spelled)
+
+
+def _is_byte(token: str) -> bool:
+    return re.fullmatch(r"<0x[0-9A-F]{2}>", token) is not None
+
+
+def _run_text(run: bytes) -> str:
+    for valid in range(len(run), -1, -1):
+        try:
+            return run[:valid].decode() + "\ufffd" * (len(run) - valid)
+        except UnicodeDecodeError:
+            continue
+    raise AssertionError("the empty run is valid")
