@@ -64,6 +64,7 @@ class Generation:
         self._wake = asyncio.Event()
         self._prompts = prompts
         self._n = sampling.n
+        self._has_stop = bool(sampling.stop)
         self._choices: list[_Choice] = []
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         try:
@@ -114,14 +115,14 @@ class Generation:
         tokens = handle.take()
         if not tokens and not reason:
             return None
-        if tokens:
-            self._count(choice, tokens, now)
         if reason is FinishReason.ERROR:
             choice.done = True
             self._metrics.finished("error", self._arrival_time)
             raise self._failure(handle)
         ended_by_token = reason is FinishReason.STOP and bool(tokens)
-        text = choice.stream.push(tokens[:-1] if ended_by_token else tokens)
+        text, num_used = self._push(choice.stream, tokens[:-1] if ended_by_token else tokens)
+        if tokens:
+            self._count(choice, tokens[:num_used] if choice.stream.stopped else tokens, now)
         if choice.stream.stopped:
             self._client.finish(handle)
             reason = FinishReason.STOP
@@ -132,6 +133,18 @@ class Generation:
             choice.done = True
             self._metrics.finished(finish_reason, self._arrival_time)
         return Delta(index, text, finish_reason) if text or finish_reason else None
+
+    def _push(self, stream: TextStream, tokens: list[int]) -> tuple[str, int]:
+        """New text, and how many of `tokens` it took. With stop strings one by one: what comes after a match counts as
+        never generated, however many tokens happened to come together."""
+        if not self._has_stop:
+            return stream.push(tokens), len(tokens)
+        parts = []
+        for used, token in enumerate(tokens, 1):
+            parts.append(stream.push((token,)))
+            if stream.stopped:
+                return "".join(parts), used
+        return "".join(parts), len(tokens)
 
     def _count(self, choice: _Choice, tokens: list[int], now: float) -> None:
         choice.num_tokens += len(tokens)

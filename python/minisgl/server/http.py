@@ -9,11 +9,53 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from http import HTTPStatus
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from minisgl.server.errors import ApiError
 
 GRACE_S = 2
+MAX_HEAD_BYTES = 64 * 1024
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's, with two changes: what is no HTTP gets an error of our shape too, and a request line with headers
+    that never end does not fill the memory."""
+
+    _head_bytes = -1  # -1 outside of a head
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = -1
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head_bytes >= 0 and not self.transport.is_closing():
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(431, f"headers: more than {MAX_HEAD_BYTES} bytes", "headers_too_large")
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, f"not a valid HTTP request: {msg}", "invalid_http")
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.close()  # an answer is under way: it must not get a second head in its middle
+            return
+        body = bytes(ApiError(status, message, code=code).response().body)
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode("ascii") + body)
+        self.transport.close()
 
 
 class _Server(uvicorn.Server):
@@ -27,7 +69,7 @@ class HttpServer:
         config = uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            http=_Protocol,
             ws="none",
             lifespan="off",
             log_level="warning",

@@ -28,9 +28,9 @@ from minisgl.server.errors import ApiError, bad_value
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Int64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 T = TypeVar("T")
-Items = Annotated[
-    list[T], Field(fail_fast=True)
-]  # the first bad one is enough: a million findings would stall the event loop
+# the first bad item is enough: to list a million findings takes long, and the event loop stands still meanwhile
+Items = Annotated[list[T], Field(fail_fast=True)]
+MAX_STOP_TOKEN_IDS = 256
 
 
 def _text_or_list(value: object) -> str:
@@ -80,7 +80,7 @@ class _Sampling(_Body):
     max_tokens: Int64 | None = None
     min_tokens: Int64 | None = None
     stop: Stop | None = None
-    stop_token_ids: Items[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: StrictBool | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
