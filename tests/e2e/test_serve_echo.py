@@ -132,7 +132,7 @@ BAD = [
     ("invalid UTF-8", b'{"prompt": "\xff"}', None),
     ("lone surrogate", b'{"prompt": "\\ud800"}', None),
     ("deep nesting", b"[" * 100_000, None),
-    ("NaN", b'{"prompt": "a", "temperature": NaN}', None),
+    ("NaN", b'{"prompt": "a", "temperature": NaN}', "temperature"),
     ("no prompt", b"{}", "prompt"),
     ("empty prompt", b'{"prompt": ""}', "prompt"),
     ("no prompts", b'{"prompt": []}', "prompt"),

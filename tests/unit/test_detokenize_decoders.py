@@ -35,7 +35,7 @@ LITERAL = {
 }
 
 
-@pytest.mark.parametrize("kind", ["llama", "metaspace", "metaspace always"])
+@pytest.mark.parametrize("kind", LITERAL)
 def test_sentencepiece_in_a_text_that_goes_on(kind: str) -> None:
     """Only the very first space of a text is stripped, so behind another word nothing is."""
     tokenizer = tokenizer_of([*PIECES, *BYTES], LITERAL[kind])

@@ -1,0 +1,96 @@
+"""Meaning: the embedded model through the real server, the offline API and the command line."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+
+from minisgl import LLM, SamplingParams
+from minisgl.config import ConfigError
+from minisgl.weights import find_smollm2
+from tests.helpers_e2e import ServerProcess, serving
+
+try:
+    find_smollm2()
+except ConfigError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+FRANCE = "What is the capital of France?"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with serving("--model", "smollm2") as running:
+        yield running
+
+
+def test_paris_streamed_through_the_openai_client(server: ServerProcess) -> None:
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="unused")
+    stream = client.chat.completions.create(
+        model="smollm2", messages=[{"role": "user", "content": FRANCE}], temperature=0, stream=True
+    )
+    pieces = [chunk.choices[0] for chunk in stream if chunk.choices]
+    text = "".join(piece.delta.content or "" for piece in pieces)
+    assert "Paris" in text and pieces[-1].finish_reason == "stop"
+
+
+def test_the_curl_line_that_it_prints_works(server: ServerProcess) -> None:
+    line = next(line for line in server.lines if line.strip().startswith("curl "))
+    answer = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "Paris" in answer
+
+
+def test_many_at_once_answer_as_alone(server: ServerProcess) -> None:
+    """Greedy and seeded answers, each alone and then all together; bfloat16 sums depend on the batch, so a rounding may
+    turn a near-tie: most must be equal, and every one must be sensible."""
+    countries = {"France": "Paris", "Japan": "Tokyo", "Italy": "Rome", "Germany": "Berlin", "Spain": "Madrid"}
+
+    def ask(country: str) -> str:
+        body = {
+            "messages": [{"role": "user", "content": f"What is the capital of {country}?"}],
+            "temperature": 0,
+            "max_tokens": 24,
+        }
+        answer = httpx.post(server.url + "/v1/chat/completions", json=body, timeout=120).json()
+        text: str = answer["choices"][0]["message"]["content"]
+        return text
+
+    alone = {country: ask(country) for country in countries}
+    with ThreadPoolExecutor(10) as pool:
+        together = list(pool.map(ask, list(countries) * 4))
+    for country, capital in countries.items():
+        assert capital in alone[country]
+    assert all(countries[country] in text for country, text in zip(list(countries) * 4, together, strict=True))
+    stats = httpx.get(server.url + "/health").json()["stats"]
+    assert stats["num_cached_tokens_total"] > 0
+
+
+def test_offline_api() -> None:
+    with LLM("smollm2", dtype="float32", max_seq_len=512) as llm:
+        answer = llm.chat([{"role": "user", "content": FRANCE}], SamplingParams(temperature=0), progress=False)[0]
+        assert "Paris" in answer.text and answer.outputs[0].finish_reason == "stop"
+        params = SamplingParams(temperature=0, max_tokens=8)
+        outputs = llm.generate(["The capital of France is", "1, 2, 3, 4,"], params, progress=False)
+        assert "Paris" in outputs[0].text and re.search(r"\b5\b", outputs[1].text)
+        ids = outputs[0].prompt_token_ids
+        assert llm.generate([ids], params, progress=False)[0].text == outputs[0].text
+        sampled = SamplingParams(seed=3, n=2, max_tokens=8)
+        again = [llm.generate("Once upon a time", sampled, progress=False)[0] for _ in range(2)]
+        assert [c.text for c in again[0].outputs] == [c.text for c in again[1].outputs]
+        assert again[0].outputs[0].text != again[0].outputs[1].text
+        with pytest.raises(ValueError, match="prompt"):
+            llm.generate("x" * 10_000, params)
+
+
+def test_command_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "minisgl", "generate", FRANCE], capture_output=True, text=True, timeout=200, check=True
+    )
+    assert "Paris" in done.stdout
