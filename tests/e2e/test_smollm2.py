@@ -48,9 +48,9 @@ def test_the_curl_line_that_it_prints_works(server: ServerProcess) -> None:
 
 
 def test_many_at_once_answer_as_alone(server: ServerProcess) -> None:
-    """Greedy and seeded answers, each alone and then all together; bfloat16 sums depend on the batch, so a rounding may
-    turn a near-tie: most must be equal, and every one must be sensible."""
-    countries = {"France": "Paris", "Japan": "Tokyo", "Italy": "Rome", "Germany": "Berlin", "Spain": "Madrid"}
+    """Greedy answers, each alone and then all together. bfloat16 sums depend on the batch, so words may differ at a
+    near-tie; the meaning may not."""
+    countries = {"France": "Paris", "Japan": "Tokyo", "Italy": "Rome", "Germany": "Berlin"}
 
     def ask(country: str) -> str:
         body = {
