@@ -1,0 +1,151 @@
+"""Many streaming clients for a while: exact answers, no leak, flat memory.
+
+    python -m benchmark.online.soak [--engine echo|torch] [--seconds 60] [--clients 64] [--out FILE]
+
+Starts its own server with a pool small enough to evict and retract. Each client sends prompts with shared prefixes,
+mixed lengths and stop strings, and sometimes leaves in the middle. On the echo engine every finished answer is
+compared with the one that the prompt gives alone. Exit code 1 if anything differs, fails or leaks. The last line of
+stdout is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from minisgl.engine.echo import EchoModel
+from minisgl.tokenizer import Tokenizer
+from tests.helpers_e2e import ServerProcess, serving
+
+PREFIXES = ("", "You are a helpful assistant. ", "You are a helpful pirate. Speak like one, always. " * 3)
+ARGS = {
+    "echo": ("--engine", "echo", "--num-pages", "256", "--page-size", "4", "--max-running-requests", "32"),
+    "torch": ("--model", "smollm2", "--num-pages", "256", "--max-running-requests", "32", "--max-seq-len", "1024"),
+}
+ECHO_LIMIT = 256 * 4 + 1
+Report = tuple["Tally", list[dict[str, float]]]
+
+
+@dataclass(slots=True)
+class Tally:
+    finished: int = 0
+    left: int = 0
+    wrong: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+
+def expected(prompt: str, seed: int, max_tokens: int, stop: list[str]) -> str:
+    ids = Tokenizer.echo().encode(prompt).tolist()
+    out = EchoModel(seed=seed).generate(ids, min(max_tokens, ECHO_LIMIT - len(ids)))
+    text = bytes(token for token in out if token < 256).decode()
+    cuts = [text.index(one) for one in stop if one in text]
+    return text[: min(cuts)] if cuts else text
+
+
+async def client(http: httpx.AsyncClient, seed: int, until: float, tally: Tally, exact: bool) -> None:
+    generator = random.Random(seed)
+    while time.monotonic() < until:
+        prompt = generator.choice(PREFIXES) + f"Question {generator.randrange(50)}: why?"
+        request_seed, max_tokens = generator.randrange(5), generator.randrange(1, 150)
+        stop = ["ta", "zz"] if generator.random() < 0.3 else []
+        body = {"prompt": prompt, "seed": request_seed, "max_tokens": max_tokens, "stop": stop, "stream": True}
+        leave_after = generator.randrange(30) if generator.random() < 0.2 else -1
+        text, reason, chunks = "", None, 0
+        try:
+            async with http.stream("POST", "/v1/completions", json=body) as answer:
+                async for line in answer.aiter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    choice = json.loads(line[6:])["choices"][0]
+                    text, reason, chunks = text + choice["text"], choice["finish_reason"], chunks + 1
+                    if chunks == leave_after:
+                        break
+        except (httpx.HTTPError, KeyError, ValueError) as error:
+            tally.failed.append(repr(error))
+            continue
+        if reason is None:
+            tally.left += 1
+            continue
+        tally.finished += 1
+        if exact and text != expected(prompt, request_seed, max_tokens, stop):
+            tally.wrong.append(json.dumps({"body": body, "got": text}))
+
+
+def rss_mb(server: ServerProcess) -> dict[str, float]:
+    processes = {"http": psutil.Process(server.process.pid), "engine": server.children()[0]}
+    return {name: round(process.memory_info().rss / 1e6, 1) for name, process in processes.items()}
+
+
+async def load(server: ServerProcess, clients: int, seconds: float, exact: bool) -> Report:
+    tally, samples = Tally(), list[dict[str, float]]()
+    until = time.monotonic() + seconds
+    limits = httpx.Limits(max_connections=clients)
+    async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as http:
+        tasks = [asyncio.create_task(client(http, seed, until, tally, exact)) for seed in range(clients)]
+        while time.monotonic() < until:
+            samples.append(rss_mb(server))
+            await asyncio.sleep(seconds / 20)
+        await asyncio.gather(*tasks)
+    samples.append(rss_mb(server))
+    return tally, samples
+
+
+def final_stats(server: ServerProcess) -> dict[str, Any]:
+    """The server's own counts once it is idle."""
+    for _ in range(200):
+        stats: dict[str, Any] = httpx.get(server.url + "/health").json()["stats"]
+        if stats["num_running"] + stats["num_waiting"] == 0:
+            break
+        time.sleep(0.05)
+    return stats
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=tuple(ARGS), default="echo")
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    with serving(*ARGS[args.engine]) as server:
+        tally, samples = asyncio.run(load(server, args.clients, args.seconds, args.engine == "echo"))
+        stats = final_stats(server)
+        lines = [line for line in server.lines if "Traceback" in line or "ERROR" in line]
+    # the caches of both processes fill in the beginning: growth is measured from the middle of the run
+    middle = samples[len(samples) // 2]
+    growth = {name: round(samples[-1][name] - middle[name], 1) for name in middle}
+    leaked = stats["num_pages"] - stats["num_free_pages"] - stats["num_evictable_pages"]
+    ok = tally.finished > 0 and not (tally.wrong or tally.failed or lines or leaked)
+    report = {
+        "ok": ok,
+        "engine": args.engine,
+        "seconds": args.seconds,
+        "clients": args.clients,
+        "finished": tally.finished,
+        "left": tally.left,
+        "failed": tally.failed[:5],
+        "wrong": tally.wrong[:5],
+        "pages_leaked": leaked,
+        "rss_mb_growth_second_half": growth,
+        "rss_mb": samples,
+        "stats": stats,
+        "server_errors": lines[:5],
+    }
+    if args.out is not None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report))
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
