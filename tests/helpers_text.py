@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,16 @@ def _loaded(folder: Path) -> Tokenizer:
 
 def tokenizer_named(name: str) -> Tokenizer:
     return Tokenizer.echo() if name == "echo" else _loaded(data_folder(name))
+
+
+@cache
+def _loaded_by_transformers(folder: Path) -> Any:
+    return pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder)
+
+
+def reference_tokenizer(name: str) -> Any:
+    """The same files, loaded by transformers."""
+    return _loaded_by_transformers(data_folder(name))
 
 
 def streamed(tokenizer: Tokenizer, ids: Sequence[int], cuts: Sequence[int] = (), skip: bool = True) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from minisgl.config import ConfigError
 from minisgl.tokenizer import ChatTemplate, ChatTemplateError, chat_template
-from tests.helpers_text import data_folder, tokenizer_named
+from tests.helpers_text import reference_tokenizer, tokenizer_named
 
 CHATML = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message['content'] }}\n{% endfor %}"
@@ -39,8 +39,8 @@ CONVERSATIONS = {
     "last thought": [USER, THOUGHT],
     "reasoning": [USER, {**ANSWER, "reasoning_content": "add them"}],
     "call": [USER, CALL, RESULT],
-    "calls": [SYSTEM, USER, {**CALL, "tool_calls": CALL["tool_calls"] * 2}, RESULT, RESULT, ANSWER, USER],  # type:
-    ignore[operator] "empty": [{"role": "user", "content": ""}],
+    "calls": [SYSTEM, USER, CALL, RESULT, {**CALL, "content": "Again."}, RESULT, RESULT, ANSWER, USER],
+    "empty": [{"role": "user", "content": ""}],
     "spaces": [{"role": "user", "content": "  a\n\n"}, {"role": "assistant", "content": "\n b "}],
 }
 
@@ -72,8 +72,7 @@ def smollm2_template() -> str:
 @pytest.mark.parametrize("tools", [None, [TOOL]], ids=["plain", "tools"])
 @pytest.mark.parametrize("options", [{}, {"enable_thinking": False}, {"add_generation_prompt": False}], ids=str)
 def test_qwen3_as_transformers(messages: list[Any], tools: list[Any] | None, options: dict[str, Any]) -> None:
-    transformers = pytest.importorskip("transformers")
-    theirs = transformers.AutoTokenizer.from_pretrained(data_folder("qwen3"))
+    theirs = reference_tokenizer("qwen3")
     options = {"add_generation_prompt": True, "tools": tools, **options}
     tokenizer = tokenizer_named("qwen3")
     text = tokenizer.apply_chat_template(messages, **options)
@@ -105,15 +104,18 @@ def test_argument_strings_are_parsed_for_the_template() -> None:
 
 LANGUAGE = {
     "trimmed blocks": "  {% if true %}\n  a\n  {% endif %}\n  b\n",
-    "json": "{{ messages | tojson }} {{ messages | tojson(indent=2) }} {{ {'b': 1, 'a': 'é<&>'} |
-    tojson(sort_keys=true) }}", "json separators": "{{ messages | tojson(ensure_ascii=true, separators=(',', ':')) }}",
-    "loop controls": "{% for m in messages %}{% if loop.index == 2 %}{% continue %}{% endif %}{{ m.role }}{% break %}{%
-    endfor %}", "generation": "{% for m in messages %}{% generation %}{% set x = m.role %}{{ x }}{% endgeneration %}{{
-    x }}{% endfor %}", "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{%
-    endfor %}{{ ns.n }}", "macro": "{% macro f(m) %}[{{ m.role }}]{% endmacro %}{% for m in messages[::-1] %}{{ f(m)
-    }}{% endfor %}", "methods": "{{ messages[0].content.split(' ')[0].strip().title() }}{{ messages[0].items() | list |
-    length }}", "undefined": "{{ nothing }}{{ messages[0].nothing }}{{ tools is none }}{{ documents is none }}{{ x is
-    defined }}", "no escaping": "{{ messages[0].content }}",
+    "json": "{{ messages | tojson }} {{ messages | tojson(indent=2) }}",
+    "json sorted": "{{ {'b': 1, 'a': 'é<&>'} | tojson(sort_keys=true) }}",
+    "json separators": "{{ messages | tojson(ensure_ascii=true, separators=(',', ':')) }}",
+    "loop controls": "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% break %}"
+    "{% endfor %}",
+    "generation": "{% for m in messages %}{% generation %}{% set x = m.role %}{{ x }}{% endgeneration %}|{{ x }}|"
+    "{% endfor %}",
+    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    "macro": "{% macro f(m) %}[{{ m.role }}]{% endmacro %}{% for m in messages[::-1] %}{{ f(m) }}{% endfor %}",
+    "methods": "{{ messages[0].content.split(' ')[0].strip().title() }}{{ messages[0].items() | list | length }}",
+    "undefined": "{{ nothing }}{{ messages[0].nothing }}{{ tools is none }}{{ documents is none }}{{ x is defined }}",
+    "no escaping": "{{ messages[0].content }}",
     "dict": "{{ dict(a=1).a }}{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% endfor %}",
 }
 
@@ -175,7 +177,18 @@ TWO_PARTS = [{"role": "user", "content": [{"type": "text", "text": "one two"}, {
 
 @pytest.mark.parametrize("source", PARTS.values(), ids=PARTS)
 def test_a_template_that_loops_over_content_gets_the_parts(source: str) -> None:
+    template = ChatTemplate(source, {})
+    assert template.render(TWO_PARTS) == "[one two][three]"
+    assert template.render([{"role": "user", "content": "one"}]) == "[one]"
+
+
+def test_a_template_that_tells_strings_from_parts_gets_what_was_sent() -> None:
+    source = (
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endif %}{% endfor %}"
+    )
     assert ChatTemplate(source, {}).render(TWO_PARTS) == "[one two][three]"
+    assert ChatTemplate(source, {}).render([{"role": "user", "content": "one"}]) == "one"
 
 
 @pytest.mark.parametrize("source", STRINGS.values(), ids=STRINGS)

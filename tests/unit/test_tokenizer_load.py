@@ -18,14 +18,9 @@ from minisgl import envs
 from minisgl.config import ConfigError
 from minisgl.tokenizer import ChatTemplateError, Tokenizer, TokenizerError
 from minisgl.tokenizer.echo import ECHO_BOS_ID, ECHO_EOS_ID, ECHO_VOCAB_SIZE
-from tests.helpers_text import REAL, TEXTS, data_folder, tokenizer_named
+from tests.helpers_text import REAL, TEXTS, reference_tokenizer, tokenizer_named
 
 USER = [{"role": "user", "content": "hi"}]
-
-
-def reference(name: str) -> Any:
-    transformers = pytest.importorskip("transformers")
-    return transformers.AutoTokenizer.from_pretrained(data_folder(name))
 
 
 def write_model(folder: Path, **files: Any) -> Path:
@@ -43,7 +38,7 @@ def write_model(folder: Path, **files: Any) -> Path:
 @pytest.mark.parametrize("name", REAL)
 @pytest.mark.parametrize("special", [True, False])
 def test_same_ids_as_transformers(name: str, special: bool) -> None:
-    ours, theirs = tokenizer_named(name), reference(name)
+    ours, theirs = tokenizer_named(name), reference_tokenizer(name)
     data = envs.data_dir()
     assert data is not None
     lines = (data / "prompts" / "mt_bench_questions.jsonl").read_text(encoding="utf-8").splitlines()

@@ -1,21 +1,26 @@
-"""Whether a chat template takes a message's content as a list of parts, read from its syntax tree.
+"""In what shape a chat template takes a message's content, read from its syntax tree.
 
 Keeps true: a template that loops over content, directly, through a variable or through a macro's parameter, takes
-parts; any other gets one string.
+parts, and strings too only if it asks anywhere whether something is one; any other gets one string.
 Doesn't know: messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from jinja2 import nodes
 
+ContentShape = Literal["string", "parts", "either"]
 
-def iterates_content(tree: nodes.Template) -> bool:
+
+def content_shape(tree: nodes.Template) -> ContentShape:
     """Scopes are not told apart: a name that holds content anywhere counts everywhere."""
     names = _content_names(tree)
-    return any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For))
+    if not any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For)):
+        return "string"
+    return "either" if any(test.name == "string" for test in tree.find_all(nodes.Test)) else "parts"
 
 
 def _content_names(tree: nodes.Template) -> set[str]:

@@ -19,7 +19,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from minisgl.tokenizer.chat_content import iterates_content
+from minisgl.tokenizer.chat_content import ContentShape, content_shape
 
 Message = Mapping[str, Any]
 
@@ -116,14 +116,16 @@ class ChatTemplate:
             raise ChatTemplateError(f"the model's chat template does not parse: {error}") from error
 
     @cached_property
-    def _wants_parts(self) -> bool:
-        return iterates_content(_environment().parse(self._source))
+    def _content_shape(self) -> ContentShape:
+        return content_shape(_environment().parse(self._source))
 
     def _shape(self, message: Message) -> dict[str, Any]:
         shaped = {key: value for key, value in message.items() if value is not None}
         content = shaped.get("content")
-        if isinstance(content, list) and not self._wants_parts:
+        if isinstance(content, list) and self._content_shape == "string":
             shaped["content"] = "\n".join(_part_text(part) for part in content)
+        elif isinstance(content, str) and self._content_shape == "parts":
+            shaped["content"] = [{"type": "text", "text": content}]
         if calls := shaped.get("tool_calls"):
             shaped["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
         return shaped
