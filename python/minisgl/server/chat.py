@@ -31,6 +31,7 @@ async def answer_chat(context: ServerContext, request: Request, body: bytes, arr
     if limit is not None and limit < 1:
         raise bad_value(name, limit, "must be at least 1")
     sampling = checked(chat.sampling_params, limit)
+    context.check_vocabulary(sampling)
     ids = await context.encode_chat([message.for_template() for message in chat.messages])
 
     head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": context.model_name}

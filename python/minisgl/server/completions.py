@@ -22,6 +22,7 @@ async def answer_completion(context: ServerContext, request: Request, body: byte
     context.check_model(completion.model)
     limit = completion.DEFAULT_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
     sampling = checked(completion.sampling_params, limit)
+    context.check_vocabulary(sampling)
     prompts = await context.encode_prompts(completion.prompts(), "prompt")
 
     head = {

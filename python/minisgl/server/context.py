@@ -98,14 +98,16 @@ class ServerContext:
                 code="context_length_exceeded",
             )
 
+    def check_vocabulary(self, sampling: SamplingParams, prefix: str = "") -> None:
+        vocab_size = self.info.vocab_size
+        for token in sampling.stop_token_ids:
+            if token >= vocab_size:
+                raise bad_value(f"{prefix}stop_token_ids", token, f"must be below {vocab_size}")
+
     def generation(self, prompts: Sequence[Int32Array], sampling: SamplingParams, arrival_time: float) -> Generation:
         """Submit to the engine."""
         if len(prompts) * sampling.n > MAX_CHOICES:
             raise bad_value("n", sampling.n, f"at most {MAX_CHOICES} answers in one request")
-        vocab_size = self.info.vocab_size
-        for token in sampling.stop_token_ids:
-            if token >= vocab_size:
-                raise from_param_error(ParamError("stop_token_ids", token, f"must be below {vocab_size}"))
         return Generation(
             self.client,
             self.tokenizer,

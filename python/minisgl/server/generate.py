@@ -25,6 +25,7 @@ async def answer_generate(context: ServerContext, request: Request, body: bytes,
     prompt: str | list[int] = generate.prompt if generate.prompt is not None else generate.input_ids or []
     fields = generate.sampling_params or GenerateSampling()
     sampling = _sampling(fields)
+    context.check_vocabulary(sampling, "sampling_params.")
     if sampling.n != 1:
         raise bad_value("sampling_params.n", sampling.n, "must be 1 here")
     prompts = await context.encode_prompts([prompt], field)

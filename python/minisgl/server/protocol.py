@@ -229,18 +229,18 @@ def parse(body: bytes, model: type[B]) -> B:
         raise ApiError(400, f"body: must be a JSON object, not {type(data).__name__}", code="invalid_json")
     _refuse_not_yet(data, model)
     if isinstance(inner := data.get("sampling_params"), dict):
-        _refuse_not_yet(inner, GenerateSampling)
+        _refuse_not_yet(inner, GenerateSampling, "sampling_params.")
     try:
         return model.model_validate(data)
     except ValidationError as error:
         raise _explain(error) from error
 
 
-def _refuse_not_yet(data: dict[str, Any], model: type[_Body]) -> None:
+def _refuse_not_yet(data: dict[str, Any], model: type[_Body], prefix: str = "") -> None:
     for field, nothing in model.NOT_YET.items():
         value = data.get(field)
         if value is not None and not any(value == one and type(value) is type(one) for one in nothing):
-            raise bad_value(field, value, "not supported by this version", "unsupported_value")
+            raise bad_value(prefix + field, value, "not supported by this version", "unsupported_value")
 
 
 def _explain(error: ValidationError) -> ApiError:
