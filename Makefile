@@ -49,11 +49,11 @@ rust-test: install
 
 # Both control planes, by the `control_plane` fixture; today the reference is the only one.
 python-test: install
-	$(BIN)/python -m pytest tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests
 
 # What is too long for every change: more fuzzing, whole parity runs, soaks.
 slow-test: install
-	$(BIN)/python -m pytest tests -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m slow
 
 # Recorded decisions of the control plane, driven again and compared.
 replay: install
