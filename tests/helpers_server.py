@@ -1,7 +1,8 @@
 """A frontend on a free loopback port, with an engine of scripted replies behind its real sockets.
 
 The prompt says what the engine replies: "say:TEXT" sends TEXT byte by byte and an EOS, "hang:TEXT" sends TEXT and then
-nothing until it is told to end, "fail:TEXT" ends with an error after TEXT, "burst:TEXT" sends all of TEXT at once.
+nothing until it is told to end, "fail:TEXT" ends with an error after TEXT, "burst:TEXT" sends all of TEXT at once,
+"fill:" sends `FILL` times an x and then hangs.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ from minisgl.tokenizer import Tokenizer
 MODEL = "scripted"
 EOS = 256
 VOCAB_SIZE = 258
+FILL = 480
 MAX_SEQ_LEN = 512
 WAIT_S = 20.0  # for what must come; a failure, not a measurement
-_ORDER = re.compile(rb"(say|hang|fail|burst):(.*?)(?:</user>|$)", re.DOTALL)
+_ORDER = re.compile(rb"(say|hang|fail|burst|fill):(.*?)(?:</user>|$)", re.DOTALL)
 T = TypeVar("T")
 
 READY = EngineReady(
@@ -137,7 +139,7 @@ class ScriptedEngine:
         """The first true answer of `found` to the messages received so far."""
         with self._changed:
             answer = self._changed.wait_for(lambda: found(self.received), WAIT_S)
-        assert answer, f"never came; received: {self.received[-5:]}"
+        assert answer, "never came; received: " + ", ".join(f"{type(one).__name__}" for one in self.received[-20:])
         return answer
 
     def wait_for_end(self, kind: type[AbortRequest] | type[FinishRequest], req_ids: set[int]) -> None:
@@ -182,6 +184,8 @@ class ScriptedEngine:
                 found = _ORDER.search(_bytes(message))
                 kind, text = found.groups() if found else (b"say", b"ok")
                 tokens = [*text] + ([EOS] if kind in (b"say", b"burst") else [])
+                if kind == b"fill":
+                    kind, tokens = b"hang", [ord("x")] * FILL
                 self._live[message.req_id] = _Live(message, kind.decode(), tokens)
             elif not isinstance(message, Shutdown):
                 self._live.pop(message.req_id, None)

@@ -199,6 +199,9 @@ class EngineClient:
                             self.ready.set_result(message)
                     case EngineFailed(text):
                         self.fail(text)
+            await asyncio.sleep(
+                0
+            )  # recv does not yield while frames are there: let the streams send what this one brought
 
     def _dispatch(self, message: StepTokens) -> None:
         live = self._live
