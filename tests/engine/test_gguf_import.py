@@ -38,7 +38,8 @@ _LAYER = {
     "mlp.down_proj": "ffn_down",
 }
 _GLOBAL = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-TOKENS = [*sorted(ByteLevel.alphabet()), "Ġ4", "42", "<|start|>", "<tool>"]
+# no merge leads to "xyz"
+TOKENS = [*sorted(ByteLevel.alphabet()), "Ġ4", "42", "xyz", "<|start|>", "<tool>"]
 START, TOOL = len(TOKENS) - 2, len(TOKENS) - 1
 Edit = Callable[[GGUFWriter], None]
 
@@ -172,6 +173,11 @@ def _tokenizer(tmp_path: Path, pre: str, edit: Edit | None = None) -> Tokenizer:
 )
 def test_digits_are_split_as_the_pre_tokenizer_says(pre: str, pieces: list[str], tmp_path: Path) -> None:
     assert [TOKENS[i] for i in _tokenizer(tmp_path, pre).encode("a 42")] == pieces
+
+
+@pytest.mark.parametrize(("pre", "pieces"), [("llama-bpe", ["xyz"]), ("smollm", ["x", "y", "z"])])
+def test_only_llama_3_takes_a_known_word_without_merges(pre: str, pieces: list[str], tmp_path: Path) -> None:
+    assert [TOKENS[i] for i in _tokenizer(tmp_path, pre).encode("xyz")] == pieces
 
 
 def test_special_tokens_and_chat_template(tmp_path: Path) -> None:
