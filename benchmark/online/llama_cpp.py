@@ -3,8 +3,8 @@
     pip install xllamacpp
     python -m benchmark.online.llama_cpp [--clients 1 8 32] [--out FILE]
 
-Each of C clients streams one completion of 64 tokens after a prompt of about 128; the figure is tokens per second of all
-clients together, from the first token of the last client to the end, median of the repeats, the servers in turns.
+Each of C clients streams one completion of 64 tokens after a prompt of about 128; the figure is tokens per second of
+all clients together, from the first token of the last client to the end, median of the repeats, the servers in turns.
 llama.cpp computes on the quantised weights (Q4_1), minisgl on bfloat16. The last line of stdout is JSON.
 """
 
