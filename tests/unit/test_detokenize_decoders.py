@@ -97,3 +97,15 @@ def test_a_window_stays_short() -> None:
     ids = [0] * 500 + [1] * 500
     assert streamed(tokenizer, ids) == backend.decode(ids)
     assert max(sizes) <= 12
+
+
+def test_an_added_token_of_a_byte_level_tokenizer_is_its_own_text() -> None:
+    """Added tokens are not spelled in the alphabet of bytes."""
+    backend = tokenizers.Tokenizer(models.WordLevel({"Ġa": 0, "å": 1, "ŃĹ": 2}, unk_token="Ġa"))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens(["<｜user｜>", "two words"])
+    backend.add_special_tokens(["<｜end▁of▁text｜>"])
+    tokenizer = Tokenizer(backend, {}, {})
+    ids = [0, 3, 1, 2, 4, 5]
+    assert streamed(tokenizer, ids) == " a<｜user｜>字two words"
+    assert streamed(tokenizer, ids, skip=False) == tokenizer.decode(ids, skip_special_tokens=False)

@@ -56,7 +56,7 @@ def test_ids_are_int32() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.text(max_size=40))
+@given(st.text(max_size=40).filter(lambda text: "<|" not in text))
 def test_the_ids_of_the_echo_tokenizer_are_the_bytes(text: str) -> None:
     tokenizer = Tokenizer.echo()
     assert tokenizer.encode(text).tolist() == list(text.encode())
