@@ -1,0 +1,136 @@
+"""Bodies that were once valid, then damaged at random: the answer is a success or a 4xx in the one shape, never a 422,
+a 5xx or a hang. Seeded; a failure names its body."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.helpers_server import Frontend, chat_body, check_error, events, frontend
+
+NUM_BODIES = 250  # per endpoint and kind
+SAMPLING = {
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 5,
+    "seed": 1,
+    "n": 2,
+    "max_tokens": 4,
+    "min_tokens": 1,
+    "stop": ["b", "zz"],
+    "stop_token_ids": [5, 6],
+    "ignore_eos": False,
+}
+VALID: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        **chat_body([{"type": "text", "text": "say:abc"}], stream=True, stream_options={"include_usage": True}),
+        **SAMPLING,
+        "max_completion_tokens": 3,
+        "response_format": {"type": "text"},
+        "tools": [],
+    },
+    "/v1/completions": {"prompt": ["say:a", "say:b"], "stream": False, "echo": False, **SAMPLING},
+    "/generate": {"prompt": "say:abc", "stream": True, "sampling_params": {**SAMPLING, "n": 1, "max_new_tokens": 3}},
+}
+VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63) - 1, 10**40),
+    *(0.0, -0.0, 1.5, 1e308, float("nan"), float("inf")),
+    *("", "hot", "\x00", chr(0xD800), "\u65e5\u672c", "x" * 2000),
+    *([], [[]], [None], [1, "a"], ["a", 1], [[1], [2]], [257, 256], [{}]),
+    *({}, {"type": "text"}, {"a": {"b": [{}] * 3}}, {"role": "user", "content": "say:x"}),
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Frontend]:
+    with frontend() as running:
+        yield running
+        running.wait_until(lambda: running.client.num_live == 0)
+
+
+@pytest.fixture(scope="module")
+def http(server: Frontend) -> Iterator[httpx.Client]:
+    with server.http() as client:
+        yield client
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every (container, key) inside."""
+    keys: list[Any] = list(value) if isinstance(value, dict) else list(range(len(value)))
+    for key in keys:
+        yield value, key
+        if isinstance(value[key], dict | list):
+            yield from places(value[key])
+
+
+def mutate(body: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    body = copy.deepcopy(body)
+    for _ in range(rng.randint(1, 3)):
+        found = list(places(body))
+        if not found:
+            break
+        container, key = rng.choice(found)
+        kind = rng.random()
+        if kind < 0.7:
+            container[key] = copy.deepcopy(rng.choice(VALUES))
+        elif kind < 0.8:
+            del container[key]
+        elif kind < 0.9:
+            container[key] = [copy.deepcopy(container[key]) for _ in range(rng.randint(1, 5))]
+        else:
+            other, at = rng.choice(found)
+            container[key] = copy.deepcopy(other[at])
+    return body
+
+
+def damage(valid: bytes, rng: random.Random) -> bytes:
+    body = bytearray(valid)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(body))
+        match rng.randrange(4):
+            case 0:
+                body[at] = rng.randrange(256)
+            case 1:
+                del body[at : at + rng.randint(1, 20)]
+            case 2:
+                body[at:at] = rng.choice([b"[", b"}", b'"', b"\\u", b"\xf0\x9f", b"1e999", b"-", b"\x00", b"null"])
+            case _:
+                body[at:at] = body[at : at + rng.randint(1, 60)]
+    return bytes(body)
+
+
+def check(http: httpx.Client, path: str, body: bytes) -> int:
+    response = http.post(path, content=body)
+    status = response.status_code
+    if status != 200:
+        assert status in (400, 404), (status, response.text, body)
+        check_error(response)
+    elif response.headers["content-type"].startswith("text/event-stream"):
+        assert events(response.text)[-1] == "[DONE]" and '"error"' not in response.text, (response.text, body)
+    return status
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_mutated_json(http: httpx.Client, path: str) -> None:
+    rng = random.Random(path)
+    found = {check(http, path, json.dumps(mutate(VALID[path], rng)).encode()) for _ in range(NUM_BODIES)}
+    assert {200, 400} <= found  # the mutations are neither all harmless nor all fatal
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_damaged_bytes(http: httpx.Client, path: str) -> None:
+    rng = random.Random(path)
+    valid = json.dumps(VALID[path]).encode()
+    found = {check(http, path, damage(valid, rng)) for _ in range(NUM_BODIES)}
+    assert {200, 400} <= found
+
+
+def test_the_valid_bodies_are_valid(http: httpx.Client) -> None:
+    for path, body in VALID.items():
+        assert http.post(path, json=body).status_code == 200
