@@ -255,7 +255,8 @@ REFUSED = {
     "divide": ("{{ 1 // 0 }}", "zero"),
     "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
     "range": ("{% for i in range(1000000000) %}{% endfor %}", "Range too big"),
-    "surrogate": ("{{ strftime_now(3) }}", "str"),
+    "change": ("{{ messages.append(1) }}", "unsafe"),
+    "bad call": ("{{ strftime_now(3) }}", "str"),
 }
 
 

@@ -69,7 +69,7 @@ def test_an_invalid_byte_leaves_delivered_characters_alone() -> None:
     [
         decoders.WordPiece(),
         decoders.Sequence([decoders.Fuse(), decoders.Replace("▁", " ")]),
-        decoders.Sequence([decoders.Replace("▁", " "), decoders.Strip(" ", 0, 1), decoders.Fuse()]),
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 0, 1)]),
         decoders.Sequence([decoders.Replace(tokenizers.Regex("▁+"), " "), decoders.Fuse()]),
         None,
     ],

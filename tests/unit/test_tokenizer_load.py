@@ -73,7 +73,8 @@ def test_the_echo_tokenizer_has_its_two_special_tokens() -> None:
 def test_a_rendered_template_gets_no_special_tokens_twice(tmp_path: Path) -> None:
     config = {"bos_token": "<s>", "chat_template": "{{ bos_token }}{{ messages[0].content }}"}
     tokenizer = Tokenizer.load(write_model(tmp_path, tokenizer_config__json=config))
-    assert tokenizer.encode("hi").tolist() == [0, 2]
+    assert tokenizer.encode("hi").tolist() == tokenizer.encode_batch(["hi"])[0].tolist() == [0, 2]
+    assert tokenizer.encode_batch(["hi"], add_special_tokens=False)[0].tolist() == [2]
     text = tokenizer.apply_chat_template(USER)
     assert text == "<s>hi"
     assert tokenizer.encode(text, add_special_tokens=False).tolist() == [0, 2]
