@@ -60,6 +60,7 @@ class _Live:
     request: RequestOutput
     completion: Completion
     stream: TextStream
+    min_tokens: int
 
 
 class LLM:
@@ -159,7 +160,7 @@ class LLM:
             resolved = msgspec.structs.replace(
                 params, n=1, seed=choice_seed(seed, i), max_tokens=min(params.max_tokens or left, left)
             )
-            self._live[req_id] = _Live(request, completion, TextStream(self.tokenizer, params.stop))
+            self._live[req_id] = _Live(request, completion, TextStream(self.tokenizer, params.stop), params.min_tokens)
             self._outbox.append(AddRequest(req_id, ids.tobytes(), resolved))
         return request
 
@@ -205,12 +206,15 @@ class LLM:
         if token >= 0:
             completion.token_ids.append(token)
             if reason is not FinishReason.STOP:  # a stop token is no text
-                completion.text += live.stream.push([token])
-        if live.stream.stopped:
-            reason = FinishReason.STOP
-            self._outbox.append(FinishRequest(req_id))
+                may_stop = len(completion.token_ids) >= live.min_tokens
+                completion.text += live.stream.push([token], may_stop=may_stop)
         if reason is not FinishReason.NONE:
-            completion.text += live.stream.finish()
+            completion.text += live.stream.finish()  # which may complete a stop string
+        if live.stream.stopped:
+            if reason is FinishReason.NONE:
+                self._outbox.append(FinishRequest(req_id))
+            reason = FinishReason.STOP
+        if reason is not FinishReason.NONE:
             completion.finish_reason = reason.name.lower()
             completion.error = error
             del self._live[req_id]

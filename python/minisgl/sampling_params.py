@@ -13,6 +13,7 @@ import msgspec
 MAX_STOP_STRINGS = 4
 MAX_N = 128
 MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024  # ids of one request
 
 
 class ParamError(ValueError):
@@ -29,27 +30,38 @@ class ParamError(ValueError):
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`max_tokens` None: as many as the context leaves. `temperature` 0 is greedy (exact argmax). `top_k` -1 is off.
-    `seed` None: drawn at random when the request is accepted."""
+    `seed` None: drawn at random when the request is accepted. Before `min_tokens` generated tokens nothing ends the
+    request: no stop string, and the ids that would end it are not sampled.
+
+    Logits are changed in this order: `repetition_penalty` (prompt and output: a positive logit is divided by it, a
+    negative one multiplied; Keskar et al. 2019), `frequency_penalty` times the count in the output, `presence_penalty`
+    if it is in the output, `logit_bias`. Then temperature, `min_p` (of the most likely token's probability; Nguyen et
+    al. 2024), `top_k`, `top_p`.
+
+    Logprobs are natural logarithms of the model's own distribution, before all of that."""
 
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float = 1.0
     top_k: int = -1
     top_p: float = 1.0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
     seed: int | None = None
     n: int = 1
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # number of most likely tokens to report beside the sampled one
+    prompt_logprobs: int | None = None  # the same for every prompt token but the first; computes the whole prompt
 
     def check(self) -> SamplingParams:
         """Raise `ParamError` at the first bad field, else return self."""
 
-        def need(ok: bool, field: str, value: object, reason: str) -> None:
-            if not ok:
-                raise ParamError(field, value, reason)
-
+        need = _need
         need(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "must be at least 1")
         need(self.min_tokens >= 0, "min_tokens", self.min_tokens, "must be at least 0")
         need(
@@ -71,13 +83,40 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         need(len(self.stop) <= MAX_STOP_STRINGS, "stop", self.stop, f"at most {MAX_STOP_STRINGS} stop strings")
         need(all(self.stop), "stop", self.stop, "stop strings must not be empty")
         need(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, "must not be negative")
-        need(
-            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
-            "logprobs",
-            self.logprobs,
-            f"must be between 0 and {MAX_LOGPROBS}",
-        )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            need(value is None or 0 <= value <= MAX_LOGPROBS, name, value, f"must be between 0 and {MAX_LOGPROBS}")
+        self._check_logit_changes()
         return self
+
+    def _check_logit_changes(self) -> None:
+        _need(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "must be between 0 and 1")
+        for name in ("frequency_penalty", "presence_penalty"):
+            value = getattr(self, name)
+            _need(-2.0 <= value <= 2.0, name, value, "must be between -2 and 2")
+        penalty = self.repetition_penalty
+        _need(0.0 < penalty <= 10.0, "repetition_penalty", penalty, "must be above 0 and at most 10")
+        bias = self.logit_bias
+        _need(len(bias) <= MAX_LOGIT_BIAS, "logit_bias", len(bias), f"at most {MAX_LOGIT_BIAS} token ids")
+        for token, value in bias.items():
+            _need(token >= 0, "logit_bias", token, "token ids must not be negative")
+            _need(-100.0 <= value <= 100.0, f"logit_bias.{token}", value, "must be between -100 and 100")
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether anything happens to the logits before temperature."""
+        return bool(
+            self.repetition_penalty != 1.0
+            or self.frequency_penalty
+            or self.presence_penalty
+            or self.logit_bias
+            or self.min_tokens
+        )
+
+
+def _need(ok: bool, field: str, value: object, reason: str) -> None:
+    if not ok:
+        raise ParamError(field, value, reason)
 
 
 def choice_seed(seed: int, index: int) -> int:

@@ -15,6 +15,7 @@ def rows(count: int, *, temperature: float = 1.0, top_k: int = -1, top_p: float 
         torch.full((count,), temperature),
         torch.full((count,), top_k),
         torch.full((count,), top_p),
+        torch.zeros(count),
         torch.full((count,), seed),
         torch.arange(count),
     )
@@ -22,7 +23,12 @@ def rows(count: int, *, temperature: float = 1.0, top_k: int = -1, top_p: float 
 
 def pick(all_rows: SamplingRows, at: Tensor) -> SamplingRows:
     return SamplingRows(
-        all_rows.temperature[at], all_rows.top_k[at], all_rows.top_p[at], all_rows.seed[at], all_rows.position[at]
+        all_rows.temperature[at],
+        all_rows.top_k[at],
+        all_rows.top_p[at],
+        all_rows.min_p[at],
+        all_rows.seed[at],
+        all_rows.position[at],
     )
 
 
@@ -65,6 +71,7 @@ def test_batch_does_not_matter() -> None:
         torch.rand(32, generator=generator) * 2 * (torch.arange(32) % 4 != 0),
         torch.tensor([-1, 1, 5, 50] * 8),
         torch.tensor([1.0, 0.9, 0.5, 1.0, 0.99, 1.0, 0.1, 0.7] * 4),
+        torch.tensor([0.0, 0.0, 0.05, 0.3] * 8),
         torch.randint(-(2**62), 2**62, (32,), generator=generator),
         torch.randint(0, 8000, (32,), generator=generator),
     )

@@ -71,11 +71,21 @@ SAMPLING: list[tuple[str, object]] = [
     ("stream", "yes"),
     ("stream_options", True),
     ("model", 5),
-    ("presence_penalty", 0.5),
-    ("frequency_penalty", -1),
-    ("logit_bias", {"5": 1}),
-    ("repetition_penalty", 1.1),
-    ("min_p", 0.1),
+    ("presence_penalty", 2.5),
+    ("presence_penalty", "much"),
+    ("frequency_penalty", -3),
+    ("logit_bias", {"258": 1}),
+    ("logit_bias", {"five": 1}),
+    ("logit_bias", {"-5": 1}),
+    ("logit_bias", [5]),
+    ("repetition_penalty", 0),
+    ("repetition_penalty", 11),
+    ("min_p", 1.1),
+    ("min_p", -0.1),
+    ("min_tokens", -1),
+    ("priority", 2**31),
+    ("user", 5),
+    ("metadata", "m"),
     ("response_format", {"type": "json_object"}),
     ("include_stop_str_in_output", True),
     ("skip_special_tokens", False),
@@ -104,8 +114,12 @@ def test_bad_items_are_named_by_their_place(http: httpx.Client, field: str, valu
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("logprobs", True),
-        ("top_logprobs", 2),
+        ("logprobs", 2),
+        ("top_logprobs", 2),  # without logprobs
+        ("chat_template_kwargs", {"messages": []}),
+        ("chat_template_kwargs", []),
+        ("add_generation_prompt", "no"),
+        ("continue_final_message", 1),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "auto"),
         ("functions", [{}]),
@@ -119,9 +133,22 @@ def test_chat_fields(http: httpx.Client, field: str, value: object) -> None:
     assert check_error(http.post(CHAT, json=chat_body("refused", **{field: value})), 400)["param"] == field
 
 
-@pytest.mark.parametrize(("field", "value"), [("logprobs", 0), ("echo", True), ("suffix", "x"), ("best_of", 2)])
+def test_more_top_logprobs_than_there_may_be(http: httpx.Client) -> None:
+    body = chat_body("refused", logprobs=True, top_logprobs=21)
+    assert check_error(http.post(CHAT, json=body), 400)["param"] == "top_logprobs"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("logprobs", 21), ("logprobs", True), ("prompt_logprobs", -1), ("suffix", "x"), ("best_of", 0), ("best_of", 129)],
+)
 def test_completion_fields(http: httpx.Client, field: str, value: object) -> None:
     assert check_error(http.post(TEXT, json={"prompt": "refused", field: value}), 400)["param"] == field
+
+
+def test_the_best_of_a_stream_is_not_known(http: httpx.Client) -> None:
+    body = {"prompt": "refused", "best_of": 2, "stream": True}
+    assert check_error(http.post(TEXT, json=body), 400)["param"] == "best_of"
 
 
 @pytest.mark.parametrize(

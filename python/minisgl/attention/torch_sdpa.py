@@ -1,9 +1,10 @@
 """Attention with torch's own scaled_dot_product_attention: what is always there, and the reference for other backends.
 
-Decode rows go in groups of similar length, each one gather of whole pages and one call, with the query heads of a KV
-head folded into the query length. Prefill rows go one by one.
+Decode rows go in groups of similar length, a few rows at a time: their pages are gathered into a scratch buffer, then
+one call, with the query heads of a KV head folded into the query length. Prefill rows go one by one.
 
-Keeps true: only the pages of the step's rows are read.
+Keeps true: only the pages of the step's rows are read; the scratch buffer is as large as one row needs, or
+`SCRATCH_BYTES`. (Fresh memory for every gather costs as much again, in page faults.)
 Doesn't know: how rows were chosen.
 """
 
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from minisgl.attention.api import AttentionRows
 from minisgl.attention.kv_pool import KVPool
+
+SCRATCH_BYTES = 8 * 2**20  # for K, and for V
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +49,7 @@ class TorchSdpa:
         self._num_decode = 0
         self._groups: list[_DecodeGroup] = []
         self._prefill: list[_PrefillRow] = []
+        self._scratch = torch.empty(2, 0, dtype=dtype, device=device)
 
     def prepare(self, rows: AttentionRows, page_table: Tensor) -> None:
         self._out_loc = torch.from_numpy(rows.out_loc.astype(np.int64)).to(self._device)
@@ -111,13 +115,29 @@ class TorchSdpa:
 
     def _decode(self, group: _DecodeGroup, q: Tensor, pool_k: Tensor, pool_v: Tensor) -> Tensor:
         num_rows, heads, dim = q.shape
-        kv_heads = pool_k.shape[2]
-        shape = (num_rows, group.columns * self._pool.page_size, kv_heads, dim)
-        k = pool_k.index_select(0, group.pages).view(shape).transpose(1, 2)
-        v = pool_v.index_select(0, group.pages).view(shape).transpose(1, 2)
+        kv_heads, columns = pool_k.shape[2], group.columns
         folded = q.reshape(num_rows, kv_heads, heads // kv_heads, dim)
-        out = F.scaled_dot_product_attention(folded, k, v, attn_mask=group.mask)
-        return out.reshape(num_rows, heads, dim)
+        per_row = columns * pool_k[0].numel()
+        at_once = min(num_rows, max(1, SCRATCH_BYTES // (per_row * q.element_size())))
+        out = torch.empty_like(folded)
+        for start in range(0, num_rows, at_once):
+            end = min(start + at_once, num_rows)
+            pages = group.pages[start * columns : end * columns]
+            k = self._gather(0, pool_k, pages).view(end - start, -1, kv_heads, dim).transpose(1, 2)
+            v = self._gather(1, pool_v, pages).view(end - start, -1, kv_heads, dim).transpose(1, 2)
+            mask = None if group.mask is None else group.mask[start:end]
+            out[start:end] = F.scaled_dot_product_attention(folded[start:end], k, v, attn_mask=mask)
+        return out.view(num_rows, heads, dim)
+
+    def _gather(self, which: int, pool: Tensor, pages: Tensor) -> Tensor:
+        """[n, values of a page], valid until the next gather of the same half."""
+        width = pool[0].numel()
+        needed = len(pages) * width
+        if self._scratch.shape[1] < needed:
+            self._scratch = self._scratch.new_empty(2, needed)
+        return torch.index_select(
+            pool.view(-1, width), 0, pages, out=self._scratch[which, :needed].view(len(pages), width)
+        )
 
     # ----------------------------------------------------------------------------------------------------- prefill
 

@@ -53,9 +53,22 @@ class StepLogprobs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PromptLogprobs:
+    """The same of prompt tokens from position `first` on, for a request with `prompt_logprobs`. Chunks come in order;
+    after a retraction they come again."""
+
+    req_id: int
+    first: int
+    token_logprobs: Sequence[float]
+    top_ids: Sequence[Sequence[int]]
+    top_logprobs: Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
     tokens: Int32Array  # [num_rows] by row; -1 where the row does not sample
     logprobs: StepLogprobs | None = None
+    prompt_logprobs: Sequence[PromptLogprobs] = ()
 
 
 class EngineStepError(RuntimeError):

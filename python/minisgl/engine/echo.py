@@ -6,17 +6,28 @@ request's seed and the position. So a page under the wrong parent, read too earl
 
 Keeps true: as in a real forward, all rows store a layer before any row reads it; slots, page-table changes and rows
 take effect in launch order, in the worker thread; a slot's page-table row is poisoned when it is bound.
-Doesn't know: temperature, top-k and the like: its text depends on the prompt and the seed alone.
+Doesn't know: temperature, top-k and the like: its text depends on the prompt and the seed alone. Its log probabilities
+are made up, so that what carries them can be tested: the token that it sampled has one half, those that follow it in
+the vocabulary (round the end) a quarter, an eighth, and so on.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.engine.api import EngineInfo, EngineStepError, SlotBinding, StepHandle, StepResult
+from minisgl.engine.api import (
+    EngineInfo,
+    EngineStepError,
+    PromptLogprobs,
+    SlotBinding,
+    StepHandle,
+    StepLogprobs,
+    StepResult,
+)
 from minisgl.engine.worker import ForwardThread
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
 
@@ -44,6 +55,15 @@ def _mix(value: U64, salt: U64) -> U64:
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x ^= x >> np.uint64(31)
     return x
+
+
+def made_up_logprobs(
+    tokens: Sequence[int], counts: Sequence[int], vocab_size: int
+) -> tuple[list[float], list[list[int]], list[list[float]]]:
+    """What the echo engine says of `tokens` with `counts` alternatives each: their own, the ids and theirs."""
+    ids = [[(token + i) % vocab_size for i in range(count)] for token, count in zip(tokens, counts, strict=True)]
+    logprobs = [[(i + 1) * math.log(0.5) for i in range(count)] for count in counts]
+    return [math.log(0.5)] * len(tokens), ids, logprobs
 
 
 class EchoEngine:
@@ -84,6 +104,7 @@ class EchoEngine:
         self._page_table[max_rows] = num_pages
         self._last_token = np.zeros(max_rows + 1, np.int32)
         self._seeds = np.zeros(max_rows + 1, np.uint64)
+        self._scored: dict[int, SlotBinding] = {}  # those that asked for log probabilities, by slot
         self._thread = ForwardThread("echo-forward", threaded=worker_thread)
 
     @property
@@ -137,11 +158,14 @@ class EchoEngine:
             sums = second[starts[1:][sampled] - 1] - before[sampled]
             state = _mix(_mix(sums, self._seeds[slots[sampled]]), seq_lens[sampled].astype(np.uint64))
             tokens[sampled] = self._last_token[slots[sampled]] = self._token_of(state)
-        return StepResult(tokens)
+        return StepResult(tokens, self._logprobs(sampled, slots, tokens), self._prompt_logprobs(plan, entry))
 
     def _bind(self, plan: StepPlan, entry: RingEntry, bindings: list[SlotBinding]) -> None:
         for binding in bindings:
             self._page_table[binding.slot] = self._poison_page
+            self._scored.pop(binding.slot, None)
+            if binding.sampling.logprobs is not None or binding.sampling.prompt_logprobs is not None:
+                self._scored[binding.slot] = binding
             self._seeds[binding.slot] = (binding.sampling.seed or 0) & MASK
         at = 0
         for slot, column, count in entry.segments[: plan.num_segments].tolist():
@@ -154,6 +178,32 @@ class EchoEngine:
             ends = (state >> np.uint64(32)) % np.uint64(EOS_ONE_IN) == 0
             tokens = np.where(ends, np.int32(self._eos_ids[0]), tokens)
         return tokens.astype(np.int32)
+
+    def _logprobs(self, sampled: Int32Array, slots: npt.NDArray[np.int64], tokens: Int32Array) -> StepLogprobs | None:
+        if not self._scored:
+            return None
+        bindings = [(row, self._scored.get(int(slots[row]))) for row in sampled.tolist()]
+        wanted = {row: one.sampling.logprobs for row, one in bindings if one and one.sampling.logprobs is not None}
+        if not wanted:
+            return None
+        asked, counts = list(wanted), list(wanted.values())
+        own, top_ids, top = made_up_logprobs(tokens[asked].tolist(), counts, self._info.vocab_size)
+        return StepLogprobs(np.array(asked, np.int32), own, top_ids, top)
+
+    def _prompt_logprobs(self, plan: StepPlan, entry: RingEntry) -> list[PromptLogprobs]:
+        found = []
+        for row in range(plan.num_rows) if self._scored else ():
+            binding = self._scored.get(int(entry.req_slots[row]))
+            if binding is None:
+                continue
+            count = binding.sampling.prompt_logprobs
+            start, end = int(entry.qo_indptr[row]), int(entry.qo_indptr[row + 1])
+            first = int(entry.positions[start]) + 1
+            tokens = binding.tokens[first : min(first + end - start, binding.num_prompt)].tolist()
+            if count is not None and tokens:
+                scored = made_up_logprobs(tokens, [count] * len(tokens), self._info.vocab_size)
+                found.append(PromptLogprobs(binding.req_id, first, *scored))
+        return found
 
     # ------------------------------------------------------------------------------------------------------- audit
 

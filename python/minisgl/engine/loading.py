@@ -18,6 +18,7 @@ from minisgl.attention.kv_pool import page_bytes
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import EngineInfo
 from minisgl.engine.torch_engine import TorchEngine
+from minisgl.engine.worker import ForwardThread
 from minisgl.models import Decoder, ModelConfig, build_model, load_config
 from minisgl.weights import dummy_weights, load_weights, resolve_model
 
@@ -26,7 +27,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def load_engine(config: EngineConfig, say: Callable[[str], None]) -> TorchEngine:
-    """Raises `ConfigError` and its kin with what to change."""
+    """Load in the thread that will run the forwards. Raises `ConfigError` and its kin with what to change."""
+    thread = ForwardThread("torch-forward")
+    try:
+        return thread.submit(lambda: _load(config, say, thread)).wait()
+    except BaseException:
+        thread.close()
+        raise
+
+
+def _load(config: EngineConfig, say: Callable[[str], None], thread: ForwardThread) -> TorchEngine:
     began = time.monotonic()
     device = _device(config)
     folder = resolve_model(
@@ -70,7 +80,7 @@ def load_engine(config: EngineConfig, say: Callable[[str], None]) -> TorchEngine
         TorchSdpa(pool, dtype, device),
         max_rows=config.max_running_requests,
         max_seq_len=min(context_len, num_pages * config.page_size + 1),
-        num_threads=config.num_threads,
+        thread=thread,
     )
 
 

@@ -24,6 +24,7 @@ class SamplingRows:
     temperature: Tensor  # float32, 0 is greedy
     top_k: Tensor  # int64, at most 0 is off
     top_p: Tensor  # float32, 1 is off
+    min_p: Tensor  # float32, 0 is off
     seed: Tensor  # int64
     position: Tensor  # int64, of the token to be sampled
 
@@ -41,6 +42,12 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     there = chosen.to(logits.device)
     scaled = logits[there].float() / rows.temperature[chosen, None].to(logits.device)
     probabilities = scaled.softmax(-1)
+    min_p = rows.min_p[chosen]
+    unlikely = (min_p > 0).nonzero().flatten()
+    if len(unlikely):
+        at = unlikely.to(logits.device)
+        floor = probabilities[at].amax(-1, keepdim=True) * min_p[unlikely, None].to(at.device)
+        probabilities[at] = probabilities[at].masked_fill(probabilities[at] < floor, 0.0)
     top_k, top_p = rows.top_k[chosen], rows.top_p[chosen]
     narrow = ((top_k > 0) | (top_p < 1)).nonzero().flatten()
     if len(narrow):

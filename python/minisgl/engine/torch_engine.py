@@ -12,11 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttentionRows, KVPool
-from minisgl.engine.api import EngineInfo, EngineStepError, SlotBinding, StepHandle, StepLogprobs, StepResult
+from minisgl.engine.api import EngineInfo, EngineStepError, SlotBinding, StepHandle, StepResult
+from minisgl.engine.logit_changes import LogitChanges
+from minisgl.engine.logprobs import LogprobSlots
 from minisgl.engine.sampler import SamplingRows, sample
 from minisgl.engine.worker import ForwardThread
 from minisgl.models import Decoder
@@ -30,8 +33,8 @@ class _Slots:
         self.temperature = torch.zeros(num_slots, dtype=torch.float32)
         self.top_k = torch.zeros(num_slots, dtype=torch.int64)
         self.top_p = torch.ones(num_slots, dtype=torch.float32)
+        self.min_p = torch.zeros(num_slots, dtype=torch.float32)
         self.seed = torch.zeros(num_slots, dtype=torch.int64)
-        self.logprobs = np.full(num_slots, -1, np.int32)  # -1: not asked for
 
     def bind(self, binding: SlotBinding) -> None:
         slot, sampling = binding.slot, binding.sampling
@@ -39,11 +42,13 @@ class _Slots:
         self.temperature[slot] = sampling.temperature
         self.top_k[slot] = sampling.top_k
         self.top_p[slot] = sampling.top_p
+        self.min_p[slot] = sampling.min_p
         self.seed[slot] = sampling.seed
-        self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
 
     def rows(self, slots: Tensor, position: Tensor) -> SamplingRows:
-        return SamplingRows(self.temperature[slots], self.top_k[slots], self.top_p[slots], self.seed[slots], position)
+        return SamplingRows(
+            self.temperature[slots], self.top_k[slots], self.top_p[slots], self.min_p[slots], self.seed[slots], position
+        )
 
 
 class TorchEngine:
@@ -56,7 +61,7 @@ class TorchEngine:
         *,
         max_rows: int,
         max_seq_len: int,
-        num_threads: int | None = None,
+        thread: ForwardThread | None = None,
     ) -> None:
         self._model = model
         self._info = info
@@ -68,8 +73,9 @@ class TorchEngine:
         )
         self._last_token = torch.zeros(max_rows + 1, dtype=torch.int64, device=self._device)
         self._slots = _Slots(max_rows + 1)
-        self._num_threads = num_threads
-        self._thread = ForwardThread("torch-forward")
+        self._changes = LogitChanges(info.vocab_size, info.eos_ids, self._device)
+        self._logprobs = LogprobSlots(max_rows + 1)
+        self._thread = thread or ForwardThread("torch-forward")
 
     @property
     def info(self) -> EngineInfo:
@@ -85,9 +91,6 @@ class TorchEngine:
     # ----------------------------------------------------------------------------------------------------- forward
 
     def _run(self, plan: StepPlan, entry: RingEntry, bindings: list[SlotBinding]) -> StepResult:
-        if self._num_threads is not None:
-            torch.set_num_threads(self._num_threads)  # of this thread
-            self._num_threads = None
         self._apply(plan, entry, bindings)
         if not plan.num_rows:
             return StepResult(np.empty(0, np.int32))
@@ -104,6 +107,8 @@ class TorchEngine:
     def _apply(self, plan: StepPlan, entry: RingEntry, bindings: list[SlotBinding]) -> None:
         for binding in bindings:
             self._slots.bind(binding)
+            self._changes.bind(binding)
+            self._logprobs.bind(binding)
         at = 0
         pages = torch.from_numpy(entry.page_ids[: plan.num_page_ids].astype(np.int64)).to(self._device)
         for slot, column, count in entry.segments[: plan.num_segments].tolist():
@@ -122,37 +127,26 @@ class TorchEngine:
             raise EngineStepError("the model's output is not finite (overflow? try --dtype bfloat16 or float32)")
 
         tokens = np.full(plan.num_rows, -1, np.int32)
+        prompts = self._logprobs.of_prompts(plan, entry, hidden, self._model.logits)
         sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)
         if not len(sampled):
-            return StepResult(tokens)
+            return StepResult(tokens, None, prompts)
         last = torch.from_numpy(entry.qo_indptr[sampled + 1].astype(np.int64) - 1).to(self._device)
         logits = self._model.logits(hidden[last])
-        slots = torch.from_numpy(entry.req_slots[sampled].astype(np.int64))
-        next_position = torch.from_numpy(entry.seq_lens[sampled].astype(np.int64))
-        chosen = sample(logits, self._slots.rows(slots, next_position))
-        self._last_token[slots.to(self._device)] = chosen
+        slots, next_position = entry.req_slots[sampled].astype(np.int64), entry.seq_lens[sampled].astype(np.int64)
+        chosen = self._sample(logits, slots, next_position)
         tokens[sampled] = chosen.cpu().numpy()
-        return StepResult(tokens, self._logprobs(sampled, slots, logits, chosen))
+        return StepResult(tokens, self._logprobs.of_sampled(sampled, slots, logits, chosen), prompts)
 
-    def _logprobs(
-        self, sampled: np.ndarray[tuple[int], np.dtype[np.int64]], slots: Tensor, logits: Tensor, chosen: Tensor
-    ) -> StepLogprobs | None:
-        wanted = self._slots.logprobs[slots.numpy()]
-        asked = np.flatnonzero(wanted >= 0)
-        if not len(asked):
-            return None
-        at = torch.from_numpy(asked).to(self._device)
-        logprobs = logits[at].float().log_softmax(-1)
-        own = logprobs.gather(-1, chosen[at, None]).squeeze(-1).tolist()
-        top = logprobs.topk(int(wanted[asked].max()), dim=-1)
-        top_ids, top_logprobs = top.indices.tolist(), top.values.tolist()
-        counts = wanted[asked].tolist()
-        return StepLogprobs(
-            rows=sampled[asked].astype(np.int32),
-            token_logprobs=own,
-            top_ids=[ids[:count] for ids, count in zip(top_ids, counts, strict=True)],
-            top_logprobs=[values[:count] for values, count in zip(top_logprobs, counts, strict=True)],
-        )
+    def _sample(self, logits: Tensor, slots: npt.NDArray[np.int64], next_position: npt.NDArray[np.int64]) -> Tensor:
+        """The next tokens [m] of the requests in `slots`, remembered for the forwards to come."""
+        slot_list = slots.tolist()
+        changed = self._changes.apply(logits, slot_list, next_position.tolist())
+        there = torch.from_numpy(slots)
+        chosen = sample(changed, self._slots.rows(there, torch.from_numpy(next_position)))
+        self._changes.record(chosen, slot_list)
+        self._last_token[there.to(self._device)] = chosen
+        return chosen
 
 
 def _attention_rows(plan: StepPlan, entry: RingEntry, num_tokens: int) -> AttentionRows:

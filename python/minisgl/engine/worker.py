@@ -1,8 +1,11 @@
-"""The thread in which an engine's forwards run, one after the other, in the order of their launches.
+"""The thread in which an engine loads and its forwards run, one after the other, in the order of their launches.
 
-Keeps true: `submit` returns at once; whatever a forward raises reaches the one who waits for it, and the thread goes
-on.
-Doesn't know: what a forward does.
+Keeps true: `submit` returns at once; whatever a job raises reaches the one who waits for it, and the thread goes on.
+Doesn't know: what a job does.
+
+All of a CPU engine's torch work belongs into the one thread. Each thread that calls torch has its own team of OpenMP
+threads, and as soon as the teams outnumber the cores, all of them sleep between two operations instead of waiting
+awake: measured on 2 cores, a step of 600 operations took 376 instead of 319 ms.
 """
 
 from __future__ import annotations
@@ -10,35 +13,36 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
-from minisgl.engine.api import StepResult
-
-Forward = Callable[[], StepResult]
+T = TypeVar("T")
 
 
-class PendingStep:
-    """A `StepHandle`."""
+class Pending(Generic[T]):
+    """The result of a job to come; a `StepHandle` if it is a step's."""
 
-    __slots__ = ("_done", "_error", "_result")
+    __slots__ = ("_done", "_error", "_job", "_result")
 
-    def __init__(self) -> None:
+    def __init__(self, job: Callable[[], T]) -> None:
+        self._job: Callable[[], T] | None = job
         self._done = threading.Event()
-        self._result: StepResult | None = None
+        self._result: list[T] = []
         self._error: BaseException | None = None
 
-    def run(self, forward: Forward) -> None:
+    def run(self) -> None:
+        assert self._job is not None
         try:
-            self._result = forward()
+            self._result.append(self._job())
         except BaseException as error:  # handed over to whoever waits
             self._error = error
+        self._job = None
         self._done.set()
 
-    def wait(self) -> StepResult:
+    def wait(self) -> T:
         self._done.wait()
         if self._error is not None:
             raise self._error
-        assert self._result is not None
-        return self._result
+        return self._result[0]
 
     def done(self) -> bool:
         return self._done.is_set()
@@ -48,19 +52,19 @@ class ForwardThread:
     """`threaded` False runs each forward inside `submit`, for tests that want no concurrency."""
 
     def __init__(self, name: str, *, threaded: bool = True) -> None:
-        self._jobs: queue.SimpleQueue[tuple[PendingStep, Forward] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Pending[Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         if threaded:
             self._thread = threading.Thread(target=self._work, name=name, daemon=True)
             self._thread.start()
 
-    def submit(self, forward: Forward) -> PendingStep:
-        step = PendingStep()
+    def submit(self, job: Callable[[], T]) -> Pending[T]:
+        pending = Pending(job)
         if self._thread is None:
-            step.run(forward)
+            pending.run()
         else:
-            self._jobs.put((step, forward))
-        return step
+            self._jobs.put(pending)
+        return pending
 
     def close(self) -> None:
         """Finish what was submitted and end the thread. Idempotent."""
@@ -70,6 +74,5 @@ class ForwardThread:
             self._thread = None
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            step, forward = job
-            step.run(forward)
+        while (pending := self._jobs.get()) is not None:
+            pending.run()

@@ -10,7 +10,7 @@ import msgspec
 
 from minisgl.sampling_params import SamplingParams
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, array_like=True):
@@ -83,6 +83,16 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: tuple[float, ...]
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Of the prompt tokens from position `first` on; may come again after a retraction."""
+
+    req_id: int
+    first: int
+    logprobs: tuple[float, ...]
+    top_ids: tuple[tuple[int, ...], ...]
+    top_logprobs: tuple[tuple[float, ...], ...]
+
+
 class StepTokens(msgspec.Struct, tag="step", frozen=True, array_like=True):
     """All tokens and ends of one step, the arrays of `step.StepOutput`; one message per step.
 
@@ -98,6 +108,7 @@ class StepTokens(msgspec.Struct, tag="step", frozen=True, array_like=True):
     cached_lens: bytes = b""
     errors: dict[int, str] = {}
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 class EngineFailed(msgspec.Struct, tag="failed", frozen=True, array_like=True):

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from minisgl.engine import api as engine_api
 from minisgl.engine.api import Engine, EngineStepError, SlotBinding, StepHandle, StepLogprobs, StepResult
 from minisgl.message import (
     AbortRequest,
     AddRequest,
     FinishRequest,
     FromEngine,
+    PromptLogprobs,
     Shutdown,
     StepTokens,
     ToEngine,
@@ -135,6 +137,7 @@ class StepLoop:
             min_tokens=sampling.min_tokens,
             ignore_eos=sampling.ignore_eos,
             priority=message.priority,
+            no_match=sampling.prompt_logprobs is not None,
         )
 
     def _schedule(self, events: Events) -> StepPlan:
@@ -199,7 +202,7 @@ class StepLoop:
                 later.handle.wait()
 
     def _reply(self, output: StepOutput, result: StepResult) -> None:
-        if not len(output) and not self._new_ids:
+        if not len(output) and not self._new_ids and not result.prompt_logprobs:
             return
         message = StepTokens(
             step=output.step,
@@ -210,6 +213,7 @@ class StepLoop:
             cached_lens=np.array(self._new_cached_lens, np.int32).tobytes(),
             errors=self._errors(output),
             logprobs=_join_logprobs(output.rows, result.logprobs) if result.logprobs is not None else (),
+            prompt_logprobs=tuple(map(_prompt_logprobs, result.prompt_logprobs)),
         )
         self._new_ids.clear()
         self._new_cached_lens.clear()
@@ -253,4 +257,14 @@ def _join_logprobs(rows: Int32Array, logprobs: StepLogprobs) -> tuple[TokenLogpr
         )
         for i, row in enumerate(logprobs.rows.tolist())
         if row in index_of
+    )
+
+
+def _prompt_logprobs(found: engine_api.PromptLogprobs) -> PromptLogprobs:
+    return PromptLogprobs(
+        found.req_id,
+        found.first,
+        tuple(found.token_logprobs),
+        tuple(map(tuple, found.top_ids)),
+        tuple(map(tuple, found.top_logprobs)),
     )

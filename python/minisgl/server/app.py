@@ -20,6 +20,7 @@ from minisgl.server.context import ServerContext
 from minisgl.server.engine_client import EngineClient
 from minisgl.server.errors import SERVER, ApiError, install_handlers
 from minisgl.server.generate import answer_generate
+from minisgl.server.tokenize import answer_detokenize, answer_tokenize, version
 from minisgl.server.transport import ClientGone, NoResponse, json_response, read_body
 from minisgl.tokenizer import Tokenizer
 
@@ -36,6 +37,8 @@ def build_app(client: EngineClient, tokenizer: Tokenizer, model_name: str) -> Fa
         ("/v1/chat/completions", answer_chat),
         ("/v1/completions", answer_completion),
         ("/generate", answer_generate),
+        ("/tokenize", answer_tokenize),
+        ("/detokenize", answer_detokenize),
     ):
         app.post(path)(_handler(context, answer))
     _add_models(app, context)
@@ -82,6 +85,10 @@ def _add_operations(app: FastAPI, context: ServerContext) -> None:
         if client.failure is not None or client.info is None:
             raise ApiError(503, client.failure or "the engine is loading", kind=SERVER, code="not_ready")
         return client.info
+
+    @app.get("/version")
+    async def get_version() -> Response:
+        return json_response(version())
 
     @app.get("/livez")
     async def livez() -> Response:

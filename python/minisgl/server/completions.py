@@ -4,67 +4,201 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
 
+from minisgl.sampling_params import MAX_N, SamplingParams
 from minisgl.server.context import ServerContext, checked
-from minisgl.server.generation import Generation
+from minisgl.server.errors import bad_value
+from minisgl.server.generation import Collected, Generation, ScoredToken, collect
+from minisgl.server.logprobs import CompletionLogprobs, prompt_logprobs
 from minisgl.server.protocol import CompletionRequest, parse
 from minisgl.server.transport import SSE_DONE, StreamResponse, json_response, sse, sse_error, unless_gone
+from minisgl.step import Int32Array
 
 
 async def answer_completion(context: ServerContext, request: Request, body: bytes, arrival_time: float) -> Response:
     completion = parse(body, CompletionRequest)
     context.check_model(completion.model)
-    limit = completion.DEFAULT_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
-    sampling = checked(completion.sampling_params, limit)
+    options, sampling = _options(completion)
     context.check_vocabulary(sampling)
-    prompts = await context.encode_prompts(completion.prompts(), "prompt")
+    given = completion.prompts()
+    prompts = await context.encode_prompts(given, "prompt")
 
-    head = {
-        "id": f"cmpl-{uuid.uuid4().hex}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": context.model_name,
-    }
+    answer = _Answer(context, options, given, prompts)
+    begin = partial(context.generation, prompts, sampling, arrival_time, priority=completion.priority or 0)
     if completion.stream:
-        begin = partial(context.generation, prompts, sampling, arrival_time)
-        pieces = _stream(begin, head, completion.include_usage)
-        return StreamResponse(pieces, "text/event-stream", sse_error)
+        return StreamResponse(answer.stream(begin, completion.include_usage), "text/event-stream", sse_error)
 
     async def whole() -> Response:
-        with context.generation(prompts, sampling, arrival_time) as generation:
-            return json_response(await _collect(generation, head, len(prompts) * sampling.n))
+        with begin() as generation:
+            return json_response(await answer.collect(generation))
 
     return await unless_gone(request.receive, whole())
 
 
-def _choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+@dataclass(frozen=True, slots=True)
+class _Options:
+    n: int
+    best_of: int  # generated, of which the best n are returned
+    echo: bool
+    only_prompt: bool  # max_tokens 0 with echo: one token is computed and dropped
+    with_logprobs: bool
+    with_prompt_logprobs: bool
 
 
-async def _collect(generation: Generation, head: dict[str, Any], num_choices: int) -> dict[str, Any]:
-    texts: list[list[str]] = [[] for _ in range(num_choices)]
-    reasons: list[str | None] = [None] * num_choices
-    async for deltas in generation.deltas():
-        for delta in deltas:
-            texts[delta.index].append(delta.text)
-            reasons[delta.index] = delta.finish_reason
-    choices = [_choice(i, "".join(texts[i]), reasons[i]) for i in range(num_choices)]
-    return {**head, "choices": choices, "usage": generation.usage()}
+def _options(completion: CompletionRequest) -> tuple[_Options, SamplingParams]:
+    n = 1 if completion.n is None else completion.n
+    best_of = n if completion.best_of is None else completion.best_of
+    if best_of < n:
+        raise bad_value("best_of", best_of, f"must be at least n, which is {n}")
+    if best_of > MAX_N:
+        raise bad_value("best_of", best_of, f"must be at most {MAX_N}")
+    if best_of > n and completion.stream:
+        raise bad_value("best_of", best_of, "must equal n in a stream: the best are known at the end")
+    echo = bool(completion.echo)
+    limit = completion.DEFAULT_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
+    only_prompt = echo and limit == 0
+    logprobs = completion.logprobs
+    of_prompt = completion.prompt_logprobs
+    if of_prompt is None and echo:
+        of_prompt = logprobs
+    sampling = checked(
+        lambda: completion.sampling_params(
+            1 if only_prompt else limit,
+            n=best_of,
+            logprobs=0 if logprobs is None and best_of > n else logprobs,  # what the best are chosen by
+            prompt_logprobs=of_prompt,
+        )
+    )
+    options = _Options(
+        n=n,
+        best_of=best_of,
+        echo=echo,
+        only_prompt=only_prompt,
+        with_logprobs=logprobs is not None,
+        with_prompt_logprobs=completion.prompt_logprobs is not None,
+    )
+    return options, sampling
 
 
-async def _stream(begin: Callable[[], Generation], head: dict[str, Any], include_usage: bool) -> AsyncIterator[bytes]:
-    usage: dict[str, Any] = {"usage": None} if include_usage else {}
-    with begin() as generation:
-        async for deltas in generation.deltas():
-            yield b"".join(
-                sse({**head, "choices": [_choice(d.index, d.text, d.finish_reason)], **usage}) for d in deltas
-            )
-        if include_usage:
-            yield sse({**head, "choices": [], "usage": generation.usage()})
-        yield SSE_DONE
+class _Answer:
+    def __init__(
+        self,
+        context: ServerContext,
+        options: _Options,
+        given: Sequence[str | list[int]],
+        prompts: Sequence[Int32Array],
+    ) -> None:
+        self._tokenizer = context.tokenizer
+        self._options = options
+        self._given = given
+        self._prompts = prompts
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": context.model_name,
+        }
+
+    async def collect(self, generation: Generation) -> dict[str, Any]:
+        options = self._options
+        found = await collect(generation, len(self._prompts) * options.best_of)
+        choices: list[dict[str, Any]] = []
+        for prompt in range(len(self._prompts)):
+            first = prompt * options.best_of
+            for at in _best(found[first : first + options.best_of], options.n):
+                one = found[first + at]
+                piece = _Piece(self, first + at, len(choices))
+                choices.append(piece.choice(generation, one.text, one.tokens, one.finish_reason))
+        return {**self._head, "choices": choices, "usage": self._usage(generation)}
+
+    async def stream(self, begin: Callable[[], Generation], include_usage: bool) -> AsyncIterator[bytes]:
+        usage: dict[str, Any] = {"usage": None} if include_usage else {}
+        pieces: dict[int, _Piece] = {}
+        with begin() as generation:
+            async for deltas in generation.deltas():
+                frames = []
+                for delta in deltas:
+                    piece = pieces.get(delta.index) or pieces.setdefault(
+                        delta.index, _Piece(self, delta.index, delta.index)
+                    )
+                    choice = piece.choice(generation, delta.text, delta.tokens, delta.finish_reason)
+                    frames.append(sse({**self._head, "choices": [choice], **usage}))
+                yield b"".join(frames)
+            if include_usage:
+                yield sse({**self._head, "choices": [], "usage": self._usage(generation)})
+            yield SSE_DONE
+
+    def prompt_text(self, index: int) -> str:
+        given = self._given[index // self._options.best_of]
+        return given if isinstance(given, str) else self._tokenizer.decode(given)
+
+    def _usage(self, generation: Generation) -> dict[str, Any]:
+        usage = generation.usage()
+        if self._options.only_prompt:
+            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+        return usage
+
+    @property
+    def options(self) -> _Options:
+        return self._options
+
+    def new_logprobs(self) -> CompletionLogprobs:
+        return CompletionLogprobs(self._tokenizer)
+
+    def prompt_logprobs(self, tokens: Sequence[ScoredToken]) -> list[dict[str, Any] | None]:
+        return prompt_logprobs(self._tokenizer, tokens)
+
+
+class _Piece:
+    """One choice, piece by piece; what concerns the prompt comes with the first."""
+
+    def __init__(self, answer: _Answer, source: int, index: int) -> None:
+        self._answer = answer
+        self._source = source
+        self._index = index
+        self._logprobs = answer.new_logprobs()
+        self._is_first = True
+
+    def choice(
+        self, generation: Generation, text: str, tokens: Sequence[ScoredToken], finish_reason: str | None
+    ) -> dict[str, Any]:
+        options, about_prompt = self._answer.options, dict[str, Any]()
+        if options.only_prompt:
+            text, tokens = "", ()
+            finish_reason = finish_reason and "length"
+        if self._is_first:
+            self._is_first = False
+            if options.with_prompt_logprobs:
+                prompt = generation.prompt_tokens(self._source)
+                about_prompt["prompt_logprobs"] = self._answer.prompt_logprobs(prompt)
+            if options.echo:
+                text = self._answer.prompt_text(self._source) + text
+                if options.with_logprobs:
+                    tokens = [*generation.prompt_tokens(self._source), *tokens]
+        logprobs = self._logprobs.piece(tokens) if options.with_logprobs else None
+        return {
+            "index": self._index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+            **about_prompt,
+        }
+
+
+def _best(choices: Sequence[Collected], n: int) -> list[int]:
+    """Indices of the n choices with the highest log probability per token, in their own order."""
+    if n == len(choices):
+        return list(range(n))
+
+    def mean(at: int) -> float:
+        logprobs = [token.logprob or 0.0 for token in choices[at].tokens]
+        return sum(logprobs) / max(1, len(logprobs))
+
+    return sorted(sorted(range(len(choices)), key=mean, reverse=True)[:n])

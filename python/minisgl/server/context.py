@@ -6,9 +6,9 @@ Keeps true: immutable after start; tokenization happens in a bounded pool, off t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,12 +18,29 @@ from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.server.engine_client import EngineClient
 from minisgl.server.errors import ApiError, bad_value, engine_gone, from_param_error
 from minisgl.server.generation import Generation
+from minisgl.server.protocol import ChatMessage
 from minisgl.step import Int32Array
 from minisgl.tokenizer import ChatTemplateError, Tokenizer
 
 NUM_TOKENIZER_THREADS = 2
 MAX_PROMPTS = 256
 MAX_CHOICES = 1024
+TEMPLATE_NAMES = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self", "kwargs"}
+)
+
+
+class ChatOptions(Protocol):
+    """How a request wants its conversation rendered; fields of its body."""
+
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+
+    @property
+    def continue_final_message(self) -> bool | None: ...
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
 
 
 class ServerContext:
@@ -53,16 +70,40 @@ class ServerContext:
                 code="model_not_found",
             )
 
-    async def encode_chat(self, messages: Sequence[dict[str, Any]]) -> Int32Array:
+    async def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions) -> Int32Array:
+        """The prompt of a conversation, at least one token and within the context."""
+        ids = await self.encode_messages(messages, options)
+        self._check_length(ids, "messages")
+        return ids
+
+    async def encode_messages(self, messages: Sequence[ChatMessage], options: ChatOptions) -> Int32Array:
+        shaped = [message.for_template() for message in messages]
+        continues = bool(options.continue_final_message)
+        begins = not continues if options.add_generation_prompt is None else options.add_generation_prompt
+        variables = options.chat_template_kwargs or {}
+        for name in variables:
+            if name in TEMPLATE_NAMES:
+                raise bad_value("chat_template_kwargs", name, "this name is set by the request's own fields")
+
         def work() -> Int32Array:
-            return self.tokenizer.encode(self.tokenizer.apply_chat_template(messages), add_special_tokens=False)
+            text = self.tokenizer.apply_chat_template(
+                shaped, **variables, add_generation_prompt=begins, continue_final_message=continues
+            )
+            return self.tokenizer.encode(text, add_special_tokens=False)
 
         try:
             ids = await asyncio.get_running_loop().run_in_executor(self._pool, work)
         except ChatTemplateError as error:
             raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
-        self._check_length(ids, "messages")
         return ids
+
+    async def encode_text(self, text: str, add_special_tokens: bool) -> Int32Array:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self.tokenizer.encode, text, add_special_tokens)
+
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self.tokenizer.decode, ids, skip_special_tokens)
 
     async def encode_prompts(self, prompts: Sequence[str | list[int]], field: str) -> list[Int32Array]:
         """Texts through the tokenizer, ids checked against the vocabulary."""
@@ -103,8 +144,13 @@ class ServerContext:
         for token in sampling.stop_token_ids:
             if token >= vocab_size:
                 raise bad_value(f"{prefix}stop_token_ids", token, f"must be below {vocab_size}")
+        for token in sampling.logit_bias:
+            if token >= vocab_size:
+                raise bad_value(f"{prefix}logit_bias", token, f"token ids must be below {vocab_size}")
 
-    def generation(self, prompts: Sequence[Int32Array], sampling: SamplingParams, arrival_time: float) -> Generation:
+    def generation(
+        self, prompts: Sequence[Int32Array], sampling: SamplingParams, arrival_time: float, *, priority: int = 0
+    ) -> Generation:
         """Submit to the engine."""
         if len(prompts) * sampling.n > MAX_CHOICES:
             raise bad_value("n", sampling.n, f"at most {MAX_CHOICES} answers in one request")
@@ -116,13 +162,13 @@ class ServerContext:
             sampling,
             max_seq_len=self.info.max_seq_len,
             arrival_time=arrival_time,
+            priority=priority,
         )
 
 
-def checked(make: Any, *args: Any) -> SamplingParams:
-    """`make(*args)`, with its `ParamError` as an answer."""
+def checked(make: Callable[[], SamplingParams]) -> SamplingParams:
+    """What `make` returns, its `ParamError` as an answer."""
     try:
-        params: SamplingParams = make(*args)
+        return make()
     except ParamError as error:
         raise from_param_error(error) from error
-    return params

@@ -24,9 +24,11 @@ from minisgl.message import (
     FinishRequest,
     LoadProgress,
     MessageError,
+    PromptLogprobs,
     Shutdown,
     StepTokens,
     ToEngine,
+    TokenLogprobs,
     decode_from_engine,
     encode,
 )
@@ -43,7 +45,17 @@ class EngineGone(RuntimeError):
 class RequestHandle:
     """One request in the engine. `take` empties what has come; `wake` is set whenever something comes."""
 
-    __slots__ = ("_tokens", "cached_len", "engine_gone", "error", "reason", "req_id", "wake")
+    __slots__ = (
+        "_logprobs",
+        "_tokens",
+        "cached_len",
+        "engine_gone",
+        "error",
+        "prompt_logprobs",
+        "reason",
+        "req_id",
+        "wake",
+    )
 
     def __init__(self, req_id: int, wake: asyncio.Event) -> None:
         self.req_id = req_id
@@ -53,15 +65,24 @@ class RequestHandle:
         self.error: str | None = None
         self.engine_gone = False
         self.cached_len: int | None = None
+        self._logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: dict[int, PromptLogprobs] = {}  # by first position
 
     def take(self) -> list[int]:
         """Tokens since the last call, the stop token that ended the request included."""
         tokens, self._tokens = self._tokens, []
         return tokens
 
-    def put(self, token: int, reason: int) -> None:
+    def take_logprobs(self) -> list[TokenLogprobs]:
+        """Those of the tokens since the last call, if the request asked for them."""
+        logprobs, self._logprobs = self._logprobs, []
+        return logprobs
+
+    def put(self, token: int, reason: int, logprobs: TokenLogprobs | None = None) -> None:
         if token >= 0:
             self._tokens.append(token)
+            if logprobs is not None:
+                self._logprobs.append(logprobs)
         if reason:
             self.reason = FinishReason(reason)
         self.wake.set()
@@ -210,17 +231,21 @@ class EngineClient:
             for req_id, cached_len in zip(np.frombuffer(message.bound_ids, np.int64).tolist(), lens, strict=True):
                 if (handle := live.get(req_id)) is not None:
                     handle.cached_len = cached_len
+        for chunk in message.prompt_logprobs:
+            if (handle := live.get(chunk.req_id)) is not None:
+                handle.prompt_logprobs[chunk.first] = chunk
         ids = np.frombuffer(message.req_ids, np.int64).tolist()
         tokens = np.frombuffer(message.tokens, np.int32).tolist()
         reasons = np.frombuffer(message.reasons, np.int32).tolist()
-        for req_id, token, reason in zip(ids, tokens, reasons, strict=True):
+        logprobs = {found.index: found for found in message.logprobs}
+        for index, (req_id, token, reason) in enumerate(zip(ids, tokens, reasons, strict=True)):
             handle = live.get(req_id)
             if handle is None:
                 continue  # aborted or finished here, the engine did not know yet
             if reason:
                 del live[req_id]
                 handle.error = message.errors.get(req_id)
-            handle.put(token, reason)
+            handle.put(token, reason, logprobs.get(index))
 
 
 def resolve(sampling: SamplingParams, seed: int, max_tokens: int) -> SamplingParams:

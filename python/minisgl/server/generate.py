@@ -29,12 +29,12 @@ async def answer_generate(context: ServerContext, request: Request, body: bytes,
     if sampling.n != 1:
         raise bad_value("sampling_params.n", sampling.n, "must be 1 here")
     prompts = await context.encode_prompts([prompt], field)
+    begin = partial(context.generation, prompts, sampling, arrival_time, priority=fields.priority or 0)
     if generate.stream:
-        begin = partial(context.generation, prompts, sampling, arrival_time)
         return StreamResponse(_stream(begin), "application/x-ndjson", lambda error: json_line(error.body))
 
     async def whole() -> Response:
-        with context.generation(prompts, sampling, arrival_time) as generation:
+        with begin() as generation:
             parts: list[str] = []
             done: dict[str, Any] = {}
             async for deltas in generation.deltas():

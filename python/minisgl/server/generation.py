@@ -10,9 +10,10 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 
+from minisgl.message import TokenLogprobs
 from minisgl.metrics import Metrics
 from minisgl.sampling_params import SamplingParams, choice_seed
 from minisgl.server.engine_client import EngineClient, EngineGone, RequestHandle, resolve
@@ -24,12 +25,22 @@ _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReas
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token with its log probability (None for the first of a prompt) and the most likely ones in its place."""
+
+    token_id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New text of one choice; `finish_reason` with the last one."""
 
     index: int
     text: str
     finish_reason: str | None
+    tokens: tuple[ScoredToken, ...] = ()  # of the text; only for requests with logprobs
 
 
 class _Choice:
@@ -57,6 +68,7 @@ class Generation:
         *,
         max_seq_len: int,
         arrival_time: float,
+        priority: int = 0,
     ) -> None:
         self._client = client
         self._metrics = metrics
@@ -64,7 +76,7 @@ class Generation:
         self._wake = asyncio.Event()
         self._prompts = prompts
         self._n = sampling.n
-        self._has_stop = bool(sampling.stop)
+        self._sampling = sampling
         self._choices: list[_Choice] = []
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         try:
@@ -73,7 +85,7 @@ class Generation:
                 max_tokens = left if sampling.max_tokens is None else min(sampling.max_tokens, left)
                 for j in range(sampling.n):
                     resolved = resolve(sampling, choice_seed(seed, j), max_tokens)
-                    handle = client.submit(prompt, resolved, self._wake)
+                    handle = client.submit(prompt, resolved, self._wake, priority)
                     self._choices.append(_Choice(handle, TextStream(tokenizer, sampling.stop)))
         except EngineGone as error:
             self.abort()
@@ -112,7 +124,7 @@ class Generation:
     def _advance(self, index: int, choice: _Choice, now: float) -> Delta | None:
         handle = choice.handle
         reason = handle.reason
-        tokens = handle.take()
+        tokens, logprobs = handle.take(), handle.take_logprobs()
         if not tokens and not reason:
             return None
         if reason is FinishReason.ERROR:
@@ -120,28 +132,31 @@ class Generation:
             self._metrics.finished("error", self._arrival_time)
             raise self._failure(handle)
         ended_by_token = reason is FinishReason.STOP and bool(tokens)
-        text, num_used = self._push(choice.stream, tokens[:-1] if ended_by_token else tokens)
+        text, num_used = self._push(choice, tokens[:-1] if ended_by_token else tokens)
         if tokens:
             self._count(choice, tokens[:num_used] if choice.stream.stopped else tokens, now)
+        if reason and not choice.stream.stopped:
+            text += choice.stream.finish()  # which may complete a stop string
         if choice.stream.stopped:
             self._client.finish(handle)
             reason = FinishReason.STOP
-        elif reason:
-            text += choice.stream.finish()
         finish_reason = _REASONS[reason] if reason else None
         if finish_reason is not None:
             choice.done = True
             self._metrics.finished(finish_reason, self._arrival_time)
-        return Delta(index, text, finish_reason) if text or finish_reason else None
+        scored = tuple(map(_scored, tokens[:num_used], logprobs)) if logprobs else ()
+        return Delta(index, text, finish_reason, scored) if text or finish_reason or scored else None
 
-    def _push(self, stream: TextStream, tokens: list[int]) -> tuple[str, int]:
+    def _push(self, choice: _Choice, tokens: list[int]) -> tuple[str, int]:
         """New text, and how many of `tokens` it took. With stop strings one by one: what comes after a match counts as
-        never generated, however many tokens happened to come together."""
-        if not self._has_stop:
+        never generated, however many tokens happened to come together. A match before min_tokens is none."""
+        stream = choice.stream
+        if not self._sampling.stop:
             return stream.push(tokens), len(tokens)
         parts = []
         for used, token in enumerate(tokens, 1):
-            parts.append(stream.push((token,)))
+            may_stop = choice.num_tokens + used >= self._sampling.min_tokens
+            parts.append(stream.push((token,), may_stop=may_stop))
             if stream.stopped:
                 return "".join(parts), used
         return "".join(parts), len(tokens)
@@ -157,7 +172,17 @@ class Generation:
         text = handle.error or "the engine gave no reason"
         return engine_gone(text) if handle.engine_gone else engine_error(text)
 
-    # ------------------------------------------------------------------------------------------------------- usage
+    # ------------------------------------------------------------------------------------------- prompts and usage
+
+    def prompt_tokens(self, index: int) -> list[ScoredToken]:
+        """The prompt of a choice with its log probabilities, once its first token is there. The first has none."""
+        prompt = self._prompts[index // self._n].tolist()
+        scored = [ScoredToken(token, None, ()) for token in prompt]
+        for chunk in self._choices[index].handle.prompt_logprobs.values():
+            for i, logprob in enumerate(chunk.logprobs):
+                top = tuple(zip(chunk.top_ids[i], chunk.top_logprobs[i], strict=True))
+                scored[chunk.first + i] = ScoredToken(prompt[chunk.first + i], logprob, top)
+        return scored
 
     def token_ids(self, index: int) -> list[int]:
         """Generated ids of a choice so far, its stop token included."""
@@ -174,3 +199,30 @@ class Generation:
             "total_tokens": num_prompt + num_generated,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+
+
+def _scored(token: int, found: TokenLogprobs) -> ScoredToken:
+    return ScoredToken(token, found.logprob, tuple(zip(found.top_ids, found.top_logprobs, strict=True)))
+
+
+@dataclass(slots=True)
+class Collected:
+    """A whole choice."""
+
+    text: str = ""
+    tokens: list[ScoredToken] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+async def collect(generation: Generation, num_choices: int) -> list[Collected]:
+    """Wait for everything. Raises `ApiError` if a choice fails."""
+    parts: list[list[str]] = [[] for _ in range(num_choices)]
+    choices = [Collected() for _ in range(num_choices)]
+    async for deltas in generation.deltas():
+        for delta in deltas:
+            parts[delta.index].append(delta.text)
+            choices[delta.index].tokens.extend(delta.tokens)
+            choices[delta.index].finish_reason = delta.finish_reason
+    for choice, texts in zip(choices, parts, strict=True):
+        choice.text = "".join(texts)
+    return choices

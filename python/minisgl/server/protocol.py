@@ -22,7 +22,7 @@ from pydantic import (
     ValidationError,
 )
 
-from minisgl.sampling_params import ParamError, SamplingParams
+from minisgl.sampling_params import MAX_LOGPROBS, ParamError, SamplingParams
 from minisgl.server.errors import ApiError, bad_value
 
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
@@ -68,6 +68,10 @@ class StreamOptions(_Body):
     include_usage: StrictBool | None = None
 
 
+class ResponseFormat(_Body):
+    type: StrictStr
+
+
 class _Sampling(_Body):
     """What chat and text completions share."""
 
@@ -82,10 +86,21 @@ class _Sampling(_Body):
     stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: StrictBool | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[StrictStr, float] | None = None  # by token id, which JSON spells as a string
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
+    priority: Annotated[StrictInt, Field(ge=-(2**31) + 1, lt=2**31)] | None = None
+    user: StrictStr | None = None
+    metadata: dict[str, Any] | None = None
+    store: StrictBool | None = None
+    response_format: ResponseFormat | None = None
 
-    def sampling_params(self, max_tokens: int | None) -> SamplingParams:
+    def sampling_params(self, max_tokens: int | None, **asked: Any) -> SamplingParams:
+        """`asked`: fields whose names or meanings differ between the endpoints. Raises `ParamError`."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         given = {
             "temperature": self.temperature,
@@ -95,12 +110,18 @@ class _Sampling(_Body):
             "n": self.n,
             "min_tokens": self.min_tokens,
             "ignore_eos": self.ignore_eos,
+            "min_p": self.min_p,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "logit_bias": _logit_bias(self.logit_bias),
+            **asked,
         }
         return SamplingParams(
             max_tokens=max_tokens,
             stop=stop,
             stop_token_ids=tuple(self.stop_token_ids or ()),
-            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+            **{name: value for name, value in given.items() if value is not None},
         ).check()
 
     @property
@@ -108,12 +129,16 @@ class _Sampling(_Body):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
+def _logit_bias(given: dict[str, float] | None) -> dict[int, float] | None:
+    if given is None:
+        return None
+    for key in given:
+        if not (key.isascii() and key.isdigit() and len(key) < 11):
+            raise ParamError("logit_bias", key, "keys must be token ids")
+    return {int(key): value for key, value in given.items()}
+
+
 _NOT_YET: dict[str, tuple[Any, ...]] = {
-    "logit_bias": ({},),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
-    "min_p": (0, 0.0),
     "regex": (),
     "json_schema": (),
     "ebnf": (),
@@ -156,21 +181,31 @@ class ChatMessage(_Body):
 class ChatRequest(_Sampling):
     NOT_YET: ClassVar[dict[str, tuple[Any, ...]]] = {
         **_NOT_YET,
-        "logprobs": (False,),
-        "top_logprobs": (0,),
         "tools": ([],),
         "tool_choice": ("none",),
         "functions": ([],),
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "audio": (),
-        "continue_final_message": (False,),
-        "add_generation_prompt": (True,),
-        "chat_template_kwargs": ({},),
     }
 
     messages: Items[ChatMessage]
     max_completion_tokens: Int64 | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: Int64 | None = None
+    add_generation_prompt: StrictBool | None = None
+    continue_final_message: StrictBool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def num_logprobs(self) -> int | None:
+        """How many alternatives to report; None for no log probabilities. Raises `ParamError`."""
+        count = self.top_logprobs
+        if count is not None and not 0 <= count <= MAX_LOGPROBS:
+            raise ParamError("top_logprobs", count, f"must be between 0 and {MAX_LOGPROBS}")
+        if not self.logprobs:
+            if count:
+                raise ParamError("top_logprobs", count, "needs logprobs to be true")
+            return None
+        return count or 0
 
     def limit(self) -> int | None:
         """max_completion_tokens is the newer name; None: what is left of the context."""
@@ -180,16 +215,15 @@ class ChatRequest(_Sampling):
 class CompletionRequest(_Sampling):
     NOT_YET: ClassVar[dict[str, tuple[Any, ...]]] = {
         **_NOT_YET,
-        "logprobs": (),
-        "echo": (False,),
         "suffix": ("",),
-        "best_of": (1,),
-        "prompt_logprobs": (),
-        "response_format": ({"type": "text"},),
     }
     DEFAULT_MAX_TOKENS: ClassVar[int] = 16
 
     prompt: Prompt
+    echo: StrictBool | None = None
+    logprobs: Int64 | None = None
+    prompt_logprobs: Int64 | None = None
+    best_of: Int64 | None = None
 
     def prompts(self) -> list[str | list[int]]:
         """One entry per prompt."""
@@ -216,6 +250,25 @@ class GenerateRequest(_Body):
     stream: StrictBool | None = None
 
 
+class TokenizeRequest(_Body):
+    """Either `prompt` or `messages`."""
+
+    model: StrictStr | None = None
+    prompt: StrictStr | None = None
+    messages: Items[ChatMessage] | None = None
+    add_special_tokens: StrictBool | None = None
+    add_generation_prompt: StrictBool | None = None
+    continue_final_message: StrictBool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: StrictBool | None = None
+
+
+class DetokenizeRequest(_Body):
+    model: StrictStr | None = None
+    tokens: Items[TokenId]
+    skip_special_tokens: StrictBool | None = None
+
+
 B = TypeVar("B", bound=_Body)
 
 
@@ -231,9 +284,18 @@ def parse(body: bytes, model: type[B]) -> B:
     if isinstance(inner := data.get("sampling_params"), dict):
         _refuse_not_yet(inner, GenerateSampling, "sampling_params.")
     try:
-        return model.model_validate(data)
+        found = model.model_validate(data)
     except ValidationError as error:
         raise _explain(error) from error
+    _check_response_format(found)
+    return found
+
+
+def _check_response_format(body: _Body) -> None:
+    found = body.sampling_params if isinstance(body, GenerateRequest) else body
+    if isinstance(found, _Sampling) and found.response_format and found.response_format.type != "text":
+        reason = "only 'text' is supported by this version: structured output is not"
+        raise bad_value("response_format", found.response_format.type, reason, "unsupported_value")
 
 
 def _refuse_not_yet(data: dict[str, Any], model: type[_Body], prefix: str = "") -> None:
@@ -253,4 +315,12 @@ def _explain(error: ValidationError) -> ApiError:
     return bad_value(field, found["input"], found["msg"][0].lower() + found["msg"][1:])
 
 
-__all__ = ["ChatRequest", "CompletionRequest", "GenerateRequest", "ParamError", "parse"]
+__all__ = [
+    "ChatRequest",
+    "CompletionRequest",
+    "DetokenizeRequest",
+    "GenerateRequest",
+    "ParamError",
+    "TokenizeRequest",
+    "parse",
+]

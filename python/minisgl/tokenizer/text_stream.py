@@ -81,6 +81,12 @@ class StopMatcher:
         self._held = text[cut:]
         return text[:cut]
 
+    def skip(self, text: str) -> str:
+        """Text that is not searched; the search begins anew after it."""
+        for search in self._searches:
+            search.matched_len = 0
+        return self.flush() + text
+
     def flush(self) -> str:
         """What was held back, at the end of the text."""
         text, self._held = self._held, ""
@@ -102,8 +108,10 @@ class TextStream:
     def matched_stop(self) -> str | None:
         return self._matcher.matched
 
-    def push(self, ids: Sequence[int]) -> str:
-        return self._matcher.push(self._decoder.push(ids))
+    def push(self, ids: Sequence[int], *, may_stop: bool = True) -> str:
+        """The new text. With `may_stop` False it is text whatever it spells, and begins no stop string either."""
+        text = self._decoder.push(ids)
+        return self._matcher.push(text) if may_stop else self._matcher.skip(text)
 
     def finish(self) -> str:
         """End of the request: nothing may be pushed any more."""

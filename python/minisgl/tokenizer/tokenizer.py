@@ -88,6 +88,14 @@ class Tokenizer:
         """The whole text of `ids`; ids beyond the vocabulary are no text."""
         return str(self._backend.decode([i for i in ids if i >= 0], skip_special_tokens=skip_special_tokens))
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one id stands for in a text, special tokens included: maybe a part of a character."""
+        return self._table.bytes_of(token_id)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether decoding leaves it out by default."""
+        return token_id in self._table.skipped
+
     def new_decoder(self, skip_special_tokens: bool = True) -> IncrementalDecoder:
         return self._table.new_stream(skip_special_tokens)
 

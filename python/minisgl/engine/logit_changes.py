@@ -1,0 +1,97 @@
+"""What requests ask of the logits before they are sampled: penalties, bias, no end before min_tokens.
+
+Keeps true: rows that ask for nothing keep their logits bit for bit; counts follow the tokens in forward order, so they
+are right whatever the host knows yet; a slot that is bound again starts from the sequence it is bound with.
+Doesn't know: temperature and what follows it (sampler.py), the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from minisgl.engine.api import SlotBinding
+from minisgl.sampling_params import SamplingParams
+
+
+class _SlotChanges:
+    """One slot's. `counts` [vocab] float32 of generated tokens, `in_prompt` [vocab] bool; both only for penalties."""
+
+    def __init__(self, binding: SlotBinding, vocab_size: int, eos_ids: Sequence[int], device: torch.device) -> None:
+        sampling = binding.sampling
+        self._sampling = sampling
+        self._first_free = binding.num_prompt + sampling.min_tokens  # the first position at which it may end
+        ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(eos_ids))
+        self._ends = _ids(sorted(ends) if sampling.min_tokens else [], device)
+        self._bias_ids = _ids(list(sampling.logit_bias), device)
+        self._bias = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32, device=device)
+        self._counts: Tensor | None = None
+        self._in_prompt: Tensor | None = None
+        if _has_penalties(sampling):
+            tokens = torch.from_numpy(binding.tokens.astype("int64"))
+            counts = torch.bincount(tokens[binding.num_prompt :], minlength=vocab_size)
+            self._counts = counts.float().to(device)
+            self._in_prompt = (torch.bincount(tokens[: binding.num_prompt], minlength=vocab_size) > 0).to(device)
+
+    def apply(self, logits: Tensor, position: int) -> None:
+        """Change logits [vocab] float32 of the token at `position` in place."""
+        sampling = self._sampling
+        if self._counts is not None and self._in_prompt is not None:
+            seen = self._counts > 0
+            if sampling.repetition_penalty != 1.0:
+                penalty = sampling.repetition_penalty
+                changed = torch.where(logits > 0, logits / penalty, logits * penalty)
+                torch.where(seen | self._in_prompt, changed, logits, out=logits)
+            logits -= sampling.frequency_penalty * self._counts
+            logits -= sampling.presence_penalty * seen
+        if len(self._bias_ids):
+            logits.index_add_(0, self._bias_ids, self._bias)
+        if len(self._ends) and position < self._first_free:
+            logits.index_fill_(0, self._ends, float("-inf"))
+
+    def record(self, token: Tensor) -> None:
+        """`token` [1] was sampled."""
+        if self._counts is not None:
+            self._counts.index_add_(0, token, torch.ones(1, device=token.device))
+
+
+class LogitChanges:
+    """By request slot; slots that ask for nothing are not in it."""
+
+    def __init__(self, vocab_size: int, eos_ids: Sequence[int], device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._eos_ids = tuple(eos_ids)
+        self._device = device
+        self._slots: dict[int, _SlotChanges] = {}
+
+    def bind(self, binding: SlotBinding) -> None:
+        self._slots.pop(binding.slot, None)
+        if binding.sampling.changes_logits:
+            self._slots[binding.slot] = _SlotChanges(binding, self._vocab_size, self._eos_ids, self._device)
+
+    def apply(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """logits [n, vocab] of the rows' next tokens, at `positions` -> the same, or a float32 copy with changes."""
+        rows = [row for row, slot in enumerate(slots) if slot in self._slots] if self._slots else []
+        if not rows:
+            return logits
+        logits = logits.to(torch.float32, copy=True)
+        for row in rows:
+            self._slots[slots[row]].apply(logits[row], positions[row])
+        return logits
+
+    def record(self, tokens: Tensor, slots: Sequence[int]) -> None:
+        """`tokens` [n] were sampled."""
+        if self._slots:
+            for row, slot in enumerate(slots):
+                if (changes := self._slots.get(slot)) is not None:
+                    changes.record(tokens[row : row + 1])
+
+
+def _has_penalties(sampling: SamplingParams) -> bool:
+    return bool(sampling.repetition_penalty != 1.0 or sampling.frequency_penalty or sampling.presence_penalty)
+
+
+def _ids(ids: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(ids, dtype=torch.int64, device=device)

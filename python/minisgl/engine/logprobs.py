@@ -1,0 +1,92 @@
+"""Log probabilities of sampled and of prompt tokens, from the model's own distribution.
+
+Keeps true: rows pay only for what they ask; prompt tokens go through the head in pieces, so that a long prompt does
+not hold [tokens, vocab] logits at once.
+Doesn't know: sampling parameters other than how many alternatives were asked for; text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from minisgl.engine.api import PromptLogprobs, SlotBinding, StepLogprobs
+from minisgl.step import RingEntry, StepPlan
+
+_PIECE = 128  # prompt positions that go through the head at once
+
+
+class LogprobSlots:
+    """What each request slot asks for: -1 nothing, else the number of alternatives."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._sampled = np.full(num_slots, -1, np.int32)
+        self._prompts: dict[int, SlotBinding] = {}
+
+    def bind(self, binding: SlotBinding) -> None:
+        sampling = binding.sampling
+        self._sampled[binding.slot] = -1 if sampling.logprobs is None else sampling.logprobs
+        self._prompts.pop(binding.slot, None)
+        if sampling.prompt_logprobs is not None:
+            self._prompts[binding.slot] = binding
+
+    def of_sampled(
+        self, rows: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], logits: Tensor, chosen: Tensor
+    ) -> StepLogprobs | None:
+        """Of the tokens `chosen` [m] in `rows` [m] with `logits` [m, vocab]; None if no row asked."""
+        wanted = self._sampled[slots]
+        asked = np.flatnonzero(wanted >= 0)
+        if not len(asked):
+            return None
+        at = torch.from_numpy(asked).to(logits.device)
+        counts = wanted[asked].tolist()
+        own, top_ids, top = _top(logits[at], chosen[at], max(counts))
+        return StepLogprobs(
+            rows=rows[asked].astype(np.int32),
+            token_logprobs=own,
+            top_ids=[ids[:count] for ids, count in zip(top_ids, counts, strict=True)],
+            top_logprobs=[values[:count] for values, count in zip(top, counts, strict=True)],
+        )
+
+    def of_prompts(
+        self, plan: StepPlan, entry: RingEntry, hidden: Tensor, head: Callable[[Tensor], Tensor]
+    ) -> list[PromptLogprobs]:
+        """Of the prompt tokens that follow those computed in this step. `hidden` [num_tokens, size]."""
+        found = []
+        for row in range(plan.num_rows) if self._prompts else ():
+            binding = self._prompts.get(int(entry.req_slots[row]))
+            if binding is None:
+                continue
+            start, end = int(entry.qo_indptr[row]), int(entry.qo_indptr[row + 1])
+            first = int(entry.positions[start]) + 1
+            count = min(end - start, binding.num_prompt - first)
+            if count > 0:
+                found.append(_of_prompt(binding, first, hidden[start : start + count], head))
+        return found
+
+
+def _of_prompt(binding: SlotBinding, first: int, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> PromptLogprobs:
+    top_count = binding.sampling.prompt_logprobs or 0
+    own: list[float] = []
+    top_ids: list[list[int]] = []
+    top: list[list[float]] = []
+    for at in range(0, len(hidden), _PIECE):
+        piece = hidden[at : at + _PIECE]
+        tokens = binding.tokens[first + at : first + at + len(piece)].astype(np.int64)
+        found = _top(head(piece), torch.from_numpy(tokens).to(hidden.device), top_count)
+        own += found[0]
+        top_ids += found[1]
+        top += found[2]
+    return PromptLogprobs(binding.req_id, first, own, top_ids, top)
+
+
+def _top(logits: Tensor, tokens: Tensor, count: int) -> tuple[list[float], list[list[int]], list[list[float]]]:
+    """Logprobs of `tokens` [n], and the `count` most likely ids with theirs, most likely first."""
+    logprobs = logits.float().log_softmax(-1)
+    own: list[float] = logprobs.gather(-1, tokens[:, None]).squeeze(-1).tolist()
+    top = logprobs.topk(min(count, logprobs.shape[-1]), dim=-1)
+    return own, top.indices.tolist(), top.values.tolist()

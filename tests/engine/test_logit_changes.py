@@ -1,0 +1,218 @@
+"""Penalties, bias, min_p, min_tokens, seeds and prompt log probabilities on the torch engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
+
+from minisgl.attention import KVPool, TorchSdpa
+from minisgl.config import EngineConfig
+from minisgl.engine.api import EngineInfo, SlotBinding
+from minisgl.engine.logit_changes import LogitChanges
+from minisgl.engine.sampler import SamplingRows, sample
+from minisgl.engine.torch_engine import TorchEngine
+from minisgl.message import PromptLogprobs, StepTokens
+from minisgl.sampling_params import SamplingParams
+from minisgl.step import FinishReason
+from tests.engine.test_torch_engine import VOCAB, Collector, Reference, load, reference
+
+__all__ = ["reference"]
+CPU = torch.device("cpu")
+
+
+class FakeModel:
+    """Logits are a fixed random function of (token, position): the same alone and in any batch, bit for bit."""
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attend: object) -> Tensor:
+        return torch.stack((input_ids, positions), 1).float()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return torch.stack([self.row(int(token), int(position)) for token, position in hidden.tolist()])
+
+    @staticmethod
+    def row(token: int, position: int) -> Tensor:
+        generator = torch.Generator().manual_seed(token * 100_003 + position)
+        return torch.randn(VOCAB, generator=generator)
+
+
+def fake_engine(num_pages: int = 256, page_size: int = 4, eos_ids: tuple[int, ...] = ()) -> Collector:
+    info = EngineInfo("torch", None, VOCAB, 256, eos_ids, num_pages, page_size, "cpu", "float32")
+    pool = KVPool(
+        num_layers=1,
+        num_pages=num_pages,
+        page_size=page_size,
+        num_kv_heads=1,
+        head_dim=4,
+        dtype=torch.float32,
+        device=CPU,
+    )
+    attention = TorchSdpa(pool, torch.float32, CPU)
+    engine = TorchEngine(FakeModel(), info, pool, attention, max_rows=32, max_seq_len=256)  # type: ignore[arg-type]
+    return Collector(engine, EngineConfig(max_running_requests=32, page_size=page_size))
+
+
+def expected_greedy(prompt: list[int], params: SamplingParams) -> list[int]:
+    """The definitions, token by token, without batch or slots."""
+    tokens = list(prompt)
+    for _ in range(params.max_tokens or 0):
+        logits = FakeModel.row(tokens[-1], len(tokens) - 1).tolist()
+        output = Counter(tokens[len(prompt) :])
+        for token in set(tokens):
+            logits[token] *= 1 / params.repetition_penalty if logits[token] > 0 else params.repetition_penalty
+        for token, count in output.items():
+            logits[token] -= params.frequency_penalty * count + params.presence_penalty
+        for token, bias in params.logit_bias.items():
+            logits[token] += bias
+        tokens.append(int(np.argmax(logits)))
+    return tokens[len(prompt) :]
+
+
+CASES = {
+    "frequency": {"frequency_penalty": 0.9},
+    "presence": {"presence_penalty": 1.7},
+    "negative": {"frequency_penalty": -0.5, "presence_penalty": -0.3},
+    "repetition": {"repetition_penalty": 1.6},
+    "bias": {"logit_bias": {3: 4.0, 5: -100.0, 7: 3.5}},
+    "all": {
+        "frequency_penalty": 0.3,
+        "presence_penalty": 0.4,
+        "repetition_penalty": 1.2,
+        "logit_bias": {3: 3.0, 9: 3.0},
+    },
+}
+
+
+@pytest.mark.parametrize("num_pages", [256, 60])
+def test_penalties_follow_their_definitions(num_pages: int) -> None:
+    """All at once under overlap; in the small pool they are retracted, and their counts begin again."""
+    fake = fake_engine(num_pages)
+    if num_pages == 60:
+        fake.plane.ratio.value = 0  # type: ignore[attr-defined]
+    requests = {}
+    for i, changes in enumerate([*CASES.values(), {}]):
+        params = SamplingParams(temperature=0, seed=0, max_tokens=40, **changes)  # type: ignore[arg-type]
+        requests[i] = ([10 + i, 3, 5, 3, 20 + i], params)
+    fake.run(requests)
+    fake.loop._engine.close()
+    assert (fake.plane.stats().num_retracted_total > 0) == (num_pages == 60)
+    for i, (prompt, params) in requests.items():
+        assert fake.tokens[i] == expected_greedy(prompt, params), [*CASES, "none"][i]
+    plain = expected_greedy(requests[0][0], requests[6][1])
+    assert all(expected_greedy(requests[0][0], requests[i][1]) != plain for i in range(6))
+
+
+def test_seeded_tokens_are_the_same_alone_and_among_31_others() -> None:
+    params = SamplingParams(
+        temperature=1.1, top_p=0.9, top_k=40, min_p=0.02, seed=77, max_tokens=50, frequency_penalty=0.5
+    )
+    alone = fake_engine()
+    alone.run({0: ([4, 8], params)})
+    alone.loop._engine.close()
+    crowd = fake_engine()
+    others = {
+        i: ([4, i], SamplingParams(seed=i, temperature=0.1 * i, top_k=i, max_tokens=20 + i)) for i in range(1, 32)
+    }
+    crowd.run({0: ([4, 8], params), **others})
+    crowd.loop._engine.close()
+    assert crowd.tokens[0] == alone.tokens[0] and len(set(alone.tokens[0])) > 10
+
+
+def test_nothing_ends_a_request_before_min_tokens() -> None:
+    """The end is by far the likeliest token, from eos and from stop_token_ids alike."""
+    fake = fake_engine(eos_ids=(11,))
+    bias = {11: 90.0, 12: 80.0}
+    fake.run(
+        {
+            0: ([1], SamplingParams(temperature=0, seed=0, max_tokens=30, min_tokens=7, logit_bias=bias)),
+            1: (
+                [2],
+                SamplingParams(
+                    temperature=0, seed=0, max_tokens=9, min_tokens=5, logit_bias=bias, stop_token_ids=(12,)
+                ),
+            ),
+            2: ([3], SamplingParams(temperature=0, seed=0, max_tokens=9, ignore_eos=True, logit_bias=bias)),
+        }
+    )
+    fake.loop._engine.close()
+    assert fake.tokens[0] == [12] * 7 + [11] and fake.reasons[0] is FinishReason.STOP
+    assert len(fake.tokens[1]) == 6 and fake.tokens[1][-1] == 11 and not {11, 12} & set(fake.tokens[1][:-1])
+    assert fake.tokens[2] == [11] * 9 and fake.reasons[2] is FinishReason.LENGTH
+
+
+def test_a_slot_forgets_the_request_before() -> None:
+    changes = LogitChanges(VOCAB, (), CPU)
+    logits = torch.randn(1, VOCAB)
+    asks = SamplingParams(seed=0, max_tokens=1, frequency_penalty=1.0)
+    sequence = np.array([1, 2, 2], np.int32)
+    changes.bind(SlotBinding(0, 0, asks, sequence, 1))
+    changed = changes.apply(logits, [0], [3])
+    assert float(logits[0, 2] - changed[0, 2]) == pytest.approx(2.0)  # generated twice before it was bound again
+    changes.bind(SlotBinding(0, 1, SamplingParams(seed=0, max_tokens=1), sequence, 1))
+    assert changes.apply(logits, [0], [3]) is logits
+
+
+def test_repetition_penalty_and_min_p_are_those_of_transformers() -> None:
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(1, VOCAB, generator=generator)
+    tokens = torch.randint(0, VOCAB, (1, 30), generator=generator)
+    changes = LogitChanges(VOCAB, (), CPU)
+    asks = SamplingParams(seed=0, max_tokens=1, repetition_penalty=1.7)
+    changes.bind(SlotBinding(0, 0, asks, tokens[0].numpy().astype(np.int32), 12))
+    ours = changes.apply(logits, [0], [30])
+    theirs = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.7)])(tokens, logits.clone())  # type: ignore[arg-type]
+    torch.testing.assert_close(ours, theirs)
+
+    allowed = set(MinPLogitsWarper(0.2)(tokens, logits.clone()).isfinite()[0].nonzero().flatten().tolist())  # type: ignore[arg-type]
+    count = 4000
+    rows = SamplingRows(
+        torch.ones(count),
+        torch.full((count,), -1),
+        torch.ones(count),
+        torch.full((count,), 0.2),
+        torch.zeros(count, dtype=torch.int64),
+        torch.arange(count),
+    )
+    assert set(sample(logits.expand(count, -1), rows).tolist()) == allowed and len(allowed) > 1
+
+
+@pytest.mark.parametrize("budget", [8, 512])
+def test_prompt_logprobs_are_those_of_the_model(reference: Reference, budget: int) -> None:
+    """Whole, in chunks, and where the prompt is in the cache already; nobody else gets any."""
+    folder, model = reference
+    engine, config = load(folder, num_pages=64, page_size=4, max_prefill_length=budget)
+    collector = Collector(engine, config)
+    found: dict[int, dict[int, PromptLogprobs]] = {}
+    take = collector._take
+
+    def keep(messages: object) -> None:
+        take(messages)  # type: ignore[arg-type]
+        for message in messages:  # type: ignore[attr-defined]
+            assert isinstance(message, StepTokens)
+            for chunk in message.prompt_logprobs:
+                found.setdefault(chunk.req_id, {})[chunk.first] = chunk
+
+    collector.loop._send = keep
+    prompt = np.random.default_rng(0).integers(0, VOCAB, 37).tolist()
+    plain = SamplingParams(temperature=0, seed=0, max_tokens=3)
+    asks = SamplingParams(temperature=0, seed=0, max_tokens=3, prompt_logprobs=2)
+    collector.run({0: (prompt, plain)})
+    collector.run({1: (prompt, asks), 2: (prompt[:20], plain), 3: (prompt[:1], asks)})
+    engine.close()
+    assert set(found) == {1} and collector.cached[1] == 0 and collector.cached[2] == 16
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    at = 1
+    for first, chunk in sorted(found[1].items()):
+        assert first == at
+        for i, logprob in enumerate(chunk.logprobs):
+            row = expected[at - 1]
+            assert logprob == pytest.approx(float(row[prompt[at]]), abs=1e-4)
+            assert list(chunk.top_logprobs[i]) == pytest.approx(row.topk(2).values.tolist(), abs=1e-4)
+            assert len(chunk.top_ids[i]) == 2
+            at += 1
+    assert at == 37
