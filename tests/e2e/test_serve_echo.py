@@ -150,7 +150,7 @@ BAD = [
     ("empty stop", b'{"prompt": "a", "stop": ""}', "stop"),
     ("seed huge", b'{"prompt": "a", "seed": 9223372036854775808}', "seed"),
     ("stream text", b'{"prompt": "a", "stream": "yes"}', "stream"),
-    ("echo", b'{"prompt": "a", "echo": true}', "echo"),
+    ("echo", b'{"prompt": "a", "echo": "yes"}', "echo"),
 ]
 
 

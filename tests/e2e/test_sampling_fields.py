@@ -1,0 +1,222 @@
+"""The sampling fields of the protocol over a real server on the echo engine, whose log probabilities are known: a token
+has one half, those that follow it in the vocabulary a quarter, an eighth, and so on."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from minisgl.engine.echo import EOS_ID, VOCAB_SIZE
+from tests.helpers_e2e import ServerProcess, serving
+
+HALF = pytest.approx(math.log(0.5))
+QUARTER = pytest.approx(math.log(0.25))
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with serving("--engine", "echo", "--page-size", "4", "--num-pages", "512", "--max-prefill-length", "64") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: ServerProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="unused", max_retries=0) as found:
+        yield found
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def post(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_chat_logprobs_through_the_openai_client(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "hello"}]
+    answer = client.chat.completions.create(
+        model="smollm2", messages=messages, seed=1, max_tokens=40, logprobs=True, top_logprobs=2
+    )
+    choice = answer.choices[0]
+    assert choice.logprobs is not None and choice.logprobs.content
+    assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
+    for token in choice.logprobs.content:
+        assert token.bytes == list(token.token.encode()) and token.logprob == HALF
+        first, second = token.top_logprobs
+        assert first.token == token.token and first.logprob == HALF and second.logprob == QUARTER
+        assert second.bytes == [(token.bytes[0] + 1) % VOCAB_SIZE]
+
+
+def test_a_stream_has_the_same_logprobs(client: openai.OpenAI) -> None:
+    settings: Any = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "again"}],
+        "seed": 5,
+        "max_tokens": 30,
+        "logprobs": True,
+        "stop": ["  "],
+        "n": 2,
+    }
+    whole = client.chat.completions.create(**settings)
+    texts, tokens = ["", ""], [list[str](), list[str]()]
+    for chunk in client.chat.completions.create(**settings, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            if choice.logprobs and choice.logprobs.content:
+                tokens[choice.index] += [token.token for token in choice.logprobs.content]
+    for i, choice in enumerate(whole.choices):
+        assert choice.message.content == texts[i] and choice.logprobs and choice.logprobs.content
+        assert [token.token for token in choice.logprobs.content] == tokens[i]
+    assert texts[0] != texts[1]
+
+
+def test_no_logprobs_without_asking(http: httpx.Client) -> None:
+    assert post(http, TEXT, prompt="a", max_tokens=2)["choices"][0]["logprobs"] is None
+    chat = post(http, CHAT, messages=[{"role": "user", "content": "a"}], max_tokens=2, logprobs=False, top_logprobs=0)
+    assert chat["choices"][0]["logprobs"] is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "prompt", ["héllo wörld, this prompt is longer than a chunk of 64 tokens, by a few", [104, 105]]
+)
+def test_echo_with_logprobs_scores_the_prompt(client: openai.OpenAI, prompt: Any, stream: bool) -> None:
+    """Twice, so that the second time the prompt is cached: prompt log probabilities are computed all the same."""
+    plain = client.completions.create(model="smollm2", prompt=prompt, seed=3, max_tokens=5, echo=True)
+    text = prompt if isinstance(prompt, str) else "hi"
+    assert plain.choices[0].text.startswith(text)
+    for _ in range(2):
+        settings: Any = {"model": "smollm2", "prompt": prompt, "seed": 3, "max_tokens": 5, "echo": True, "logprobs": 1}
+        if stream:
+            found = {"text": "", "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+            for chunk in client.completions.create(**settings, stream=True):
+                piece = chunk.choices[0].logprobs
+                assert piece is not None
+                found["text"] += chunk.choices[0].text  # type: ignore[operator]
+                for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+                    found[name] += getattr(piece, name)
+        else:
+            choice = client.completions.create(**settings).choices[0]
+            assert choice.logprobs is not None
+            found = {"text": choice.text, **choice.logprobs.model_dump()}
+        assert found["text"] == plain.choices[0].text
+        num_prompt = len(text.encode())
+        logprobs, offsets = found["token_logprobs"], found["text_offset"]
+        assert len(logprobs) == len(found["tokens"]) == len(offsets) >= num_prompt + 1
+        assert logprobs[0] is None and logprobs[1:] == [HALF] * (len(logprobs) - 1)
+        assert found["top_logprobs"][0] is None and len(found["top_logprobs"][1]) == 1
+        assert offsets[0] == 0 and offsets[num_prompt] == len(text) and offsets == sorted(offsets)
+
+
+def test_scoring_only(http: httpx.Client) -> None:
+    answer = post(http, TEXT, prompt="score me", max_tokens=0, echo=True, logprobs=0)
+    choice = answer["choices"][0]
+    assert choice["text"] == "score me" and choice["finish_reason"] == "length"
+    assert len(choice["logprobs"]["tokens"]) == 8
+    assert answer["usage"]["completion_tokens"] == 0 and answer["usage"]["total_tokens"] == 8
+
+
+def test_prompt_logprobs(http: httpx.Client) -> None:
+    found = post(http, TEXT, prompt="abc", max_tokens=1, prompt_logprobs=1)["choices"][0]["prompt_logprobs"]
+    assert found[0] is None and len(found) == 3
+    assert found[1] == {"98": {"logprob": HALF, "decoded_token": "b"}}
+
+
+def test_bytes_that_are_no_text_are_spelled_out(http: httpx.Client) -> None:
+    found = post(http, TEXT, prompt="é", max_tokens=1, echo=True, logprobs=0)["choices"][0]["logprobs"]
+    assert found["tokens"][:2] == ["bytes:\\xc3", "bytes:\\xa9"] and found["text_offset"][:3] == [0, 1, 1]
+
+
+def test_best_of_returns_n(http: httpx.Client) -> None:
+    answer = post(http, TEXT, prompt=["a", "b"], n=2, best_of=4, seed=1, max_tokens=8, ignore_eos=True)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["usage"]["completion_tokens"] == 64 and answer["choices"][0]["logprobs"] is None
+
+
+def test_n_computes_the_prompt_once() -> None:
+    """All but the last page of the prompt, which each choice writes for itself, comes from the first one."""
+    prompt = "a prompt that nobody has sent before, of 61 characters in all"
+    assert len(prompt) == 61
+    with serving("--engine", "echo", "--page-size", "4") as server, httpx.Client(base_url=server.url) as http:
+
+        def totals() -> tuple[int, int]:
+            found = http.get("/health").json()["stats"]
+            return found["num_prompt_tokens_total"], found["num_cached_tokens_total"]
+
+        post(http, TEXT, prompt=prompt, n=8, max_tokens=4, seed=1)
+        until(lambda: totals() == (8 * 61, 7 * 60), f"prompt and cached tokens: {totals()}")
+
+
+def test_a_stop_string_before_min_tokens_does_not_stop(http: httpx.Client) -> None:
+    body = {"prompt": "stop early", "seed": 2, "max_tokens": 40, "ignore_eos": True}
+    free = post(http, TEXT, **body)["choices"][0]["text"]
+    at = free.index(" ", 3)
+    early = post(http, TEXT, **body, stop=" ")["choices"][0]
+    assert early["text"] == free[: free.index(" ")] and early["finish_reason"] == "stop"
+    later = post(http, TEXT, **body, stop=" ", min_tokens=at + 2)["choices"][0]
+    assert later["text"] == free[: free.index(" ", at + 1)] and later["finish_reason"] == "stop"
+
+
+def test_accepted_and_without_effect(http: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "same"}], "seed": 4, "max_tokens": 12}
+    plain = post(http, CHAT, **body)["choices"]
+    more = {"user": "u", "metadata": {"a": "b"}, "store": True, "response_format": {"type": "text"}, "unknown": 1}
+    assert post(http, CHAT, **body, **more)["choices"] == plain
+
+
+def test_assistant_prefill_goes_on_with_the_message(http: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
+    rendered = post(http, "/tokenize", messages=messages, continue_final_message=True, return_token_strs=True)
+    assert "".join(rendered["token_strs"]) == "<user>hi</user>\n<assistant>Well, "
+    plain = post(http, "/tokenize", messages=messages)
+    text = post(http, "/detokenize", tokens=plain["tokens"])["prompt"]
+    assert text == "<user>hi</user>\n<assistant>Well, </assistant>\n<assistant>"
+    answer = post(http, CHAT, messages=messages, continue_final_message=True, seed=1, max_tokens=6)
+    same = post(http, TEXT, prompt="<user>hi</user>\n<assistant>Well, ", seed=1, max_tokens=6)
+    assert answer["choices"][0]["message"]["content"] == same["choices"][0]["text"]
+    error = http.post(CHAT, json={"messages": messages, "continue_final_message": True, "add_generation_prompt": True})
+    assert error.status_code == 400 and "continue_final_message" in error.json()["error"]["message"]
+
+
+def test_tokenize_and_detokenize(http: httpx.Client) -> None:
+    found = post(http, "/tokenize", prompt="héy")
+    assert found["tokens"] == list("héy".encode()) and found["count"] == 4 and found["max_model_len"] > 0
+    assert post(http, "/detokenize", tokens=[104, 105, EOS_ID]) == {"prompt": "hi<|eos|>"}
+    assert post(http, "/detokenize", tokens=[104, 105, EOS_ID], skip_special_tokens=True) == {"prompt": "hi"}
+    for path, body, param in (
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/detokenize", {"tokens": [VOCAB_SIZE]}, "tokens"),
+        ("/detokenize", {}, "tokens"),
+    ):
+        answer = http.post(path, content=json.dumps(body))
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+def test_version_and_model(http: httpx.Client) -> None:
+    assert http.get("/version").json()["version"].count(".") == 2
+    name = http.get("/v1/models").json()["data"][0]["id"]
+    assert http.get(f"/v1/models/{name}").json()["id"] == name
+    assert http.get("/v1/models/other").status_code == 404
