@@ -1,0 +1,47 @@
+"""The command line: `minisgl serve|generate|doctor`, and `minisgl --model X` for serve.
+
+Keeps true: every bad setting ends with one line that says what to change and exit code 2; importing this package brings
+no torch. Each command is a module with `add_parser` and `run`.
+Doesn't know: how anything is served or computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from minisgl import envs
+from minisgl.cli import generate, serve
+from minisgl.config import ConfigError
+from minisgl.sampling_params import ParamError
+
+DESCRIPTION = "A compact LLM inference server."
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="minisgl", description=DESCRIPTION, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve.add_parser(commands)
+    generate.add_parser(commands)
+    commands.add_parser("doctor", help="what is installed, what works here, and why not", add_help=False)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help"):
+        arguments.insert(0, "serve")
+    if arguments[:1] == ["doctor"]:
+        from minisgl import doctor
+
+        return int(doctor.main(arguments[1:]))
+    args = _parser().parse_args(arguments)
+    try:
+        return int(args.run(args))
+    except (ConfigError, envs.EnvError, ParamError) as error:
+        print(f"minisgl {args.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,117 @@
+"""Flags of the commands that load an engine, and from flags to `EngineConfig`.
+
+Keeps true: raw arguments become one immutable configuration here and nowhere else; a flag's destination is the name of
+the field it sets, and its default is the field's.
+Doesn't know: commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, TypeAlias
+
+from minisgl import envs
+from minisgl.config import MODEL_SMOLLM2, ConfigError, EngineConfig
+
+# what `add_subparsers` returns; a string, because the class takes no parameters while running
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+class Formatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, except where None means that it depends."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None or action.default is False or action.default is argparse.SUPPRESS:
+            return action.help
+        return super()._get_help_string(action)
+
+
+def _default(name: str) -> Any:
+    return EngineConfig.__struct_defaults__[EngineConfig.__struct_fields__.index(name)]
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags behind `EngineConfig`, by their usual names; the destinations are its field names."""
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "--model",
+        "--model-path",
+        default=MODEL_SMOLLM2,
+        help="a local folder, a .gguf file, a hub id such as Qwen/Qwen3-0.6B, or smollm2 (embedded)",
+    )
+    model.add_argument("--engine", choices=("torch", "echo"), default=_default("engine"), help="echo: no model, exact")
+    model.add_argument(
+        "--model-source",
+        choices=("auto", "huggingface", "modelscope"),
+        default="auto",
+        help="hub of a model id; auto: Hugging Face, then ModelScope if it is installed",
+    )
+    model.add_argument("--revision", help="branch, tag or commit on the hub (default: its main branch)")
+    model.add_argument("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: seeded random weights")
+    model.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="of weights and KV; auto: as the checkpoint says",
+    )
+    model.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    model.add_argument("--seed", "--random-seed", type=int, default=0, help="of dummy weights")
+    model.add_argument(
+        "--max-seq-len",
+        "--max-model-len",
+        "--context-length",
+        type=int,
+        help="limit of prompt + generated tokens (default: the model's context)",
+    )
+    memory = parser.add_argument_group("KV cache")
+    memory.add_argument("--page-size", type=int, default=_default("page_size"), help="tokens per page")
+    memory.add_argument("--num-pages", type=int, help="pages of the KV pool (default: from --memory-ratio)")
+    memory.add_argument(
+        "--memory-ratio",
+        "--mem-fraction-static",
+        type=float,
+        default=_default("memory_ratio"),
+        help="share of free memory for the KV pool",
+    )
+    memory.add_argument(
+        "--cache",
+        "--cache-type",
+        choices=("radix", "lru", "lfu", "naive"),
+        default=_default("cache"),
+        help="prefix cache and its eviction order (radix is lru); naive: none",
+    )
+    steps = parser.add_argument_group("scheduling")
+    steps.add_argument(
+        "--max-running-requests",
+        type=int,
+        default=_default("max_running_requests"),
+        help="requests computed at once; the others wait",
+    )
+    steps.add_argument(
+        "--max-prefill-length",
+        "--chunked-prefill-size",
+        type=int,
+        default=_default("max_prefill_length"),
+        help="tokens that one step computes at most; longer prompts are cut into chunks",
+    )
+    steps.add_argument(
+        "--cpu-backend",
+        choices=("python", "rust_hotpath"),
+        help="control plane (default: MINISGL_CPU_BACKEND, else python)",
+    )
+    steps.add_argument(
+        "--disable-overlap-schedule", action="store_true", help="schedule a step only after the one before it"
+    )
+    steps.add_argument("--num-threads", type=int, help="compute threads (default: torch decides)")
+    steps.add_argument("--tp", "--tp-size", "--tensor-parallel-size", type=int, default=1, help="only 1 so far")
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """Resolve flags, then environment, then defaults. Raises `ConfigError`, `EnvError`."""
+    if args.tp != 1:
+        raise ConfigError(f"--tp {args.tp}: tensor parallelism is not in this version: use --tp 1")
+    fields = {name: getattr(args, name) for name in EngineConfig.__struct_fields__ if hasattr(args, name)}
+    fields["cache"] = "lru" if args.cache == "radix" else args.cache
+    fields["cpu_backend"] = args.cpu_backend or envs.cpu_backend() or _default("cpu_backend")
+    fields["overlap"] = not (args.disable_overlap_schedule or envs.disable_overlap_scheduling())
+    return EngineConfig(**fields).check()

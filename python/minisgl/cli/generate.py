@@ -1,0 +1,53 @@
+"""`minisgl generate PROMPT`: one answer, in this process, without a server.
+
+Doesn't know: HTTP.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+
+from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, engine_config
+from minisgl.config import ConfigError
+from minisgl.sampling_params import SamplingParams
+
+
+def add_parser(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "generate", help="one answer, without a server", formatter_class=Formatter, allow_abbrev=False
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("prompt", help="one user message, or with --raw the text to go on with")
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--raw", action="store_true", help="complete the text as it is, without the chat template")
+    sampling.add_argument("--max-tokens", type=int, default=256, help="limit of generated tokens")
+    sampling.add_argument("--temperature", type=float, default=0.0, help="0: always the likeliest token")
+    sampling.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest tokens of this share")
+    sampling.add_argument("--top-k", type=int, default=-1, help="sample from this many; -1: all")
+    sampling.add_argument("--sampling-seed", type=int, help="the same seed gives the same answer (default: random)")
+    add_engine_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    params = SamplingParams(
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        seed=args.sampling_seed,
+    ).check()
+    config = engine_config(args)
+    from minisgl.llm import LLM  # imports torch
+
+    settings = msgspec.structs.asdict(config)
+    with LLM(settings.pop("model"), **settings) as llm:
+        if args.raw:
+            output = llm.generate(args.prompt, params, progress=False)[0]
+        else:
+            output = llm.chat([{"role": "user", "content": args.prompt}], params, progress=False)[0]
+    if error := output.outputs[0].error:
+        raise ConfigError(error)
+    print(output.text)
+    return 0
