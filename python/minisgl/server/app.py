@@ -20,6 +20,7 @@ from minisgl.server.context import ServerContext
 from minisgl.server.engine_client import EngineClient
 from minisgl.server.errors import SERVER, ApiError, install_handlers
 from minisgl.server.generate import answer_generate
+from minisgl.server.openapi import install_openapi
 from minisgl.server.tokenize import answer_detokenize, answer_tokenize, version
 from minisgl.server.transport import ClientGone, NoResponse, json_response, read_body
 from minisgl.tokenizer import Tokenizer
@@ -43,6 +44,7 @@ def build_app(client: EngineClient, tokenizer: Tokenizer, model_name: str) -> Fa
         app.post(path)(_handler(context, answer))
     _add_models(app, context)
     _add_operations(app, context)
+    install_openapi(app)
     return app
 
 

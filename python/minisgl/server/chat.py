@@ -11,11 +11,12 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
+from minisgl.server.bodies import ChatRequest
 from minisgl.server.context import ServerContext, checked
 from minisgl.server.errors import bad_value
 from minisgl.server.generation import Generation, ScoredToken, collect
 from minisgl.server.logprobs import chat_logprobs
-from minisgl.server.protocol import ChatRequest, parse
+from minisgl.server.protocol import parse
 from minisgl.server.transport import SSE_DONE, StreamResponse, json_response, sse, sse_error, unless_gone
 
 

@@ -13,11 +13,12 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from minisgl.sampling_params import MAX_N, SamplingParams
+from minisgl.server.bodies import CompletionRequest
 from minisgl.server.context import ServerContext, checked
 from minisgl.server.errors import bad_value
 from minisgl.server.generation import Collected, Generation, ScoredToken, collect
 from minisgl.server.logprobs import CompletionLogprobs, prompt_logprobs
-from minisgl.server.protocol import CompletionRequest, parse
+from minisgl.server.protocol import parse
 from minisgl.server.transport import SSE_DONE, StreamResponse, json_response, sse, sse_error, unless_gone
 from minisgl.step import Int32Array
 
@@ -58,7 +59,7 @@ def _options(completion: CompletionRequest) -> tuple[_Options, SamplingParams]:
     if best_of < n:
         raise bad_value("best_of", best_of, f"must be at least n, which is {n}")
     if best_of > MAX_N:
-        raise bad_value("best_of", best_of, f"must be at most {MAX_N}")
+        raise bad_value("n" if completion.best_of is None else "best_of", best_of, f"must be at most {MAX_N}")
     if best_of > n and completion.stream:
         raise bad_value("best_of", best_of, "must equal n in a stream: the best are known at the end")
     echo = bool(completion.echo)

@@ -15,10 +15,10 @@ import numpy as np
 from minisgl.message import EngineReady
 from minisgl.metrics import Metrics
 from minisgl.sampling_params import ParamError, SamplingParams
+from minisgl.server.bodies import ChatMessage
 from minisgl.server.engine_client import EngineClient
 from minisgl.server.errors import ApiError, bad_value, engine_gone, from_param_error
 from minisgl.server.generation import Generation
-from minisgl.server.protocol import ChatMessage
 from minisgl.step import Int32Array
 from minisgl.tokenizer import ChatTemplateError, Tokenizer
 

@@ -10,10 +10,11 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from minisgl.sampling_params import ParamError, SamplingParams
+from minisgl.server.bodies import GenerateRequest, GenerateSampling
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
 from minisgl.server.generation import Generation
-from minisgl.server.protocol import GenerateRequest, GenerateSampling, parse
+from minisgl.server.protocol import parse
 from minisgl.server.transport import StreamResponse, json_line, json_response, unless_gone
 
 

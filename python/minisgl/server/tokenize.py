@@ -8,10 +8,11 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
+from minisgl.server.bodies import DetokenizeRequest, TokenizeRequest
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
 from minisgl.server.logprobs import token_text
-from minisgl.server.protocol import DetokenizeRequest, TokenizeRequest, parse
+from minisgl.server.protocol import parse
 from minisgl.server.transport import json_response
 
 

@@ -1,0 +1,306 @@
+"""Request bodies: the fields that are known, with their types, defaults and meanings. The OpenAPI page is made of them.
+
+Keeps true: strict types (no "1" for 1, no true for 1); null means the default; unknown fields are ignored; each field
+has a description.
+Doesn't know: the model, its vocabulary and context; how a bad body is reported (protocol.py).
+
+Bounds that `SamplingParams.check` holds are repeated here for the page only.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictInt, StrictStr, Tag
+
+from minisgl.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS, ParamError, SamplingParams
+
+TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
+Int64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
+T = TypeVar("T")
+# the first bad item is enough: to list a million findings takes long, and the event loop stands still meanwhile
+Items = Annotated[list[T], Field(fail_fast=True)]
+MAX_STOP_TOKEN_IDS = 256
+
+
+def _text_or_list(value: object) -> str:
+    return "<list>" if isinstance(value, list) else "<text>"
+
+
+def _prompt_kind(value: object) -> str:
+    """By the first element, so that a bad one later is reported as what it should have been."""
+    if not isinstance(value, list):
+        return "<text>"
+    first = value[0] if value else None
+    return "<texts>" if isinstance(first, str) else "<id_lists>" if isinstance(first, list) else "<ids>"
+
+
+Stop = Annotated[
+    Annotated[StrictStr, Tag("<text>")] | Annotated[Items[StrictStr], Tag("<list>")], Discriminator(_text_or_list)
+]
+Prompt = Annotated[
+    Annotated[StrictStr, Tag("<text>")]
+    | Annotated[Items[StrictStr], Tag("<texts>")]
+    | Annotated[Items[TokenId], Tag("<ids>")]
+    | Annotated[Items[Items[TokenId]], Tag("<id_lists>")],
+    Discriminator(_prompt_kind),
+]
+
+
+def _field(description: str, **bounds: Any) -> Any:
+    return Field(default=None, description=description, json_schema_extra=bounds or None)
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    # field -> values that ask for nothing; anything else is refused until a later version can do it
+    NOT_YET: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+
+class StreamOptions(Body):
+    include_usage: StrictBool | None = _field("Send one more chunk with the usage before the end of the stream.")
+
+
+class ResponseFormat(Body):
+    type: StrictStr = Field(
+        description="Only `text`: structured output is refused.", json_schema_extra={"const": "text"}
+    )
+
+
+class Sampling(Body):
+    """What all generating endpoints share."""
+
+    model: StrictStr | None = _field("The served model's name; another one is 404. Missing: the served one.")
+    temperature: float | None = _field(
+        "0 is greedy: the most likely token, the lowest id on ties.", minimum=0, maximum=2
+    )
+    top_p: float | None = _field(
+        "Sample from the fewest most likely tokens whose probabilities reach this.", exclusiveMinimum=0, maximum=1
+    )
+    top_k: Int64 | None = _field("Sample from the k most likely tokens; 0 and -1: from all.", minimum=-1)
+    min_p: float | None = _field(
+        "Leave out tokens less likely than this share of the most likely one.", minimum=0, maximum=1
+    )
+    seed: Int64 | None = _field("The same seed gives the same text, whatever else is running. Missing: a random one.")
+    n: Int64 | None = _field("Answers per prompt; the prompt is computed once.", minimum=1, maximum=MAX_N)
+    max_tokens: Int64 | None = _field("Limit of generated tokens; the context limits them in any case.", minimum=0)
+    min_tokens: Int64 | None = _field(
+        "Before as many tokens neither a stop string nor a stop token ends it.", minimum=0
+    )
+    stop: Stop | None = _field(
+        f"Up to {MAX_STOP_STRINGS} texts that end the answer; they are not part of it.", maxItems=MAX_STOP_STRINGS
+    )
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_TOKEN_IDS)] | None = _field(
+        "Token ids that end the answer, besides the model's own; they are not part of its text."
+    )
+    ignore_eos: StrictBool | None = _field("Go on after the model's own end-of-sequence tokens.")
+    frequency_penalty: float | None = _field(
+        "Taken from a token's logit for each time that the answer has it already.", minimum=-2, maximum=2
+    )
+    presence_penalty: float | None = _field("Taken from a token's logit once the answer has it.", minimum=-2, maximum=2)
+    repetition_penalty: float | None = _field(
+        "Divides positive logits of tokens that prompt or answer have, multiplies negative ones. 1: off.",
+        exclusiveMinimum=0,
+        maximum=10,
+    )
+    logit_bias: dict[StrictStr, float] | None = _field(
+        "Token id (as a string) to a number from -100 to 100 that is added to its logit.", maxProperties=MAX_LOGIT_BIAS
+    )
+    stream: StrictBool | None = _field("Send the answer piece by piece.")
+    stream_options: StreamOptions | None = _field("Only with `stream`.")
+    priority: Annotated[StrictInt, Field(ge=-(2**31) + 1, lt=2**31)] | None = _field(
+        "Requests with smaller numbers go first; 0 by default."
+    )
+    user: StrictStr | None = _field("Accepted, without effect.")
+    metadata: dict[str, Any] | None = _field("Accepted, without effect.")
+    store: StrictBool | None = _field("Accepted, without effect: nothing is stored.")
+    response_format: ResponseFormat | None = _field("Plain text is the only format.")
+
+    def sampling_params(self, max_tokens: int | None, **asked: Any) -> SamplingParams:
+        """`asked`: fields whose names or meanings differ between the endpoints. Raises `ParamError`."""
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        given = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": -1 if self.top_k == 0 else self.top_k,
+            "seed": self.seed,
+            "n": self.n,
+            "min_tokens": self.min_tokens,
+            "ignore_eos": self.ignore_eos,
+            "min_p": self.min_p,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "logit_bias": _logit_bias(self.logit_bias),
+            **asked,
+        }
+        return SamplingParams(
+            max_tokens=max_tokens,
+            stop=stop,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            **{name: value for name, value in given.items() if value is not None},
+        ).check()
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+def _logit_bias(given: dict[str, float] | None) -> dict[int, float] | None:
+    if given is None:
+        return None
+    for key in given:
+        if not (key.isascii() and key.isdigit() and len(key) < 11):
+            raise ParamError("logit_bias", key, "keys must be token ids")
+    return {int(key): value for key, value in given.items()}
+
+
+_NOT_YET: dict[str, tuple[Any, ...]] = {
+    "regex": (),
+    "json_schema": (),
+    "ebnf": (),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "no_stop_trim": (False,),
+}
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: StrictStr
+
+
+Content = Annotated[
+    Annotated[StrictStr, Tag("<text>")] | Annotated[Items[TextPart], Tag("<list>")], Discriminator(_text_or_list)
+]
+
+
+class ChatMessage(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="`developer` is rendered as `system`."
+    )
+    content: Content | None = _field("A text, or a list of text parts; only an assistant's may be missing.")
+    name: StrictStr | None = _field("For templates that show names.")
+    tool_calls: Items[dict[str, Any]] | None = _field("An assistant's calls, for templates that show them.")
+    tool_call_id: StrictStr | None = _field("The call that a tool's message answers.")
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it. They know no developer: it is the newer name of system."""
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
+        if isinstance(self.content, list):
+            message["content"] = [{"type": "text", "text": part.text} for part in self.content]
+        else:
+            message["content"] = self.content or ""
+        for name in ("name", "tool_calls", "tool_call_id"):
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        return message
+
+
+class _Conversation(Body):
+    add_generation_prompt: StrictBool | None = _field(
+        "End the prompt with the beginning of an assistant's message; true unless `continue_final_message`."
+    )
+    continue_final_message: StrictBool | None = _field("The answer goes on with the last message.")
+    chat_template_kwargs: dict[str, Any] | None = _field(
+        "More variables for the chat template, such as Qwen's `enable_thinking`."
+    )
+
+
+class ChatRequest(Sampling, _Conversation):
+    NOT_YET: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **_NOT_YET,
+        "tools": ([],),
+        "tool_choice": ("none",),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "audio": (),
+    }
+
+    messages: Items[ChatMessage] = Field(description="The conversation.", json_schema_extra={"minItems": 1})
+    max_completion_tokens: Int64 | None = _field(
+        "The newer name of `max_tokens`, before which it goes. Default: what is left of the context.", minimum=1
+    )
+    logprobs: StrictBool | None = _field("Report the log probability of each token of the answer.")
+    top_logprobs: Int64 | None = _field(
+        "Report as many most likely tokens in each place; needs `logprobs`.", minimum=0, maximum=MAX_LOGPROBS
+    )
+
+    def num_logprobs(self) -> int | None:
+        """How many alternatives to report; None for no log probabilities. Raises `ParamError`."""
+        count = self.top_logprobs
+        if count is not None and not 0 <= count <= MAX_LOGPROBS:
+            raise ParamError("top_logprobs", count, f"must be between 0 and {MAX_LOGPROBS}")
+        if not self.logprobs:
+            if count:
+                raise ParamError("top_logprobs", count, "needs logprobs to be true")
+            return None
+        return count or 0
+
+    def limit(self) -> int | None:
+        """max_completion_tokens is the newer name; None: what is left of the context."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class CompletionRequest(Sampling):
+    NOT_YET: ClassVar[dict[str, tuple[Any, ...]]] = {**_NOT_YET, "suffix": ("",)}
+    DEFAULT_MAX_TOKENS: ClassVar[int] = 16
+
+    prompt: Prompt = Field(description="A text, several texts, token ids, or several lists of token ids.")
+    echo: StrictBool | None = _field(
+        "Begin the answer with the prompt; with `logprobs` its tokens are reported too. Allows `max_tokens` 0."
+    )
+    logprobs: Int64 | None = _field(
+        "Report the log probability of each token, and as many most likely ones in its place.",
+        minimum=0,
+        maximum=MAX_LOGPROBS,
+    )
+    prompt_logprobs: Int64 | None = _field(
+        "The same for the prompt's tokens, as `prompt_logprobs` of each choice.", minimum=0, maximum=MAX_LOGPROBS
+    )
+    best_of: Int64 | None = _field(
+        "Generate as many and return the `n` with the highest log probability per token; not in a stream.",
+        minimum=1,
+        maximum=MAX_N,
+    )
+
+    def prompts(self) -> list[str | list[int]]:
+        """One entry per prompt."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)  # type: ignore[arg-type]
+
+
+class GenerateSampling(Sampling):
+    NOT_YET: ClassVar[dict[str, tuple[Any, ...]]] = _NOT_YET
+    max_new_tokens: Int64 | None = _field("SGLang's name of `max_tokens`, before which it goes.", minimum=1)
+
+
+class GenerateRequest(Body):
+    """Either `prompt` or `input_ids`."""
+
+    DEFAULT_MAX_TOKENS: ClassVar[int] = 128
+
+    prompt: StrictStr | None = _field("A text.")
+    input_ids: Items[TokenId] | None = _field("Token ids.")
+    sampling_params: GenerateSampling | None = _field("How to sample; `n` must be 1.")
+    stream: StrictBool | None = _field("Send JSON lines as the text grows.")
+
+
+class TokenizeRequest(_Conversation):
+    """Either `prompt` or `messages`."""
+
+    model: StrictStr | None = _field("The served model's name.")
+    prompt: StrictStr | None = _field("A text.")
+    messages: Items[ChatMessage] | None = _field("A conversation, rendered by the chat template.")
+    add_special_tokens: StrictBool | None = _field("Add the tokenizer's special tokens to a text; true by default.")
+    return_token_strs: StrictBool | None = _field("Report each token's text too.")
+
+
+class DetokenizeRequest(Body):
+    model: StrictStr | None = _field("The served model's name.")
+    tokens: Items[TokenId] = Field(description="Token ids.")
+    skip_special_tokens: StrictBool | None = _field("Leave special tokens out of the text; false by default.")

@@ -1,0 +1,124 @@
+"""The OpenAPI page: every route with the body it takes and the answers it gives.
+
+Keeps true: bodies and answers are those of bodies.py and answers.py; a route of the app that is not described here is
+an error at the first look.
+Doesn't know: how a request is handled. (Handlers read their bodies themselves, so FastAPI cannot derive this.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from minisgl.server import answers, bodies
+
+_REF = "#/components/schemas/{model}"
+_STREAMS = {
+    "/v1/chat/completions": "text/event-stream",
+    "/v1/completions": "text/event-stream",
+    "/generate": "application/x-ndjson",
+}
+_REASONS = {
+    400: "A bad value; `error.param` names the field.",
+    401: "The API key is missing or wrong.",
+    404: "No such model or route.",
+    408: "The request took longer than the server allows.",
+    413: "The body is too large.",
+    429: "Too many requests wait; try again after `Retry-After` seconds.",
+    500: "The engine failed on this request.",
+    503: "The engine is not ready, is gone, or the server is draining.",
+    504: "The request took longer than the server allows.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    method: str
+    summary: str
+    answer: type[BaseModel] | None  # None: plain text
+    body: type[BaseModel] | None = None
+    errors: tuple[int, ...] = (401, 503)
+
+
+_GENERATE = (400, 401, 404, 408, 413, 429, 500, 503, 504)
+_TEXT = (400, 401, 404, 413, 503)
+ROUTES: dict[str, _Route] = {
+    "/v1/chat/completions": _Route("post", "Answer a conversation.", answers.ChatAnswer, bodies.ChatRequest, _GENERATE),
+    "/v1/completions": _Route(
+        "post", "Continue texts or token ids.", answers.CompletionAnswer, bodies.CompletionRequest, _GENERATE
+    ),
+    "/generate": _Route("post", "Continue one prompt.", answers.GenerateAnswer, bodies.GenerateRequest, _GENERATE),
+    "/tokenize": _Route(
+        "post", "Token ids of a text or a conversation.", answers.TokenizeAnswer, bodies.TokenizeRequest, _TEXT
+    ),
+    "/detokenize": _Route("post", "The text of token ids.", answers.DetokenizeAnswer, bodies.DetokenizeRequest, _TEXT),
+    "/v1/models": _Route("get", "The model that is served.", answers.ModelList),
+    "/v1/models/{model_id}": _Route("get", "One model.", answers.ModelCard, errors=(401, 404, 503)),
+    "/version": _Route("get", "The server's version.", answers.Version, errors=(401,)),
+    "/livez": _Route("get", "Whether the process and its step loop are alive.", answers.Status, errors=(503,)),
+    "/readyz": _Route("get", "Whether requests are served.", answers.Status, errors=(503,)),
+    "/health": _Route("get", "The state in detail.", answers.Health),
+    "/metrics": _Route("get", "Metrics in Prometheus' text format.", None, errors=(401,)),
+}
+
+
+def install_openapi(app: FastAPI) -> None:
+    """Make the page of `app` the one described here. Raises `RuntimeError` for a route without a description."""
+    served = {_name(route.path) for route in app.routes if isinstance(route, APIRoute)}
+    if missing := served ^ set(ROUTES):
+        raise RuntimeError(f"routes and their descriptions differ: {', '.join(sorted(missing))}")
+    page = _page()
+    app.openapi = lambda: page  # type: ignore[method-assign]
+
+
+def _name(path: str) -> str:
+    """The page knows no path converters."""
+    return path.replace(":path}", "}")
+
+
+def _page() -> dict[str, Any]:
+    models = {m for route in ROUTES.values() for m in (route.body, route.answer) if m is not None}
+    ordered = sorted(models | {answers.ErrorAnswer}, key=lambda model: model.__name__)
+    _, schemas = models_json_schema([(model, "validation") for model in ordered], ref_template=_REF)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "minisgl", "version": metadata.version("minisgl")},
+        "paths": {path: {route.method: _operation(path, route)} for path, route in ROUTES.items()},
+        "components": {
+            "schemas": schemas["$defs"],
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(path: str, route: _Route) -> dict[str, Any]:
+    operation: dict[str, Any] = {"summary": route.summary, "responses": _responses(path, route)}
+    if 401 in route.errors:
+        operation["security"] = [{}, {"bearer": []}]
+    if "{model_id}" in path:
+        operation["parameters"] = [
+            {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        ]
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": _json(route.body)}
+    return operation
+
+
+def _responses(path: str, route: _Route) -> dict[str, Any]:
+    content = {"text/plain": {"schema": {"type": "string"}}} if route.answer is None else _json(route.answer)
+    if path in _STREAMS:
+        content[_STREAMS[path]] = {"schema": {"type": "string"}}
+    responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
+    for status in route.errors:
+        responses[str(status)] = {"description": _REASONS[status], "content": _json(answers.ErrorAnswer)}
+    return responses
+
+
+def _json(model: type[BaseModel]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}

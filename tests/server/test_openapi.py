@@ -1,0 +1,68 @@
+"""The OpenAPI page says what the server does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import BaseModel
+
+from minisgl.server import answers, bodies
+from minisgl.server.openapi import ROUTES
+from tests.helpers_server import frontend
+
+CHAT = {"messages": [{"role": "user", "content": "say:ok"}]}
+REAL: list[tuple[str, str, dict[str, Any] | None, type[BaseModel]]] = [
+    ("POST", "/v1/chat/completions", CHAT, answers.ChatAnswer),
+    ("POST", "/v1/completions", {"prompt": "say:ok"}, answers.CompletionAnswer),
+    ("POST", "/generate", {"prompt": "say:ok"}, answers.GenerateAnswer),
+    ("POST", "/tokenize", {"prompt": "ok"}, answers.TokenizeAnswer),
+    ("POST", "/detokenize", {"tokens": [104]}, answers.DetokenizeAnswer),
+    ("GET", "/v1/models", None, answers.ModelList),
+    ("GET", "/v1/models/scripted", None, answers.ModelCard),
+    ("GET", "/version", None, answers.Version),
+    ("GET", "/livez", None, answers.Status),
+    ("GET", "/readyz", None, answers.Status),
+    ("GET", "/health", None, answers.Health),
+    ("GET", "/v1/models/other", None, answers.ErrorAnswer),
+    ("POST", "/tokenize", {}, answers.ErrorAnswer),
+]
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    with frontend() as running, running.http() as client:
+        yield client
+
+
+@pytest.mark.parametrize(("method", "path", "body", "shape"), REAL)
+def test_answers_have_their_shapes(
+    http: httpx.Client, method: str, path: str, body: dict[str, Any] | None, shape: type[BaseModel]
+) -> None:
+    shape.model_validate_json(http.request(method, path, json=body).content, strict=True)
+
+
+def test_every_field_is_described(http: httpx.Client) -> None:
+    page = http.get("/openapi.json").json()
+    assert set(page["paths"]) == set(ROUTES)
+    schemas = page["components"]["schemas"]
+    for model in (bodies.ChatRequest, bodies.CompletionRequest, bodies.GenerateSampling, bodies.TokenizeRequest):
+        properties = schemas[model.__name__]["properties"]
+        assert set(properties) == set(model.model_fields)
+        assert all(found.get("description") for found in properties.values()), model
+
+
+def test_references_lead_somewhere(http: httpx.Client) -> None:
+    page = http.get("/openapi.json").json()
+
+    def references(value: object) -> list[str]:
+        if isinstance(value, dict):
+            own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+            return own + [ref for one in value.values() for ref in references(one)]
+        return [ref for one in value for ref in references(one)] if isinstance(value, list) else []
+
+    found = set(references(page))
+    assert len(found) > 15
+    assert {ref.rsplit("/", 1)[1] for ref in found} <= set(page["components"]["schemas"])
