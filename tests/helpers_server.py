@@ -15,6 +15,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ import numpy as np
 import uvloop
 import zmq
 
+from minisgl.config import EngineConfig, ServerConfig
 from minisgl.message import (
     AbortRequest,
     AddRequest,
@@ -33,6 +35,7 @@ from minisgl.message import (
     EngineStats,
     FinishRequest,
     FromEngine,
+    Heartbeat,
     Shutdown,
     StepTokens,
     ToEngine,
@@ -46,6 +49,7 @@ from minisgl.step import FinishReason
 from minisgl.tokenizer import Tokenizer
 
 MODEL = "scripted"
+CONFIG = ServerConfig(engine=EngineConfig(model=MODEL))
 EOS = 256
 VOCAB_SIZE = 258
 FILL = 480
@@ -115,6 +119,7 @@ class ScriptedEngine:
     to_engine: str
     from_engine: str
     ready: EngineReady | None = READY
+    beats: bool = True
     received: list[ToEngine] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -167,7 +172,11 @@ class ScriptedEngine:
             outbox.connect(self.from_engine)
             if self.ready is not None:
                 outbox.send(encode([self.ready]))
+            beat_at = 0.0
             while not self._stop.is_set():
+                if self.beats and time.monotonic() >= beat_at:
+                    beat_at = time.monotonic() + 0.5
+                    outbox.send(encode([Heartbeat("idle", 0.0)]))
                 if inbox.poll(0 if self._busy() else 5):
                     self._take(decode_to_engine(inbox.recv()))
                 while not self._outbox.empty():
@@ -258,7 +267,8 @@ def _bytes(request: AddRequest) -> bytes:
 class Frontend:
     """Use `frontend()`."""
 
-    def __init__(self, *, ready: bool = True) -> None:
+    def __init__(self, *, ready: bool = True, config: ServerConfig = CONFIG) -> None:
+        self._config = config
         self._folder = Path(tempfile.mkdtemp(prefix="minisgl-test-"))
         self._wait_ready = ready
         self._started = threading.Event()
@@ -326,7 +336,8 @@ class Frontend:
             listener.listen()
             listener.setblocking(False)
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            http = HttpServer(build_app(self.client, Tokenizer.echo(), MODEL), listener)
+            app = build_app(self.client, Tokenizer.echo(), self._config)
+            http = HttpServer(app.asgi, listener, head_timeout_s=self._config.limits.slow_client_timeout)
             await http.start()
             self._started.set()
             await self._stopping.wait()
@@ -336,9 +347,9 @@ class Frontend:
 
 
 @contextlib.contextmanager
-def frontend(*, ready: bool = True) -> Iterator[Frontend]:
+def frontend(*, ready: bool = True, config: ServerConfig = CONFIG) -> Iterator[Frontend]:
     """A server for the length of a `with`."""
-    server = Frontend(ready=ready)
+    server = Frontend(ready=ready, config=config)
     try:
         yield server
     finally:

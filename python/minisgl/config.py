@@ -6,6 +6,7 @@ Doesn't know: command-line spelling, the environment.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -44,6 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cpu_backend: str = "python"
     overlap: bool = True
     num_threads: int | None = None
+    echo_fail_steps: tuple[int, ...] = ()  # for tests: steps whose forward fails on the echo engine
 
     def check(self) -> EngineConfig:
         """Raise `ConfigError` at the first impossible value, else return self."""
@@ -61,6 +63,30 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the HTTP side takes on; times in seconds. `max_queued_*` count what waits for its first step, in the engine
+    or for the tokenizer. A forward that takes `step_timeout` counts as a hang."""
+
+    max_queued_requests: int = 1024
+    max_queued_tokens: int = 4_000_000
+    max_body_bytes: int = 8 * 2**20
+    request_timeout: float | None = None
+    slow_client_timeout: float = 60.0
+    step_timeout: float = 300.0
+    drain_timeout: float = 30.0
+
+    def check(self) -> None:
+        for name in ("max_queued_requests", "max_queued_tokens", "max_body_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
+        for name in ("request_timeout", "slow_client_timeout", "step_timeout"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"--{name.replace('_', '-')} {value}: must be a number of seconds above 0")
+        if not 0 <= self.drain_timeout < math.inf:
+            raise ConfigError(f"--drain-timeout {self.drain_timeout}: must be a number of seconds, 0 or more")
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The whole server: one HTTP address in front of one engine process."""
 
@@ -68,6 +94,21 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 1919
     served_model_name: str | None = None
+    limits: Limits = Limits()
+    api_key: str | None = None
+    cors_origins: tuple[str, ...] = ()
+    log_format: Literal["text", "json"] = "text"
+    access_log: bool = True
+    log_prompts: bool = False
+
+    def check(self) -> ServerConfig:
+        """Raise `ConfigError` at the first impossible value, else return self."""
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"--port {self.port}: must be between 0 and 65535")
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
+            raise ConfigError("--api-key: must be printable ASCII and not empty")
+        self.limits.check()
+        return self
 
     @property
     def model_name(self) -> str:

@@ -20,7 +20,13 @@ CACHE = "MINISGL_CACHE"
 DATA = "MINISGL_DATA"
 """Folder with real tokenizers, traces and prompts, for tests and benchmarks. They skip without it."""
 
-ALL = (CPU_BACKEND, DISABLE_OVERLAP_SCHEDULING, CACHE, DATA)
+API_KEY = "MINISGL_API_KEY"
+"""The key that clients must show. `--api-key` wins; the environment does not show in a list of processes."""
+
+ECHO_FAIL_STEPS = "MINISGL_ECHO_FAIL_STEPS"
+"""For tests of a whole server: steps whose forward fails on the echo engine, separated by commas."""
+
+ALL = (API_KEY, ECHO_FAIL_STEPS, CPU_BACKEND, DISABLE_OVERLAP_SCHEDULING, CACHE, DATA)
 
 
 class EnvError(ValueError):
@@ -34,6 +40,18 @@ def _flag(name: str) -> bool:
     if value in ("1", "true", "yes", "on"):
         return True
     raise EnvError(f"{name}: {value!r}: must be 0 or 1")
+
+
+def api_key() -> str | None:
+    return os.environ.get(API_KEY) or None
+
+
+def echo_fail_steps() -> set[int]:
+    value = os.environ.get(ECHO_FAIL_STEPS, "")
+    try:
+        return {int(step) for step in value.split(",") if step}
+    except ValueError as error:
+        raise EnvError(f"{ECHO_FAIL_STEPS}: {value!r}: must be numbers separated by commas") from error
 
 
 def cpu_backend() -> str | None:

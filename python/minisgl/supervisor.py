@@ -1,7 +1,8 @@
 """Run a server: this process is HTTP and text, a child process is the engine.
 
 Keeps true: the port is taken before anything is loaded; the death of the child ends the server with a message and a
-non-zero code; Ctrl-C and SIGTERM end both with 0; no process, socket or file is left behind.
+non-zero code; SIGTERM lets running answers end, Ctrl-C or a second signal does not, all with exit code 0; no process,
+socket or file is left behind.
 Doesn't know: the protocol, scheduling, torch.
 """
 
@@ -13,7 +14,6 @@ import gc
 import json
 import signal
 import socket
-import sys
 import time
 from typing import Any
 
@@ -22,14 +22,16 @@ import uvloop
 from minisgl.config import MODEL_SMOLLM2, ConfigError, ServerConfig
 from minisgl.message import EngineReady
 from minisgl.runner.launch import EngineProcess
-from minisgl.server.app import build_app
+from minisgl.server.app import Application, build_app
 from minisgl.server.engine_client import EngineClient, EngineGone
 from minisgl.server.http import HttpServer
+from minisgl.server.log import say, set_up
 from minisgl.tokenizer import Tokenizer
 
 
 def run_server(config: ServerConfig) -> int:
     """Serve until a signal or the engine's end; returns the exit code."""
+    set_up(config.log_format, access=config.access_log)
     try:
         listener = _listen(config.host, config.port)
     except OSError as error:
@@ -52,15 +54,29 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+class _Signals:
+    """SIGTERM asks to drain; Ctrl-C, or SIGTERM again, to stop at once."""
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+        self.stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
+        loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
+
+    def _on_interrupt(self) -> None:
+        self.drain.set()
+        self.stop.set()
+
+    def _on_terminate(self) -> None:
+        if self.drain.is_set():
+            self.stop.set()
+        self.drain.set()
 
 
 async def _supervise(config: ServerConfig, listener: socket.socket) -> int:
     began = time.monotonic()
-    stopping = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    signals = _Signals()
     process = EngineProcess.create(config.engine)
     client: EngineClient | None = None
     try:
@@ -68,12 +84,10 @@ async def _supervise(config: ServerConfig, listener: socket.socket) -> int:
         client.on_progress = say
         client.start()
         await process.start()
-        ready = await _until_ready(client, process, stopping)
+        ready = await _until_ready(client, process, signals.drain)
         if ready is None:
             return 0
-        return await _serve(
-            config, listener, client=client, ready=ready, process=process, stopping=stopping, began=began
-        )
+        return await _serve(config, listener, client=client, ready=ready, process=process, signals=signals, began=began)
     except EngineGone as error:
         say(f"minisgl: the engine did not start: {error}")
         return 1
@@ -111,32 +125,51 @@ async def _serve(
     client: EngineClient,
     ready: EngineReady,
     process: EngineProcess,
-    stopping: asyncio.Event,
+    signals: _Signals,
     began: float,
 ) -> int:
     """From ready to the end; returns the exit code."""
     tokenizer = Tokenizer.load(ready.model_dir) if ready.model_dir is not None else Tokenizer.echo()
-    http = HttpServer(build_app(client, tokenizer, config.model_name), listener)
+    app = build_app(client, tokenizer, config)
+    http = HttpServer(app.asgi, listener, head_timeout_s=config.limits.slow_client_timeout)
     await http.start()
     gc.collect()
     gc.freeze()  # what lives now lives as long as the server: collections need not visit it
     _greet(config, listener, ready, time.monotonic() - began)
     died = asyncio.ensure_future(process.wait())
-    stop = asyncio.ensure_future(stopping.wait())
-    await asyncio.wait({died, stop}, return_when=asyncio.FIRST_COMPLETED)
-    code = 0
+    stop = asyncio.ensure_future(signals.stop.wait())
+    drain = asyncio.ensure_future(signals.drain.wait())
+    await asyncio.wait({died, drain}, return_when=asyncio.FIRST_COMPLETED)
+    if not died.done() and not stop.done():
+        await _drain(app, config.limits.drain_timeout, died, stop)
     if died.done():
-        with contextlib.suppress(TimeoutError):  # its last words
-            async with asyncio.timeout(0.5):
-                while client.failure is None:
-                    await asyncio.sleep(0.01)
-        client.fail(f"the engine process died (exit code {died.result()})")
-        say(f"minisgl: {client.failure}")
-        code = 1
-    for wait in (died, stop):
+        await _last_words(client, died.result())
+    code = 1 if died.done() else 0
+    for wait in (died, stop, drain):
         wait.cancel()
-    await http.stop()
+    client.shut_down()
+    await http.stop(at_once=signals.stop.is_set())
     return code
+
+
+async def _drain(app: Application, timeout_s: float, died: asyncio.Future[Any], stop: asyncio.Future[Any]) -> None:
+    """Take no new requests; return when the open ones are answered, at the latest after `timeout_s`."""
+    app.context.draining = True
+    say(f"draining: {app.gate.num_open} open requests have {timeout_s:g} s to end; a second signal ends them at once")
+    idle: asyncio.Future[Any] = asyncio.ensure_future(app.gate.idle.wait())
+    await asyncio.wait({died, stop, idle}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    idle.cancel()
+    say(f"drained: {app.gate.num_open} requests are cut off")
+
+
+async def _last_words(client: EngineClient, exit_code: int) -> None:
+    """The engine process is dead: say why, as well as is known."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.5):
+            while client.failure is None:
+                await asyncio.sleep(0.01)
+    client.fail(f"the engine process died (exit code {exit_code})")
+    say(f"minisgl: {client.failure}")
 
 
 def _greet(config: ServerConfig, listener: socket.socket, ready: EngineReady, seconds: float) -> None:

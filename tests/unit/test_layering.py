@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # text and HTTP
     "tokenizer": {"config", "step"},
     "metrics": {"message"},
-    "server": {"message", "tokenizer", "metrics", "sampling_params", "step"},
+    "server": {"message", "tokenizer", "metrics", "sampling_params", "step", "config"},
     # programs
     "bench": {"runner", "scheduler", "engine", "message", "tokenizer", "config", "sampling_params", "step", "envs"},
     "llm": {"runner", "tokenizer", "message", "config", "envs", "sampling_params", "step"},

@@ -114,4 +114,5 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     fields["cache"] = "lru" if args.cache == "radix" else args.cache
     fields["cpu_backend"] = args.cpu_backend or envs.cpu_backend() or _default("cpu_backend")
     fields["overlap"] = not (args.disable_overlap_schedule or envs.disable_overlap_scheduling())
+    fields["echo_fail_steps"] = tuple(sorted(envs.echo_fail_steps()))
     return EngineConfig(**fields).check()

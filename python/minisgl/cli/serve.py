@@ -6,9 +6,11 @@ Doesn't know: sockets, processes.
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
+from minisgl import envs
 from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, engine_config
-from minisgl.config import ConfigError, ServerConfig
+from minisgl.config import Limits, ServerConfig
 
 
 def add_parser(commands: Commands) -> None:
@@ -26,16 +28,67 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     http.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0: every interface")
     http.add_argument("--port", type=int, default=1919, help="0: any free port")
     http.add_argument("--served-model-name", help="the name clients ask for (default: the value of --model)")
+    http.add_argument("--api-key", help="clients must show it, except for /livez and /readyz (also MINISGL_API_KEY)")
+    http.add_argument(
+        "--cors-origin",
+        dest="cors_origins",
+        action="append",
+        metavar="ORIGIN",
+        help="a web page from there may use the server; may be given several times (default: none)",
+    )
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--max-queued-requests",
+        type=int,
+        default=_limit("max_queued_requests"),
+        help="answers that may wait for their first step; beyond it 429",
+    )
+    limits.add_argument(
+        "--max-queued-tokens",
+        type=int,
+        default=_limit("max_queued_tokens"),
+        help="prompt tokens that may wait for their first step; beyond it 429",
+    )
+    limits.add_argument("--max-body-bytes", type=int, default=_limit("max_body_bytes"), help="beyond it 413")
+    limits.add_argument("--request-timeout", type=float, help="seconds for one request; then 504 (default: none)")
+    limits.add_argument(
+        "--slow-client-timeout",
+        type=float,
+        default=_limit("slow_client_timeout"),
+        help="seconds that a client may take to read a piece of its stream, or to send its request",
+    )
+    limits.add_argument(
+        "--step-timeout",
+        type=float,
+        default=_limit("step_timeout"),
+        help="seconds that one forward may take before /livez says no",
+    )
+    limits.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=_limit("drain_timeout"),
+        help="seconds that open requests have to end after SIGTERM",
+    )
+    logs = parser.add_argument_group("logs")
+    logs.add_argument("--log-format", choices=("text", "json"), default="text", help="json: an object a line")
+    logs.add_argument(
+        "--access-log", action=argparse.BooleanOptionalAction, default=True, help="a line for each request"
+    )
+    logs.add_argument("--log-prompts", action="store_true", help="prompts and answers in the access lines")
+
+
+def _limit(name: str) -> Any:
+    return getattr(Limits(), name)
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
     """Every field of `ServerConfig` that has a flag. Raises `ConfigError`, `EnvError`."""
     fields = {name: getattr(args, name) for name in ServerConfig.__struct_fields__ if hasattr(args, name)}
     fields["engine"] = engine_config(args)  # `args.engine` is the engine's name
-    config = ServerConfig(**fields)
-    if not 0 <= config.port < 65536:
-        raise ConfigError(f"--port {config.port}: must be between 0 and 65535")
-    return config
+    fields["limits"] = Limits(**{name: getattr(args, name) for name in Limits.__struct_fields__})
+    fields["api_key"] = args.api_key or envs.api_key()
+    fields["cors_origins"] = tuple(args.cors_origins or ())
+    return ServerConfig(**fields).check()
 
 
 def run(args: argparse.Namespace) -> int:

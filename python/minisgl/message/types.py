@@ -76,6 +76,13 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     num_steps_total: int
 
 
+class Heartbeat(msgspec.Struct, tag="beat", frozen=True, array_like=True):
+    """Every half second: the step loop is idle, working, or waiting for a forward, and since when."""
+
+    phase: str
+    age_s: float
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     index: int  # into StepTokens
     logprob: float
@@ -117,4 +124,4 @@ class EngineFailed(msgspec.Struct, tag="failed", frozen=True, array_like=True):
     text: str
 
 
-FromEngine = LoadProgress | EngineReady | EngineStats | StepTokens | EngineFailed
+FromEngine = LoadProgress | EngineReady | EngineStats | Heartbeat | StepTokens | EngineFailed

@@ -34,13 +34,15 @@ def _build_echo(config: EngineConfig) -> Engine:
 
     context_len = config.max_seq_len or ECHO_CONTEXT_LEN
     num_pages = config.num_pages or ECHO_NUM_PAGES
-    return EchoEngine(
+    engine = EchoEngine(
         num_pages=num_pages,
         page_size=config.page_size,
         max_rows=config.max_running_requests,
         max_seq_len=min(context_len, num_pages * config.page_size + 1),
         context_len=context_len,
     )
+    engine.fail_steps.update(config.echo_fail_steps)
+    return engine
 
 
 def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlaneConfig:

@@ -27,6 +27,7 @@ from minisgl.message import (
     ToEngine,
     TokenLogprobs,
 )
+from minisgl.runner.heartbeat import Pulse
 from minisgl.runner.ledger import Ledger
 from minisgl.scheduler.api import ControlPlane
 from minisgl.step import (
@@ -56,11 +57,20 @@ class _InFlight:
 class StepLoop:
     """Drive `control_plane` and `engine` one step per `step` call; what clients must hear goes to `send`."""
 
-    def __init__(self, control_plane: ControlPlane, engine: Engine, send: Send, *, overlap: bool = True) -> None:
+    def __init__(
+        self,
+        control_plane: ControlPlane,
+        engine: Engine,
+        send: Send,
+        *,
+        overlap: bool = True,
+        pulse: Pulse | None = None,
+    ) -> None:
         self._control_plane = control_plane
         self._engine = engine
         self._send = send
         self._overlap = overlap
+        self._pulse = pulse or Pulse()
         self._ledger = Ledger()
         self._next_step = 0
         self._in_flight: _InFlight | None = None
@@ -182,11 +192,14 @@ class StepLoop:
 
     def _settle(self, step: _InFlight) -> bool:
         """Wait for `step`, commit it and send what it gave. False if its forward failed."""
+        self._pulse.enter("forward")
         try:
             result = step.handle.wait()
         except EngineStepError as error:
             self._forward_failed(step.plan.step, error)
             return False
+        finally:
+            self._pulse.enter("working")
         output = self._control_plane.commit(step.plan.step, result.tokens)
         self._reply(output, result)
         self._ledger.record(output)
@@ -198,6 +211,7 @@ class StepLoop:
         self._failure_text = f"the forward of step {step} failed: {error}"
         if self._in_flight is not None:
             later, self._in_flight = self._in_flight, None
+            self._pulse.enter("forward")
             with contextlib.suppress(EngineStepError):  # stood in for by the same event
                 later.handle.wait()
 

@@ -33,6 +33,7 @@ from minisgl.message import (
     encode,
 )
 from minisgl.runner.build import build_control_plane, build_engine
+from minisgl.runner.heartbeat import HeartbeatThread, Pulse
 from minisgl.runner.loop import StepLoop
 from minisgl.scheduler.api import ControlPlane
 
@@ -62,6 +63,8 @@ class Link:
         self._outbox.setsockopt(zmq.SNDHWM, 0)
         self._outbox.setsockopt(zmq.LINGER, LINGER_MS)
         self._outbox.connect(config.from_engine)
+        self.pulse = Pulse()
+        self._heartbeat = HeartbeatThread(self._context, config.from_engine, self.pulse)
         self._poller = zmq.Poller()
         self._poller.register(self._inbox, zmq.POLLIN)
         self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
@@ -71,7 +74,9 @@ class Link:
 
     def receive(self, *, block: bool) -> list[ToEngine]:
         """Every message that is there; with `block`, wait for the first. Raises `ParentGone`."""
+        self.pulse.enter("idle" if block else "working")
         ready = dict(self._poller.poll(None if block else 0))
+        self.pulse.enter("working")
         if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
             raise ParentGone
         messages: list[ToEngine] = []
@@ -82,6 +87,7 @@ class Link:
                 return messages
 
     def close(self) -> None:
+        self._heartbeat.close()
         self._inbox.close()
         self._outbox.close()
         self._context.term()
@@ -94,7 +100,8 @@ def serve(config: ProcessConfig, link: Link) -> None:
         link.send([_ready(config.engine, engine, control_plane)])
         gc.collect()
         gc.freeze()  # what is loaded now lives as long as the process: collections need not visit it
-        _run(StepLoop(control_plane, engine, link.send, overlap=config.engine.overlap), control_plane, link)
+        loop = StepLoop(control_plane, engine, link.send, overlap=config.engine.overlap, pulse=link.pulse)
+        _run(loop, control_plane, link)
     finally:
         engine.close()
 

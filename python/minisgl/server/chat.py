@@ -17,10 +17,11 @@ from minisgl.server.errors import bad_value
 from minisgl.server.generation import Generation, ScoredToken, collect
 from minisgl.server.logprobs import chat_logprobs
 from minisgl.server.protocol import parse
+from minisgl.server.record import RequestRecord
 from minisgl.server.transport import SSE_DONE, StreamResponse, json_response, sse, sse_error, unless_gone
 
 
-async def answer_chat(context: ServerContext, request: Request, body: bytes, arrival_time: float) -> Response:
+async def answer_chat(context: ServerContext, request: Request, body: bytes, record: RequestRecord) -> Response:
     chat = parse(body, ChatRequest)
     context.check_model(chat.model)
     if not chat.messages:
@@ -37,7 +38,7 @@ async def answer_chat(context: ServerContext, request: Request, body: bytes, arr
     ids = await context.encode_chat(chat.messages, chat)
 
     answer = _Answer(context, sampling.n, with_logprobs=sampling.logprobs is not None)
-    begin = partial(context.generation, [ids], sampling, arrival_time, priority=chat.priority or 0)
+    begin = partial(context.generation, [ids], sampling, record, priority=chat.priority or 0)
     if chat.stream:
         return StreamResponse(answer.stream(begin, chat.include_usage), "text/event-stream", sse_error)
 

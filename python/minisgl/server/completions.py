@@ -19,11 +19,12 @@ from minisgl.server.errors import bad_value
 from minisgl.server.generation import Collected, Generation, ScoredToken, collect
 from minisgl.server.logprobs import CompletionLogprobs, prompt_logprobs
 from minisgl.server.protocol import parse
+from minisgl.server.record import RequestRecord
 from minisgl.server.transport import SSE_DONE, StreamResponse, json_response, sse, sse_error, unless_gone
 from minisgl.step import Int32Array
 
 
-async def answer_completion(context: ServerContext, request: Request, body: bytes, arrival_time: float) -> Response:
+async def answer_completion(context: ServerContext, request: Request, body: bytes, record: RequestRecord) -> Response:
     completion = parse(body, CompletionRequest)
     context.check_model(completion.model)
     options, sampling = _options(completion)
@@ -32,7 +33,7 @@ async def answer_completion(context: ServerContext, request: Request, body: byte
     prompts = await context.encode_prompts(given, "prompt")
 
     answer = _Answer(context, options, given, prompts)
-    begin = partial(context.generation, prompts, sampling, arrival_time, priority=completion.priority or 0)
+    begin = partial(context.generation, prompts, sampling, record, priority=completion.priority or 0)
     if completion.stream:
         return StreamResponse(answer.stream(begin, completion.include_usage), "text/event-stream", sse_error)
 

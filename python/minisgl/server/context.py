@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from minisgl.config import Limits
 from minisgl.message import EngineReady
 from minisgl.metrics import Metrics
 from minisgl.sampling_params import ParamError, SamplingParams
@@ -19,12 +21,13 @@ from minisgl.server.bodies import ChatMessage
 from minisgl.server.engine_client import EngineClient
 from minisgl.server.errors import ApiError, bad_value, engine_gone, from_param_error
 from minisgl.server.generation import Generation
+from minisgl.server.limits import MAX_CHOICES, MAX_MESSAGES, MAX_PROMPTS, Queue, check_stop, draining
+from minisgl.server.record import RequestRecord
 from minisgl.step import Int32Array
 from minisgl.tokenizer import ChatTemplateError, Tokenizer
 
 NUM_TOKENIZER_THREADS = 2
-MAX_PROMPTS = 256
-MAX_CHOICES = 1024
+T = TypeVar("T")
 TEMPLATE_NAMES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self", "kwargs"}
 )
@@ -45,13 +48,25 @@ class ChatOptions(Protocol):
 
 class ServerContext:
     def __init__(
-        self, client: EngineClient, tokenizer: Tokenizer, metrics: Metrics, model_name: str, created: int
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        model_name: str,
+        created: int,
+        limits: Limits,
+        *,
+        log_prompts: bool = False,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
         self.metrics = metrics
         self.model_name = model_name
         self.created = created
+        self.limits = limits
+        self.log_prompts = log_prompts
+        self.queue = Queue(client, limits)
+        self.draining = False
         self._pool = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, "tokenize")
 
     @property
@@ -59,6 +74,21 @@ class ServerContext:
         if self.client.failure is not None or self.client.info is None:
             raise engine_gone(self.client.failure or "the engine is loading")
         return self.client.info
+
+    def check_accepts(self) -> None:
+        """Whether a request may come in at all, before any work is done for it. Raises `ApiError` 429 or 503."""
+        if self.draining:
+            raise draining()
+        _ = self.info
+        self.queue.check_room()
+
+    async def _in_pool(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run in a tokenizer thread: the event loop serves the others meanwhile. Counts as waiting."""
+        self.queue.num_encoding += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args, **kwargs))
+        finally:
+            self.queue.num_encoding -= 1
 
     def check_model(self, name: str | None) -> None:
         """A request may leave the model out; another name than ours is 404."""
@@ -77,7 +107,8 @@ class ServerContext:
         return ids
 
     async def encode_messages(self, messages: Sequence[ChatMessage], options: ChatOptions) -> Int32Array:
-        shaped = [message.for_template() for message in messages]
+        if len(messages) > MAX_MESSAGES:
+            raise bad_value("messages", len(messages), f"at most {MAX_MESSAGES} messages")
         continues = bool(options.continue_final_message)
         begins = not continues if options.add_generation_prompt is None else options.add_generation_prompt
         variables = options.chat_template_kwargs or {}
@@ -86,24 +117,23 @@ class ServerContext:
                 raise bad_value("chat_template_kwargs", name, "this name is set by the request's own fields")
 
         def work() -> Int32Array:
+            shaped = [message.for_template() for message in messages]
             text = self.tokenizer.apply_chat_template(
                 shaped, **variables, add_generation_prompt=begins, continue_final_message=continues
             )
             return self.tokenizer.encode(text, add_special_tokens=False)
 
         try:
-            ids = await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            ids = await self._in_pool(work)
         except ChatTemplateError as error:
             raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
         return ids
 
     async def encode_text(self, text: str, add_special_tokens: bool) -> Int32Array:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self.tokenizer.encode, text, add_special_tokens)
+        return await self._in_pool(self.tokenizer.encode, text, add_special_tokens)
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self.tokenizer.decode, ids, skip_special_tokens)
+        return await self._in_pool(self.tokenizer.decode, ids, skip_special_tokens)
 
     async def encode_prompts(self, prompts: Sequence[str | list[int]], field: str) -> list[Int32Array]:
         """Texts through the tokenizer, ids checked against the vocabulary."""
@@ -113,8 +143,7 @@ class ServerContext:
             raise bad_value(field, len(prompts), f"at most {MAX_PROMPTS} prompts in one request")
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if texts:
-            loop = asyncio.get_running_loop()
-            encoded = iter(await loop.run_in_executor(self._pool, self.tokenizer.encode_batch, texts))
+            encoded = iter(await self._in_pool(self.tokenizer.encode_batch, texts))
         found = [next(encoded) if isinstance(p, str) else self._checked_ids(p, field) for p in prompts]
         for ids in found:
             self._check_length(ids, field)
@@ -140,6 +169,7 @@ class ServerContext:
             )
 
     def check_vocabulary(self, sampling: SamplingParams, prefix: str = "") -> None:
+        check_stop(sampling.stop, prefix)
         vocab_size = self.info.vocab_size
         for token in sampling.stop_token_ids:
             if token >= vocab_size:
@@ -149,11 +179,12 @@ class ServerContext:
                 raise bad_value(f"{prefix}logit_bias", token, f"token ids must be below {vocab_size}")
 
     def generation(
-        self, prompts: Sequence[Int32Array], sampling: SamplingParams, arrival_time: float, *, priority: int = 0
+        self, prompts: Sequence[Int32Array], sampling: SamplingParams, record: RequestRecord, *, priority: int = 0
     ) -> Generation:
-        """Submit to the engine."""
+        """Submit to the engine. Raises `ApiError` 429 if too much waits already."""
         if len(prompts) * sampling.n > MAX_CHOICES:
             raise bad_value("n", sampling.n, f"at most {MAX_CHOICES} answers in one request")
+        self.queue.check_room(len(prompts) * sampling.n, sum(map(len, prompts)) * sampling.n)
         return Generation(
             self.client,
             self.tokenizer,
@@ -161,7 +192,8 @@ class ServerContext:
             prompts,
             sampling,
             max_seq_len=self.info.max_seq_len,
-            arrival_time=arrival_time,
+            record=record,
+            timeout_s=self.limits.request_timeout,
             priority=priority,
         )
 

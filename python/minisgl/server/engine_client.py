@@ -8,6 +8,7 @@ Doesn't know: HTTP, text, how the engine process is started.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -22,6 +23,7 @@ from minisgl.message import (
     EngineReady,
     EngineStats,
     FinishRequest,
+    Heartbeat,
     LoadProgress,
     MessageError,
     PromptLogprobs,
@@ -51,14 +53,18 @@ class RequestHandle:
         "cached_len",
         "engine_gone",
         "error",
+        "num_prompt",
         "prompt_logprobs",
         "reason",
         "req_id",
+        "waits",
         "wake",
     )
 
-    def __init__(self, req_id: int, wake: asyncio.Event) -> None:
+    def __init__(self, req_id: int, wake: asyncio.Event, num_prompt: int) -> None:
         self.req_id = req_id
+        self.num_prompt = num_prompt
+        self.waits = True  # for its first step
         self.wake = wake
         self._tokens: list[int] = []
         self.reason = FinishReason.NONE
@@ -107,6 +113,10 @@ class EngineClient:
         self._failure: str | None = None
         self.ready: asyncio.Future[EngineReady] | None = None
         self.stats: EngineStats | None = None
+        self.beat = Heartbeat("working", 0.0)
+        self.beat_time = 0.0  # time.monotonic of its arrival
+        self._num_waiting = 0  # sent, and not known to have a row
+        self._num_waiting_tokens = 0
         self.on_progress: Callable[[str], None] = lambda text: None
 
     # ------------------------------------------------------------------------------------------------------- state
@@ -125,6 +135,16 @@ class EngineClient:
     def num_live(self) -> int:
         return len(self._live)
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that were sent and have no row yet."""
+        return self._num_waiting
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Of their prompts."""
+        return self._num_waiting_tokens
+
     def start(self) -> None:
         self.ready = asyncio.get_running_loop().create_future()
         self.ready.add_done_callback(lambda future: future.exception())  # a failure may come with nobody waiting
@@ -137,17 +157,21 @@ class EngineClient:
             self.fail(f"receiving from the engine failed: {type(error).__name__}: {error}")
 
     async def close(self) -> None:
-        """Tell the engine to shut down and close the sockets. Live requests end with an error."""
-        if self._failure is None:
-            self._pending.append(Shutdown())
-            self._flush()
-        self.fail("the server is shutting down")
+        """Shut down and close the sockets."""
+        self.shut_down()
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.wait({self._reader})
         self._outbox.close()
         self._inbox.close()
         self._context.term()
+
+    def shut_down(self) -> None:
+        """Tell the engine to shut down. Live requests end with an error."""
+        if self._failure is None:
+            self._pending.append(Shutdown())
+            self._flush()
+        self.fail("the server is shutting down")
 
     def fail(self, text: str) -> None:
         """The engine is gone: end everything that waits for it. The first reason stays."""
@@ -157,6 +181,7 @@ class EngineClient:
         if self.ready is not None and not self.ready.done():
             self.ready.set_exception(EngineGone(text))
         live, self._live = self._live, {}
+        self._num_waiting = self._num_waiting_tokens = 0
         for handle in live.values():
             handle.error = text
             handle.engine_gone = True
@@ -170,21 +195,35 @@ class EngineClient:
         """Send a request whose `sampling` is resolved (seed, max_tokens, n = 1). Raises `EngineGone`."""
         if self._failure is not None:
             raise EngineGone(self._failure)
-        handle = RequestHandle(self._next_id, wake)
+        handle = RequestHandle(self._next_id, wake, len(prompt))
         self._next_id += 1
         self._live[handle.req_id] = handle
+        self._num_waiting += 1
+        self._num_waiting_tokens += len(prompt)
         self._post(AddRequest(handle.req_id, prompt.tobytes(), sampling, priority))
         return handle
 
     def abort(self, handle: RequestHandle) -> None:
         """Nobody waits for it any more. No-op if it has ended."""
-        if self._live.pop(handle.req_id, None) is not None:
+        if self._drop(handle.req_id):
             self._post(AbortRequest(handle.req_id))
 
     def finish(self, handle: RequestHandle) -> None:
         """A stop string was found: what the engine still sends for it is dropped. No-op if it has ended."""
-        if self._live.pop(handle.req_id, None) is not None:
+        if self._drop(handle.req_id):
             self._post(FinishRequest(handle.req_id))
+
+    def _drop(self, req_id: int) -> bool:
+        handle = self._live.pop(req_id, None)
+        if handle is not None:
+            self._no_longer_waits(handle)
+        return handle is not None
+
+    def _no_longer_waits(self, handle: RequestHandle) -> None:
+        if handle.waits:
+            handle.waits = False
+            self._num_waiting -= 1
+            self._num_waiting_tokens -= handle.num_prompt
 
     def _post(self, message: ToEngine) -> None:
         """Messages of one turn of the event loop leave in one frame."""
@@ -213,11 +252,14 @@ class EngineClient:
                         self._dispatch(message)
                     case EngineStats():
                         self.stats = message
+                    case Heartbeat():
+                        self.beat, self.beat_time = message, time.monotonic()
                     case LoadProgress(text):
                         self.on_progress(text)
                     case EngineReady():
                         if self.ready is not None and not self.ready.done():
                             self.ready.set_result(message)
+                            self.beat_time = time.monotonic()  # from now on it must beat
                     case EngineFailed(text):
                         self.fail(text)
             await asyncio.sleep(
@@ -231,6 +273,7 @@ class EngineClient:
             for req_id, cached_len in zip(np.frombuffer(message.bound_ids, np.int64).tolist(), lens, strict=True):
                 if (handle := live.get(req_id)) is not None:
                     handle.cached_len = cached_len
+                    self._no_longer_waits(handle)
         for chunk in message.prompt_logprobs:
             if (handle := live.get(chunk.req_id)) is not None:
                 handle.prompt_logprobs[chunk.first] = chunk
@@ -243,7 +286,7 @@ class EngineClient:
             if handle is None:
                 continue  # aborted or finished here, the engine did not know yet
             if reason:
-                del live[req_id]
+                self._drop(req_id)
                 handle.error = message.errors.get(req_id)
             handle.put(token, reason, logprobs.get(index))
 

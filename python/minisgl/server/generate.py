@@ -15,10 +15,11 @@ from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
 from minisgl.server.generation import Generation
 from minisgl.server.protocol import parse
+from minisgl.server.record import RequestRecord
 from minisgl.server.transport import StreamResponse, json_line, json_response, unless_gone
 
 
-async def answer_generate(context: ServerContext, request: Request, body: bytes, arrival_time: float) -> Response:
+async def answer_generate(context: ServerContext, request: Request, body: bytes, record: RequestRecord) -> Response:
     generate = parse(body, GenerateRequest)
     if (generate.prompt is None) == (generate.input_ids is None):
         raise ApiError(400, "prompt: give either prompt or input_ids", param="prompt", code="invalid_value")
@@ -30,7 +31,7 @@ async def answer_generate(context: ServerContext, request: Request, body: bytes,
     if sampling.n != 1:
         raise bad_value("sampling_params.n", sampling.n, "must be 1 here")
     prompts = await context.encode_prompts([prompt], field)
-    begin = partial(context.generation, prompts, sampling, arrival_time, priority=fields.priority or 0)
+    begin = partial(context.generation, prompts, sampling, record, priority=fields.priority or 0)
     if generate.stream:
         return StreamResponse(_stream(begin), "application/x-ndjson", lambda error: json_line(error.body))
 

@@ -17,7 +17,8 @@ from minisgl.message import TokenLogprobs
 from minisgl.metrics import Metrics
 from minisgl.sampling_params import SamplingParams, choice_seed
 from minisgl.server.engine_client import EngineClient, EngineGone, RequestHandle, resolve
-from minisgl.server.errors import ApiError, engine_error, engine_gone
+from minisgl.server.errors import SERVER, ApiError, engine_error, engine_gone
+from minisgl.server.record import RequestRecord
 from minisgl.step import FinishReason, Int32Array
 from minisgl.tokenizer import TextStream, Tokenizer
 
@@ -67,17 +68,21 @@ class Generation:
         sampling: SamplingParams,
         *,
         max_seq_len: int,
-        arrival_time: float,
+        record: RequestRecord,
+        timeout_s: float | None = None,
         priority: int = 0,
     ) -> None:
         self._client = client
         self._metrics = metrics
-        self._arrival_time = arrival_time
+        self._record = record
+        self._timeout_s = timeout_s
+        self._expired = False
         self._wake = asyncio.Event()
         self._prompts = prompts
         self._n = sampling.n
         self._sampling = sampling
         self._choices: list[_Choice] = []
+        self._timer: asyncio.TimerHandle | None = None
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         try:
             for prompt in prompts:
@@ -91,6 +96,10 @@ class Generation:
             self.abort()
             raise engine_gone(str(error)) from error
         metrics.accepted(len(self._choices))
+        record.prompt_tokens = sum(map(len, prompts)) * sampling.n
+        if timeout_s is not None:
+            left_s = record.arrival_time + timeout_s - time.monotonic()
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._expire)
 
     def __enter__(self) -> Generation:
         return self
@@ -98,13 +107,24 @@ class Generation:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.abort()
 
+    def _expire(self) -> None:
+        self._expired = True
+        self._wake.set()
+
     def abort(self) -> None:
         """End what still runs. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
         for choice in self._choices:
             if not choice.done:
-                choice.done = True
                 self._client.abort(choice.handle)
-                self._metrics.finished("abort", self._arrival_time)
+                self._end(choice, "abort")
+
+    def _end(self, choice: _Choice, reason: str) -> None:
+        choice.done = True
+        self._metrics.finished(reason, self._record.arrival_time)
+        self._record.finish_reasons.append(reason)
+        self._record.cached_tokens += choice.handle.cached_len or 0
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """What came since the last time, until every choice has ended. Raises `ApiError` if one fails."""
@@ -112,6 +132,8 @@ class Generation:
         while open_choices:
             await self._wake.wait()
             self._wake.clear()
+            if self._expired:
+                raise _too_long(self._timeout_s or 0.0)
             now = time.monotonic()
             found = []
             for index, choice in open_choices:
@@ -128,8 +150,7 @@ class Generation:
         if not tokens and not reason:
             return None
         if reason is FinishReason.ERROR:
-            choice.done = True
-            self._metrics.finished("error", self._arrival_time)
+            self._end(choice, "error")
             raise self._failure(handle)
         ended_by_token = reason is FinishReason.STOP and bool(tokens)
         text, num_used = self._push(choice, tokens[:-1] if ended_by_token else tokens)
@@ -142,8 +163,9 @@ class Generation:
             reason = FinishReason.STOP
         finish_reason = _REASONS[reason] if reason else None
         if finish_reason is not None:
-            choice.done = True
-            self._metrics.finished(finish_reason, self._arrival_time)
+            self._end(choice, finish_reason)
+        if self._record.output is not None:
+            self._record.output += text
         scored = tuple(map(_scored, tokens[:num_used], logprobs)) if logprobs else ()
         return Delta(index, text, finish_reason, scored) if text or finish_reason or scored else None
 
@@ -164,7 +186,10 @@ class Generation:
     def _count(self, choice: _Choice, tokens: list[int], now: float) -> None:
         choice.num_tokens += len(tokens)
         choice.token_ids.extend(tokens)
-        self._metrics.tokens(len(tokens), self._arrival_time, choice.last_time, now)
+        self._record.generated_tokens += len(tokens)
+        if self._record.ttft_s is None:
+            self._record.ttft_s = now - self._record.arrival_time
+        self._metrics.tokens(len(tokens), self._record.arrival_time, choice.last_time, now)
         choice.last_time = now
 
     @staticmethod
@@ -199,6 +224,11 @@ class Generation:
             "total_tokens": num_prompt + num_generated,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+
+
+def _too_long(timeout_s: float) -> ApiError:
+    reason = f"the request took longer than {timeout_s:g} s (--request-timeout)"
+    return ApiError(504, reason, kind=SERVER, code="request_timeout")
 
 
 def _scored(token: int, found: TokenLogprobs) -> ScoredToken:

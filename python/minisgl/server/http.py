@@ -12,28 +12,48 @@ from collections.abc import Iterator
 from http import HTTPStatus
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from minisgl.server.errors import ApiError
+from minisgl.server.transport import ABORT
 
 GRACE_S = 2
 MAX_HEAD_BYTES = 64 * 1024
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's, with two changes: what is no HTTP gets an error of our shape too, and a request line with headers
-    that never end does not fill the memory."""
+    """uvicorn's, with three changes: what is no HTTP gets an error of our shape too, a request line with headers
+    that never end does not fill the memory, and a head that does not come in time closes the connection."""
 
+    head_timeout_s = 60.0
     _head_bytes = -1  # -1 outside of a head
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(self.head_timeout_s, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0
         super().on_message_begin()
+        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.abort)
 
     def on_headers_complete(self) -> None:
         self._head_bytes = -1
+        self._stop_timer()
         super().on_headers_complete()
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -65,14 +85,14 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    def __init__(self, app: FastAPI, listener: socket.socket) -> None:
+    def __init__(self, app: ASGIApp, listener: socket.socket, *, head_timeout_s: float = 60.0) -> None:
         config = uvicorn.Config(
             app,
             loop="uvloop",
-            http=_Protocol,
+            http=type("Protocol", (_Protocol,), {"head_timeout_s": head_timeout_s}),
             ws="none",
             lifespan="off",
-            log_level="warning",
+            log_config=None,
             access_log=False,
             timeout_graceful_shutdown=GRACE_S,
             server_header=False,
@@ -90,7 +110,9 @@ class HttpServer:
                 raise RuntimeError("the HTTP server ended before it started")
             await asyncio.sleep(0.005)  # uvicorn offers no event for this
 
-    async def stop(self) -> None:
+    async def stop(self, *, at_once: bool = False) -> None:
+        """Take no more connections; let running answers end for `GRACE_S`, or cut them `at_once`."""
         self._server.should_exit = True
+        self._server.force_exit = at_once
         if self._task is not None:
             await self._task

@@ -13,10 +13,11 @@ from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
 from minisgl.server.logprobs import token_text
 from minisgl.server.protocol import parse
+from minisgl.server.record import RequestRecord
 from minisgl.server.transport import json_response
 
 
-async def answer_tokenize(context: ServerContext, request: Request, body: bytes, arrival_time: float) -> Response:
+async def answer_tokenize(context: ServerContext, request: Request, body: bytes, record: RequestRecord) -> Response:
     asked = parse(body, TokenizeRequest)
     context.check_model(asked.model)
     if (asked.prompt is None) == (asked.messages is None):
@@ -35,7 +36,7 @@ async def answer_tokenize(context: ServerContext, request: Request, body: bytes,
     return json_response(answer)
 
 
-async def answer_detokenize(context: ServerContext, request: Request, body: bytes, arrival_time: float) -> Response:
+async def answer_detokenize(context: ServerContext, request: Request, body: bytes, record: RequestRecord) -> Response:
     """Special tokens are shown unless `skip_special_tokens` is true."""
     asked = parse(body, DetokenizeRequest)
     context.check_model(asked.model)

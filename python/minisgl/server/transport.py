@@ -18,9 +18,18 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from minisgl.server.errors import SERVER, ApiError
+from minisgl.server.gate import RECORD, SLOW_CLIENTS
+from minisgl.server.slow_clients import SlowClients
 
-MAX_BODY_BYTES = 8 * 1024 * 1024
 T = TypeVar("T")
+
+
+ABORT = "minisgl.abort"
+"""Key of the ASGI scope: closes the connection without waiting for the client to read (http.py puts it there)."""
+
+
+def _nothing() -> None:
+    return None
 
 
 class ClientGone(Exception):
@@ -34,27 +43,37 @@ class NoResponse(Response):
         return None
 
 
-async def read_body(request: Request) -> bytes:
-    """The whole body; `ApiError` 413 over the limit."""
+async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+    """The whole body; `ApiError` 413 over the limit, 408 if nothing of it comes for `timeout_s`."""
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
-        raise _too_large(int(announced))
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise _too_large(int(announced), max_bytes)
     parts, size = [], 0
     while True:
-        message = await request.receive()
+        try:
+            async with asyncio.timeout(timeout_s):
+                message = await request.receive()
+        except TimeoutError as error:
+            raise _too_slow(size, timeout_s) from error
         if message["type"] == "http.disconnect":
             raise ClientGone
         part = message.get("body", b"")
         size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise _too_large(size)
+        if size > max_bytes:
+            raise _too_large(size, max_bytes)
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
 
 
-def _too_large(size: int) -> ApiError:
-    return ApiError(413, f"body: {size} bytes or more: the limit is {MAX_BODY_BYTES}", code="body_too_large")
+def _too_large(size: int, max_bytes: int) -> ApiError:
+    return ApiError(413, f"body: {size} bytes or more: the limit is {max_bytes}", code="body_too_large")
+
+
+def _too_slow(size: int, timeout_s: float) -> ApiError:
+    error = ApiError(408, f"body: nothing came for {timeout_s:g} s after {size} bytes", code="body_timeout")
+    error.headers["connection"] = "close"
+    return error
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -93,8 +112,17 @@ class StreamResponse(Response):
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(ClientGone):
-            await unless_gone(receive, self._run(scope, receive, send))
+        abort: Callable[[], None] = scope.get(ABORT, _nothing)
+        slow_clients: SlowClients = scope[SLOW_CLIENTS]
+        with contextlib.suppress(ClientGone), slow_clients.watch(scope[RECORD].request_id, abort) as stream:
+            clock = asyncio.get_running_loop().time
+
+            async def watched(message: Message) -> None:
+                stream.blocked_since = clock()
+                await send(message)
+                stream.blocked_since = None
+
+            await unless_gone(receive, self._run(scope, receive, watched))
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -105,6 +133,7 @@ class StreamResponse(Response):
                     await self._start(send)
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         except ApiError as error:
+            scope[RECORD].error = error.body["error"]["code"]
             if not started:
                 await error.response()(scope, receive, send)
                 return
@@ -143,7 +172,7 @@ def json_response(data: object) -> Response:
 
 
 __all__ = [
-    "MAX_BODY_BYTES",
+    "ABORT",
     "SERVER",
     "SSE_DONE",
     "ClientGone",

@@ -1,0 +1,86 @@
+"""Around the application: request ids, the API key, the access log, who is still being answered.
+
+Keeps true: every request gets one access line and its id back, also when its client goes; without the key nothing but
+/livez and /readyz answers.
+Doesn't know: routes, bodies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from minisgl.server.errors import ApiError
+from minisgl.server.record import RequestRecord, request_id
+from minisgl.server.slow_clients import SlowClients
+
+RECORD = "minisgl.record"  # keys of the ASGI scope
+SLOW_CLIENTS = "minisgl.slow_clients"
+OPEN_PATHS = ("/livez", "/readyz")
+
+
+class Gate:
+    def __init__(self, app: ASGIApp, *, api_key: str | None, slow_clients: SlowClients) -> None:
+        self._app = app
+        self._api_key = None if api_key is None else api_key.encode()
+        self._slow_clients = slow_clients
+        self._num_open = 0
+        self.idle = asyncio.Event()  # no POST is being answered
+        self.idle.set()
+
+    @property
+    def num_open(self) -> int:
+        return self._num_open
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        record = RequestRecord(scope["method"], scope["path"], request_id(given))
+        scope[RECORD] = record
+        scope[SLOW_CLIENTS] = self._slow_clients
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode())]
+            await send(message)
+
+        counts = scope["method"] == "POST"
+        if counts:
+            self._enter()
+        try:
+            if self._allows(scope["path"], headers.get(b"authorization", b"")):
+                await self._app(scope, receive, answer)
+            else:
+                await _refuse(record, scope, receive, answer)
+        finally:
+            if counts:
+                self._leave()
+            record.log()
+
+    def _enter(self) -> None:
+        self._num_open += 1
+        self.idle.clear()
+
+    def _leave(self) -> None:
+        self._num_open -= 1
+        if not self._num_open:
+            self.idle.set()
+
+    def _allows(self, path: str, authorization: bytes) -> bool:
+        if self._api_key is None or path in OPEN_PATHS:
+            return True
+        scheme, _, key = authorization.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._api_key)
+
+
+async def _refuse(record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
+    error = ApiError(401, "Authorization: the API key is missing or wrong", code="invalid_api_key")
+    error.headers["www-authenticate"] = "Bearer"
+    record.error = "invalid_api_key"
+    await error.response()(scope, receive, send)

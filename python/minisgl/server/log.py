@@ -1,0 +1,57 @@
+"""Log lines on stderr: plain text, or one JSON object a line.
+
+Keeps true: one line an event, whatever its text holds.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any, Literal
+
+LogFormat = Literal["text", "json"]
+_server = logging.getLogger("minisgl.server")
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, kind: LogFormat) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        text = record.getMessage()
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        if self._kind == "json":
+            at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+            head = {"time": at, "level": record.levelname.lower(), "logger": record.name, "event": text}
+            return json.dumps(head | fields, ensure_ascii=False)
+        if fields:
+            text += " " + " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
+        return text
+
+
+def _plain(value: object) -> str:
+    text = str(value)
+    return text if text and not any(char.isspace() or char in '"=' for char in text) else json.dumps(text)
+
+
+def set_up(kind: LogFormat, *, access: bool) -> None:
+    """Send the loggers of minisgl and uvicorn to stderr. For a process that is a server, once."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter(kind))
+    for name in ("minisgl", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.propagate = False
+    logging.getLogger("minisgl").setLevel(logging.INFO)
+    logging.getLogger("minisgl.access").setLevel(logging.INFO if access else logging.CRITICAL)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def say(text: str) -> None:
+    """A line of the server's own."""
+    _server.info(text)

@@ -1,0 +1,83 @@
+"""What operators ask: is it alive, is it ready, how does it do.
+
+Keeps true: /livez and /readyz cost nothing and answer under full load; /livez is about the step loop as well as this
+process.
+Doesn't know: requests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+
+from minisgl.server.context import ServerContext
+from minisgl.server.errors import SERVER, ApiError
+from minisgl.server.limits import draining
+from minisgl.server.liveness import trouble
+from minisgl.server.tokenize import version
+from minisgl.server.transport import json_response
+
+
+def add_operations(app: FastAPI, context: ServerContext) -> None:
+    def check_alive() -> None:
+        if (found := trouble(context.client, context.limits.step_timeout)) is not None:
+            raise ApiError(503, found, kind=SERVER, code="not_alive")
+
+    @app.get("/livez")
+    async def livez() -> Response:
+        """Whether the process and its step loop are alive."""
+        check_alive()
+        return json_response({"status": "ok"})
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        """Whether new requests are served: loaded, warm, alive, not draining."""
+        check_alive()
+        _ = context.info
+        if context.draining:
+            raise draining()
+        return json_response({"status": "ok"})
+
+    @app.get("/health")
+    async def health() -> Response:
+        found = _health(context)
+        answer = json_response(found)
+        answer.status_code = 200 if found["status"] == "ok" else 503
+        return answer
+
+    @app.get("/version")
+    async def get_version() -> Response:
+        return json_response(version())
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(context.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _status(context: ServerContext, wrong: str | None) -> str:
+    if wrong is not None:
+        return "failed"
+    if context.client.info is None:
+        return "loading"
+    return "draining" if context.draining else "ok"
+
+
+def _health(context: ServerContext) -> dict[str, Any]:
+    client = context.client
+    wrong = trouble(client, context.limits.step_timeout)
+    found: dict[str, Any] = {
+        "status": _status(context, wrong),
+        "model": context.model_name,
+        "requests_open": client.num_live,
+        "requests_queued": context.queue.num_requests,
+    }
+    if wrong is not None:
+        found["reason"] = wrong
+    if (info := client.info) is not None:
+        names = ("engine", "cpu_backend", "device", "dtype", "max_seq_len", "page_size", "num_pages")
+        found |= {name: getattr(info, name) for name in names}
+    stats = client.stats
+    found["stats"] = None if stats is None else {name: getattr(stats, name) for name in stats.__struct_fields__}
+    return found

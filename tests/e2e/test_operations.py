@@ -1,0 +1,220 @@
+"""A whole server under signals, failures and stops: real processes, the echo engine, real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from minisgl.engine.echo import EchoModel
+from minisgl.tokenizer import Tokenizer
+from tests.helpers_e2e import ServerProcess, serving
+
+ECHO = ("--engine", "echo", "--page-size", "16", "--num-pages", "2048")
+TEXT = "/v1/completions"
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def alone(prompt: str, max_tokens: int) -> str:
+    tokenizer = Tokenizer.echo()
+    ids = EchoModel(seed=0).generate(tokenizer.encode(prompt).tolist(), max_tokens, ignore_eos=True)
+    return tokenizer.decode(ids)
+
+
+def body(prompt: str, max_tokens: int, **more: object) -> dict[str, object]:
+    return {"prompt": prompt, "max_tokens": max_tokens, "seed": 0, "ignore_eos": True, **more}
+
+
+class Stream:
+    """One streamed completion, read piece by piece."""
+
+    def __init__(self, http: httpx.Client, prompt: str, max_tokens: int) -> None:
+        self._context = http.stream("POST", TEXT, json=body(prompt, max_tokens, stream=True))
+        self._lines: Iterator[str] = iter(())
+        self.text = ""
+        self.error: dict[str, str] | None = None
+        self.done = False
+
+    def __enter__(self) -> Stream:
+        response = self._context.__enter__()
+        assert response.status_code == 200
+        self._lines = response.iter_lines()
+        self.read_one()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._context.__exit__(None, None, None)
+
+    def read_one(self) -> bool:
+        for line in self._lines:
+            if line == "data: [DONE]":
+                self.done = True
+            elif line:
+                data = json.loads(line[6:])
+                if "error" in data:
+                    self.error = data["error"]
+                else:
+                    self.text += data["choices"][0]["text"]
+                return True
+        return False
+
+    def read_all(self) -> None:
+        while self.read_one():
+            pass
+
+
+@pytest.fixture
+def server() -> Iterator[ServerProcess]:
+    running = ServerProcess((*ECHO, "--drain-timeout", "20"))
+    try:
+        yield running
+    finally:
+        running.kill()
+
+
+def test_sigterm_drains(server: ServerProcess) -> None:
+    """Open streams end as they would have, new requests are sent away, the exit code is 0."""
+    with httpx.Client(base_url=server.url, timeout=60) as http, Stream(http, "drain me", 4000) as stream:
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: any("draining" in line for line in server.lines), "it does not say that it drains")
+        refused = http.post(TEXT, json=body("new", 1))
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert http.get("/readyz").status_code == 503
+        assert http.get("/livez").status_code == 200
+        assert http.get("/health").json()["status"] == "draining"
+        stream.read_all()
+        assert stream.done and stream.error is None and stream.text == alone("drain me", 4000)
+    assert server.process.wait(20) == 0
+    server.check_no_files()
+
+
+def test_what_does_not_end_in_time_is_cut_off_with_an_error() -> None:
+    server = ServerProcess((*ECHO, "--drain-timeout", "0.2"))
+    try:
+        with httpx.Client(base_url=server.url, timeout=60) as http, Stream(http, "too long", 8000) as stream:
+            server.process.send_signal(signal.SIGTERM)
+            stream.read_all()
+            assert stream.error is not None and "shutting down" in stream.error["message"] and stream.done
+            assert alone("too long", 8000).startswith(stream.text)
+        assert server.process.wait(20) == 0
+        server.check_no_files()
+    finally:
+        server.kill()
+
+
+def test_a_second_signal_ends_at_once(server: ServerProcess) -> None:
+    with httpx.Client(base_url=server.url, timeout=60) as http, Stream(http, "endless", 8000):
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: any("draining" in line for line in server.lines), "it does not say that it drains")
+        assert server.stop(signal.SIGTERM) == 0
+
+
+def test_a_stopped_engine_is_not_alive(server: ServerProcess) -> None:
+    """SIGSTOP: /livez says no within 5 s; after SIGCONT all is well again and the stream goes on."""
+    engine = next(child for child in server.children() if "minisgl.runner.process" in child.cmdline())
+    with httpx.Client(base_url=server.url, timeout=60) as http, Stream(http, "frozen", 3000) as stream:
+        assert http.get("/livez").status_code == http.get("/readyz").status_code == 200
+        stopped_at = time.monotonic()
+        engine.suspend()
+        until(lambda: http.get("/livez").status_code == 503, "a stopped engine counts as alive")
+        assert time.monotonic() - stopped_at < 5.0
+        assert "heartbeat" in http.get("/livez").json()["error"]["message"]
+        assert http.get("/readyz").status_code == 503 and http.get("/health").json()["status"] == "failed"
+        engine.resume()
+        until(lambda: http.get("/livez").status_code == 200, "a resumed engine does not count as alive")
+        stream.read_all()
+        assert stream.text == alone("frozen", 3000)
+    assert server.stop() == 0
+
+
+def test_alive_and_ready_under_full_load(server: ServerProcess) -> None:
+    async def load() -> list[int]:
+        async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="unused", max_retries=0) as client:
+
+            async def one(index: int) -> int:
+                stream = await client.completions.create(
+                    model="smollm2",
+                    prompt=f"{index} " * 40,
+                    max_tokens=100,
+                    stream=True,
+                    extra_body={"ignore_eos": True},
+                )
+                return sum([1 async for _ in stream])
+
+            return await asyncio.gather(*(one(i) for i in range(200)))
+
+    async def probe() -> None:
+        running = asyncio.create_task(load())
+        async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
+            while not running.done():
+                for path in ("/livez", "/readyz"):
+                    answer = await http.get(path)
+                    assert answer.status_code == 200, answer.text
+                await asyncio.sleep(0.05)
+        assert min(await running) > 1
+
+    asyncio.run(probe())
+    assert server.stop() == 0
+
+
+def test_a_killed_engine_ends_everything_within_two_seconds(server: ServerProcess) -> None:
+    engine = next(child for child in server.children() if "minisgl.runner.process" in child.cmdline())
+    with httpx.Client(base_url=server.url, timeout=60) as http, Stream(http, "doomed", 8000) as stream:
+        killed_at = time.monotonic()
+        engine.kill()
+        stream.read_all()
+        assert time.monotonic() - killed_at < 2.0
+        assert stream.done and stream.error is not None and "engine process died" in stream.error["message"]
+    assert server.process.wait(20) == 1
+    assert not psutil.pid_exists(engine.pid) and any("engine process died" in line for line in server.lines)
+    server.check_no_files()
+
+
+def test_a_failed_forward_ends_its_step_only() -> None:
+    """Of two streams the one with a row in the failed step ends with an error; the one that arrives while it is dealt
+    with, and all that come later, are exact: the cache was emptied."""
+    with (
+        serving(*ECHO, env={"MINISGL_ECHO_FAIL_STEPS": "40,300"}) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
+        failed = 0
+        for index in range(60):
+            prompt = "the same beginning of every prompt, in the cache " + str(index % 3)
+            answer = http.post(TEXT, json=body(prompt, 12))
+            if answer.status_code == 500:
+                failed += 1
+                assert answer.json()["error"]["code"] == "engine_error" and "told to fail" in answer.text
+            else:
+                assert answer.json()["choices"][0]["text"] == alone(prompt, 12)
+        assert failed == 2
+        text = http.get("/metrics").text
+        assert 'minisgl:requests_finished_total{reason="error"} 2.0' in text
+
+
+def test_json_logs_are_one_object_a_line() -> None:
+    server = ServerProcess((*ECHO, "--log-format", "json"))
+    try:
+        httpx.post(server.url + TEXT, json=body("a secret", 3), headers={"x-request-id": "logged"})
+        until(lambda: any("logged" in line for line in server.lines), "no access line")
+        assert server.stop() == 0
+        found = [json.loads(line) for line in server.lines]
+        assert all({"time", "level", "logger", "event"} <= set(line) for line in found)
+        line = next(line for line in found if line.get("request_id") == "logged")
+        assert (line["status"], line["generated_tokens"], line["finish_reason"]) == (200, 3, "length")
+        assert not any("secret" in line for line in server.lines)
+    finally:
+        server.kill()

@@ -1,0 +1,293 @@
+"""What the frontend refuses, and how: queue, times, sizes, keys, slow clients. Real sockets, a scripted engine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import openai
+import pytest
+
+from minisgl.config import Limits, ServerConfig
+from minisgl.message import AbortRequest, AddRequest, Heartbeat
+from minisgl.server.liveness import trouble
+from tests.helpers_server import CONFIG, MODEL, WAIT_S, Frontend, chat_body, check_error, events, frontend
+
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+def configured(**limits: Any) -> ServerConfig:
+    return msgspec.structs.replace(CONFIG, limits=Limits(**limits))
+
+
+@contextlib.contextmanager
+def hanging(server: Frontend, marker: str, **body: Any) -> Iterator[None]:
+    """A request that waits in the engine for its first step, for the length of a `with`."""
+    with socket.create_connection(server.address) as client:
+        data = json.dumps({"prompt": f"{marker} hang:", **body}).encode()
+        head = f"POST {TEXT} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(data)}\r\n\r\n"
+        client.sendall(head.encode() + data)
+        request = server.engine.wait_for_request(marker)
+        yield
+    server.engine.wait_for_end(AbortRequest, {request.req_id})
+
+
+# ------------------------------------------------------------------------------------------------------------- queue
+
+
+def test_a_full_queue_is_429_before_any_work() -> None:
+    with frontend(config=configured(max_queued_requests=2)) as server, server.http() as http:
+        with hanging(server, "first "):
+            with hanging(server, "second "):
+                for path, body in ((TEXT, {"prompt": "third"}), (CHAT, chat_body("third")), (TEXT, {"prompt": 5})):
+                    answer = http.post(path, json=body)
+                    error = check_error(answer, 429)
+                    assert error["code"] == "queue_full" and "2 requests wait" in error["message"]
+                    assert int(answer.headers["retry-after"]) >= 1
+                assert http.get("/livez").status_code == http.get("/readyz").status_code == 200
+                assert http.get("/health").json()["requests_queued"] == 2
+            server.wait_until(lambda: server.client.num_waiting == 1)
+            assert http.post(TEXT, json={"prompt": "say:ok"}).json()["choices"][0]["text"] == "ok"
+            # two more do not fit beside the one that waits
+            assert check_error(http.post(TEXT, json={"prompt": "many say:ok", "n": 2}), 429)["code"] == "queue_full"
+        server.wait_until(lambda: server.client.num_waiting == 0)
+        assert len(http.post(TEXT, json={"prompt": "many say:ok", "n": 3}).json()["choices"]) == 3  # alone they do
+        assert not server.engine.requests("third")
+
+
+def test_a_queue_is_full_by_tokens_too() -> None:
+    with frontend(config=configured(max_queued_tokens=40)) as server, server.http() as http:
+        with hanging(server, "first ", max_tokens=1):
+            error = check_error(http.post(TEXT, json={"prompt": "second " + "x" * 40}), 429)
+            assert error["code"] == "queue_full" and "tokens" in error["message"]
+            assert http.post(TEXT, json={"prompt": "say:ok"}).status_code == 200
+        assert not server.engine.requests("second ")
+
+
+def test_the_count_of_waiting_survives_every_way_to_end() -> None:
+    with frontend() as server, server.http() as http:
+        for prompt in ("say:a", "fail:", "fail:b", "burst:c"):
+            http.post(TEXT, json={"prompt": prompt, "n": 3})
+        http.post(TEXT, json={"prompt": "say:abcdef", "stop": "c"})
+        with hanging(server, "gone "):
+            assert server.client.num_waiting == 1 and server.client.num_waiting_tokens == 11
+        server.wait_until(lambda: server.client.num_live == 0)
+        assert (server.client.num_waiting, server.client.num_waiting_tokens) == (0, 0)
+
+
+# ------------------------------------------------------------------------------------------------------------- times
+
+
+def test_a_request_that_takes_too_long() -> None:
+    with frontend(config=configured(request_timeout=0.3)) as server, server.http() as http:
+        error = check_error(http.post(TEXT, json={"prompt": "late hang:abc", "n": 2}), 504)
+        assert error["code"] == "request_timeout" and "--request-timeout" in error["message"]
+        answer = http.post(CHAT, json=chat_body("late hang:abc", stream=True))
+        *pieces, last, done = events(answer.text)
+        assert answer.status_code == 200 and done == "[DONE]" and last["error"]["code"] == "request_timeout"
+        assert "".join(piece["choices"][0]["delta"].get("content", "") for piece in pieces) == "abc"
+        server.engine.wait_for_end(AbortRequest, {one.req_id for one in server.engine.requests("late ")})
+        assert http.post(TEXT, json={"prompt": "say:ok"}).json()["choices"][0]["text"] == "ok"
+
+
+def receive_all(client: socket.socket) -> bytes:
+    client.settimeout(WAIT_S)
+    parts = []
+    while part := client.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def test_a_body_that_does_not_come() -> None:
+    with frontend(config=configured(slow_client_timeout=0.3)) as server:
+        with socket.create_connection(server.address) as client:
+            client.sendall(f"POST {TEXT} HTTP/1.1\r\nhost: a\r\ncontent-length: 50\r\n\r\n{{".encode())
+            answer = receive_all(client)
+        assert answer.startswith(b"HTTP/1.1 408 ") and b"body_timeout" in answer
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.1\r\nhost:"])
+def test_a_head_that_does_not_come(sent: bytes) -> None:
+    config = configured(slow_client_timeout=0.3)
+    with frontend(config=config) as server, socket.create_connection(server.address) as client:
+        client.sendall(sent)
+        with contextlib.suppress(ConnectionResetError):
+            assert receive_all(client) == b""
+
+
+def test_a_client_that_stops_reading(caplog: pytest.LogCaptureFixture) -> None:
+    """6 MB of stream for a client that reads none of it: its requests end, others are served meanwhile."""
+    with (
+        caplog.at_level(logging.WARNING, "minisgl.server"),
+        frontend(config=configured(slow_client_timeout=0.5)) as server,
+        server.http() as http,
+    ):
+        body = json.dumps({"prompt": "slow fill:", "n": 64, "stream": True, "max_tokens": 500, "logprobs": 0}).encode()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(server.address)
+            head = f"POST {TEXT} HTTP/1.1\r\nhost: a\r\nx-request-id: slowpoke\r\ncontent-length: {len(body)}\r\n\r\n"
+            client.sendall(head.encode() + body)
+            server.engine.wait_for_request("slow ")
+            assert http.post(TEXT, json={"prompt": "say:ok"}).json()["choices"][0]["text"] == "ok"
+            server.wait_until(lambda: server.client.num_live == 0)
+        ids = {one.req_id for one in server.engine.requests("slow ")}
+        assert len(ids) == 64
+        server.engine.wait_for_end(AbortRequest, ids)
+        assert any("slowpoke: dropped" in record.getMessage() for record in caplog.records)
+
+
+# ------------------------------------------------------------------------------------------------------------- sizes
+
+
+def test_sizes_are_limited() -> None:
+    with frontend(config=configured(max_body_bytes=100_000)) as server, server.http() as http:
+        assert check_error(http.post(TEXT, content=b"x" * 100_001), 413)["code"] == "body_too_large"
+        messages = [{"role": "user", "content": "a"}] * 4097
+        for body in (
+            {"messages": messages[:2000], "pad": "x" * 40_000},  # 2,000 messages are a prompt that is too long
+            {"messages": [{"role": "user", "content": ""}] * 2500, "stop": "y" * 5000},
+        ):
+            assert http.post(CHAT, json=body).status_code in (400, 413)
+        error = check_error(http.post(TEXT, json={"prompt": "a", "stop": ["b", "y" * 5000]}), 400)
+        assert error["param"] == "stop" and "4096" in error["message"]
+        error = check_error(http.post(TEXT, json={"prompt": ["a"] * 257}), 400)
+        assert error["param"] == "prompt" and "256" in error["message"]
+    with frontend() as server, server.http() as http:
+        error = check_error(http.post(CHAT, json={"messages": messages}), 400)
+        assert error["param"] == "messages" and "4096" in error["message"]
+
+
+def test_a_large_prompt_does_not_hold_up_the_others() -> None:
+    with frontend() as server, server.http() as http:
+        answers: list[httpx.Response] = []
+        text = "word " * 800_000  # 4 MB
+
+        def send() -> None:
+            answers.append(httpx.post(server.url + TEXT, json={"prompt": text}, timeout=120))
+
+        large = threading.Thread(target=send)
+        large.start()
+        server.wait_until(lambda: server.client.num_live == 0 and bool(large.is_alive()))
+        served = 0
+        while large.is_alive():
+            assert http.post(TEXT, json={"prompt": "say:ok"}).json()["choices"][0]["text"] == "ok"
+            served += 1
+        large.join()
+        assert check_error(answers[0], 400)["code"] == "context_length_exceeded"
+        assert served >= 10
+
+
+# ----------------------------------------------------------------------------------------------- keys, ids, page rules
+
+
+def test_the_api_key() -> None:
+    config = msgspec.structs.replace(CONFIG, api_key="open sesame")
+    with frontend(config=config) as server, server.http() as http:
+        for path in ("/livez", "/readyz"):
+            assert http.get(path).status_code == 200
+        for path in ("/health", "/metrics", "/v1/models", "/version", "/docs", "/openapi.json", "/nowhere"):
+            answer = http.get(path)
+            assert check_error(answer, 401)["code"] == "invalid_api_key"
+            assert answer.headers["www-authenticate"] == "Bearer"
+        for given in ("Bearer wrong", "Bearer", "open sesame", "Basic open sesame", "Bearer open sesam\u00e9"):
+            headers = {"authorization": given.encode("latin-1")}
+            assert check_error(http.post(TEXT, json={"prompt": "no"}, headers=headers), 401)
+        assert not server.engine.requests("no")
+        with openai.OpenAI(base_url=server.url + "/v1", api_key="open sesame", max_retries=0) as client:
+            assert client.completions.create(model=MODEL, prompt="say:yes").choices[0].text == "yes"
+
+
+def test_request_ids() -> None:
+    with frontend() as server, server.http() as http:
+        assert http.get("/livez", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+        made = {http.get("/livez").headers["x-request-id"] for _ in range(5)}
+        assert len(made) == 5 and all(one.startswith("req-") for one in made)
+        for bad in ("a b", "x" * 129, 'q"', "\u00e9"):
+            got = http.get("/livez", headers={"x-request-id": bad.encode("latin-1")}).headers["x-request-id"]
+            assert got.startswith("req-")
+        for answer in (http.post(TEXT, json={}), http.post(TEXT, json={"prompt": "say:a", "stream": True})):
+            assert answer.headers["x-request-id"].startswith("req-")
+
+
+def test_cross_origin_requests_only_for_named_origins() -> None:
+    page = {"origin": "http://page.example"}
+    with frontend() as server, server.http() as http:
+        assert "access-control-allow-origin" not in http.get("/version", headers=page).headers
+    config = msgspec.structs.replace(CONFIG, cors_origins=("http://page.example",), api_key="k")
+    with frontend(config=config) as server, server.http() as http:
+        asks = {**page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        assert http.options(CHAT, headers=asks).headers["access-control-allow-origin"] == "http://page.example"
+        other = http.get("/livez", headers={"origin": "http://other.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_access_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """One line a request, with counts and times and no word of the prompt or the answer."""
+    with caplog.at_level(logging.INFO, "minisgl.access"), frontend() as server, server.http() as http:
+        http.post(TEXT, json={"prompt": "secret say:hush", "n": 2}, headers={"x-request-id": "one"})
+        http.post(CHAT, json=chat_body("secret say:hush", stream=True), headers={"x-request-id": "two"})
+        http.post(TEXT, json={"prompt": 5}, headers={"x-request-id": "three"})
+        with hanging(server, "gone secret "):
+            pass
+        server.wait_until(lambda: len(lines(caplog)) == 4)
+    found = {line["request_id"]: line for line in lines(caplog)}
+    one = found["one"]
+    assert (one["method"], one["path"], one["status"], one["finish_reason"]) == ("POST", TEXT, 200, "stop")
+    assert (one["prompt_tokens"], one["generated_tokens"]) == (2 * 15, 2 * 5) and one["cached_tokens"] > 0
+    assert 0 < one["ttft_s"] <= one["e2e_s"]
+    assert found["two"]["status"] == 200 and found["two"]["generated_tokens"] == 5
+    assert found["three"]["status"] == 400 and found["three"]["error"] == "invalid_value"
+    gone = next(line for line in found.values() if line["request_id"].startswith("req-"))
+    assert gone["status"] == "gone" and gone["finish_reason"] == "abort"
+    assert "secret" not in str(found) and "hush" not in str(found)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [record.fields for record in caplog.records if record.name == "minisgl.access"]  # type: ignore[attr-defined]
+
+
+def test_prompts_and_answers_are_logged_when_asked(caplog: pytest.LogCaptureFixture) -> None:
+    config = msgspec.structs.replace(CONFIG, log_prompts=True)
+    with caplog.at_level(logging.INFO, "minisgl.access"), frontend(config=config) as server, server.http() as http:
+        http.post(TEXT, json={"prompt": "secret say:hush"})
+        server.wait_until(lambda: len(lines(caplog)) == 1)
+    assert "secret" in lines(caplog)[0]["prompt"] and lines(caplog)[0]["output"] == "hush"
+
+
+# ---------------------------------------------------------------------------------------------------------- liveness
+
+
+@pytest.mark.parametrize(
+    ("phase", "age_s", "silent_s", "wrong"),
+    [
+        ("idle", 1e6, 0.0, None),
+        ("working", 1.0, 0.0, None),
+        ("working", 3.5, 0.0, "step loop"),
+        ("forward", 20.0, 0.0, None),
+        ("forward", 31.0, 0.0, "--step-timeout"),
+        ("idle", 0.25, 3.5, "heartbeat"),
+    ],
+)
+def test_what_counts_as_a_hang(phase: str, age_s: float, silent_s: float, wrong: str | None) -> None:
+    with frontend(config=configured(step_timeout=30.0)) as server, server.http() as http:
+        server.engine.beats = False
+        server.engine.send(Heartbeat(phase, age_s))
+        server.wait_until(lambda: (server.client.beat.phase, server.client.beat.age_s) == (phase, age_s))
+
+        def age() -> str | None:
+            server.client.beat_time -= silent_s
+            return trouble(server.client, 30.0)
+
+        found = server.on_loop(age)
+        assert (found is None) == (wrong is None) and (wrong is None or (found is not None and wrong in found))
+        assert http.get("/livez").status_code == (200 if wrong is None else 503)
+        assert http.get("/readyz").status_code == (200 if wrong is None else 503)
+        assert sum(isinstance(one, AddRequest) for one in server.engine.received) == 0
