@@ -39,6 +39,7 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_MOE = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "head_dim": 16}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3-tied": ("LlamaForCausalLM", {"tie_word_embeddings": True, "rope_parameters": _LLAMA3_ROPE}),
     "llama-bias-untied": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
@@ -51,6 +52,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-tied": ("Qwen3ForCausalLM", {"tie_word_embeddings": True, "head_dim": 24}),
     "qwen3-untied": ("Qwen3ForCausalLM", {"head_dim": 16, "rms_norm_eps": 1e-3}),
+    "qwen2-tied": ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
+    "qwen2-window-in-the-last-layers": (
+        "Qwen2ForCausalLM",
+        {"use_sliding_window": True, "sliding_window": 21, "max_window_layers": 1},
+    ),
+    "mistral": ("MistralForCausalLM", {"sliding_window": None, "head_dim": 32}),
+    "mistral-window": ("MistralForCausalLM", {"sliding_window": 10}),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", {**_MOE, "norm_topk_prob": True}),
+    "qwen3-moe-not-everywhere": (
+        "Qwen3MoeForCausalLM",
+        {**_MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3], "tie_word_embeddings": True},
+    ),
+    "qwen3-moe-window": ("Qwen3MoeForCausalLM", {**_MOE, "use_sliding_window": True, "sliding_window": 13}),
 }
 
 
@@ -72,8 +86,10 @@ def tiny_model(variant: str, **changes: Any) -> Any:
     return model.float().eval()
 
 
-def save(model: Any, folder: Path, *, shards: bool = False) -> Path:
-    model.save_pretrained(folder, max_shard_size="40KB" if shards else "1GB")
+def save(model: Any, folder: Path, *, shards: bool = False, original_names: bool = True) -> Path:
+    """`original_names` False: as transformers 5 names the tensors inside (experts in one tensor)."""
+    size = "40KB" if shards else "1GB"
+    model.save_pretrained(folder, max_shard_size=size, save_original_format=original_names)
     assert (folder / "model.safetensors.index.json").exists() == shards
     return folder
 
@@ -82,7 +98,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
     """Our model of a checkpoint."""
     with torch.inference_mode():
         model = build_model(load_config(folder), dtype=dtype, device=CPU)
-        load_weights(model.checkpoint(), folder)
+        load_weights(model.checkpoint(), folder, stacked=model.stacked())
     return model
 
 
@@ -110,8 +126,9 @@ class DenseSequence:
         group = q.shape[1] // k.shape[1]
         keys, values = k.repeat_interleave(group, 1).float(), v.repeat_interleave(group, 1).float()
         scores = torch.einsum("qhd,khd->hqk", q.float(), keys) / q.shape[-1] ** 0.5
-        future = torch.arange(len(k)) > torch.arange(len(k) - len(q), len(k)).unsqueeze(1)
-        weights = scores.masked_fill(future, float("-inf")).softmax(-1)
+        behind = torch.arange(len(k) - len(q), len(k)).unsqueeze(1) - torch.arange(len(k))
+        hidden = (behind < 0) | (behind >= (self._model.config.windows[layer] or len(k)))
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from tests.helpers_models import (
     LOGITS_WITHIN,
@@ -52,6 +53,15 @@ def test_greedy_tokens_equal_transformers(reference: Any, folder: Path) -> None:
         assert_greedy(reference, prompt, greedy(model, prompt, 32))
 
 
+def test_experts_in_one_tensor_are_the_same_model(tmp_path: Path) -> None:
+    reference = tiny_model("qwen3-moe-not-everywhere")
+    folder = save(reference, tmp_path, original_names=False)
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        assert "model.layers.1.mlp.experts.gate_up_proj" in file.keys()  # noqa: SIM118 (not a dict)
+    ours = DenseSequence(load(folder)).extend(IDS)
+    torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+
+
 def test_the_greedy_check_notices_a_wrong_token(reference: Any) -> None:
     tokens = [int(reference_logits(reference, IDS)[-1].argmin())]
     with pytest.raises(AssertionError, match="behind the best"):
@@ -62,4 +72,6 @@ def test_bfloat16_is_as_exact_as_transformers(reference: Any, folder: Path) -> N
     exact = reference_logits(reference, IDS)
     ours = DenseSequence(load(folder, torch.bfloat16)).extend(IDS).float()
     theirs = reference_logits(type(reference).from_pretrained(folder, dtype=torch.bfloat16).eval(), IDS).float()
-    assert (ours - exact).pow(2).mean().sqrt() <= 1.25 * (theirs - exact).pow(2).mean().sqrt()
+    # by token: where an expert's choice is close, rounding may turn it, in ours or in theirs
+    of_ours, of_theirs = ((logits - exact).pow(2).mean(-1).sqrt() for logits in (ours, theirs))
+    assert of_ours.median() <= 1.25 * of_theirs.median()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from minisgl.attention import AttentionRows, KVPool, TorchSdpa
 from minisgl.config import EngineConfig
@@ -19,34 +19,26 @@ from minisgl.runner.build import build_control_plane
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
+from tests.helpers_models import save, tiny_model
 
 VOCAB = 120
+ENGINE_VARIANTS = (
+    "llama-bias-untied",
+    "qwen3-tied",
+    "qwen2-window-in-the-last-layers",
+    "mistral-window",
+    "qwen3-moe-not-everywhere",
+)
 Reference = tuple[Path, PreTrainedModel]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reference]:
+@pytest.fixture(scope="module", params=ENGINE_VARIANTS)
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """A tiny random checkpoint and the model that transformers makes of it."""
-    sizes = {
-        "vocab_size": VOCAB,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-    }
-    torch.manual_seed(0)
-    model: PreTrainedModel
-    if request.param == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**sizes, eos_token_id=None, bos_token_id=None))
-    else:
-        model = Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=32, tie_word_embeddings=True, eos_token_id=None))
-    for parameter in model.parameters():
-        parameter.data.normal_(0, 0.2)
-    folder = tmp_path_factory.mktemp(request.param)
-    model.eval().save_pretrained(folder)
-    yield folder, model
+    model = tiny_model(
+        request.param, vocab_size=VOCAB, max_position_embeddings=512, eos_token_id=None, bos_token_id=None
+    )
+    return save(model, tmp_path_factory.mktemp(request.param)), model
 
 
 def load(folder: Path, **settings: object) -> tuple[TorchEngine, EngineConfig]:
@@ -198,18 +190,22 @@ def test_numbers_that_are_not_finite_are_an_error_and_leave_nothing(
     assert_greedy(model, [1, 2, 3], collector.tokens[1])
 
 
-def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None) -> torch.Tensor:
     """q [n, heads, d], the last n of k and v [m, kv_heads, d] -> [n, heads, d], by plain softmax."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[2] ** -0.5
-    hidden = torch.arange(k.shape[0])[None, :] > torch.arange(k.shape[0] - q.shape[0], k.shape[0])[:, None]
+    behind = torch.arange(k.shape[0] - q.shape[0], k.shape[0])[:, None] - torch.arange(k.shape[0])[None, :]
+    hidden = (behind < 0) | (behind >= (window or k.shape[0]))
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
 
 
+@pytest.mark.parametrize("windows", [(None, None), (None, 11), (5, 5), (1, 37), (1000, 16)], ids=str)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (8, 1)])
-def test_attention_reads_through_the_page_table(page_size: int, heads: tuple[int, int]) -> None:
+def test_attention_reads_through_the_page_table(
+    page_size: int, heads: tuple[int, int], windows: tuple[int | None, int | None]
+) -> None:
     generator = torch.Generator().manual_seed(page_size)
     num_heads, kv_heads, dim, num_pages = *heads, 16, 400
     lens = [3, 150, 40, 1, 7, 64]  # decode rows of very different lengths, then prefill rows
@@ -236,7 +232,7 @@ def test_attention_reads_through_the_page_table(page_size: int, heads: tuple[int
         at = table[row, torch.arange(length) // page_size] * page_size + torch.arange(length) % page_size
         locs.append(at)
         out_loc.append(at[-extends[row] :])
-    backend = TorchSdpa(pool, torch.float32, torch.device("cpu"))
+    backend = TorchSdpa(pool, torch.float32, torch.device("cpu"), windows)
     rows = AttentionRows(
         4,
         np.arange(6, dtype=np.int32),
@@ -257,4 +253,5 @@ def test_attention_reads_through_the_page_table(page_size: int, heads: tuple[int
         out = backend.attend(layer, q, new_k, new_v)
         for row in range(6):
             own = slice(starts[row], starts[row + 1])
-            torch.testing.assert_close(out[own], dense(q[own], keys[row], values[row]), atol=1e-5, rtol=1e-5)
+            expected = dense(q[own], keys[row], values[row], windows[layer])
+            torch.testing.assert_close(out[own], expected, atol=1e-5, rtol=1e-5)

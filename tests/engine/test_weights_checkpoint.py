@@ -33,6 +33,20 @@ def test_values_are_copied_and_converted(tmp_path: Path) -> None:
     assert all(torch.equal(wanted[name], tensors[name].bfloat16()) for name in tensors)
 
 
+def test_a_tensor_may_stand_for_several(tmp_path: Path) -> None:
+    whole = torch.empty(2, 3)
+    wanted, stacked = {"0.w": whole[0], "1.w": whole[1], "c": torch.empty(1)}, {"both": (whole, ["0.w", "1.w"])}
+    save_file({"both": torch.arange(6.0).view(2, 3), "c": torch.zeros(1)}, tmp_path / "model.safetensors")
+    load_weights(wanted, tmp_path, stacked=stacked)
+    assert torch.equal(wanted["1.w"], torch.tensor([3.0, 4.0, 5.0]))
+    save_file({"0.w": torch.zeros(3), "c": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"1 missing: 1\.w"):
+        load_weights(wanted, tmp_path, stacked=stacked)
+    save_file({"both": torch.zeros(3, 2), "c": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"both is \[3, 2\], not \[2, 3\]"):
+        load_weights(wanted, tmp_path, stacked=stacked)
+
+
 def test_every_difference_is_in_one_error(tmp_path: Path) -> None:
     wrong = {"a.weight": torch.zeros(3, 2), "b.weight": torch.zeros(4), "extra.weight": torch.zeros(1)}
     save_file(wrong, tmp_path / "model.safetensors")

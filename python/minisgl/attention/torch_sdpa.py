@@ -1,18 +1,21 @@
 """Attention with torch's own scaled_dot_product_attention: what is always there, and the reference for other backends.
 
 Decode rows go in groups of similar length, a few rows at a time: their pages are gathered into a scratch buffer, then
-one call, with the query heads of a KV head folded into the query length. Prefill rows go one by one.
+one call, with the query heads of a KV head folded into the query length. Prefill rows go one by one. Layers with a
+window read its pages only.
 
-Keeps true: only the pages of the step's rows are read; the scratch buffer is as large as one row needs, or
-`SCRATCH_BYTES`. (Fresh memory for every gather costs as much again, in page faults.)
+Keeps true: only the pages of the step's rows are read; tokens before the window take no part; the scratch buffer is as
+large as one row needs, or `SCRATCH_BYTES`. (Fresh memory for every gather costs as much again, in page faults.)
 Doesn't know: how rows were chosen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,6 +23,7 @@ from torch import Tensor
 from minisgl.attention.api import AttentionRows
 from minisgl.attention.kv_pool import KVPool
 
+_Int64Array = npt.NDArray[np.int64]
 SCRATCH_BYTES = 8 * 2**20  # for K, and for V
 
 
@@ -27,7 +31,7 @@ SCRATCH_BYTES = 8 * 2**20  # for K, and for V
 class _DecodeGroup:
     rows: Tensor | None  # [g] int64 among the decode rows; None: all of them, in order
     pages: Tensor  # [g * columns] int64
-    columns: int
+    columns: int  # pages that are read of a row
     mask: Tensor | None  # [g, 1, 1, columns * page_size]; None if every row fills its pages
 
 
@@ -36,82 +40,118 @@ class _PrefillRow:
     start: int  # of its tokens
     end: int
     pages: Tensor
-    seq_len: int
-    mask: Tensor | None  # [tokens, seq_len]; None if the row has no history: plain causal
+    length: int  # of the keys
+    mask: Tensor | None  # [tokens, length]; None if the row has no history: plain causal
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reads:
+    """What the layers with the same window read."""
+
+    groups: list[_DecodeGroup]
+    prefill: list[_PrefillRow]
 
 
 class TorchSdpa:
-    def __init__(self, pool: KVPool, dtype: torch.dtype, device: torch.device) -> None:
+    """`windows`, by layer: how many tokens a token attends to, itself included; None: all. Missing: None everywhere."""
+
+    def __init__(
+        self, pool: KVPool, dtype: torch.dtype, device: torch.device, windows: Sequence[int | None] | None = None
+    ) -> None:
         self._pool = pool
         self._dtype = dtype
         self._device = device
         self._out_loc = torch.empty(0, dtype=torch.int64)
         self._num_decode = 0
-        self._groups: list[_DecodeGroup] = []
-        self._prefill: list[_PrefillRow] = []
+        self._windows = tuple(windows) if windows is not None else (None,) * len(pool.k)
+        self._reads: dict[int | None, _Reads] = {}  # by window
         self._scratch = torch.empty(2, 0, dtype=dtype, device=device)
 
     def prepare(self, rows: AttentionRows, page_table: Tensor) -> None:
         self._out_loc = torch.from_numpy(rows.out_loc.astype(np.int64)).to(self._device)
         self._num_decode = rows.num_decode
-        self._groups = self._decode_groups(rows, page_table) if rows.num_decode else []
-        self._prefill = []
-        start = rows.num_decode
-        for row in range(rows.num_decode, len(rows.slots)):
-            end = start + int(rows.extend_lens[row])
-            self._prefill.append(self._prefill_row(rows, row, start, end, page_table))
-            start = end
+        longest = int(rows.seq_lens.max())
+        self._reads = {}
+        by_need: dict[int | None, _Reads] = {}  # a window that no row outgrows is none
+        for window in set(self._windows):
+            need = None if window is None or window >= longest else window
+            if need not in by_need:
+                by_need[need] = self._read(rows, page_table, need)
+            self._reads[window] = by_need[need]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._pool.store(layer, self._out_loc, k, v)
         pool_k, pool_v = self._pool.k[layer], self._pool.v[layer]
-        if not self._prefill and len(self._groups) == 1:
-            return self._decode(self._groups[0], q, pool_k, pool_v)
+        reads = self._reads[self._windows[layer]]
+        if not reads.prefill and len(reads.groups) == 1:
+            return self._decode(reads.groups[0], q, pool_k, pool_v)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        for group in self._groups:
-            assert group.rows is not None or len(self._groups) == 1
+        for group in reads.groups:
+            assert group.rows is not None or len(reads.groups) == 1
             if group.rows is None:
                 out[: self._num_decode] = self._decode(group, q[: self._num_decode], pool_k, pool_v)
             else:
                 out[group.rows] = self._decode(group, q[group.rows], pool_k, pool_v)
-        for row in self._prefill:
+        for row in reads.prefill:
             out[row.start : row.end] = self._extend(row, q[row.start : row.end], pool_k, pool_v)
         return out
 
+    def _read(self, rows: AttentionRows, page_table: Tensor, window: int | None) -> _Reads:
+        reads = _Reads(self._decode_groups(rows, page_table, window) if rows.num_decode else [], [])
+        start = rows.num_decode
+        for row in range(rows.num_decode, len(rows.slots)):
+            end = start + int(rows.extend_lens[row])
+            reads.prefill.append(self._prefill_row(rows, row, start, end, page_table, window))
+            start = end
+        return reads
+
     # ------------------------------------------------------------------------------------------------------ decode
 
-    def _decode_groups(self, rows: AttentionRows, page_table: Tensor) -> list[_DecodeGroup]:
+    def _decode_groups(self, rows: AttentionRows, page_table: Tensor, window: int | None) -> list[_DecodeGroup]:
         """Rows whose page counts lie within a power of two share a group, so that padding at most doubles the reads."""
         lens = rows.seq_lens[: rows.num_decode].astype(np.int64)
-        columns = -(-lens // self._pool.page_size)
+        slots = rows.slots[: rows.num_decode].astype(np.int64)
+        first = np.zeros_like(lens) if window is None else np.maximum(lens - window, 0) // self._pool.page_size
+        columns = -(-lens // self._pool.page_size) - first
         if int(columns.max()) <= 2 * int(columns.min()):
-            return [self._decode_group(None, lens, int(columns.max()), rows.slots[: rows.num_decode], page_table)]
+            return [self._decode_group(None, lens, first, int(columns.max()), slots, page_table, window)]
         keys = np.ceil(np.log2(columns))
         groups = []
         for key in np.unique(keys):
-            chosen = np.flatnonzero(keys == key)
-            widest = int(columns[chosen].max())
-            groups.append(self._decode_group(chosen, lens[chosen], widest, rows.slots[chosen], page_table))
+            at = np.flatnonzero(keys == key)
+            widest = int(columns[at].max())
+            groups.append(self._decode_group(at, lens[at], first[at], widest, slots[at], page_table, window))
         return groups
 
     def _decode_group(
         self,
-        chosen: np.ndarray[tuple[int], np.dtype[np.int64]] | None,
-        lens: np.ndarray[tuple[int], np.dtype[np.int64]],
+        chosen: _Int64Array | None,
+        lens: _Int64Array,
+        first: _Int64Array,
         columns: int,
-        slots: np.ndarray[tuple[int], np.dtype[np.int32]],
+        slots: _Int64Array,
         page_table: Tensor,
+        window: int | None,
     ) -> _DecodeGroup:
-        pages = page_table[torch.from_numpy(slots.astype(np.int64)).to(self._device), :columns].flatten()
-        width = columns * self._pool.page_size
+        """`first`: each row's first page that is read, of `columns`."""
+        there = torch.from_numpy(slots).to(self._device)
+        if window is None:
+            pages = page_table[there, :columns]
+        else:  # a row near its end of the table reads a page twice; the mask hides the second
+            wanted = np.minimum(first[:, None] + np.arange(columns), page_table.shape[1] - 1)
+            pages = page_table[there[:, None], torch.from_numpy(wanted).to(self._device)]
+        page_size = self._pool.page_size
         mask = None
-        if int(lens.min()) < width:
-            hidden = np.arange(width)[None, :] >= lens[:, None]
+        if window is not None or int(lens.min()) < columns * page_size:
+            positions = (first * page_size)[:, None] + np.arange(columns * page_size)
+            hidden = positions >= lens[:, None]
+            if window is not None:
+                hidden |= positions < lens[:, None] - window
             mask = torch.zeros(hidden.shape, dtype=self._dtype)
             mask[torch.from_numpy(hidden)] = float("-inf")
             mask = mask[:, None, None, :].to(self._device)
         rows = None if chosen is None else torch.from_numpy(chosen).to(self._device)
-        return _DecodeGroup(rows, pages, columns, mask)
+        return _DecodeGroup(rows, pages.flatten(), columns, mask)
 
     def _decode(self, group: _DecodeGroup, q: Tensor, pool_k: Tensor, pool_v: Tensor) -> Tensor:
         num_rows, heads, dim = q.shape
@@ -141,19 +181,26 @@ class TorchSdpa:
 
     # ----------------------------------------------------------------------------------------------------- prefill
 
-    def _prefill_row(self, rows: AttentionRows, row: int, start: int, end: int, page_table: Tensor) -> _PrefillRow:
+    def _prefill_row(
+        self, rows: AttentionRows, row: int, start: int, end: int, page_table: Tensor, window: int | None
+    ) -> _PrefillRow:
         seq_len, num_tokens = int(rows.seq_lens[row]), end - start
-        columns = -(-seq_len // self._pool.page_size)
+        page_size = self._pool.page_size
+        first = 0 if window is None else max(seq_len - num_tokens + 1 - window, 0) // page_size
         mask = None
-        if seq_len > num_tokens:
-            last = torch.arange(seq_len - num_tokens, seq_len, device=self._device)
-            mask = torch.arange(seq_len, device=self._device)[None, :] <= last[:, None]
-        return _PrefillRow(start, end, page_table[int(rows.slots[row]), :columns], seq_len, mask)
+        if seq_len > num_tokens or (window is not None and seq_len > window):
+            keys = torch.arange(first * page_size, seq_len, device=self._device)[None, :]
+            last = torch.arange(seq_len - num_tokens, seq_len, device=self._device)[:, None]
+            mask = keys <= last
+            if window is not None:
+                mask &= keys > last - window
+        pages = page_table[int(rows.slots[row]), first : -(-seq_len // page_size)]
+        return _PrefillRow(start, end, pages, seq_len - first * page_size, mask)
 
     def _extend(self, row: _PrefillRow, q: Tensor, pool_k: Tensor, pool_v: Tensor) -> Tensor:
         """q [n, heads, d] -> [n, heads, d]"""
-        k = pool_k.index_select(0, row.pages).flatten(0, 1)[: row.seq_len].transpose(0, 1)
-        v = pool_v.index_select(0, row.pages).flatten(0, 1)[: row.seq_len].transpose(0, 1)
+        k = pool_k.index_select(0, row.pages).flatten(0, 1)[: row.length].transpose(0, 1)
+        v = pool_v.index_select(0, row.pages).flatten(0, 1)[: row.length].transpose(0, 1)
         out = F.scaled_dot_product_attention(
             q.transpose(0, 1).unsqueeze(0),
             k.unsqueeze(0),

@@ -77,7 +77,7 @@ def _load(config: EngineConfig, say: Callable[[str], None], thread: ForwardThrea
         model,
         info,
         pool,
-        TorchSdpa(pool, dtype, device),
+        TorchSdpa(pool, dtype, device, model_config.windows),
         max_rows=config.max_running_requests,
         max_seq_len=min(context_len, num_pages * config.page_size + 1),
         thread=thread,
@@ -113,7 +113,7 @@ def _fill(model: Decoder, folder: Path, config: EngineConfig) -> None:
     if config.load_format == "dummy":
         dummy_weights(model.checkpoint(), config.seed)
     else:
-        load_weights(model.checkpoint(), folder)
+        load_weights(model.checkpoint(), folder, stacked=model.stacked())
 
 
 def _num_pages(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, context_len: int) -> int:

@@ -5,8 +5,9 @@ parameter each of them fills. That is all a loader must know, and where tensor p
 """
 
 from minisgl.layers.embedding import Embedding
+from minisgl.layers.experts import Experts
 from minisgl.layers.linear import Linear
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.rotary import RopeConfig, Rotary
 
-__all__ = ["Embedding", "Linear", "RMSNorm", "RopeConfig", "Rotary"]
+__all__ = ["Embedding", "Experts", "Linear", "RMSNorm", "RopeConfig", "Rotary"]

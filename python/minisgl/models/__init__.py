@@ -1,8 +1,17 @@
 """Models by the architecture that their config names."""
 
 from minisgl.models.architectures import ARCHITECTURES
-from minisgl.models.config import ModelConfig, load_config, parse_config
+from minisgl.models.config import ModelConfig, MoeConfig, load_config, parse_config
 from minisgl.models.decoder import Attend, Decoder
 from minisgl.models.registry import build_model
 
-__all__ = ["ARCHITECTURES", "Attend", "Decoder", "ModelConfig", "build_model", "load_config", "parse_config"]
+__all__ = [
+    "ARCHITECTURES",
+    "Attend",
+    "Decoder",
+    "ModelConfig",
+    "MoeConfig",
+    "build_model",
+    "load_config",
+    "parse_config",
+]

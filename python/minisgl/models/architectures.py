@@ -7,8 +7,15 @@ Doesn't know: how a model is built.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from minisgl.config import ConfigError
+
+Bias = Literal["config", "qkv", "none"]
+"""Biases of attention: on all four projections if the config's `attention_bias` says so; on q, k and v; none."""
+Window = Literal["refused", "always", "layers", "switched"]
+"""Which layers attend to the last `sliding_window` tokens only: none, a config that asks for it is refused; all, if it
+is set; with `use_sliding_window` those from `max_window_layers` on, or what `layer_types` says; with it all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +23,18 @@ class Variant:
     """What differs between architectures beyond their config."""
 
     qk_norm: bool = False  # RMSNorm over each head of q and k, before rotation
+    bias: Bias = "config"
+    mlp_bias: bool = False  # whether the config's `mlp_bias` is one of its fields
+    window: Window = "refused"
+    experts: bool = False  # layers of the config's choice have routed experts
 
 
 ARCHITECTURES: dict[str, Variant] = {
-    "LlamaForCausalLM": Variant(),
-    "Qwen3ForCausalLM": Variant(qk_norm=True),
+    "LlamaForCausalLM": Variant(mlp_bias=True),
+    "MistralForCausalLM": Variant(bias="none", window="always"),
+    "Qwen2ForCausalLM": Variant(bias="qkv", window="layers"),
+    "Qwen3ForCausalLM": Variant(qk_norm=True, window="layers"),
+    "Qwen3MoeForCausalLM": Variant(qk_norm=True, window="switched", experts=True),
 }
 
 

@@ -14,13 +14,27 @@ from typing import Any
 
 from minisgl.config import ConfigError
 from minisgl.layers import RopeConfig
-from minisgl.models.architectures import find_variant
+from minisgl.models.architectures import Variant, find_variant
 
+WINDOW = 4096  # where a config switches a window on and does not say how long
 ROPE_TYPES = ("default", "linear", "llama3")
 
 
 @dataclass(frozen=True, slots=True)
+class MoeConfig:
+    """Routed experts, in the layers whose indices `layers` holds."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    norm_topk_prob: bool  # the weights of a token's experts are scaled to sum up to 1
+    layers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
+    """`windows`, by layer: a token attends to as many tokens, itself included; None: to all before it."""
+
     architecture: str
     hidden_size: int
     num_layers: int
@@ -33,8 +47,11 @@ class ModelConfig:
     rope: RopeConfig
     max_position: int
     tie_word_embeddings: bool
-    attention_bias: bool
+    qkv_bias: bool
+    out_bias: bool
     mlp_bias: bool
+    windows: tuple[int | None, ...]
+    moe: MoeConfig | None
     dtype: str
     eos_ids: tuple[int, ...]
 
@@ -57,11 +74,9 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
     architectures = raw.get("architectures") or []
     if not architectures:
         raise ConfigError("config.json: architectures: missing: it says which model this is")
-    find_variant(str(architectures[0]))
+    variant = find_variant(str(architectures[0]))
     if raw.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"config.json: hidden_act: {raw['hidden_act']!r} is not supported: only silu")
-    if raw.get("use_sliding_window"):
-        raise ConfigError("config.json: use_sliding_window: not supported by this version")
     if method := (raw.get("quantization_config") or {}).get("quant_method"):
         raise ConfigError(f"config.json: quantization_config: {method!r} is not supported: use the unquantised model")
     num_heads = int(raw["num_attention_heads"])
@@ -80,10 +95,54 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
         rope=_rope(raw),
         max_position=int(raw["max_position_embeddings"]),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        attention_bias=bool(raw.get("attention_bias", False)),
-        mlp_bias=bool(raw.get("mlp_bias", False)),
+        qkv_bias=variant.bias == "qkv" or (variant.bias == "config" and bool(raw.get("attention_bias", False))),
+        out_bias=variant.bias == "config" and bool(raw.get("attention_bias", False)),
+        mlp_bias=variant.mlp_bias and bool(raw.get("mlp_bias", False)),
+        windows=_windows(raw, variant),
+        moe=_moe(raw) if variant.experts else None,
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         eos_ids=tuple(sorted(eos)),
+    )
+
+
+def _windows(raw: Mapping[str, Any], variant: Variant) -> tuple[int | None, ...]:
+    num_layers = int(raw["num_hidden_layers"])
+    window, types = raw.get("sliding_window", WINDOW), raw.get("layer_types")
+    switched_on = bool(raw.get("use_sliding_window"))
+    if variant.window == "refused":
+        if switched_on:
+            raise ConfigError("config.json: use_sliding_window: this architecture has no sliding window")
+        return (None,) * num_layers
+    if window is None or (variant.window != "always" and not switched_on):
+        window = None
+    elif int(window) < 1:
+        raise ConfigError(f"config.json: sliding_window: {window}: must be at least 1")
+    if variant.window == "layers" and types is None:
+        first = int(raw.get("max_window_layers", 28))
+        types = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
+    if types is None:
+        types = ["full_attention" if window is None else "sliding_attention"] * num_layers
+    if len(types) != num_layers or not set(types) <= {"full_attention", "sliding_attention"}:
+        raise ConfigError("config.json: layer_types: must be full_attention or sliding_attention for each layer")
+    if variant.window != "layers" and window is not None and "full_attention" in types:
+        raise ConfigError("config.json: layer_types: this architecture has its sliding window in all layers")
+    return tuple(None if window is None or kind == "full_attention" else int(window) for kind in types)
+
+
+def _moe(raw: Mapping[str, Any]) -> MoeConfig:
+    """`num_local_experts` is how transformers 5 writes `num_experts`."""
+    num_layers, step = int(raw["num_hidden_layers"]), int(raw.get("decoder_sparse_step", 1))
+    plain = set(raw.get("mlp_only_layers") or ())
+    num_experts = int(raw["num_experts"] if "num_experts" in raw else raw["num_local_experts"])
+    per_token = int(raw["num_experts_per_tok"])
+    if not 1 <= per_token <= num_experts:
+        raise ConfigError(f"config.json: num_experts_per_tok: {per_token}: must be between 1 and {num_experts}")
+    return MoeConfig(
+        num_experts=num_experts,
+        experts_per_token=per_token,
+        intermediate_size=int(raw["moe_intermediate_size"]),
+        norm_topk_prob=bool(raw.get("norm_topk_prob", False)),
+        layers=frozenset(i for i in range(num_layers) if i not in plain and (i + 1) % step == 0),
     )
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.layers import Embedding, Linear, RMSNorm, Rotary
 from minisgl.models.architectures import Variant
 from minisgl.models.config import ModelConfig
+from minisgl.models.mlp import Mlp, SparseMlp
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """attend(layer, q [n, heads, d], k [n, kv_heads, d], v [n, kv_heads, d]) -> [n, heads, d]: stores k and v of these
-tokens, then attends causally over each token's whole row."""
+tokens, then attends causally over each token's row, in the layers with a window over its end (`config.windows`)."""
 
 
 class _Attention:
@@ -31,12 +31,12 @@ class _Attention:
         self._qkv = Linear(
             config.hidden_size,
             {f"{name}.q_proj": q_size, f"{name}.k_proj": kv_size, f"{name}.v_proj": kv_size},
-            bias=config.attention_bias,
+            bias=config.qkv_bias,
             dtype=dtype,
             device=device,
         )
         self._out = Linear(
-            q_size, {f"{name}.o_proj": config.hidden_size}, bias=config.attention_bias, dtype=dtype, device=device
+            q_size, {f"{name}.o_proj": config.hidden_size}, bias=config.out_bias, dtype=dtype, device=device
         )
         self._norms: tuple[RMSNorm, RMSNorm] | None = None
         if variant.qk_norm:
@@ -66,35 +66,6 @@ class _Attention:
         return found
 
 
-class _Mlp:
-    """down(silu(gate(x)) * up(x)) (Shazeer 2020)."""
-
-    def __init__(self, config: ModelConfig, name: str, dtype: torch.dtype, device: torch.device) -> None:
-        size = config.intermediate_size
-        self._size = size
-        self._gate_up = Linear(
-            config.hidden_size,
-            {f"{name}.gate_proj": size, f"{name}.up_proj": size},
-            bias=config.mlp_bias,
-            dtype=dtype,
-            device=device,
-        )
-        self._down = Linear(
-            size, {f"{name}.down_proj": config.hidden_size}, bias=config.mlp_bias, dtype=dtype, device=device
-        )
-
-    def __call__(self, x: Tensor) -> Tensor:
-        both = self._gate_up(x)
-        return self._down(F.silu(both[:, : self._size]).mul_(both[:, self._size :]))
-
-    def pack(self) -> None:
-        self._gate_up.pack()
-        self._down.pack()
-
-    def checkpoint(self) -> dict[str, Tensor]:
-        return self._gate_up.checkpoint() | self._down.checkpoint()
-
-
 class _Layer:
     def __init__(
         self, config: ModelConfig, variant: Variant, index: int, dtype: torch.dtype, device: torch.device
@@ -104,7 +75,11 @@ class _Layer:
         self._before = RMSNorm(f"{name}.input_layernorm", size, eps, dtype=dtype, device=device)
         self._attention = _Attention(config, variant, f"{name}.self_attn", index, dtype, device)
         self._between = RMSNorm(f"{name}.post_attention_layernorm", size, eps, dtype=dtype, device=device)
-        self._mlp = _Mlp(config, f"{name}.mlp", dtype, device)
+        self._mlp: Mlp | SparseMlp
+        if config.moe is not None and index in config.moe.layers:
+            self._mlp = SparseMlp(config, config.moe, f"{name}.mlp", dtype, device)
+        else:
+            self._mlp = Mlp(config, f"{name}.mlp", dtype, device)
 
     def __call__(self, x: Tensor, rotary: Rotary, tables: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         x = x + self._attention(self._before(x), rotary, tables, attend)
@@ -121,6 +96,9 @@ class _Layer:
             | self._between.checkpoint()
             | self._mlp.checkpoint()
         )
+
+    def stacked(self) -> dict[str, tuple[Tensor, list[str]]]:
+        return self._mlp.stacked()
 
 
 class Decoder:
@@ -171,4 +149,12 @@ class Decoder:
         found = self._tokens.checkpoint() | self._norm.checkpoint() | self._head.checkpoint()
         for layer in self._layers:
             found |= layer.checkpoint()
+        return found
+
+    def stacked(self) -> dict[str, tuple[Tensor, list[str]]]:
+        """Tensors that a checkpoint may have instead: name -> what it fills, and the names of `checkpoint` that it
+        stands for."""
+        found = dict[str, tuple[Tensor, list[str]]]()
+        for layer in self._layers:
+            found |= layer.stacked()
         return found

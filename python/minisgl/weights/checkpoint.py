@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -24,20 +24,27 @@ Progress = Callable[[int, int], None]
 _SHOWN = 8
 
 
-def load_weights(wanted: Mapping[str, Tensor], model_dir: str | Path, progress: Progress | None = None) -> None:
-    """Copy every tensor of the folder's safetensors into `wanted`. Raises `ConfigError`."""
+def load_weights(
+    wanted: Mapping[str, Tensor],
+    model_dir: str | Path,
+    progress: Progress | None = None,
+    *,
+    stacked: Mapping[str, tuple[Tensor, Sequence[str]]] | None = None,
+) -> None:
+    """Copy every tensor of the folder's safetensors into `wanted`. `stacked`: tensors that the folder may have in place
+    of several wanted ones; name -> what it fills, and whose place it takes. Raises `ConfigError`."""
     folder = Path(model_dir)
     missing, surplus, misshaped = set(wanted), list[str](), list[str]()
     for file in _files(folder):
         try:
             with safe_open(file, framework="pt") as shard:
                 for name in shard.keys():  # noqa: SIM118 (not a dict)
-                    target = wanted.get(name)
+                    target, filled = _target(name, wanted, stacked or {})
                     if target is None:
                         if not _is_redundant(name, wanted):
                             surplus.append(name)
                         continue
-                    missing.discard(name)
+                    missing.difference_update(filled)
                     shape = tuple(shard.get_slice(name).get_shape())
                     if shape != tuple(target.shape):
                         misshaped.append(f"{name} is {list(shape)}, not {list(target.shape)}")
@@ -54,6 +61,14 @@ def load_weights(wanted: Mapping[str, Tensor], model_dir: str | Path, progress: 
     ]
     if problems:
         raise ConfigError(f"{folder.name}: the weights do not fit the model: {'; '.join(problems)}")
+
+
+def _target(
+    name: str, wanted: Mapping[str, Tensor], stacked: Mapping[str, tuple[Tensor, Sequence[str]]]
+) -> tuple[Tensor | None, Sequence[str]]:
+    if name in stacked:
+        return stacked[name]
+    return wanted.get(name), (name,)
 
 
 def _is_redundant(name: str, wanted: Mapping[str, Tensor]) -> bool:

@@ -1,0 +1,63 @@
+"""Routed experts: many small MLPs, of which each token uses a few (Shazeer et al. 2017).
+
+Keeps true: every expert in use multiplies the tokens that chose it at once; the weights of all experts lie in two
+tensors; what a token gets does not depend on the other tokens.
+Doesn't know: how the choice was made.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Experts:
+    """`count` MLPs down(silu(gate(x)) * up(x)) without biases."""
+
+    def __init__(
+        self, name: str, count: int, hidden_size: int, size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._name = name
+        self._size = size
+        self.gate_up = torch.empty(count, 2 * size, hidden_size, dtype=dtype, device=device)
+        self.down = torch.empty(count, hidden_size, size, dtype=dtype, device=device)
+
+    def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """x [n, hidden_size], chosen [n, k] int64 experts of each token, weights [n, k] -> [n, hidden_size], the
+        weighted sum of their outputs."""
+        num_tokens, per_token = chosen.shape
+        flat = chosen.flatten()
+        order = flat.argsort(stable=True)  # uses, those of one expert side by side
+        counts = flat.bincount(minlength=len(self.down)).tolist()
+        rows = x[order // per_token]
+        out = torch.empty_like(rows)
+        start = 0
+        for expert, count in enumerate(counts):
+            if count:
+                use = slice(start, start + count)
+                both = F.linear(rows[use], self.gate_up[expert])
+                inner = F.silu(both[:, : self._size]).mul_(both[:, self._size :])
+                out[order[use]] = F.linear(inner, self.down[expert])
+                start += count
+        return (out.view(num_tokens, per_token, -1) * weights.unsqueeze(-1)).sum(1)
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        """Expert by expert, as checkpoints have them."""
+        found = dict[str, Tensor]()
+        for expert in range(len(self.down)):
+            name = f"{self._name}.{expert}"
+            found[f"{name}.gate_proj.weight"] = self.gate_up[expert, : self._size]
+            found[f"{name}.up_proj.weight"] = self.gate_up[expert, self._size :]
+            found[f"{name}.down_proj.weight"] = self.down[expert]
+        return found
+
+    def stacked(self) -> dict[str, tuple[Tensor, list[str]]]:
+        """The other layout (transformers 5 writes it with `save_original_format=False`): name -> the whole parameter,
+        and the names of `checkpoint` that it stands for."""
+        experts = [f"{self._name}.{expert}" for expert in range(len(self.down))]
+        both = [f"{expert}.{part}_proj.weight" for expert in experts for part in ("gate", "up")]
+        return {
+            f"{self._name}.gate_up_proj": (self.gate_up, both),
+            f"{self._name}.down_proj": (self.down, [f"{expert}.down_proj.weight" for expert in experts]),
+        }

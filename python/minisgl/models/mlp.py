@@ -1,0 +1,76 @@
+"""What a layer does to each token by itself: one MLP, or routed experts.
+
+Keeps true: pure functions of the token and the weights.
+Doesn't know: attention, other tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minisgl.layers import Experts, Linear
+from minisgl.models.config import ModelConfig, MoeConfig
+
+
+class Mlp:
+    """down(silu(gate(x)) * up(x)) (Shazeer 2020)."""
+
+    def __init__(self, config: ModelConfig, name: str, dtype: torch.dtype, device: torch.device) -> None:
+        size = config.intermediate_size
+        self._size = size
+        self._gate_up = Linear(
+            config.hidden_size,
+            {f"{name}.gate_proj": size, f"{name}.up_proj": size},
+            bias=config.mlp_bias,
+            dtype=dtype,
+            device=device,
+        )
+        self._down = Linear(
+            size, {f"{name}.down_proj": config.hidden_size}, bias=config.mlp_bias, dtype=dtype, device=device
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        both = self._gate_up(x)
+        return self._down(F.silu(both[:, : self._size]).mul_(both[:, self._size :]))
+
+    def pack(self) -> None:
+        self._gate_up.pack()
+        self._down.pack()
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        return self._gate_up.checkpoint() | self._down.checkpoint()
+
+    def stacked(self) -> dict[str, tuple[Tensor, list[str]]]:
+        return {}
+
+
+class SparseMlp:
+    """The `experts_per_token` experts that a linear router finds most likely, weighted by their probabilities."""
+
+    def __init__(
+        self, config: ModelConfig, moe: MoeConfig, name: str, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._per_token, self._normalise = moe.experts_per_token, moe.norm_topk_prob
+        size = config.hidden_size
+        self._router = Linear(size, {f"{name}.gate": moe.num_experts}, bias=False, dtype=dtype, device=device)
+        self._experts = Experts(
+            f"{name}.experts", moe.num_experts, size, moe.intermediate_size, dtype=dtype, device=device
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        probabilities = self._router(x).float().softmax(-1)
+        weights, chosen = probabilities.topk(self._per_token, -1)
+        if self._normalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return self._experts(x, chosen, weights.to(x.dtype))
+
+    def pack(self) -> None:
+        """Nothing: an expert sees few tokens at a time."""
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        return self._router.checkpoint() | self._experts.checkpoint()
+
+    def stacked(self) -> dict[str, tuple[Tensor, list[str]]]:
+        return self._experts.stacked()
