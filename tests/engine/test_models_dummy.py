@@ -1,0 +1,54 @@
+"""Every real config, scaled down, with dummy weights: an engine that decodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl import envs
+from minisgl.llm import LLM
+from minisgl.sampling_params import SamplingParams
+from minisgl.tokenizer import Tokenizer
+
+NAMES = (
+    "Llama-3.1-8B",
+    "Llama-3.2-1B",
+    "Qwen2-1.5B-Instruct",
+    "Qwen3-30B-A3B-Instruct-2507",
+    "Qwen3-4B-Instruct-2507",
+)
+SCALE = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 300, "num_hidden_layers": 3, "num_experts": 8}
+
+
+def scaled_down(raw: dict[str, Any]) -> dict[str, Any]:
+    """Smaller in every direction, with what is left of the ratio of heads to KV heads."""
+    group = raw["num_attention_heads"] // raw["num_key_value_heads"]
+    changes = {**SCALE, "num_key_value_heads": 2, "num_attention_heads": 2 * group, "head_dim": 16}
+    changes |= {"moe_intermediate_size": 24, "num_experts_per_tok": 3, "max_position_embeddings": 512}
+    changes |= {"eos_token_id": 299, "bos_token_id": 298}
+    return {**raw, **{name: value for name, value in changes.items() if name in raw or name == "head_dim"}}
+
+
+def test_all_configs_are_named_here() -> None:
+    if (data := envs.data_dir()) is None:
+        pytest.skip(f"{envs.DATA} is not set")
+    assert {file.name.removesuffix(".config.json") for file in (data / "configs").glob("*.json")} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_scaled_down_engine_decodes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if (data := envs.data_dir()) is None:
+        pytest.skip(f"{envs.DATA} is not set")
+    raw = json.loads((data / "configs" / f"{name}.config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(scaled_down(raw)))
+    monkeypatch.setattr(Tokenizer, "load", lambda folder: Tokenizer.echo())
+    with LLM(str(tmp_path), load_format="dummy", num_pages=64, max_running_requests=4, max_prefill_length=16) as llm:
+        assert llm._engine.info.dtype == "bfloat16"
+        prompts = [[*range(length)] for length in (1, 20, 40)]
+        outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), progress=False)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * 3
+    assert all(len(output.outputs[0].token_ids) == 12 for output in outputs)
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 3
