@@ -1,11 +1,12 @@
 """Many streaming clients for a while: exact answers, no leak, flat memory.
 
-    python -m benchmark.online.soak [--engine echo|torch] [--seconds 60] [--clients 64] [--out FILE]
+    python -m benchmark.online.soak [--engine echo|torch] [--seconds 600] [--clients 64] [--out FILE]
 
 Starts its own server with a pool small enough to evict and retract. Each client sends prompts with shared prefixes,
 mixed lengths and stop strings, and sometimes leaves in the middle. On the echo engine every finished answer is
-compared with the one that the prompt gives alone. Exit code 1 if anything differs, fails or leaks. The last line of
-stdout is JSON.
+compared with the one that the prompt gives alone. Exit code 1 if anything differs, fails or leaks, if the server's
+counters do not add up, or if a process grows by more than `MAX_GROWTH_MB` in the second half. The last line of stdout
+is JSON.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ ARGS = {
     "torch": ("--model", "smollm2", "--num-pages", "256", "--max-running-requests", "32", "--max-seq-len", "1024"),
 }
 ECHO_LIMIT = 256 * 4 + 1
+MAX_GROWTH_MB = 16.0
 Report = tuple["Tally", list[dict[str, float]]]
 
 
@@ -109,22 +111,34 @@ def final_stats(server: ServerProcess) -> dict[str, Any]:
     return stats
 
 
+def counters(server: ServerProcess) -> dict[str, float]:
+    """The server's counters of requests by name and reason."""
+    lines = httpx.get(server.url + "/metrics").text.splitlines()
+    pairs = [line.rpartition(" ") for line in lines if line.startswith("minisgl:requests_") and "_total" in line]
+    return {name: float(value) for name, _, value in pairs}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=tuple(ARGS), default="echo")
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with serving(*ARGS[args.engine]) as server:
         tally, samples = asyncio.run(load(server, args.clients, args.seconds, args.engine == "echo"))
-        stats = final_stats(server)
+        stats, counted = final_stats(server), counters(server)
         lines = [line for line in server.lines if "Traceback" in line or "ERROR" in line]
     # the caches of both processes fill in the beginning: growth is measured from the middle of the run
     middle = samples[len(samples) // 2]
     growth = {name: round(samples[-1][name] - middle[name], 1) for name in middle}
     leaked = stats["num_pages"] - stats["num_free_pages"] - stats["num_evictable_pages"]
-    ok = tally.finished > 0 and not (tally.wrong or tally.failed or lines or leaked)
+    accepted = counted.pop("minisgl:requests_accepted_total")
+    errors = counted.get('minisgl:requests_finished_total{reason="error"}', 0)
+    adds_up = accepted == sum(counted.values()) and not errors
+
+    grows = max(growth.values()) > MAX_GROWTH_MB
+    ok = tally.finished > 0 and adds_up and not (tally.wrong or tally.failed or lines or leaked or grows)
     report = {
         "ok": ok,
         "engine": args.engine,
@@ -135,6 +149,8 @@ def main() -> int:
         "failed": tally.failed[:5],
         "wrong": tally.wrong[:5],
         "pages_leaked": leaked,
+        "accepted": accepted,
+        "ended": counted,
         "rss_mb_growth_second_half": growth,
         "rss_mb": samples,
         "stats": stats,

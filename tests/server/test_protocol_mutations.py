@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers_server import Frontend, chat_body, check_error, events, frontend
 
-NUM_BODIES = 250  # per endpoint and kind
+SIZES = [250, pytest.param(1700, marks=pytest.mark.slow)]  # per endpoint and kind; the large one makes 10,000 of all
 SAMPLING = {
     "temperature": 0.5,
     "top_p": 0.9,
@@ -26,6 +26,12 @@ SAMPLING = {
     "stop": ["b", "zz"],
     "stop_token_ids": [5, 6],
     "ignore_eos": False,
+    "min_p": 0.1,
+    "frequency_penalty": 0.5,
+    "presence_penalty": -0.5,
+    "repetition_penalty": 1.1,
+    "logit_bias": {"65": 3.5},
+    "priority": 1,
 }
 VALID: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
@@ -34,8 +40,13 @@ VALID: dict[str, dict[str, Any]] = {
         "max_completion_tokens": 3,
         "response_format": {"type": "text"},
         "tools": [],
+        "logprobs": True,
+        "top_logprobs": 2,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "continue_final_message": False,
+        "add_generation_prompt": True,
     },
-    "/v1/completions": {"prompt": ["say:a", "say:b"], "stream": False, "echo": False, **SAMPLING},
+    "/v1/completions": {"prompt": ["say:a", "say:b"], "stream": False, "echo": True, "best_of": 3, **SAMPLING},
     "/generate": {"prompt": "say:abc", "stream": True, "sampling_params": {**SAMPLING, "n": 1, "max_new_tokens": 3}},
 }
 VALUES: tuple[Any, ...] = (
@@ -116,18 +127,20 @@ def check(http: httpx.Client, path: str, body: bytes) -> int:
     return status
 
 
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("path", VALID)
-def test_mutated_json(http: httpx.Client, path: str) -> None:
-    rng = random.Random(path)
-    found = {check(http, path, json.dumps(mutate(VALID[path], rng)).encode()) for _ in range(NUM_BODIES)}
+def test_mutated_json(http: httpx.Client, path: str, size: int) -> None:
+    rng = random.Random(f"{path} {size}")
+    found = {check(http, path, json.dumps(mutate(VALID[path], rng)).encode()) for _ in range(size)}
     assert {200, 400} <= found  # the mutations are neither all harmless nor all fatal
 
 
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("path", VALID)
-def test_damaged_bytes(http: httpx.Client, path: str) -> None:
-    rng = random.Random(path)
+def test_damaged_bytes(http: httpx.Client, path: str, size: int) -> None:
+    rng = random.Random(f"{path} {size}")
     valid = json.dumps(VALID[path]).encode()
-    found = {check(http, path, damage(valid, rng)) for _ in range(NUM_BODIES)}
+    found = {check(http, path, damage(valid, rng)) for _ in range(size)}
     assert {200, 400} <= found
 
 

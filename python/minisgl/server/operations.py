@@ -7,6 +7,7 @@ Doesn't know: requests.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import FastAPI
@@ -72,6 +73,7 @@ def _health(context: ServerContext) -> dict[str, Any]:
         "model": context.model_name,
         "requests_open": client.num_live,
         "requests_queued": context.queue.num_requests,
+        "tasks": len(asyncio.all_tasks()),
     }
     if wrong is not None:
         found["reason"] = wrong

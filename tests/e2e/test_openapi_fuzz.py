@@ -1,0 +1,24 @@
+"""Schemathesis over the server's own OpenAPI page: no 5xx, answers match their schemas and stated codes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers_e2e import serving
+
+CHECKS = "not_a_server_error,response_schema_conformance,status_code_conformance,content_type_conformance"
+
+
+@pytest.mark.slow
+def test_the_page_is_true() -> None:
+    with serving("--engine", "echo", "--max-seq-len", "512", "--no-access-log") as server:
+        command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", CHECKS]
+        options = ["--max-examples", "200", "--seed", "1", "--no-color"]
+        run = subprocess.run([*command, *options], text=True, capture_output=True, timeout=1200, check=False)
+        assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
+        tested = re.search(r"(\d+) generated, \1 passed", run.stdout)
+        assert tested is not None and int(tested.group(1)) > 2000, run.stdout[-2000:]
