@@ -267,8 +267,11 @@ def _bytes(request: AddRequest) -> bytes:
 class Frontend:
     """Use `frontend()`."""
 
-    def __init__(self, *, ready: bool = True, config: ServerConfig = CONFIG) -> None:
+    def __init__(
+        self, *, ready: bool = True, config: ServerConfig = CONFIG, defaults: dict[str, Any] | None = None
+    ) -> None:
         self._config = config
+        self._defaults = defaults
         self._folder = Path(tempfile.mkdtemp(prefix="minisgl-test-"))
         self._wait_ready = ready
         self._started = threading.Event()
@@ -336,7 +339,7 @@ class Frontend:
             listener.listen()
             listener.setblocking(False)
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            app = build_app(self.client, Tokenizer.echo(), self._config)
+            app = build_app(self.client, Tokenizer.echo(), self._config, self._defaults)
             http = HttpServer(app.asgi, listener, head_timeout_s=self._config.limits.slow_client_timeout)
             await http.start()
             self._started.set()
@@ -347,9 +350,11 @@ class Frontend:
 
 
 @contextlib.contextmanager
-def frontend(*, ready: bool = True, config: ServerConfig = CONFIG) -> Iterator[Frontend]:
-    """A server for the length of a `with`."""
-    server = Frontend(ready=ready, config=config)
+def frontend(
+    *, ready: bool = True, config: ServerConfig = CONFIG, defaults: dict[str, Any] | None = None
+) -> Iterator[Frontend]:
+    """A server for the length of a `with`; `defaults` are the model's, of sampling."""
+    server = Frontend(ready=ready, config=config, defaults=defaults)
     try:
         yield server
     finally:

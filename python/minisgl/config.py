@@ -17,6 +17,7 @@ EngineName = Literal["torch", "echo"]
 ModelSource = Literal["auto", "huggingface", "modelscope"]
 LoadFormat = Literal["auto", "dummy"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+GenerationConfig = Literal["auto", "none"]
 MODEL_SMOLLM2 = "smollm2"
 
 
@@ -32,6 +33,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model_source: ModelSource = "auto"
     revision: str | None = None
     load_format: LoadFormat = "auto"
+    generation_config: GenerationConfig = "auto"  # auto: the model's own sampling defaults
+    chat_template: str | None = None  # a file or the template itself, before the tokenizer's
     dtype: Dtype = "auto"
     device: str = "auto"
     seed: int = 0  # of dummy weights

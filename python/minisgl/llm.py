@@ -19,12 +19,13 @@ from tqdm import tqdm
 
 from minisgl import envs
 from minisgl.config import EngineConfig
+from minisgl.generation_config import read_defaults
 from minisgl.message import AbortRequest, AddRequest, FinishRequest, FromEngine, StepTokens, ToEngine
 from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import ParamError, SamplingParams, choice_seed
 from minisgl.step import FinishReason, Int32Array
-from minisgl.tokenizer import TextStream, Tokenizer
+from minisgl.tokenizer import TextStream, Tokenizer, read_chat_template
 
 Prompt = str | Sequence[int]
 Message = dict[str, Any]
@@ -77,11 +78,15 @@ class LLM:
             raise TypeError(f"LLM: unknown settings {', '.join(unknown)}")
         # through msgspec, so that a wrong type is an error here and not deep inside
         self.config = msgspec.convert({**defaults, **settings, "model": model}, EngineConfig).check()
+        given = self.config.chat_template
+        chat_template = None if given is None else read_chat_template(given)
         self._engine = build_engine(self.config, lambda text: print(text, file=sys.stderr))
         info = self._engine.info
         self._control_plane = build_control_plane(self.config, info)
         self._loop = StepLoop(self._control_plane, self._engine, self._take, overlap=self.config.overlap)
-        self.tokenizer = Tokenizer.load(info.model_dir) if info.model_dir is not None else Tokenizer.echo()
+        self.tokenizer = Tokenizer.open(info.model_dir, chat_template)
+        self.default_params = SamplingParams(**read_defaults(info.model_dir, self.config.generation_config))
+        """What a call without `params` samples with: the model's generation_config.json."""
         self._next_id = 0
         self._live: dict[int, _Live] = {}
         self._outbox: list[ToEngine] = []
@@ -95,11 +100,11 @@ class LLM:
         *,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Complete each prompt (text, or token ids). `params`: one for all, or one for each.
+        """Complete each prompt (text, or token ids). `params`: one for all, or one for each; None: `default_params`.
 
         Raises `ParamError` for a bad prompt or parameter before anything is computed."""
         batch: list[Prompt] = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)  # type: ignore[arg-type, list-item]
-        each = [params or SamplingParams()] * len(batch) if not isinstance(params, Sequence) else list(params)
+        each = [params or self.default_params] * len(batch) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(batch):
             raise ParamError("params", len(each), f"one for all or one for each of {len(batch)} prompts")
         prepared = [(self._encode(prompt), one.check()) for prompt, one in zip(batch, each, strict=True)]

@@ -20,18 +20,21 @@ from typing import Any
 import uvloop
 
 from minisgl.config import MODEL_SMOLLM2, ConfigError, ServerConfig
+from minisgl.generation_config import read_defaults, show_defaults
 from minisgl.message import EngineReady
 from minisgl.runner.launch import EngineProcess
 from minisgl.server.app import Application, build_app
 from minisgl.server.engine_client import EngineClient, EngineGone
 from minisgl.server.http import HttpServer
 from minisgl.server.log import say, set_up
-from minisgl.tokenizer import Tokenizer
+from minisgl.tokenizer import Tokenizer, read_chat_template
 
 
 def run_server(config: ServerConfig) -> int:
     """Serve until a signal or the engine's end; returns the exit code."""
     set_up(config.log_format, access=config.access_log)
+    if (template := config.engine.chat_template) is not None:
+        read_chat_template(template)  # a bad one ends the server before anything is loaded
     try:
         listener = _listen(config.host, config.port)
     except OSError as error:
@@ -129,8 +132,12 @@ async def _serve(
     began: float,
 ) -> int:
     """From ready to the end; returns the exit code."""
-    tokenizer = Tokenizer.load(ready.model_dir) if ready.model_dir is not None else Tokenizer.echo()
-    app = build_app(client, tokenizer, config)
+    template = config.engine.chat_template
+    tokenizer = Tokenizer.open(ready.model_dir, None if template is None else read_chat_template(template))
+    defaults = read_defaults(ready.model_dir, config.engine.generation_config)
+    if defaults:
+        say(f"sampling defaults of the model: {show_defaults(defaults)} (--generation-config none: without)")
+    app = build_app(client, tokenizer, config, defaults)
     http = HttpServer(app.asgi, listener, head_timeout_s=config.limits.slow_client_timeout)
     await http.start()
     gc.collect()

@@ -44,7 +44,7 @@ def test_a_scaled_down_engine_decodes(name: str, tmp_path: Path, monkeypatch: py
         pytest.skip(f"{envs.DATA} is not set")
     raw = json.loads((data / "configs" / f"{name}.config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(scaled_down(raw)))
-    monkeypatch.setattr(Tokenizer, "load", lambda folder: Tokenizer.echo())
+    monkeypatch.setattr(Tokenizer, "load", lambda folder: Tokenizer.echo())  # the folder has none
     with LLM(str(tmp_path), load_format="dummy", num_pages=64, max_running_requests=4, max_prefill_length=16) as llm:
         assert llm._engine.info.dtype == "bfloat16"
         prompts = [[*range(length)] for length in (1, 20, 40)]
@@ -52,3 +52,24 @@ def test_a_scaled_down_engine_decodes(name: str, tmp_path: Path, monkeypatch: py
     assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * 3
     assert all(len(output.outputs[0].token_ids) == 12 for output in outputs)
     assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 3
+
+
+def test_llm_samples_as_the_model_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 4, "max_position_embeddings": 64}
+    config |= {name: value for name, value in SCALE.items() if name != "num_experts"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": 299}))
+    generation = {"temperature": 0.5, "max_new_tokens": 7, "eos_token_id": [250, 251]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    monkeypatch.setattr(Tokenizer, "load", lambda folder: Tokenizer.echo())
+    with LLM(str(tmp_path), load_format="dummy", num_pages=8) as llm:
+        assert llm.default_params == SamplingParams(temperature=0.5, max_tokens=7)
+        first, second = (llm.generate([[1, 2, 3]], progress=False)[0].outputs[0] for _ in range(2))
+        assert len(first.token_ids) == len(second.token_ids) == 7 and first.token_ids != second.token_ids
+        # each of the three ids ends a request, and only where it may
+        for eos in (250, 251, 299):
+            wish = SamplingParams(logit_bias={eos: 100.0}, max_tokens=5)
+            found = llm.generate([[1, 2, 3]], wish, progress=False)[0].outputs[0]
+            assert (found.token_ids, found.finish_reason) == ([eos], "stop")
+    with LLM(str(tmp_path), load_format="dummy", num_pages=8, generation_config="none") as llm:
+        assert llm.default_params == SamplingParams()
+        assert llm._engine.info.eos_ids == (250, 251, 299)

@@ -156,3 +156,16 @@ def test_a_failure_of_modelscope(monkeypatch: pytest.MonkeyPatch) -> None:
     _modelscope(monkeypatch, OSError("the cable is cut"))
     with pytest.raises(ConfigError, match="ModelScope: the cable is cut"):
         resolve_model(HUB_ID, _quiet, source="modelscope")
+
+
+def test_a_revision_is_taken_from_the_cache_of_its_own(no_hub: Path) -> None:
+    folder = no_hub / f"models--{HUB_ID.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    for name, commit in (("main", "1" * 40), ("v1", "2" * 40)):
+        (folder / "refs" / name).write_text(commit)
+        (folder / "snapshots" / commit).mkdir(parents=True)
+    assert resolve_model(HUB_ID, _quiet).name == "1" * 40
+    assert resolve_model(HUB_ID, _quiet, revision="v1").name == "2" * 40
+    assert resolve_model(HUB_ID, _quiet, revision="2" * 40).name == "2" * 40
+    with pytest.raises(ConfigError, match="not in its cache"):
+        resolve_model(HUB_ID, _quiet, revision="v2")

@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_rust": set(),
     "config": {"scheduler.api"},  # for the names of the cache policies
     "message": {"sampling_params", "step"},
+    "generation_config": {"config", "sampling_params"},
     # the control plane
     "scheduler": {"step", "_rust"},
     # tensors, from the bottom
@@ -48,14 +49,25 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": {"message", "tokenizer", "metrics", "sampling_params", "step", "config"},
     # programs
     "bench": {"runner", "scheduler", "engine", "message", "tokenizer", "config", "sampling_params", "step", "envs"},
-    "llm": {"runner", "tokenizer", "message", "config", "envs", "sampling_params", "step"},
-    "supervisor": {"server", "runner.launch", "message", "tokenizer", "config"},
+    "llm": {"generation_config", "runner", "tokenizer", "message", "config", "envs", "sampling_params", "step"},
+    "supervisor": {"generation_config", "server", "runner.launch", "message", "tokenizer", "config"},
     "doctor": {"scheduler", "engine", "weights", "attention", "envs", "_rust"},  # tries everything
     "cli": {"supervisor", "llm", "bench", "doctor", "config", "sampling_params", "envs"},
     "__init__": {"llm", "sampling_params"},
     "__main__": {"cli"},
 }
-NO_TORCH = ("scheduler", "server", "tokenizer", "message", "metrics", "config", "step", "sampling_params", "envs")
+NO_TORCH = (
+    "scheduler",
+    "server",
+    "tokenizer",
+    "message",
+    "metrics",
+    "config",
+    "step",
+    "sampling_params",
+    "envs",
+    "generation_config",
+)
 NO_TORCH_PROCESS = ("cli", "supervisor", "doctor", "runner.launch")  # the HTTP process, and whatever leads to it
 HEAVY = {"torch", "transformers"}
 

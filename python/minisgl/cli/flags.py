@@ -49,6 +49,17 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--revision", help="branch, tag or commit on the hub (default: its main branch)")
     model.add_argument("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: seeded random weights")
     model.add_argument(
+        "--generation-config",
+        choices=("auto", "none"),
+        default=_default("generation_config"),
+        help="auto: what requests leave out is sampled as the model's generation_config.json says; none: without it",
+    )
+    model.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        help="a jinja file, or the template as text, instead of the tokenizer's",
+    )
+    model.add_argument(
         "--dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
         default="auto",

@@ -7,8 +7,9 @@ Doesn't know: processes, sockets, how the engine is started.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -50,8 +51,10 @@ class Application:
     gate: Gate
 
 
-def build_app(client: EngineClient, tokenizer: Tokenizer, config: ServerConfig) -> Application:
-    """`client` must be ready."""
+def build_app(
+    client: EngineClient, tokenizer: Tokenizer, config: ServerConfig, defaults: Mapping[str, Any] | None = None
+) -> Application:
+    """`client` must be ready. `defaults`: fields of `SamplingParams` for requests that leave them out."""
     app = FastAPI(title="minisgl", docs_url="/docs", redoc_url=None, redirect_slashes=False)
     install_handlers(app)
     slow_clients = SlowClients(config.limits.slow_client_timeout)
@@ -64,6 +67,7 @@ def build_app(client: EngineClient, tokenizer: Tokenizer, config: ServerConfig) 
         int(time.time()),
         config.limits,
         log_prompts=config.log_prompts,
+        defaults=defaults,
     )
     for path, answer in (GENERATING | OTHER).items():
         app.post(path)(_handler(context, answer))

@@ -9,6 +9,7 @@ Bounds that `SamplingParams.check` holds are repeated here for the page only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictInt, StrictStr, Tag
@@ -117,8 +118,9 @@ class Sampling(Body):
     store: StrictBool | None = _field("Accepted, without effect: nothing is stored.")
     response_format: ResponseFormat | None = _field("Plain text is the only format.")
 
-    def sampling_params(self, max_tokens: int | None, **asked: Any) -> SamplingParams:
-        """`asked`: fields whose names or meanings differ between the endpoints. Raises `ParamError`."""
+    def sampling_params(self, max_tokens: int | None, defaults: Mapping[str, Any], **asked: Any) -> SamplingParams:
+        """`defaults`: of the model, for what is missing here; `asked`: fields whose names or meanings differ between
+        the endpoints. Raises `ParamError`."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         given = {
             "temperature": self.temperature,
@@ -135,12 +137,9 @@ class Sampling(Body):
             "logit_bias": _logit_bias(self.logit_bias),
             **asked,
         }
-        return SamplingParams(
-            max_tokens=max_tokens,
-            stop=stop,
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            **{name: value for name, value in given.items() if value is not None},
-        ).check()
+        fields = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+        fields |= {"max_tokens": max_tokens, "stop": stop, "stop_token_ids": tuple(self.stop_token_ids or ())}
+        return SamplingParams(**fields).check()
 
     @property
     def include_usage(self) -> bool:

@@ -33,7 +33,9 @@ async def answer_chat(context: ServerContext, request: Request, body: bytes, rec
     name = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
     if limit is not None and limit < 1:
         raise bad_value(name, limit, "must be at least 1")
-    sampling = checked(lambda: chat.sampling_params(limit, logprobs=chat.num_logprobs()))
+    if limit is None:
+        limit = context.defaults.get("max_tokens")
+    sampling = checked(lambda: chat.sampling_params(limit, context.defaults, logprobs=chat.num_logprobs()))
     context.check_vocabulary(sampling)
     ids = await context.encode_chat(chat.messages, chat)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from minisgl.step import Int32Array
 async def answer_completion(context: ServerContext, request: Request, body: bytes, record: RequestRecord) -> Response:
     completion = parse(body, CompletionRequest)
     context.check_model(completion.model)
-    options, sampling = _options(completion)
+    options, sampling = _options(completion, context.defaults)
     context.check_vocabulary(sampling)
     given = completion.prompts()
     prompts = await context.encode_prompts(given, "prompt")
@@ -54,7 +54,7 @@ class _Options:
     with_prompt_logprobs: bool
 
 
-def _options(completion: CompletionRequest) -> tuple[_Options, SamplingParams]:
+def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tuple[_Options, SamplingParams]:
     n = 1 if completion.n is None else completion.n
     best_of = n if completion.best_of is None else completion.best_of
     if best_of < n:
@@ -73,6 +73,7 @@ def _options(completion: CompletionRequest) -> tuple[_Options, SamplingParams]:
     sampling = checked(
         lambda: completion.sampling_params(
             1 if only_prompt else limit,
+            defaults,
             n=best_of,
             logprobs=0 if logprobs is None and best_of > n else logprobs,  # what the best are chosen by
             prompt_logprobs=of_prompt,

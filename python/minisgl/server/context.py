@@ -6,7 +6,7 @@ Keeps true: immutable after start; tokenization happens in a bounded pool, off t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -57,6 +57,7 @@ class ServerContext:
         limits: Limits,
         *,
         log_prompts: bool = False,
+        defaults: Mapping[str, Any] | None = None,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
@@ -65,6 +66,7 @@ class ServerContext:
         self.created = created
         self.limits = limits
         self.log_prompts = log_prompts
+        self.defaults = dict(defaults or {})  # of the model, by the names of `SamplingParams`
         self.queue = Queue(client, limits)
         self.draining = False
         self._pool = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, "tokenize")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ async def answer_generate(context: ServerContext, request: Request, body: bytes,
     field = "prompt" if generate.input_ids is None else "input_ids"
     prompt: str | list[int] = generate.prompt if generate.prompt is not None else generate.input_ids or []
     fields = generate.sampling_params or GenerateSampling()
-    sampling = _sampling(fields)
+    sampling = _sampling(fields, context.defaults)
     context.check_vocabulary(sampling, "sampling_params.")
     if sampling.n != 1:
         raise bad_value("sampling_params.n", sampling.n, "must be 1 here")
@@ -47,7 +47,7 @@ async def answer_generate(context: ServerContext, request: Request, body: bytes,
     return await unless_gone(request.receive, whole())
 
 
-def _sampling(fields: GenerateSampling) -> SamplingParams:
+def _sampling(fields: GenerateSampling, defaults: Mapping[str, Any]) -> SamplingParams:
     """Errors name the field as the client wrote it."""
     limit = fields.max_tokens if fields.max_new_tokens is None else fields.max_new_tokens
     if limit is None:
@@ -56,7 +56,7 @@ def _sampling(fields: GenerateSampling) -> SamplingParams:
     if limit < 1:
         raise bad_value(f"sampling_params.{name}", limit, "must be at least 1")
     try:
-        return fields.sampling_params(limit)
+        return fields.sampling_params(limit, defaults)
     except ParamError as error:
         raise ApiError(
             400, f"sampling_params.{error}", param=f"sampling_params.{error.field}", code="invalid_value"

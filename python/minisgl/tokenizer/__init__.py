@@ -1,6 +1,6 @@
 """Text to token ids and back: encoding, chat templates, incremental detokenization, stop strings. No torch."""
 
-from minisgl.tokenizer.chat_template import ChatTemplate, ChatTemplateError
+from minisgl.tokenizer.chat_template import ChatTemplate, ChatTemplateError, read_chat_template
 from minisgl.tokenizer.decode import IncrementalDecoder
 from minisgl.tokenizer.text_stream import StopMatcher, TextStream
 from minisgl.tokenizer.tokenizer import Tokenizer, TokenizerError
@@ -13,4 +13,5 @@ __all__ = [
     "TextStream",
     "Tokenizer",
     "TokenizerError",
+    "read_chat_template",
 ]

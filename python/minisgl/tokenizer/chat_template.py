@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -19,12 +20,29 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from minisgl.config import ConfigError
 from minisgl.tokenizer.chat_content import ContentShape, content_shape
 
 Message = Mapping[str, Any]
 
 MAX_RENDERED = 32 * 2**20  # characters, and pieces: far beyond any context, soon reached by a template that runs away
 _CONTINUE = "\ue000continue\ue000 "  # marks the end of the final message; the space tells whether the template trims
+
+
+def read_chat_template(given: str) -> str:
+    """The template that `--chat-template` names or is. Raises `ConfigError`, also if it does not parse."""
+    source = given
+    if not any(mark in given for mark in ("{{", "{%", "{#", "\n")):
+        try:
+            source = Path(given).expanduser().read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or error
+            raise ConfigError(f"--chat-template {given}: {reason}") from error
+    try:
+        _environment().from_string(source)
+    except (jinja2.TemplateError, RecursionError) as error:
+        raise ConfigError(f"--chat-template: does not parse: {error}") from error
+    return source
 
 
 class ChatTemplateError(ValueError):

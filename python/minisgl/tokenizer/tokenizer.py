@@ -26,7 +26,7 @@ class TokenizerError(ConfigError):
 
 
 class Tokenizer:
-    """Use `load` or `echo`."""
+    """Use `open`, `load` or `echo`."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, special_tokens: dict[str, str], chat_templates: Mapping[str, str]
@@ -35,6 +35,14 @@ class Tokenizer:
         self._table = DecodeTable(backend)
         self.special_tokens = special_tokens
         self._chat_templates = {name: ChatTemplate(text, special_tokens) for name, text in chat_templates.items()}
+
+    @classmethod
+    def open(cls, model_dir: str | Path | None, chat_template: str | None = None) -> Tokenizer:
+        """`load`, or `echo` without a folder; `chat_template` (its text) takes the place of all of theirs."""
+        found = cls.echo() if model_dir is None else cls.load(model_dir)
+        if chat_template is not None:
+            found._chat_templates = {"default": ChatTemplate(chat_template, found.special_tokens)}
+        return found
 
     @classmethod
     def load(cls, model_dir: str | Path) -> Tokenizer:

@@ -1,0 +1,68 @@
+"""A model's own sampling defaults: generation_config.json as fields of `SamplingParams`.
+
+Keeps true: what it returns passes `SamplingParams.check`; without the file, or a field of it, nothing changes.
+Doesn't know: EOS ids (they are always stops, models/ reads them), requests, HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from minisgl.config import ConfigError, GenerationConfig
+from minisgl.sampling_params import ParamError, SamplingParams
+
+FILE = "generation_config.json"
+_HINT = "or use --generation-config none"
+_FIELDS: dict[str, tuple[str, type]] = {  # in the file -> of SamplingParams
+    "temperature": ("temperature", float),
+    "top_p": ("top_p", float),
+    "top_k": ("top_k", int),
+    "min_p": ("min_p", float),
+    "repetition_penalty": ("repetition_penalty", float),
+    "max_new_tokens": ("max_tokens", int),
+}
+
+
+def read_defaults(model_dir: str | Path | None, choice: GenerationConfig) -> Mapping[str, Any]:
+    """Fields of `SamplingParams` and their values, for requests that leave them out; empty for the choice `none`.
+
+    `do_sample` false means temperature 0, `top_k` 0 means all. Raises `ConfigError` for a value that cannot be."""
+    if model_dir is None or choice == "none":
+        return {}
+    file = Path(model_dir) / FILE
+    if not file.is_file():
+        return {}
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{FILE}: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{FILE}: must be a JSON object")
+    found = dict[str, Any]()
+    for name, (field, kind) in _FIELDS.items():
+        if (value := raw.get(name)) is not None:
+            found[field] = _number(name, value, kind)
+    if raw.get("do_sample") is False:
+        found["temperature"] = 0.0
+    if found.get("top_k") == 0:
+        found["top_k"] = -1
+    try:
+        SamplingParams(**found).check()
+    except ParamError as error:
+        name = next(name for name, (field, _) in _FIELDS.items() if field == error.field)
+        raise ConfigError(f"{FILE}: {name}: {error.reason}: correct it, {_HINT}") from error
+    return found
+
+
+def _number(name: str, value: Any, kind: type) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float) or (kind is int and value % 1 != 0):
+        raise ConfigError(f"{FILE}: {name}: {value!r} is no {'integer' if kind is int else 'number'}: {_HINT[3:]}")
+    return kind(value)
+
+
+def show_defaults(defaults: Mapping[str, Any]) -> str:
+    """For the log: `temperature 0.6, top_p 0.9`."""
+    return ", ".join(f"{name} {value:g}" for name, value in defaults.items())
