@@ -103,6 +103,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Literal["text", "json"] = "text"
     access_log: bool = True
     log_prompts: bool = False
+    managed: bool = False  # started by a program: see managed.py
 
     def check(self) -> ServerConfig:
         """Raise `ConfigError` at the first impossible value, else return self."""

@@ -21,7 +21,7 @@ DATA = "MINISGL_DATA"
 """Folder with real tokenizers, traces and prompts, for tests and benchmarks. They skip without it."""
 
 API_KEY = "MINISGL_API_KEY"
-"""The key that clients must show. `--api-key` wins; the environment does not show in a list of processes."""
+"""The key that clients must show, and that `minisgl chat` shows. `--api-key` wins; the environment does not show in a list of processes."""
 
 ECHO_FAIL_STEPS = "MINISGL_ECHO_FAIL_STEPS"
 """For tests of a whole server: steps whose forward fails on the echo engine, separated by commas."""
@@ -60,6 +60,12 @@ def cpu_backend() -> str | None:
 
 def disable_overlap_scheduling() -> bool:
     return _flag(DISABLE_OVERLAP_SCHEDULING)
+
+
+def state_dir() -> Path:
+    """Where what a user typed is remembered; not created here."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".local" / "state") / "minisgl"
 
 
 def cache_dir() -> Path:

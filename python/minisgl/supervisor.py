@@ -19,6 +19,7 @@ from typing import Any
 
 import uvloop
 
+from minisgl import managed
 from minisgl.config import MODEL_SMOLLM2, ConfigError, ServerConfig
 from minisgl.generation_config import read_defaults, show_defaults
 from minisgl.message import EngineReady
@@ -64,10 +65,10 @@ class _Signals:
         self.drain = asyncio.Event()
         self.stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
+        loop.add_signal_handler(signal.SIGINT, self.interrupt)
         loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
 
-    def _on_interrupt(self) -> None:
+    def interrupt(self) -> None:
         self.drain.set()
         self.stop.set()
 
@@ -78,8 +79,13 @@ class _Signals:
 
 
 async def _supervise(config: ServerConfig, listener: socket.socket) -> int:
-    began = time.monotonic()
     signals = _Signals()
+    with managed.until_stdin_ends(signals.interrupt) if config.managed else contextlib.nullcontext():
+        return await _run(config, listener, signals)
+
+
+async def _run(config: ServerConfig, listener: socket.socket, signals: _Signals) -> int:
+    began = time.monotonic()
     process = EngineProcess.create(config.engine)
     client: EngineClient | None = None
     try:
@@ -181,11 +187,16 @@ async def _last_words(client: EngineClient, exit_code: int) -> None:
 
 def _greet(config: ServerConfig, listener: socket.socket, ready: EngineReady, seconds: float) -> None:
     host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # what a client on this machine can connect to
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     say(
         f"{config.model_name}: {ready.engine} engine, {ready.device} {ready.dtype}, control plane {ready.cpu_backend}, "
         f"context {ready.max_seq_len}, KV pool {ready.num_pages} pages of {ready.page_size} tokens"
     )
+    if config.managed:
+        say(f"ready: {url} after {seconds:.1f} s")
+        managed.announce(url, config.model_name)
+        return
     say(f"ready: {url} after {seconds:.1f} s. Try:")
     question = "What is the capital of France?" if config.engine.model == MODEL_SMOLLM2 else "Hello!"
     body = {"model": config.model_name, "messages": [{"role": "user", "content": question}], "temperature": 0}

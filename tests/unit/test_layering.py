@@ -50,9 +50,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     # programs
     "bench": {"runner", "scheduler", "engine", "message", "tokenizer", "config", "sampling_params", "step", "envs"},
     "llm": {"generation_config", "runner", "tokenizer", "message", "config", "envs", "sampling_params", "step"},
-    "supervisor": {"generation_config", "server", "runner.launch", "message", "tokenizer", "config"},
+    "managed": set(),
+    "chat": set(),  # a client like any other
+    "supervisor": {"managed", "generation_config", "server", "runner.launch", "message", "tokenizer", "config"},
     "doctor": {"scheduler", "engine", "weights", "attention", "envs", "_rust"},  # tries everything
-    "cli": {"supervisor", "llm", "bench", "doctor", "config", "sampling_params", "envs"},
+    "cli": {"supervisor", "chat", "llm", "bench", "doctor", "config", "sampling_params", "envs"},
     "__init__": {"llm", "sampling_params"},
     "__main__": {"cli"},
 }
@@ -68,7 +70,7 @@ NO_TORCH = (
     "envs",
     "generation_config",
 )
-NO_TORCH_PROCESS = ("cli", "supervisor", "doctor", "runner.launch")  # the HTTP process, and whatever leads to it
+NO_TORCH_PROCESS = ("cli", "chat.terminal", "supervisor", "doctor", "runner.launch")  # and whatever leads to it
 HEAVY = {"torch", "transformers"}
 
 

@@ -1,4 +1,4 @@
-"""The command line: `minisgl serve|generate|doctor`, and `minisgl --model X` for serve.
+"""The command line: `minisgl serve|chat|generate|doctor`, and `minisgl --model X` for serve.
 
 Keeps true: every bad setting ends with one line that says what to change and exit code 2; importing this package brings
 no torch. Each command is a module with `add_parser` and `run`.
@@ -12,20 +12,29 @@ import sys
 from collections.abc import Sequence
 
 from minisgl import envs
-from minisgl.cli import generate, serve
+from minisgl.cli import chat, config_file, generate, serve
 from minisgl.config import ConfigError
 from minisgl.sampling_params import ParamError
 
 DESCRIPTION = "A compact LLM inference server."
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Flags, over the values of `--config`, over the defaults. Raises `ConfigError`."""
     parser = argparse.ArgumentParser(prog="minisgl", description=DESCRIPTION, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    serve.add_parser(commands)
+    server = serve.add_parser(commands)
+    chat.add_parser(commands)
     generate.add_parser(commands)
     commands.add_parser("doctor", help="what is installed, what works here, and why not", add_help=False)
-    return parser
+    args, rest = parser.parse_known_args(arguments)
+    if rest and args.command != "chat":  # which hands them on to its server
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if (path := getattr(args, "config", None)) is not None:
+        config_file.apply(path, server)
+        args = parser.parse_args(arguments)
+    args.flags, args.rest = arguments[1:], rest
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,11 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         from minisgl import doctor
 
         return int(doctor.main(arguments[1:]))
-    args = _parser().parse_args(arguments)
     try:
+        args = _parse(arguments)
         return int(args.run(args))
     except (ConfigError, envs.EnvError, ParamError) as error:
-        print(f"minisgl {args.command}: {error}", file=sys.stderr)
+        print(f"minisgl {arguments[0]}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -14,7 +14,7 @@ from minisgl.config import ConfigError
 from minisgl.sampling_params import SamplingParams
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Commands) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         "generate", help="one answer, without a server", formatter_class=Formatter, allow_abbrev=False
     )
@@ -28,6 +28,7 @@ def add_parser(commands: Commands) -> None:
     sampling.add_argument("--top-k", type=int, default=-1, help="sample from this many; -1: all")
     sampling.add_argument("--sampling-seed", type=int, help="the same seed gives the same answer (default: random)")
     add_engine_arguments(parser)
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:

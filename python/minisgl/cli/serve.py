@@ -9,26 +9,34 @@ import argparse
 from typing import Any
 
 from minisgl import envs
+from minisgl.cli import chat
 from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, engine_config
 from minisgl.config import Limits, ServerConfig
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Commands) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         "serve", help="run the OpenAI-compatible server", formatter_class=Formatter, allow_abbrev=False
     )
     parser.set_defaults(run=run)
     add_server_arguments(parser)
     add_engine_arguments(parser)
+    return parser
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags behind `ServerConfig`; the destinations are its field names."""
+    parser.add_argument("--config", metavar="FILE", help="YAML file of flags by name; flags given here win over it")
+    parser.add_argument("--shell", action="store_true", help="open a chat with the server in this terminal")
+    # for a program that starts the server: one JSON line on stdout when it is ready; it ends when its stdin does
+    parser.add_argument("--managed", action="store_true", help=argparse.SUPPRESS)
     http = parser.add_argument_group("HTTP")
     http.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0: every interface")
     http.add_argument("--port", type=int, default=1919, help="0: any free port")
     http.add_argument("--served-model-name", help="the name clients ask for (default: the value of --model)")
-    http.add_argument("--api-key", help="clients must show it, except for /livez and /readyz (also MINISGL_API_KEY)")
+    http.add_argument(
+        "--api-key", help="clients must show it, but for /livez and /readyz (default: MINISGL_API_KEY, else none)"
+    )
     http.add_argument(
         "--cors-origin",
         dest="cors_origins",
@@ -92,6 +100,9 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
 
 
 def run(args: argparse.Namespace) -> int:
+    config = server_config(args)
+    if args.shell and not args.managed:
+        return chat.run_shell(args.flags, config.api_key)
     from minisgl.supervisor import run_server
 
-    return run_server(server_config(args))
+    return run_server(config)

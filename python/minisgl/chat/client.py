@@ -1,0 +1,141 @@
+"""HTTP client of the chat: the models of a server, and one streamed answer at a time.
+
+Keeps true: every failure is a `ChatError` whose text is fit to be shown; closing the iteration closes the connection,
+which is how an answer is stopped.
+Doesn't know: conversations, terminals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+class ChatError(Exception):
+    """What went wrong and, where known, what to do about it. `status` is that of HTTP, if there was an answer."""
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an answer. `usage` comes once, at the end, from servers that send it."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
+
+
+class ChatClient:
+    def __init__(self, base_url: str, api_key: str | None = None) -> None:
+        """`base_url`: of the server, with or without `/v1`. Raises `ChatError` if it is none."""
+        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        try:
+            url = httpx.URL(self.base_url)
+        except httpx.InvalidURL as error:
+            raise ChatError(f"--base-url {base_url}: {error}") from error
+        if url.scheme not in ("http", "https") or not url.host:
+            raise ChatError(f"--base-url {base_url}: must look like http://127.0.0.1:1919")
+        self._http = httpx.AsyncClient(
+            base_url=self.base_url,
+            headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+            trust_env=not _is_loopback(url.host),  # a proxy could not reach it
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def models(self) -> list[str]:
+        """Names of the models; at least one."""
+        with self._explained():
+            answer = await self._http.get("/v1/models", timeout=CONNECT_TIMEOUT_S)
+        if answer.status_code != 200:
+            raise self._refusal(answer)
+        try:
+            names = [str(model["id"]) for model in answer.json()["data"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ChatError(f"{self.base_url}: is no OpenAI-compatible server: /v1/models makes no sense") from error
+        if not names:
+            raise ChatError(f"{self.base_url}: the server has no model")
+        return names
+
+    async def answer(self, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
+        """Stream one chat completion. Close the iterator to stop it."""
+        request = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        with self._explained():
+            async with self._http.stream("POST", "/v1/chat/completions", json=request) as response:
+                if response.status_code != 200:
+                    await response.aread()
+                    raise self._refusal(response)
+                async for data in _events(response):
+                    if data == b"[DONE]":
+                        return
+                    yield _piece(data)
+        raise ChatError("the server ended the answer before it was complete")
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.ConnectError as error:
+            raise ChatError(f"{self.base_url}: nothing answers there: is the server running?") from error
+        except httpx.TimeoutException as error:
+            raise ChatError(f"{self.base_url}: no answer in time") from error
+        except httpx.HTTPError as error:
+            raise ChatError(f"{self.base_url}: the connection broke: {error or type(error).__name__}") from error
+
+    def _refusal(self, response: httpx.Response) -> ChatError:
+        status = response.status_code
+        try:
+            text = _message(response.json()["error"])
+        except (ValueError, KeyError, TypeError):
+            text = f"{self.base_url}: HTTP {status} from something that is no OpenAI-compatible server"
+        if status in (401, 403):
+            text += " (give --api-key)"
+        return ChatError(text, status)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
+    """The data of each server-sent event. Lines are cut at line feeds of bytes only: text may hold other separators."""
+    rest = b""
+    async for part in response.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+
+
+def _piece(data: bytes) -> Piece:
+    try:
+        event = json.loads(data)
+        if "error" in event:
+            raise ChatError(_message(event["error"]))
+        usage = event.get("usage")
+        if not event["choices"]:
+            return Piece(usage=usage)
+        choice = event["choices"][0]
+        return Piece((choice.get("delta") or {}).get("content") or "", choice.get("finish_reason"), usage)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ChatError(f"the server sent what is no part of an answer: {data[:80]!r}") from error
+
+
+def _message(error: Any) -> str:
+    return str(error["message"]) if isinstance(error, dict) else str(error)

@@ -1,0 +1,58 @@
+"""A server of the chat's own: `minisgl serve --managed ...` as a child process.
+
+Keeps true: the child's messages go to this terminal's standard error; Ctrl-C reaches the chat alone; the child ends
+with this process, however that ends, because it watches its standard input.
+Doesn't know: what is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+STOP_TIMEOUT_S = 20.0
+
+
+class ServerFailed(Exception):
+    """It did not start, and has said why."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"the server ended with code {code} before it was ready")
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class OwnServer:
+    url: str
+    model: str
+    ended: asyncio.Future[int]  # its exit code
+
+
+@contextlib.asynccontextmanager
+async def own_server(flags: Sequence[str]) -> AsyncIterator[OwnServer]:
+    """A server with these flags of `minisgl serve`, ready; ended at the end of the `with`. Raises `ServerFailed`."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "minisgl", "serve", "--no-access-log", *flags, "--managed"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    ended = asyncio.ensure_future(process.wait())
+    try:
+        line = await process.stdout.readline()
+        if not line:
+            raise ServerFailed(await ended)
+        ready = json.loads(line)
+        yield OwnServer(ready["url"], ready["model"], ended)
+    finally:
+        process.stdin.close()  # the sign to end
+        try:
+            await asyncio.wait_for(asyncio.shield(ended), STOP_TIMEOUT_S)
+        except TimeoutError:
+            process.kill()
+            await ended

@@ -1,0 +1,151 @@
+"""A conversation: its messages, its settings, and the commands that change them.
+
+Keeps true: what is kept of an answer is what was shown of it; a question that got no answer is not kept.
+Doesn't know: terminals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from minisgl.chat.client import ChatClient, ChatError
+
+HELP = """\
+/help            this list
+/reset           forget the conversation (the system prompt stays)
+/system TEXT     set the system prompt; without TEXT remove it
+/stats           show time to first token and tokens per second after each answer, or stop showing them
+/exit            leave (also Ctrl-D)
+//TEXT           say something that begins with a slash
+Ctrl-C stops an answer. Alt-Enter, or a backslash before Enter, begins a new line."""
+
+
+class Exit(Exception):
+    """The user wants to leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Of one answer. `num_tokens` None: the server did not say, or the answer was stopped."""
+
+    ttft_s: float
+    generation_s: float  # from the first token to the last
+    num_tokens: int | None
+    num_prompt_tokens: int | None
+    num_cached_tokens: int
+
+    def __str__(self) -> str:
+        said = [f"TTFT {self.ttft_s * 1000:.0f} ms"]
+        if self.num_tokens is not None:
+            said.append(f"{self.num_tokens} tokens")
+            if self.num_tokens > 1 and self.generation_s > 0:
+                said.append(f"{(self.num_tokens - 1) / self.generation_s:.1f} tok/s")
+        if self.num_prompt_tokens is not None:
+            said.append(f"prompt {self.num_prompt_tokens} tokens, {self.num_cached_tokens} cached")
+        return ", ".join(said)
+
+
+class Session:
+    """`settings`: further fields of each request, such as temperature."""
+
+    def __init__(
+        self,
+        client: ChatClient,
+        model: str,
+        *,
+        system: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        show_stats: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._settings = dict(settings or {})
+        self._clock = clock
+        self.model = model
+        self.system = system or None
+        self.messages: list[dict[str, str]] = []
+        self.show_stats = show_stats
+        self.stats: Stats | None = None  # of the last answer
+        self.finish_reason: str | None = None  # of the last answer; None: it was stopped or failed
+
+    def command(self, line: str) -> str | None:
+        """What to show for a command; None if `line` is none but something to say. Raises `Exit`."""
+        if not line.startswith("/") or line.startswith("//"):
+            return None
+        name, _, rest = line.partition(" ")
+        rest = rest.strip()
+        if name == "/system":
+            self.system = rest or None
+            return "system prompt set" if rest else "no system prompt"
+        if rest and name in ("/help", "/reset", "/stats", "/exit"):
+            return f"{name} takes nothing after it"
+        if name == "/help":
+            return HELP
+        if name == "/reset":
+            self.messages.clear()
+            return "the conversation is forgotten"
+        if name == "/stats":
+            self.show_stats = not self.show_stats
+            return f"numbers after each answer: {'on' if self.show_stats else 'off'}"
+        if name in ("/exit", "/quit"):
+            raise Exit
+        return f"{name}: no such command: /help lists them"
+
+    async def ask(self, text: str) -> AsyncGenerator[str, None]:
+        """Say `text` and yield the answer piece by piece. Raises `ChatError`. Close the iterator to stop the answer."""
+        question = {"role": "user", "content": text.removeprefix("/") if text.startswith("//") else text}
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        body = {**self._settings, "model": self.model, "messages": [*system, *self.messages, question]}
+        conversation = self.messages
+        self.stats = self.finish_reason = None
+        shown: list[str] = []
+        timing = _Timing(self._clock)
+        try:
+            async with contextlib.aclosing(self._client.answer(body)) as pieces:
+                async for piece in pieces:
+                    timing.take(piece.text, piece.usage)
+                    self.finish_reason = piece.finish_reason or self.finish_reason
+                    if piece.text:
+                        shown.append(piece.text)
+                        yield piece.text
+        except ChatError as error:
+            self.finish_reason = None
+            if error.status == 400 and "context" in str(error) and self.messages:
+                raise ChatError(f"{error} (/reset forgets the conversation)", error.status) from error
+            raise
+        finally:
+            if shown or self.finish_reason is not None:
+                conversation += [question, {"role": "assistant", "content": "".join(shown)}]
+            self.stats = timing.stats()
+
+
+class _Timing:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._first: float | None = None
+        self._last = self._began
+        self._usage: dict[str, Any] = {}
+
+    def take(self, text: str, usage: dict[str, Any] | None) -> None:
+        self._usage = usage or self._usage
+        if text:
+            self._last = self._clock()
+            if self._first is None:
+                self._first = self._last
+
+    def stats(self) -> Stats | None:
+        """None if no text came."""
+        if self._first is None:
+            return None
+        return Stats(
+            ttft_s=self._first - self._began,
+            generation_s=self._last - self._first,
+            num_tokens=self._usage.get("completion_tokens"),
+            num_prompt_tokens=self._usage.get("prompt_tokens"),
+            num_cached_tokens=(self._usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+        )

@@ -1,0 +1,216 @@
+"""The chat's two ends: lines from a terminal or a pipe, answers to standard output.
+
+Keeps true: Ctrl-C stops the answer and nothing else; Ctrl-D and the end of a pipe leave; whatever a model writes, no
+control character but line feed and tab reaches the terminal.
+Doesn't know: HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input import Input
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import Output
+
+from minisgl.chat.client import ChatError
+from minisgl.chat.session import Exit, Session
+
+PROMPT = "> "
+_UNSEEN = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+class Lines(Protocol):
+    interactive: bool
+
+    async def read(self) -> str:
+        """What was typed. Raises `EOFError` at the end, `KeyboardInterrupt` at Ctrl-C."""
+
+
+class Typed:
+    """Lines of a person, with history and editing. Enter sends, Alt-Enter or a backslash at the end goes on."""
+
+    interactive = True
+
+    def __init__(self, history: History, keyboard: Input | None = None, screen: Output | None = None) -> None:
+        self._session: PromptSession[str] = PromptSession(
+            PROMPT,
+            multiline=True,
+            history=history,
+            auto_suggest=AutoSuggestFromHistory(),
+            key_bindings=_keys(),
+            prompt_continuation=". ",
+            input=keyboard,
+            output=screen,
+        )
+
+    async def read(self) -> str:
+        return await self._session.prompt_async(handle_sigint=False)  # Ctrl-C is a key here
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.document.current_line_before_cursor.endswith("\\"):
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
+
+
+class Piped:
+    """Lines of a file or another program, one message each."""
+
+    interactive = False
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        self._ended = False
+        # a daemon: a read that never ends must not keep the process
+        threading.Thread(target=self._read, args=(asyncio.get_running_loop(),), daemon=True).start()
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        rest, part = b"", b""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            while part := os.read(self._descriptor, 65536):
+                *lines, rest = (rest + part).split(b"\n")
+                for line in lines:
+                    loop.call_soon_threadsafe(self._lines.put_nowait, line.decode(errors="replace"))
+            if rest:
+                loop.call_soon_threadsafe(self._lines.put_nowait, rest.decode(errors="replace"))
+            loop.call_soon_threadsafe(self._lines.put_nowait, None)
+
+    async def read(self) -> str:
+        line = None if self._ended else await self._lines.get()
+        if line is None:
+            self._ended = True
+            raise EOFError
+        return line
+
+
+def file_history(file: Path) -> History:
+    """What was typed before, in a file that only its owner may read; without one if it cannot be written."""
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(str(file))
+
+
+class Chat:
+    """One conversation. `write` shows text as it is. `gone` is done when there is nobody to talk to any more."""
+
+    def __init__(
+        self,
+        session: Session,
+        lines: Lines,
+        write: Callable[[str], None],
+        gone: asyncio.Future[int] | None = None,
+    ) -> None:
+        self._session = session
+        self._lines = lines
+        self._write = write
+        self._gone: asyncio.Future[int] = gone if gone is not None else asyncio.get_running_loop().create_future()
+        self._answer: asyncio.Task[bool] | None = None
+        self._failed = False
+
+    async def run(self) -> int:
+        """Until the user leaves. Exit code 1 if the server went away, or if a message of a pipe got no answer."""
+        with self._ctrl_c():
+            while True:
+                try:
+                    text = await self._first(self._lines.read())
+                    if text is None:
+                        self._write("the server is gone\n")
+                        return 1
+                    await self._take(text.strip())
+                except KeyboardInterrupt:
+                    self._write("(Ctrl-D or /exit leaves)\n")
+                except (EOFError, Exit):
+                    return 1 if self._failed and not self._lines.interactive else 0
+
+    async def _take(self, text: str) -> None:
+        if not text:
+            return
+        if (shown := self._session.command(text)) is not None:
+            self._write(shown + "\n")
+            return
+        self._answer = asyncio.ensure_future(self._show(text))
+        try:
+            self._failed |= not await self._answer
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            self._write("\n[stopped]\n")
+        finally:
+            self._answer = None
+        if self._session.show_stats and self._session.stats is not None:
+            self._write(f"[{self._session.stats}]\n")
+
+    async def _show(self, text: str) -> bool:
+        """Whether the answer came."""
+        try:
+            async with contextlib.aclosing(self._session.ask(text)) as pieces:
+                async for piece in pieces:
+                    self._write(piece.translate(_UNSEEN))
+        except ChatError as error:
+            self._write(f"\n[{str(error).translate(_UNSEEN)}]\n")
+            return False
+        self._write("\n")
+        if self._session.finish_reason == "length":
+            self._write("[cut: the limit of tokens is reached]\n")
+        return True
+
+    async def _first(self, reading: Awaitable[str]) -> str | None:
+        """What is read, or None if the server goes away before."""
+        task = asyncio.ensure_future(reading)
+        either: set[asyncio.Future[Any]] = {task, self._gone}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                return None
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
+    @contextlib.contextmanager
+    def _ctrl_c(self) -> Iterator[None]:
+        """While an answer comes, SIGINT stops it; else it ends a piped chat, and does nothing to a typed one."""
+        loop = asyncio.get_running_loop()
+        here = asyncio.current_task()
+        assert here is not None
+
+        def stop() -> None:
+            if self._answer is not None:
+                self._answer.cancel()
+            elif not self._lines.interactive:
+                here.cancel()
+
+        loop.add_signal_handler(signal.SIGINT, stop)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)

