@@ -34,6 +34,8 @@ from minisgl.tokenizer import Tokenizer
 from tests.helpers_e2e import ServerProcess, serving
 
 ECHO = ("--engine", "echo", "--num-pages", "256")
+FIXED = ("--sampling-seed", "0", "--max-tokens", "24")
+HELLO = {"role": "user", "content": "hello"}
 CHAT = (sys.executable, "-m", "minisgl", "chat")
 WAIT_S = 30.0  # for what must come; a failure, not a measurement
 
@@ -45,7 +47,7 @@ def server() -> Iterator[ServerProcess]:
 
 
 def echo_answer(messages: list[dict[str, str]], max_tokens: int) -> str:
-    """What the echo engine says to greedy requests: its text is a function of the conversation."""
+    """What the echo engine says with seed 0: its text is a function of the conversation."""
     ids = Tokenizer.echo().encode(Tokenizer.echo().apply_chat_template(list(messages))).tolist()
     out = EchoModel(seed=0).generate(ids, max_tokens)
     return bytes(out[:-1] if out[-1] == 256 else out).decode()
@@ -62,25 +64,27 @@ def piped(server_url: str | None, text: str, *flags: str) -> subprocess.Complete
 
 
 def test_each_line_of_a_pipe_is_answered(server: ServerProcess) -> None:
-    done = piped(server.url, "hello\n\n/stats\nagain\n", "--max-tokens", "24")
+    done = piped(server.url, "hello\n\n/stats\nagain\n", *FIXED)
     assert done.returncode == 0, done.stderr
-    first, *_ = done.stdout.splitlines()
-    assert first.strip() and "numbers after each answer: on" in done.stdout
+    assert done.stdout.startswith(echo_answer([HELLO], 24) + "\n")
+    assert "numbers after each answer: on" in done.stdout
     assert re.search(r"\[TTFT \d+ ms, \d+ tokens, [\d.]+ tok/s, prompt \d+ tokens, \d+ cached\]", done.stdout)
     assert done.stderr == "" and "\x1b" not in done.stdout
 
 
 def test_the_whole_conversation_reaches_the_server(server: ServerProcess) -> None:
     """The second prompt is long by what was said before; after /reset it is short again."""
-    done = piped(server.url, "hello\nhello\n/reset\nhello\n", "--max-tokens", "8", "--stats", "--system", "be brief")
+    done = piped(server.url, "hello\nhello\n/reset\nhello\n", *FIXED, "--stats", "--system", "be brief")
     first, second, third = (int(found) for found in re.findall(r"prompt (\d+) tokens", done.stdout))
     assert first < second and third == first
 
 
 def test_a_message_that_gets_no_answer_is_an_exit_code(server: ServerProcess) -> None:
-    done = piped(server.url, "x" * 9000 + "\nshort\n", "--max-tokens", "5")
+    done = piped(server.url, "x" * 9000 + "\nshort\n", *FIXED)
     assert done.returncode == 1
-    assert "[" in done.stdout and len(done.stdout.splitlines()) >= 2  # the second was answered
+    refusal, answer = done.stdout.split("]\n", 1)
+    assert "[" in refusal
+    assert answer.startswith(echo_answer([{"role": "user", "content": "short"}], 24) + "\n")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +120,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 @pytest.mark.parametrize("command", [("chat",), ("serve", "--shell", "--port", "0")])
 def test_its_own_server_starts_and_ends_with_it(command: Sequence[str], tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "minisgl", *command, *ECHO],
+        [sys.executable, "-m", "minisgl", *command, *ECHO, *(FIXED if command == ("chat",) else ())],
         input="hello\n",
         check=False,
         capture_output=True,
@@ -125,7 +129,10 @@ def test_its_own_server_starts_and_ends_with_it(command: Sequence[str], tmp_path
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() and "ready: http://127.0.0.1:" in done.stderr
+    assert "ready: http://127.0.0.1:" in done.stderr
+    assert done.stdout.endswith("\n") and "gone" not in done.stdout
+    if command == ("chat",):
+        assert done.stdout.startswith(echo_answer([HELLO], 24) + "\n")
     assert list(tmp_path.iterdir()) == [], "the server left files behind"
 
 
@@ -149,7 +156,7 @@ def test_a_killed_chat_leaves_no_server(tmp_path: Path) -> None:
     with chat:
         chat.stdin.write("hello\n")
         chat.stdin.flush()
-        assert chat.stdout.readline().strip()
+        assert chat.stdout.readline()
         children = psutil.Process(chat.pid).children(recursive=True)
         assert len(children) == 2
         chat.kill()
@@ -167,7 +174,7 @@ def test_it_notices_that_its_server_died() -> None:
     with chat:
         chat.stdin.write("hello\n")
         chat.stdin.flush()
-        assert chat.stdout.readline().strip()
+        assert chat.stdout.readline()
         for child in psutil.Process(chat.pid).children():
             child.kill()
         assert "the server is gone" in chat.stdout.read()  # while it waits for a line that never comes
@@ -272,7 +279,9 @@ def canned(body: bytes, status: str = "200 OK") -> Iterator[str]:
                 while True:
                     connection, _ = listener.accept()
                     with connection:
-                        connection.recv(65536)
+                        request = b""
+                        while not request.endswith(b"}"):  # unread bytes would make the close a reset
+                            request += connection.recv(65536)
                         connection.sendall(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode() + body)
 
         threading.Thread(target=run, daemon=True).start()
@@ -326,6 +335,9 @@ def test_a_failure_is_shown_and_the_chat_goes_on(body: bytes, status: str, said:
 # --- in a pseudo terminal ---
 
 
+PROMPTED = rb"\x1b\[\?2004h.*>"  # a terminal that takes pastes as such, and a prompt
+
+
 def test_in_a_terminal(server: ServerProcess, tmp_path: Path) -> None:
     """The real command with a terminal on all three ends: prompt, answer, Ctrl-C as a key, Ctrl-D."""
     pid, terminal = pty.fork()
@@ -344,13 +356,13 @@ def test_in_a_terminal(server: ServerProcess, tmp_path: Path) -> None:
         screen = b""
 
     try:
-        expect(rb"smollm2 at http.*> ")
+        expect(rb"smollm2 at http.*" + PROMPTED)
         os.write(terminal, b"/help\r")
-        expect(rb"forget the conversation.*> ")
+        expect(rb"forget the conversation.*" + PROMPTED)
         os.write(terminal, b"hello\r")
-        expect(rb"\[TTFT \d+ ms.*> ")
+        expect(rb"\[TTFT \d+ ms.*" + PROMPTED)
         os.write(terminal, b"\x03")
-        expect(rb"Ctrl-D or /exit leaves.*> ")
+        expect(rb"Ctrl-D or /exit leaves.*" + PROMPTED)
         os.write(terminal, b"\x04")
         until(lambda: os.waitpid(pid, os.WNOHANG) == (pid, 0), "Ctrl-D does not leave")
         pid = 0

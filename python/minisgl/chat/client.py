@@ -93,7 +93,7 @@ class ChatClient:
         except httpx.TimeoutException as error:
             raise ChatError(f"{self.base_url}: no answer in time") from error
         except httpx.HTTPError as error:
-            raise ChatError(f"{self.base_url}: the connection broke: {error or type(error).__name__}") from error
+            raise ChatError(f"{self.base_url}: the connection broke: {str(error) or type(error).__name__}") from error
 
     def _refusal(self, response: httpx.Response) -> ChatError:
         status = response.status_code

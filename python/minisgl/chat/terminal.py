@@ -30,11 +30,15 @@ PROMPT = "> "
 _UNSEEN = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
+class Dropped(Exception):
+    """Ctrl-C while typing. No `KeyboardInterrupt`: that one would pass through the event loop and end it."""
+
+
 class Lines(Protocol):
     interactive: bool
 
     async def read(self) -> str:
-        """What was typed. Raises `EOFError` at the end, `KeyboardInterrupt` at Ctrl-C."""
+        """What was typed. Raises `EOFError` at the end, `Dropped` at Ctrl-C."""
 
 
 class Typed:
@@ -50,6 +54,7 @@ class Typed:
             auto_suggest=AutoSuggestFromHistory(),
             key_bindings=_keys(),
             prompt_continuation=". ",
+            interrupt_exception=Dropped,
             input=keyboard,
             output=screen,
         )
@@ -145,7 +150,7 @@ class Chat:
                         self._write("the server is gone\n")
                         return 1
                     await self._take(text.strip())
-                except KeyboardInterrupt:
+                except Dropped:
                     self._write("(Ctrl-D or /exit leaves)\n")
                 except (EOFError, Exit):
                     return 1 if self._failed and not self._lines.interactive else 0

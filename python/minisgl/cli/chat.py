@@ -43,6 +43,7 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
     answers.add_argument("--top-p", type=float, help="sample from the likeliest of this share (default: the server's)")
     answers.add_argument("--top-k", type=int, help="sample from the likeliest so many (default: the server's)")
     answers.add_argument("--max-tokens", type=int, help="limit of one answer (default: the server's)")
+    answers.add_argument("--sampling-seed", type=int, help="the same seed gives the same answers (default: random)")
     answers.add_argument("--stats", action="store_true", help="show TTFT and tokens per second after each answer")
 
 
@@ -84,6 +85,8 @@ async def _converse(
     from minisgl.chat.terminal import Chat, Piped, Typed, file_history
 
     settings = {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
+    if args.sampling_seed is not None:
+        settings["seed"] = args.sampling_seed
     try:
         client = ChatClient(url, api_key)
         try:
