@@ -21,7 +21,8 @@ DATA = "MINISGL_DATA"
 """Folder with real tokenizers, traces and prompts, for tests and benchmarks. They skip without it."""
 
 API_KEY = "MINISGL_API_KEY"
-"""The key that clients must show, and that `minisgl chat` shows. `--api-key` wins; the environment does not show in a list of processes."""
+"""The key that clients must show, and that `minisgl chat` shows. `--api-key` wins; the environment, unlike flags, does
+not show in a list of processes."""
 
 ECHO_FAIL_STEPS = "MINISGL_ECHO_FAIL_STEPS"
 """For tests of a whole server: steps whose forward fails on the echo engine, separated by commas."""

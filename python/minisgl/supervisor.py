@@ -200,4 +200,5 @@ def _greet(config: ServerConfig, listener: socket.socket, ready: EngineReady, se
     say(f"ready: {url} after {seconds:.1f} s. Try:")
     question = "What is the capital of France?" if config.engine.model == MODEL_SMOLLM2 else "Hello!"
     body = {"model": config.model_name, "messages": [{"role": "user", "content": question}], "temperature": 0}
-    say(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'")
+    key = "" if config.api_key is None else ' -H "Authorization: Bearer $MINISGL_API_KEY"'
+    say(f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'")

@@ -117,7 +117,10 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("command", [("chat",), ("serve", "--shell", "--port", "0")])
+SHELL = ("serve", "--shell", "--port", "0", "--api-key", "secret")
+
+
+@pytest.mark.parametrize("command", [("chat",), SHELL], ids=["chat", "shell"])
 def test_its_own_server_starts_and_ends_with_it(command: Sequence[str], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "minisgl", *command, *ECHO, *(FIXED if command == ("chat",) else ())],
@@ -130,7 +133,8 @@ def test_its_own_server_starts_and_ends_with_it(command: Sequence[str], tmp_path
     )
     assert done.returncode == 0, done.stderr
     assert "ready: http://127.0.0.1:" in done.stderr
-    assert done.stdout.endswith("\n") and "gone" not in done.stdout
+    assert done.stdout.endswith("\n") and "gone" not in done.stdout and "secret" not in done.stderr
+    assert "[" not in done.stdout
     if command == ("chat",):
         assert done.stdout.startswith(echo_answer([HELLO], 24) + "\n")
     assert list(tmp_path.iterdir()) == [], "the server left files behind"
