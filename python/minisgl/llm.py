@@ -21,6 +21,7 @@ from minisgl import envs
 from minisgl.config import EngineConfig
 from minisgl.generation_config import read_defaults
 from minisgl.message import AbortRequest, AddRequest, FinishRequest, FromEngine, StepTokens, ToEngine
+from minisgl.progress import Display
 from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import ParamError, SamplingParams, choice_seed
@@ -80,7 +81,7 @@ class LLM:
         self.config = msgspec.convert({**defaults, **settings, "model": model}, EngineConfig).check()
         given = self.config.chat_template
         chat_template = None if given is None else read_chat_template(given)
-        self._engine = build_engine(self.config, lambda text: print(text, file=sys.stderr))
+        self._engine = build_engine(self.config, Display(_say, sys.stderr if sys.stderr.isatty() else None))
         info = self._engine.info
         self._control_plane = build_control_plane(self.config, info)
         self._loop = StepLoop(self._control_plane, self._engine, self._take, overlap=self.config.overlap)
@@ -223,6 +224,10 @@ class LLM:
             completion.finish_reason = reason.name.lower()
             completion.error = error
             del self._live[req_id]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _is_ids(prompts: Prompt | Sequence[Prompt]) -> bool:

@@ -14,6 +14,7 @@ import gc
 import json
 import signal
 import socket
+import sys
 import time
 from typing import Any
 
@@ -23,6 +24,7 @@ from minisgl import managed
 from minisgl.config import MODEL_SMOLLM2, ConfigError, ServerConfig
 from minisgl.generation_config import read_defaults, show_defaults
 from minisgl.message import EngineReady
+from minisgl.progress import Display
 from minisgl.runner.launch import EngineProcess
 from minisgl.server.app import Application, build_app
 from minisgl.server.engine_client import EngineClient, EngineGone
@@ -90,7 +92,7 @@ async def _run(config: ServerConfig, listener: socket.socket, signals: _Signals)
     client: EngineClient | None = None
     try:
         client = EngineClient(process.to_engine, process.from_engine)
-        client.on_progress = say
+        client.on_progress = Display(say, sys.stderr if config.log_format == "text" and sys.stderr.isatty() else None)
         client.start()
         await process.start()
         ready = await _until_ready(client, process, signals.drain)

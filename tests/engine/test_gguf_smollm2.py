@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(envs.CACHE, str(cache))
-        yield import_gguf(find_smollm2(), lambda _: None)
+        yield import_gguf(find_smollm2(), lambda *_: None)
     shutil.rmtree(cache)  # half a gigabyte
 
 

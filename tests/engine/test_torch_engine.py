@@ -43,7 +43,7 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def load(folder: Path, **settings: object) -> tuple[TorchEngine, EngineConfig]:
     config = EngineConfig(model=str(folder), dtype="float32", **settings)  # type: ignore[arg-type]
-    return load_engine(config, lambda text: None), config
+    return load_engine(config, lambda text, done=0, total=0: None), config
 
 
 class Collector:

@@ -20,7 +20,7 @@ from minisgl.weights import find_smollm2, resolve_model
 HUB_ID = "someone/some-model"
 
 
-def _quiet(_: str) -> None:
+def _quiet(text: str, done: int = 0, total: int = 0) -> None:
     pass
 
 
@@ -125,9 +125,13 @@ def test_no_hub_and_no_cache(source: Any) -> None:
 def test_auto_goes_on_to_modelscope(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls = _modelscope(monkeypatch, tmp_path)
     said: list[str] = []
-    assert resolve_model(HUB_ID, said.append, revision="v1") == tmp_path
+
+    def report(text: str, done: int = 0, total: int = 0) -> None:
+        said.append(text)
+
+    assert resolve_model(HUB_ID, report, revision="v1") == tmp_path
     assert [(model, options["revision"]) for model, options in calls] == [(HUB_ID, "v1")]
-    assert "trying ModelScope" in said[0]
+    assert "trying ModelScope" in said[-1]
 
 
 def test_huggingface_alone_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--chat-template",
         metavar="FILE",
-        help="a jinja file, or the template as text, instead of the tokenizer's",
+        help="a jinja file, or the template as text (default: the tokenizer's)",
     )
     model.add_argument(
         "--dtype",

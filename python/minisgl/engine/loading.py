@@ -7,7 +7,6 @@ Doesn't know: the control plane, processes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -20,13 +19,14 @@ from minisgl.engine.api import EngineInfo
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread
 from minisgl.models import Decoder, ModelConfig, build_model, load_config
+from minisgl.progress import BAR_INTERVAL_S, Report
 from minisgl.weights import dummy_weights, load_weights, resolve_model
 
 MAX_POOL_BYTES = 4 * 2**30  # without --num-pages: a laptop has other things to do with its memory
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_engine(config: EngineConfig, say: Callable[[str], None]) -> TorchEngine:
+def load_engine(config: EngineConfig, say: Report) -> TorchEngine:
     """Load in the thread that will run the forwards. Raises `ConfigError` and its kin with what to change."""
     thread = ForwardThread("torch-forward")
     try:
@@ -36,7 +36,7 @@ def load_engine(config: EngineConfig, say: Callable[[str], None]) -> TorchEngine
         raise
 
 
-def _load(config: EngineConfig, say: Callable[[str], None], thread: ForwardThread) -> TorchEngine:
+def _load(config: EngineConfig, say: Report, thread: ForwardThread) -> TorchEngine:
     began = time.monotonic()
     device = _device(config)
     folder = resolve_model(
@@ -49,7 +49,7 @@ def _load(config: EngineConfig, say: Callable[[str], None], thread: ForwardThrea
         torch.set_num_threads(config.num_threads)
     with torch.inference_mode():
         model = build_model(model_config, dtype=dtype, device=device, max_position=context_len)
-        _fill(model, folder, config)
+        _fill(model, folder, config, say)
         model.pack()
         num_pages = _num_pages(config, model_config, dtype, context_len)
         pool = KVPool(
@@ -62,6 +62,8 @@ def _load(config: EngineConfig, say: Callable[[str], None], thread: ForwardThrea
             device=device,
         )
     say(f"loaded {folder.name}: {model_config.architecture}, {_dtype_name(dtype)}, {time.monotonic() - began:.1f} s")
+    pool_bytes = num_pages * _page_bytes(config, model_config, dtype)
+    say(f"KV pool: {num_pages} pages of {config.page_size} tokens, {pool_bytes / 2**20:.0f} MiB")
     info = EngineInfo(
         name="torch",
         model_dir=str(folder),
@@ -109,18 +111,38 @@ def _context_len(config: EngineConfig, model_config: ModelConfig) -> int:
     return config.max_seq_len
 
 
-def _fill(model: Decoder, folder: Path, config: EngineConfig) -> None:
+def _fill(model: Decoder, folder: Path, config: EngineConfig, say: Report) -> None:
     if config.load_format == "dummy":
         dummy_weights(model.checkpoint(), config.seed)
     else:
-        load_weights(model.checkpoint(), folder, stacked=model.stacked())
+        last = 0.0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal last
+            if done in (1, total) or time.monotonic() - last >= BAR_INTERVAL_S:
+                last = time.monotonic()
+                say("loading weights", done, total)
+
+        load_weights(model.checkpoint(), folder, progress, stacked=model.stacked())
+
+
+def _page_bytes(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype) -> int:
+    return page_bytes(
+        model_config.num_layers, config.page_size, model_config.num_kv_heads, model_config.head_dim, dtype
+    )
 
 
 def _num_pages(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, context_len: int) -> int:
     """As asked for, else what fits into the memory share, but no more than all rows at full context could use."""
+    one = _page_bytes(config, model_config, dtype)
     if config.num_pages is not None:
+        available = psutil.virtual_memory().available
+        if config.num_pages * one > available:  # the system would promise it, and kill the process later
+            raise ConfigError(
+                f"--num-pages {config.num_pages}: the KV pool would take {config.num_pages * one // 2**20} MiB of "
+                f"{available // 2**20} MiB that are free: at most {available // one} pages fit"
+            )
         return config.num_pages
-    one = page_bytes(model_config.num_layers, config.page_size, model_config.num_kv_heads, model_config.head_dim, dtype)
     free = int(psutil.virtual_memory().available * config.memory_ratio)
     useful = config.max_running_requests * -(-context_len // config.page_size)
     num_pages = min(min(free, MAX_POOL_BYTES) // one, useful)

@@ -10,7 +10,7 @@ import msgspec
 
 from minisgl.sampling_params import SamplingParams
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, array_like=True):
@@ -40,9 +40,11 @@ ToEngine = AddRequest | AbortRequest | FinishRequest | Shutdown
 
 
 class LoadProgress(msgspec.Struct, tag="progress", frozen=True, array_like=True):
-    """One plain line of what the engine process is doing before it is ready."""
+    """What the engine process is doing before it is ready: a line, or with `total` how far the step `text` is."""
 
     text: str
+    done: int = 0
+    total: int = 0
 
 
 class EngineReady(msgspec.Struct, tag="ready", frozen=True, array_like=True):

@@ -6,27 +6,24 @@ Doesn't know: processes, sockets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import Engine, EngineInfo
+from minisgl.progress import Report
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
-
-Progress = Callable[[str], None]
 
 ECHO_CONTEXT_LEN = 8192
 ECHO_NUM_PAGES = 8192
 
 
-def build_engine(config: EngineConfig, progress: Progress) -> Engine:
+def build_engine(config: EngineConfig, report: Report) -> Engine:
     """Load what `config` asks for; raises `ConfigError` and the errors of weights/ with what to change."""
     config.check()
     if config.engine == "echo":
         return _build_echo(config)
     from minisgl.engine.loading import load_engine  # imports torch
 
-    return load_engine(config, progress)
+    return load_engine(config, report)
 
 
 def _build_echo(config: EngineConfig) -> Engine:

@@ -94,7 +94,7 @@ class Link:
 
 
 def serve(config: ProcessConfig, link: Link) -> None:
-    engine = build_engine(config.engine, lambda text: link.send([LoadProgress(text)]))
+    engine = build_engine(config.engine, lambda *report: link.send([LoadProgress(*report)]))
     try:
         control_plane = build_control_plane(config.engine, engine.info)
         link.send([_ready(config.engine, engine, control_plane)])

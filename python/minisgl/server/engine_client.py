@@ -117,7 +117,7 @@ class EngineClient:
         self.beat_time = 0.0  # time.monotonic of its arrival
         self._num_waiting = 0  # sent, and not known to have a row
         self._num_waiting_tokens = 0
-        self.on_progress: Callable[[str], None] = lambda text: None
+        self.on_progress: Callable[[str, int, int], None] = lambda text, done, total: None
 
     # ------------------------------------------------------------------------------------------------------- state
 
@@ -254,8 +254,8 @@ class EngineClient:
                         self.stats = message
                     case Heartbeat():
                         self.beat, self.beat_time = message, time.monotonic()
-                    case LoadProgress(text):
-                        self.on_progress(text)
+                    case LoadProgress(text, done, total):
+                        self.on_progress(text, done, total)
                     case EngineReady():
                         if self.ready is not None and not self.ready.done():
                             self.ready.set_result(message)

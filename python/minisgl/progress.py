@@ -1,0 +1,89 @@
+"""What a load tells: lines, and how far a long step is. Bars on a terminal, plain lines elsewhere.
+
+Keeps true: off a terminal nothing but whole lines is written; a long step says so at its beginning and every few
+seconds; one writer draws, so that bars and lines do not mix.
+Doesn't know: what is loaded, where the reports come from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import NoReturn, Protocol, TextIO, TypeVar
+
+from tqdm import tqdm
+
+T = TypeVar("T")
+BAR_INTERVAL_S = 0.1
+LINE_INTERVAL_S = 10.0
+
+
+class Report(Protocol):
+    def __call__(self, text: str, done: int = 0, total: int = 0) -> None:
+        """A line; with `total`, that `done` of so many parts of the step called `text` are done."""
+
+
+def track(report: Report, text: str, items: Iterable[T], total: int) -> Iterator[T]:
+    """The items, reported as they are taken, not too often."""
+    report(text, 0, total)
+    last = time.monotonic()
+    for i, item in enumerate(items):
+        yield item
+        now = time.monotonic()
+        if now - last >= BAR_INTERVAL_S:
+            last = now
+            report(text, i + 1, total)
+    report(text, total, total)
+
+
+class Display:
+    """Shows reports: lines through `line`; steps as bars in `terminal`, or as lines if that is None."""
+
+    def __init__(
+        self,
+        line: Callable[[str], None],
+        terminal: TextIO | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._line = line
+        self._terminal = terminal
+        self._clock = clock
+        self._bar: tqdm[NoReturn] | None = None
+        self._step: str | None = None
+        self._said_at = 0.0
+
+    def __call__(self, text: str, done: int = 0, total: int = 0) -> None:
+        if total == 0:
+            self.close()
+            self._line(text)
+        elif self._terminal is not None:
+            self._draw(text, done, total)
+        else:
+            self._tell(text, done, total)
+
+    def close(self) -> None:
+        """The step is over, done or not."""
+        if self._bar is not None:
+            self._bar.close()
+        self._bar = self._step = None
+
+    def _draw(self, text: str, done: int, total: int) -> None:
+        if text != self._step:
+            self.close()
+            self._step = text
+            self._bar = tqdm(total=total, desc=text, leave=False, file=self._terminal, dynamic_ncols=True)
+        if self._bar is not None:
+            self._bar.n = done
+            self._bar.refresh()
+        if done >= total:
+            self.close()
+
+    def _tell(self, text: str, done: int, total: int) -> None:
+        if text != self._step:
+            self._step, self._said_at = text, self._clock()
+            self._line(text)
+        elif done < total and self._clock() - self._said_at >= LINE_INTERVAL_S:
+            self._said_at = self._clock()
+            self._line(f"{text}: {100 * done // total} %")
+        if done >= total:
+            self._step = None

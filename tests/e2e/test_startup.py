@@ -1,0 +1,125 @@
+"""Starting a server: what it says on the way, and that every failure says what to change."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import socket
+import subprocess
+import sys
+import termios
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.helpers_e2e import serving
+
+SERVE = (sys.executable, "-m", "minisgl", "serve", "--port", "0")
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 300,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "float32",
+}
+TIMEOUT_S = 120  # for what must come; a failure, not a measurement
+
+
+def model_folder(at: Path, **changes: object) -> str:
+    at.mkdir(exist_ok=True)
+    (at / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+    return str(at)
+
+
+def refused(*flags: str) -> str:
+    """The last line of a server that does not start."""
+    done = subprocess.run([*SERVE, *flags], check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode in (1, 2), done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.stdout == ""
+    return done.stderr.strip().splitlines()[-1]
+
+
+def test_a_taken_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert refused("--engine", "echo", "--port", str(port)).endswith(
+            f"--host 127.0.0.1 --port {port}: Address already in use: choose another"
+        )
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--model", "./nowhere"), "--model ./nowhere: no such folder"),
+        (("--model", "nowhere.gguf"), "--model nowhere.gguf: no such file"),
+        (("--device", "tpu"), "--device tpu"),
+        (("--config", "nowhere.yaml"), "--config nowhere.yaml: No such file"),
+    ],
+)
+def test_what_is_not_there(flags: Sequence[str], said: str) -> None:
+    assert said in refused(*flags)
+
+
+def test_an_unknown_architecture_lists_the_known_ones(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", architectures=["GrokForCausalLM"])
+    said = refused("--model", folder, "--load-format", "dummy")
+    assert "GrokForCausalLM" in said and "LlamaForCausalLM" in said
+
+
+def test_a_pool_that_does_not_fit_says_what_does(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m")
+    said = refused("--model", folder, "--load-format", "dummy", "--num-pages", str(2**40))
+    assert f"--num-pages {2**40}: the KV pool would take" in said and "pages fit" in said
+
+
+def test_weights_that_are_not_there(tmp_path: Path) -> None:
+    assert "*.safetensors" in refused("--model", model_folder(tmp_path / "m"))
+
+
+def test_a_config_that_is_no_json(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    model_folder(folder)
+    (folder / "config.json").write_text("{")
+    assert "config.json" in refused("--model", str(folder))
+
+
+def test_a_model_without_a_tokenizer_says_so(tmp_path: Path) -> None:
+    assert "tokenizer.json" in refused("--model", model_folder(tmp_path / "m"), "--load-format", "dummy")
+
+
+def test_off_a_terminal_there_are_plain_lines_only(tmp_path: Path) -> None:
+    env = {"MINISGL_CACHE": str(tmp_path)}
+    pytest.importorskip("gguf")
+    with serving("--model", "smollm2", "--num-pages", "64", env=env) as server:
+        lines = server.lines[:]
+    assert not any("\r" in line or "\x1b" in line or "%|" in line for line in lines), lines
+    steps = ["importing ", "loading weights", "loaded ", "KV pool: 64 pages of 16 tokens", "ready: "]
+    found = [next(i for i, line in enumerate(lines) if step in line) for step in steps]
+    assert found == sorted(found), lines
+
+
+def test_on_a_terminal_there_are_bars(tmp_path: Path) -> None:
+    terminal, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    env = {**os.environ, "MINISGL_CACHE": str(tmp_path)}
+    server = subprocess.Popen([*SERVE, "--model", "smollm2", "--num-pages", "64"], stderr=theirs, env=env)
+    os.close(theirs)
+    screen = b""
+    try:
+        while b"ready: " not in screen:
+            part = os.read(terminal, 65536)
+            screen += part
+    finally:
+        server.terminate()
+        server.wait(TIMEOUT_S)
+        os.close(terminal)
+    assert b"once: " in screen and b"loading weights: " in screen and b"%|" in screen
