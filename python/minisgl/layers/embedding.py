@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.layers.packing import pack, packed_linear
+from minisgl.layers.packing import linear, pack
 
 
 class Embedding:
@@ -23,9 +23,7 @@ class Embedding:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, size] -> [n, vocab_size]"""
-        if self._packed is not None and hidden.shape[0] > 1:
-            return packed_linear(hidden, self._packed, None)
-        return F.linear(hidden, self.weight)
+        return linear(hidden, self.weight, packed=self._packed if hidden.shape[0] > 1 else None)
 
     def pack(self) -> None:
         """The weights are loaded and `logits` will be asked: a packed copy beside the table, which stays for

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minisgl.layers.packing import linear
+
 
 class Experts:
     """`count` MLPs down(silu(gate(x)) * up(x)) without biases."""
@@ -36,9 +38,9 @@ class Experts:
         for expert, count in enumerate(counts):
             if count:
                 use = slice(start, start + count)
-                both = F.linear(rows[use], self.gate_up[expert])
+                both = linear(rows[use], self.gate_up[expert])
                 inner = F.silu(both[:, : self._size]).mul_(both[:, self._size :])
-                out[order[use]] = F.linear(inner, self.down[expert])
+                out[order[use]] = linear(inner, self.down[expert])
                 start += count
         return (out.view(num_tokens, per_token, -1) * weights.unsqueeze(-1)).sum(1)
 

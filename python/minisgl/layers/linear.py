@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.layers.packing import pack, packed_linear
+from minisgl.layers.packing import linear, pack
 
 
 class Linear:
@@ -22,9 +21,7 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[n, in_size] -> [n, sum(out_sizes)]"""
-        if self._packed is not None:
-            return packed_linear(x, self._packed, self.bias)
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, self._packed)
 
     def pack(self) -> None:
         """The weights are loaded: bring them into the fastest layout and drop the plain one."""
