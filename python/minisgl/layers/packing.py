@@ -6,7 +6,7 @@ under 4 MiB gain nothing.
 
 Rows: oneDNN compiles a kernel for each number of rows of each weight's shape and keeps the last 1024 of them. Measured
 on a model with four shapes: 85 ms and 3 MB for each number of rows that comes for the first time, 1.6 GB before it
-levels off. So rows are padded to `padded_rows`, of which there are few (0.14 GB). float32 goes through another library.
+levels off. So rows are padded to `padded_rows`, of which there are few (0.2 GB). float32 goes through another library.
 
 Keeps true: the product is the same as `torch.nn.functional.linear`; where the layout is not to be had, `pack` says
 None.
