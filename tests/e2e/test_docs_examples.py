@@ -1,7 +1,7 @@
 """What README.md and docs/quick-start.md tell people to type, typed.
 
 A comment before a block says what is to be seen (`prints: TEXT`) or why it is not run (`not run: REASON`). Shell blocks
-run in bash with `minisgl` on the path, Python blocks as scripts, YAML blocks are read as `minisgl serve --config` would.
+run in bash with `minisgl` on the path, Python blocks as scripts, YAML blocks are read as by `minisgl serve --config`.
 The examples' server stands at a free port instead of theirs.
 """
 
