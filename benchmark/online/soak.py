@@ -129,9 +129,13 @@ def main() -> int:
         tally, samples = asyncio.run(load(server, args.clients, args.seconds, args.engine == "echo"))
         stats, counted = final_stats(server), counters(server)
         lines = [line for line in server.lines if "Traceback" in line or "ERROR" in line]
-    # the caches of both processes fill in the beginning: growth is measured from the middle of the run
-    middle = samples[len(samples) // 2]
-    growth = {name: round(samples[-1][name] - middle[name], 1) for name in middle}
+    # the caches of both processes fill in the beginning, and a step's own tensors come and go: growth is the highest of
+    # the last quarter above the highest of the one before
+    half, quarter = len(samples) // 2, len(samples) * 3 // 4
+    growth = {
+        name: round(max(s[name] for s in samples[quarter:]) - max(s[name] for s in samples[half:quarter]), 1)
+        for name in samples[0]
+    }
     leaked = stats["num_pages"] - stats["num_free_pages"] - stats["num_evictable_pages"]
     accepted = counted.pop("minisgl:requests_accepted_total")
     errors = counted.get('minisgl:requests_finished_total{reason="error"}', 0)

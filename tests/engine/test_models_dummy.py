@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from minisgl import envs
+from minisgl.config import ConfigError
 from minisgl.llm import LLM
 from minisgl.sampling_params import SamplingParams
 from minisgl.tokenizer import Tokenizer
@@ -73,3 +74,11 @@ def test_llm_samples_as_the_model_says(tmp_path: Path, monkeypatch: pytest.Monke
     with LLM(str(tmp_path), load_format="dummy", num_pages=8, generation_config="none") as llm:
         assert llm.default_params == SamplingParams()
         assert llm._engine.info.eos_ids == (250, 251, 299)
+
+
+def test_llm_takes_a_chat_template() -> None:
+    with LLM("none", engine="echo", chat_template="{% for m in messages %}<{{ m.content }}>{% endfor %}") as llm:
+        output = llm.chat([{"role": "user", "content": "hi"}], SamplingParams(max_tokens=1), progress=False)[0]
+    assert bytes(output.prompt_token_ids) == b"<hi>"
+    with pytest.raises(ConfigError, match=r"--chat-template missing\.jinja"):
+        LLM("none", engine="echo", chat_template="missing.jinja")

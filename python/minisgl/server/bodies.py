@@ -219,7 +219,8 @@ class ChatRequest(Sampling, _Conversation):
 
     messages: Items[ChatMessage] = Field(description="The conversation.", json_schema_extra={"minItems": 1})
     max_completion_tokens: Int64 | None = _field(
-        "The newer name of `max_tokens`, before which it goes. Default: what is left of the context.", minimum=1
+        "The newer name of `max_tokens`, before which it goes. Default: the model's `max_new_tokens`, else what is left of the context.",
+        minimum=1,
     )
     logprobs: StrictBool | None = _field("Report the log probability of each token of the answer.")
     top_logprobs: Int64 | None = _field(
