@@ -219,7 +219,8 @@ class ChatRequest(Sampling, _Conversation):
 
     messages: Items[ChatMessage] = Field(description="The conversation.", json_schema_extra={"minItems": 1})
     max_completion_tokens: Int64 | None = _field(
-        "The newer name of `max_tokens`, before which it goes. Default: the model's `max_new_tokens`, else what is left of the context.",
+        "The newer name of `max_tokens`, before which it goes. Default: the model's `max_new_tokens`, else what is "
+        "left of the context.",
         minimum=1,
     )
     logprobs: StrictBool | None = _field("Report the log probability of each token of the answer.")
@@ -239,7 +240,7 @@ class ChatRequest(Sampling, _Conversation):
         return count or 0
 
     def limit(self) -> int | None:
-        """max_completion_tokens is the newer name; None: what is left of the context."""
+        """max_completion_tokens is the newer name; None: the model's default, else what is left."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
