@@ -1,0 +1,93 @@
+"""Time of a step's control plane, schedule + commit as seen from Python, for both implementations in one run.
+
+    python -m benchmark.control_plane [--backend rust_hotpath python] [--case NAME ...] [--gate] [--out FILE]
+
+Prints median, minimum and p99 of each case's steps in us, beside its bar; the last line of stdout is JSON with the
+medians. Refuses a debug build of the extension, and a missing one. `--gate` fails when a bar is missed. The garbage
+collector is off while a case runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmark.control_plane.cases import CASES
+from minisgl import _rust
+from minisgl.scheduler.api import ControlPlaneConfig
+from minisgl.scheduler.backend import BACKENDS, make_control_plane
+
+SMALLEST = ControlPlaneConfig(num_pages=1, page_size=1, max_running_requests=1, max_prefill_length=1, context_len=2)
+
+
+def refusal(backends: Sequence[str]) -> str | None:
+    """Why this build cannot be measured."""
+    if "rust_hotpath" not in backends:
+        return None
+    profile = _rust.build_info()["profile"]
+    if profile != "release":
+        return f"the extension is a {profile} build; only release is measured"
+    try:
+        make_control_plane("rust_hotpath", SMALLEST)
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    return None
+
+
+def measure(backend: str, name: str) -> dict[str, float]:
+    """Median, minimum and 99th percentile in us over the steps of a case."""
+    case, num_rust, num_python, _, _ = CASES[name]
+    gc.collect()
+    gc.disable()
+    try:
+        times = sorted(
+            case(lambda config: make_control_plane(backend, config), num_python if backend == "python" else num_rust)
+        )
+    finally:
+        gc.enable()
+    return {
+        "median": round(statistics.median(times), 3),
+        "min": round(times[0], 3),
+        "p99": round(times[len(times) * 99 // 100], 3),
+    }
+
+
+def parse(args: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmark.control_plane", description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", nargs="+", choices=BACKENDS, default=list(reversed(BACKENDS)))
+    parser.add_argument("--case", nargs="+", choices=tuple(CASES), default=list(CASES))
+    parser.add_argument("--gate", action="store_true", help="exit with 1 when a bar is missed")
+    parser.add_argument("--out", type=Path, help="write all figures as JSON")
+    return parser.parse_args(args)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    options = parse(args)
+    why = refusal(options.backend)
+    if why is not None:
+        print(f"benchmark.control_plane: {why}", file=sys.stderr)
+        return 2
+    figures: dict[str, dict[str, dict[str, float]]] = {backend: {} for backend in options.backend}
+    missed = 0
+    for name in options.case:
+        for backend in options.backend:
+            found = figures[backend][name] = measure(backend, name)
+            bar = CASES[name][4 if backend == "python" else 3]
+            missed += bar is not None and found["median"] > bar
+            text = "" if bar is None else f"  at most {bar:g}: {'missed' if found['median'] > bar else 'met'}"
+            columns = "".join(f"{key} {value:10.2f}  " for key, value in found.items())
+            print(f"{name:20} {backend:13} {columns}{text}", flush=True)
+    medians = {b: {name: found["median"] for name, found in cases.items()} for b, cases in figures.items()}
+    if options.out is not None:
+        options.out.write_text(json.dumps({"build": "release", "us": figures}, indent=1) + "\n")
+    print(json.dumps({"build": "release", "us": medians}))
+    return 1 if options.gate and missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

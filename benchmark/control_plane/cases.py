@@ -1,0 +1,143 @@
+"""The cases: each brings a control plane into a steady state, then times its steps.
+
+Keeps true: the load is asserted, not assumed (rows, pages given out, a full pool), so that a faster figure cannot come
+from less work; arrivals are built before the clock starts, as the tokenizer hands them over.
+Doesn't know: which implementation it drives. No engine: sampled tokens are constants.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
+from minisgl.step import Abort, Arrival, Event, Events, StepPlan
+
+Make = Callable[[ControlPlaneConfig], ControlPlane]
+Case = Callable[[Make, int], list[float]]
+NEVER = 1 << 20
+TOKEN = 7  # sampled by every row; no stop id
+EOS = 2
+
+
+class Loop:
+    """Steps without overlap. `times_us` holds schedule + commit of the timed ones."""
+
+    def __init__(self, make: Make, config: ControlPlaneConfig) -> None:
+        self.plane = make(config)
+        self.step = 0
+        self.next_id = 0
+        self.times_us: list[float] = []
+        self.tokens = np.full(config.max_running_requests, TOKEN, np.int32)
+        self.empty = Events()
+
+    def arrival(self, num_tokens: int, max_tokens: int = NEVER) -> Arrival:
+        """A prompt that shares its first page with nobody's: its first tokens spell the id."""
+        tokens = np.full(num_tokens, 3, np.int32)
+        tokens[0] = 1000 + self.next_id
+        self.next_id += 1
+        return Arrival(self.next_id - 1, tokens, num_tokens, max_tokens)
+
+    def run(self, events: list[Event] | None = None) -> StepPlan:
+        """One step off the clock."""
+        plan = self.plane.schedule(self.step, self.empty if events is None else Events(events))
+        self.plane.commit(self.step, self.tokens[: plan.num_rows])
+        self.step += 1
+        return plan
+
+    def timed(self, events: Events, num_rows: int) -> StepPlan:
+        """One step on the clock, of `num_rows` rows."""
+        plane, step, tokens = self.plane, self.step, self.tokens[:num_rows]
+        start = time.perf_counter_ns()
+        plan = plane.schedule(step, events)
+        plane.commit(step, tokens)
+        self.times_us.append((time.perf_counter_ns() - start) / 1000)
+        self.step += 1
+        return plan
+
+
+def decode(batch: int) -> Case:
+    """`batch` rows decode from 512 tokens on, page size 1: every row gets a page in every step."""
+
+    def case(make: Make, repeats: int) -> list[float]:
+        warm = 50
+        length = 512 + warm + repeats + 2
+        config = ControlPlaneConfig(batch * 2 * length, 1, batch, batch * 512, 2 * length, (EOS,))
+        loop = Loop(make, config)
+        loop.run([loop.arrival(512, length - 512) for _ in range(batch)])
+        for _ in range(warm):
+            loop.run()
+        for _ in range(repeats):
+            plan = loop.timed(loop.empty, batch)
+            assert plan.num_decode_rows == plan.num_rows == plan.num_page_ids == batch
+        return loop.times_us
+
+    return case
+
+
+def churn_256(make: Make, repeats: int) -> list[float]:
+    """256 rows; in every step one request ends by its length and one of 200 tokens comes; the pool is full of cache."""
+    batch, life = 256, 256
+    config = ControlPlaneConfig(124_000, 1, batch, 8192, 1024, (EOS,))
+    loop = Loop(make, config)
+    for first in range(batch):  # one a step: from here on one ends a step
+        loop.run([loop.arrival(200, life)])
+        assert first < life
+    for _ in range(200):
+        loop.run([loop.arrival(200, life)])
+    for _ in range(repeats):
+        plan = loop.timed(Events([loop.arrival(200, life)]), batch)
+        assert (plan.num_rows, plan.num_decode_rows, plan.num_bound, plan.num_released) == (batch, batch - 1, 1, 1)
+        assert plan.num_free_pages == 0 and plan.num_retracted == 0, "the pool is not full"
+    return loop.times_us
+
+
+def decode_256_evict_16(make: Make, repeats: int) -> list[float]:
+    """256 rows, page size 16, a sixteenth of them at a page border in each step: 16 pages, all by eviction, from a
+    tree of 64k leaves of one page."""
+    batch, size, leaves = 256, 16, 65_536
+    pages = leaves + batch * (528 // size + 1)
+    config = ControlPlaneConfig(pages, size, batch, batch * 544, 16_384, (EOS,))
+    loop = Loop(make, config)
+    for _ in range(leaves // batch):
+        loop.run([loop.arrival(size + 1, 1) for _ in range(batch)])
+    assert loop.plane.stats().num_evictable_pages == leaves
+    loop.run([loop.arrival(512 + i % size, 8192) for i in range(batch)])
+    while loop.run().num_free_pages:
+        pass
+    left = loop.run().num_evictable_pages
+    for _ in range(repeats):
+        plan = loop.timed(loop.empty, batch)
+        assert plan.num_decode_rows == batch and plan.num_page_ids == 16
+        assert plan.num_evictable_pages == left - 16, "16 pages are to be evicted"
+        left -= 16
+    return loop.times_us
+
+
+def prefill_16x512(make: Make, repeats: int) -> list[float]:
+    """16 new requests of 512 tokens, all computed; they leave off the clock."""
+    num, length = 16, 512
+    config = ControlPlaneConfig((repeats + 5) * num * (length + 8), 1, num, num * length, 1024, (EOS,))
+    loop = Loop(make, config)
+    for at in range(repeats + 3):
+        if at == 3:
+            loop.times_us.clear()
+        arrivals = [loop.arrival(length, 4) for _ in range(num)]
+        plan = loop.timed(Events(list(arrivals)), num)
+        assert (plan.num_rows, plan.num_tokens) == (num, num * length)
+        loop.run([Abort(arrival.req_id) for arrival in arrivals])
+    return loop.times_us
+
+
+# Name: the case, steps for the Rust control plane and for the reference, the bar of each in us (issue 5, section 5).
+CASES: dict[str, tuple[Case, int, int, float | None, float | None]] = {
+    "decode_1": (decode(1), 4000, 1000, 1.0, None),
+    "decode_32": (decode(32), 2000, 400, 1.5, None),
+    "decode_256": (decode(256), 1000, 200, 4.0, 1500.0),
+    "decode_512": (decode(512), 600, 100, 8.0, None),
+    "churn_256": (churn_256, 2000, 200, 10.0, None),
+    "decode_256_evict_16": (decode_256_evict_16, 2000, 200, 10.0, None),
+    "prefill_16x512": (prefill_16x512, 100, 20, 50.0, None),
+}

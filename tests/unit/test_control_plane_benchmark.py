@@ -1,0 +1,63 @@
+"""The control-plane benchmark: its cases do the work that they claim, it refuses what must not be measured."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmark.control_plane import __main__ as bench
+from benchmark.control_plane import cases
+from minisgl import _rust
+from minisgl.scheduler.api import ControlPlaneConfig
+from minisgl.scheduler.backend import make_control_plane
+from minisgl.scheduler.reference import ReferenceControlPlane
+
+
+def reference(config: ControlPlaneConfig) -> ReferenceControlPlane:
+    return ReferenceControlPlane(config)
+
+
+@pytest.mark.parametrize("case", [cases.decode(1), cases.decode(32), cases.churn_256, cases.prefill_16x512])
+def test_one_time_per_step(case: cases.Case) -> None:
+    times = case(reference, 4)
+    assert len(times) == 4 and min(times) > 0
+
+
+def test_a_pool_that_is_not_full_is_no_churn() -> None:
+    def roomy(config: ControlPlaneConfig) -> ReferenceControlPlane:
+        fields = {name: getattr(config, name) for name in config.__slots__}
+        return ReferenceControlPlane(ControlPlaneConfig(**(fields | {"num_pages": 2 * config.num_pages})))
+
+    with pytest.raises(AssertionError, match="the pool is not full"):
+        cases.churn_256(roomy, 1)
+
+
+def test_the_last_line_is_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--backend", "python", "--case", "decode_1"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["build"] == "release"
+    assert list(result["us"]) == ["python"] and result["us"]["python"]["decode_1"] > 0
+
+
+def test_a_debug_build_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(_rust, "build_info", lambda: {"version": "0", "profile": "debug", "features": []})
+    assert bench.main(["--case", "decode_1"]) == 2
+    assert "debug build" in capsys.readouterr().err
+
+
+def test_a_backend_that_is_not_built_is_refused_or_measured() -> None:
+    """Never the reference under the other's name."""
+    try:
+        plane = make_control_plane("rust_hotpath", bench.SMALLEST)
+    except (ValueError, RuntimeError):
+        assert bench.refusal(["rust_hotpath"])
+    else:
+        assert not isinstance(plane, ReferenceControlPlane)
+
+
+def test_a_missed_bar_fails_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = cases.CASES["decode_1"][0]
+    monkeypatch.setitem(cases.CASES, "decode_1", (case, 4, 4, 0.0, 0.0))
+    assert bench.main(["--backend", "python", "--case", "decode_1", "--gate"]) == 1
+    assert bench.main(["--backend", "python", "--case", "decode_1"]) == 0
