@@ -41,13 +41,11 @@ def refusal(backends: Sequence[str]) -> str | None:
 
 def measure(backend: str, name: str) -> dict[str, float]:
     """Median, minimum and 99th percentile in us over the steps of a case."""
-    case, num_rust, num_python, _, _ = CASES[name]
+    case, repeats, _ = CASES[name]
     gc.collect()
     gc.disable()
     try:
-        times = sorted(
-            case(lambda config: make_control_plane(backend, config), num_python if backend == "python" else num_rust)
-        )
+        times = sorted(case(lambda config: make_control_plane(backend, config), repeats[backend]))
     finally:
         gc.enable()
     return {
@@ -77,7 +75,7 @@ def main(args: Sequence[str] | None = None) -> int:
     for name in options.case:
         for backend in options.backend:
             found = figures[backend][name] = measure(backend, name)
-            bar = CASES[name][4 if backend == "python" else 3]
+            bar = CASES[name].bars.get(backend)
             missed += bar is not None and found["median"] > bar
             text = "" if bar is None else f"  at most {bar:g}: {'missed' if found['median'] > bar else 'met'}"
             columns = "".join(f"{key} {value:10.2f}  " for key, value in found.items())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -131,13 +132,25 @@ def prefill_16x512(make: Make, repeats: int) -> list[float]:
     return loop.times_us
 
 
-# Name: the case, steps for the Rust control plane and for the reference, the bar of each in us (issue 5, section 5).
-CASES: dict[str, tuple[Case, int, int, float | None, float | None]] = {
-    "decode_1": (decode(1), 4000, 1000, 1.0, None),
-    "decode_32": (decode(32), 2000, 400, 1.5, None),
-    "decode_256": (decode(256), 1000, 200, 4.0, 1500.0),
-    "decode_512": (decode(512), 600, 100, 8.0, None),
-    "churn_256": (churn_256, 2000, 200, 10.0, None),
-    "decode_256_evict_16": (decode_256_evict_16, 2000, 200, 10.0, None),
-    "prefill_16x512": (prefill_16x512, 100, 20, 50.0, None),
+class Spec(NamedTuple):
+    """A case, how many steps are timed, and the bars in us (issue 5, section 5)."""
+
+    case: Case
+    repeats: dict[str, int]
+    bars: dict[str, float]
+
+
+def spec(case: Case, rust: tuple[int, float], python: int, python_bar: float | None = None) -> Spec:
+    bars = {"rust_hotpath": rust[1]} | ({} if python_bar is None else {"python": python_bar})
+    return Spec(case, {"rust_hotpath": rust[0], "python": python}, bars)
+
+
+CASES: dict[str, Spec] = {
+    "decode_1": spec(decode(1), (4000, 1.0), 1000),
+    "decode_32": spec(decode(32), (2000, 1.5), 400),
+    "decode_256": spec(decode(256), (1000, 4.0), 200, 1500.0),
+    "decode_512": spec(decode(512), (600, 8.0), 100),
+    "churn_256": spec(churn_256, (2000, 10.0), 200),
+    "decode_256_evict_16": spec(decode_256_evict_16, (2000, 10.0), 200),
+    "prefill_16x512": spec(prefill_16x512, (100, 50.0), 20),
 }

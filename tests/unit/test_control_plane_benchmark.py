@@ -57,7 +57,7 @@ def test_a_backend_that_is_not_built_is_refused_or_measured() -> None:
 
 
 def test_a_missed_bar_fails_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = cases.CASES["decode_1"][0]
-    monkeypatch.setitem(cases.CASES, "decode_1", (case, 4, 4, 0.0, 0.0))
+    decode_1 = cases.Spec(cases.decode(1), {"python": 4}, {"python": 0.0})
+    monkeypatch.setitem(cases.CASES, "decode_1", decode_1)
     assert bench.main(["--backend", "python", "--case", "decode_1", "--gate"]) == 1
     assert bench.main(["--backend", "python", "--case", "decode_1"]) == 0
