@@ -7,9 +7,10 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
+import httpx
 import pytest
 
-from minisgl.chat.client import ChatClient, ChatError, Piece
+from minisgl.chat.client import ChatClient, ChatError, Piece, _events
 from minisgl.chat.session import Exit, Session
 
 USAGE = {"completion_tokens": 3, "prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
@@ -168,3 +169,17 @@ def test_a_bad_address_is_refused(url: str) -> None:
 )
 def test_an_address_with_or_without_v1(url: str) -> None:
     assert ChatClient(url).base_url == "http://127.0.0.1:1"
+
+
+def test_events_are_whole_wherever_the_bytes_were_cut() -> None:
+    body = 'data: {"a": "ü"}\n\n: a comment\n\ndata:[DONE]\r\n\r\n'.encode()
+
+    async def of(*parts: bytes) -> list[bytes]:
+        async def stream() -> AsyncGenerator[bytes, None]:
+            for part in parts:
+                yield part
+
+        return [data async for data in _events(httpx.Response(200, content=stream()))]
+
+    for cut in range(len(body) + 1):
+        assert asyncio.run(of(body[:cut], body[cut:])) == ['{"a": "ü"}'.encode(), b"[DONE]"], cut
