@@ -9,14 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.reference import ReferenceControlPlane
+from minisgl.scheduler.rust_hotpath import make_rust_hotpath
 from minisgl.step import Arrival, Event, Events, FinishReason, StepBuffers, StepOutput, StepPlan
 
 Sampler = Callable[[int, int], int]
+MAKE: dict[str, Callable[[ControlPlaneConfig, StepBuffers | None], object]] = {
+    "python": ReferenceControlPlane,
+    "rust_hotpath": make_rust_hotpath,
+}
+PLANE = "python"  # what `Driver` drives; the fixture `each_control_plane` sets it
 
 
 def arrival(req_id: int, tokens: Sequence[int], max_tokens: int = 4, **options: object) -> Arrival:
@@ -101,7 +108,7 @@ class Driver:
             "context_len": 256,
         }
         self.config = ControlPlaneConfig(**(values | config))  # type: ignore[arg-type]
-        self.plane = ReferenceControlPlane(self.config, buffers)
+        self.plane: Any = MAKE[PLANE](self.config, buffers)
         self.view = EngineView(self.plane.buffers)
         self.sampler: Sampler = sampler or (lambda req_id, position: 1000 + position)
         self.next_step = 0

@@ -91,7 +91,7 @@ def held(server: ServerProcess) -> dict[str, float]:
 def test_a_storm_of_vanishing_clients(clients: int, seconds: float) -> None:
     pool = ("--engine", "echo", "--page-size", "4", "--num-pages", "512", "--max-running-requests", "24")
     with serving(*pool, "--no-access-log") as server:
-        storm(server, clients, min(seconds, 4.0), seed=1)  # pools and caches of the runtime fill
+        storm(server, clients, min(seconds, 40.0), seed=1)  # pools and caches of the runtime fill
         before = held(server)
         storm(server, clients, seconds, seed=2)
         after = held(server)

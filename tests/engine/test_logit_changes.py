@@ -92,7 +92,7 @@ def test_penalties_follow_their_definitions(num_pages: int) -> None:
     """All at once under overlap; in the small pool they are retracted, and their counts begin again."""
     fake = fake_engine(num_pages)
     if num_pages == 60:
-        fake.plane.ratio.value = 0  # type: ignore[attr-defined]
+        fake.plane.reserve_ratio = 0  # type: ignore[attr-defined]
     requests = {}
     for i, changes in enumerate([*CASES.values(), {}]):
         params = SamplingParams(temperature=0, seed=0, max_tokens=40, **changes)  # type: ignore[arg-type]

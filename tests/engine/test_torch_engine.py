@@ -110,7 +110,7 @@ def test_greedy_tokens_equal_transformers(reference: Reference, page_size: int, 
         for n in (1, 3, 17, 60, 5, 31, 2, 9)
     ]
     collector = Collector(engine, config, overlap=overlap)
-    collector.plane.ratio.value = 0  # type: ignore[attr-defined]  # the estimate expects no output: rows will be retracted
+    collector.plane.reserve_ratio = 0  # type: ignore[attr-defined]  # the estimate expects no output: rows will be retracted
     collector.run({i: (prompt, greedy(40)) for i, prompt in enumerate(prompts)})
     engine.close()
     for i, prompt in enumerate(prompts):

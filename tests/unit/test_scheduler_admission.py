@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from minisgl.scheduler.reference.admission import RATIO_MAX, RATIO_MIN, ReserveRatio
 from minisgl.step import FinishReason
 from tests.helpers_scheduler import Driver, arrival, lengths
+
+pytestmark = pytest.mark.usefixtures("each_control_plane")
 
 
 def test_requests_start_by_priority_then_arrival() -> None:
@@ -60,7 +64,7 @@ def test_the_estimate_counts_prompts_and_a_share_of_the_outputs() -> None:
         driver = Driver(num_pages=16)
         driver.step(arrival(1, [1] * 8, max_tokens=16))
         if ratio is not None:
-            driver.plane.ratio.value = ratio
+            driver.plane.reserve_ratio = ratio
         driver.schedule(arrival(2, [2] * 16, max_tokens=max_tokens))
         return driver.plan.num_bound == 1
 
@@ -78,7 +82,7 @@ def test_matched_pages_need_no_room_but_do_not_count_as_room_either() -> None:
     driver.step(arrival(1, prompt, max_tokens=1))
     driver.step(arrival(2, [50] * 5, max_tokens=2))  # holds 2 pages; 2 free, 4 evictable
     assert driver.plane.stats().num_evictable_pages == 4
-    driver.plane.ratio.value = 0
+    driver.plane.reserve_ratio = 0
     driver.schedule(arrival(3, [*prompt[:16], 40, 41, 42, 43, 44, 45, 46, 47, 48], max_tokens=1))
     assert driver.plan.num_bound == 0, "25 tokens: 4 matched and 3 more, where 2 are free"
     driver.commit()
@@ -86,10 +90,11 @@ def test_matched_pages_need_no_room_but_do_not_count_as_room_either() -> None:
 
 def test_with_nothing_started_the_first_in_line_starts_whatever_the_estimate() -> None:
     driver = Driver(num_pages=8)
-    driver.plane.ratio.value = RATIO_MAX
+    driver.plane.reserve_ratio = RATIO_MAX
     assert lengths(driver.step(arrival(1, [1] * 20, max_tokens=30))) == [(1, 20)]
 
 
+@pytest.mark.reference_only
 def test_a_failed_admission_leaves_no_trace() -> None:
     driver = Driver(num_pages=8, max_running_requests=2)
     prompt = list(range(1, 14))
@@ -116,22 +121,23 @@ def test_the_ratio_jumps_after_a_retraction_and_falls_otherwise_within_its_bound
     assert ratio.value == RATIO_MIN == 102
 
 
+@pytest.mark.reference_only
 def test_a_long_output_counts_as_4096_tokens_at_most() -> None:
     driver = Driver(page_size=16, num_pages=1024, context_len=100_000)
     driver.step(arrival(1, [1] * 8, max_tokens=90_000))
     request = next(iter(driver.plane.started))
-    driver.plane.ratio.value = 1024
+    driver.plane.reserve_ratio = 1024
     assert driver.plane.ratio.reserve_pages(request, 16) == 4096 // 16
 
 
 def test_the_estimate_counts_what_a_started_prompt_has_yet_to_take() -> None:
     driver = Driver(num_pages=8, max_prefill_length=9)
-    driver.plane.ratio.value = 0
+    driver.plane.reserve_ratio = 0
     assert lengths(driver.step(arrival(1, [1] * 30, max_tokens=1), arrival(2, [60]))) == [(1, 8)]
 
 
 def test_the_estimate_counts_those_admitted_in_the_same_step() -> None:
     driver = Driver(num_pages=16)
-    driver.plane.ratio.value = RATIO_MAX
+    driver.plane.reserve_ratio = RATIO_MAX
     rows = driver.step(*[arrival(i, [50 + i] * 4, max_tokens=24) for i in range(3)])
     assert lengths(rows) == [(0, 4), (1, 4)], "14 pages are left, 6 each for the outputs of two, and 7 for the third"

@@ -7,6 +7,8 @@ import pytest
 from minisgl.step import Abort, Finish, FinishReason
 from tests.helpers_scheduler import Driver, arrival, lengths
 
+pytestmark = pytest.mark.usefixtures("each_control_plane")
+
 
 def test_a_token_that_is_not_committed_stands_as_a_placeholder() -> None:
     driver = Driver()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.reference.admission import size_chunk
 from minisgl.scheduler.reference.page_pool import PagePool
@@ -9,6 +11,8 @@ from minisgl.scheduler.reference.radix import RadixTree
 from minisgl.scheduler.reference.request import make_request
 from minisgl.step import Abort, FinishReason, StepBuffers
 from tests.helpers_scheduler import Driver, arrival, lengths
+
+pytestmark = pytest.mark.usefixtures("each_control_plane")
 
 PROMPT = list(range(1, 31))  # 30 tokens: 7 pages of 4 and 2 tokens
 
@@ -55,7 +59,7 @@ def test_a_prefill_that_gets_nothing_keeps_new_requests_out_but_not_decode_rows(
     driver = Driver(num_pages=6, max_prefill_length=5)
     driver.step(arrival(1, [1] * 7, max_tokens=10))
     driver.step()
-    driver.plane.ratio.value = 0
+    driver.plane.reserve_ratio = 0
     assert lengths(driver.step(arrival(2, PROMPT[:16]))) == [(1, 1), (2, 4)]
     assert lengths(driver.step()) == [(1, 1), (2, 4)], "request 1 takes one of the pages that request 2 counted on"
     assert lengths(driver.step()) == [(1, 1), (2, 4)]
@@ -164,7 +168,7 @@ def test_the_naive_cache_keeps_nothing() -> None:
 def test_a_chunk_shrinks_to_the_pages_that_are_there() -> None:
     driver = Driver(num_pages=8)
     driver.step(arrival(1, [5] * 9, max_tokens=3))  # 3 pages
-    driver.plane.ratio.value = 0
+    driver.plane.reserve_ratio = 0
     assert lengths(driver.step(arrival(2, PROMPT[:20]))) == [(1, 1), (2, 20)]
     driver = Driver(num_pages=8)
     driver.step(arrival(1, [5] * 9, max_tokens=3))
@@ -178,8 +182,8 @@ def test_page_table_entries_beyond_the_capacity_of_a_step_wait() -> None:
     # 3 requests of up to 7 pages share a prompt: entries add up to more than max(7, 8) though pages don't.
     driver = Driver(num_pages=8, max_running_requests=3, context_len=28)
     prompt = PROMPT[:18]
-    assert driver.plane.limits.max_page_changes - 3 == 8
-    driver.plane.ratio.value = 0
+    assert driver.config.limits().max_page_changes - 3 == 8
+    driver.plane.reserve_ratio = 0
     rows = driver.step(arrival(1, prompt, max_tokens=2), arrival(2, prompt, max_tokens=2))
     assert lengths(rows) == [(1, 18)], "5 + 5 entries are more than 8"
     assert lengths(driver.step()) == [(1, 1), (2, 2)]

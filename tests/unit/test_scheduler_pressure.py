@@ -7,12 +7,14 @@ import pytest
 from minisgl.step import Abort, FinishReason
 from tests.helpers_scheduler import Driver, arrival, lengths
 
+pytestmark = pytest.mark.usefixtures("each_control_plane")
+
 
 def crowded(num_requests: int = 3, **config: object) -> Driver:
     """Requests of 4 prompt tokens with much to say, in a pool of 2 pages for each: the second page of each is
     taken at its first decode step, the third at its fifth, when none is left."""
     driver = Driver(num_pages=2 * num_requests, context_len=64, **config)
-    driver.plane.ratio.value = 0
+    driver.plane.reserve_ratio = 0
     driver.step(*[arrival(i, [10 + i] * 4, max_tokens=12) for i in range(num_requests)])
     for _ in range(4):
         assert len(driver.step()) == num_requests
@@ -34,7 +36,7 @@ def test_the_last_in_order_is_retracted_and_comes_back_with_what_it_generated() 
 
 def test_priority_decides_who_is_last() -> None:
     driver = Driver(num_pages=4, context_len=64)
-    driver.plane.ratio.value = 0
+    driver.plane.reserve_ratio = 0
     driver.step(arrival(1, [1] * 4, max_tokens=12), arrival(2, [2] * 4, max_tokens=12, priority=-1))
     for _ in range(4):
         driver.step()
@@ -56,7 +58,7 @@ def test_eviction_comes_before_retraction() -> None:
     driver = Driver(num_pages=4, context_len=64)
     driver.step(arrival(1, [1] * 8, max_tokens=1))
     assert driver.plane.stats().num_evictable_pages == 2
-    driver.plane.ratio.value = 0
+    driver.plane.reserve_ratio = 0
     driver.step(arrival(2, [2] * 8, max_tokens=9))
     driver.run()
     assert sum(plan.num_retracted for plan in driver.plans) == 0
@@ -65,9 +67,9 @@ def test_eviction_comes_before_retraction() -> None:
 
 def test_a_step_with_a_retraction_admits_nobody_new() -> None:
     driver = Driver(num_pages=8)
-    driver.plane.ratio.value = 0
+    driver.plane.reserve_ratio = 0
     driver.step(arrival(1, [1] * 8, max_tokens=8), arrival(2, [2] * 24, max_tokens=8))
-    driver.plane.ratio.value = 0
+    driver.plane.reserve_ratio = 0
     assert lengths(driver.step(arrival(9, [99], max_tokens=1, priority=-5))) == [(1, 1)]
     assert (driver.plan.num_retracted, driver.plan.num_bound) == (1, 0)
     assert driver.plan.num_evictable_pages == 5, "there would be room"
@@ -76,7 +78,7 @@ def test_a_step_with_a_retraction_admits_nobody_new() -> None:
 
 def test_the_row_itself_waits_when_it_is_the_last() -> None:
     driver = Driver(num_pages=4, context_len=64)
-    driver.plane.ratio.value = 0
+    driver.plane.reserve_ratio = 0
     # request 1 holds 3 pages and needs none for a while, request 2 holds one and needs its second
     driver.step(arrival(1, [1] * 9, max_tokens=4), arrival(2, [2] * 4, max_tokens=2))
     assert lengths(driver.step()) == [(1, 1)]
@@ -90,7 +92,7 @@ def test_a_request_retracted_in_flight_keeps_its_token_and_its_slot_until_the_co
     driver.schedule()  # retracts 2, nothing in flight: its slot is free at once
     assert driver.plan.num_released == 1
     driver = Driver(num_pages=6, context_len=64)
-    driver.plane.ratio.value = 0
+    driver.plane.reserve_ratio = 0
     driver.step(*[arrival(i, [10 + i] * 4, max_tokens=12) for i in range(3)])
     for _ in range(3):
         driver.step()
@@ -108,7 +110,7 @@ def test_a_request_retracted_in_flight_keeps_its_token_and_its_slot_until_the_co
 
 def test_a_token_in_flight_may_end_a_request_that_was_retracted_meanwhile() -> None:
     driver = Driver(num_pages=6, context_len=64, eos_ids=(2008,), sampler=lambda r, p: p + (2000 if r == 2 else 1000))
-    driver.plane.ratio.value = 0
+    driver.plane.reserve_ratio = 0
     driver.step(*[arrival(i, [10 + i] * 4, max_tokens=12) for i in range(3)])
     for _ in range(3):
         driver.step()
@@ -123,7 +125,7 @@ def test_a_token_in_flight_may_end_a_request_that_was_retracted_meanwhile() -> N
 def test_a_started_prefill_retracts_too_when_there_is_no_page() -> None:
     driver = Driver(num_pages=6, max_prefill_length=5, context_len=64)
     driver.step(arrival(1, [1] * 4, max_tokens=20))
-    driver.plane.ratio.value = 0
+    driver.plane.reserve_ratio = 0
     prompt = list(range(50, 66))
     assert lengths(driver.step(arrival(2, prompt, priority=-1))) == [(1, 1), (2, 4)]
     for _ in range(6):
@@ -137,7 +139,7 @@ def test_a_prefill_can_be_retracted_and_its_chunks_stay_cached() -> None:
     driver = Driver(num_pages=6, max_prefill_length=5)
     driver.step(arrival(1, [1] * 7, max_tokens=9))
     driver.step()
-    driver.plane.ratio.value = 0
+    driver.plane.reserve_ratio = 0
     driver.step(arrival(2, list(range(50, 66))))
     for _ in range(3):
         driver.step()
@@ -164,7 +166,7 @@ def test_one_request_can_fill_the_whole_pool(page_size: int) -> None:
 def test_pages_of_an_end_are_freed_in_page_table_order() -> None:
     driver = Driver(num_pages=8, cache="naive")
     driver.step(arrival(1, [1] * 9, max_tokens=1))
-    assert driver.plane.tree.pool.free_pages() == [7, 6, 5, 4, 3, 0, 1, 2]
+    assert driver.plane.free_pages() == [7, 6, 5, 4, 3, 0, 1, 2]
 
 
 def test_duplicates_in_a_tail_are_freed_with_its_partial_page() -> None:
@@ -174,4 +176,4 @@ def test_duplicates_in_a_tail_are_freed_with_its_partial_page() -> None:
     driver.run()
     pages = driver.plane.tree_pages()
     assert sorted(len(path) for path, _ in pages) == [4, 8]
-    assert driver.plane.tree.pool.free_pages() == [7, 6, 5, 3, 2, 4], "3 of request 1; 2, which the tree had, and 4"
+    assert driver.plane.free_pages() == [7, 6, 5, 3, 2, 4], "3 of request 1; 2, which the tree had, and 4"

@@ -10,6 +10,8 @@ from minisgl.scheduler.reference.admission import RATIO_MIN, RATIO_START
 from minisgl.step import Abort, Arrival, Event, Finish, FinishReason, ForwardFailed
 from tests.helpers_scheduler import Driver, arrival
 
+pytestmark = pytest.mark.usefixtures("each_control_plane")
+
 
 def _random_arrival(rng: random.Random, req_id: int, max_len: int) -> Arrival:
     length = rng.randint(1, max_len + 2) if rng.random() < 0.5 else rng.randint(1, 12)
@@ -38,7 +40,7 @@ def _random_driver(rng: random.Random, page_size: int) -> Driver:
         cache=rng.choice(["lru", "lru", "lfu", "naive"]),
         graph_sizes=rng.choice([(), (1, 2, 4, 8)]),
     )
-    driver.plane.ratio.value = rng.choice([RATIO_MIN, RATIO_START])  # the lower, the more is misjudged
+    driver.plane.reserve_ratio = rng.choice([RATIO_MIN, RATIO_START])  # the lower, the more is misjudged
     return driver
 
 
@@ -57,7 +59,7 @@ def _play(rng: random.Random, driver: Driver, overlap: bool, num_steps: int) -> 
             events.append(ForwardFailed(driver.uncommitted.pop()))
         for _ in range(rng.choice([0, 0, 1, 3])):
             ids.append(len(ids))
-            events.append(_random_arrival(rng, ids[-1], driver.plane.limits.max_seq_len))
+            events.append(_random_arrival(rng, ids[-1], driver.config.limits().max_seq_len))
         if ids and rng.random() < 0.2:
             events.append(rng.choice([Abort, Finish])(rng.choice(ids)))
         driver.schedule(*events)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.reference import ReferenceControlPlane
+from minisgl.scheduler.rust_hotpath import make_rust_hotpath
 
 BACKENDS = ("python", "rust_hotpath")
 
@@ -17,5 +18,5 @@ def make_control_plane(name: str, config: ControlPlaneConfig) -> ControlPlane:
     if name == "python":
         return ReferenceControlPlane(config)
     if name == "rust_hotpath":
-        raise ValueError("control plane 'rust_hotpath' is not in this build; use 'python'")
+        return make_rust_hotpath(config)
     raise ValueError(f"unknown control plane {name!r}; valid: {', '.join(BACKENDS)}")

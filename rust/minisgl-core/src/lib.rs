@@ -1,9 +1,31 @@
 //! The control plane as pure logic: no Python, no I/O, no clock, no environment, no unsafe.
 //!
-//! The Python reference (`minisgl.scheduler.reference`) is the control plane that serves; its modules will stand here
-//! under the same names. Today this crate tells which build it is, so that tools can refuse the wrong one.
+//! One module here is one module of the Python reference (`minisgl.scheduler.reference`), with the same names, policies,
+//! orders and tie-breaks: the same events give the same plans and buffers, bit for bit.
 
 #![forbid(unsafe_code)]
+
+mod admission;
+mod config;
+mod decode_set;
+mod error;
+mod inputs;
+mod invariants;
+mod metadata;
+mod output;
+mod page_pool;
+mod radix;
+mod request;
+mod retraction;
+mod scheduler;
+mod slots;
+
+pub use config::{CachePolicy, Config, Limits};
+pub use error::{Error, Result};
+pub use inputs::{Arrival, Event};
+pub use metadata::{Plan, RingEntry};
+pub use output::{Entry, FinishReason, Stats};
+pub use scheduler::Scheduler;
 
 /// What was compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -149,6 +149,19 @@ class ReferenceControlPlane:
         """The pages of a live request, by column; empty while it waits. `KeyError` if it isn't live."""
         return list(self.live[req_id].pages)
 
+    def free_pages(self) -> list[int]:
+        """The stack of free pages, the next to be given out last."""
+        return self.tree.pool.free_pages()
+
+    @property
+    def reserve_ratio(self) -> int:
+        """See `ReserveRatio`; tests set it."""
+        return self.ratio.value
+
+    @reserve_ratio.setter
+    def reserve_ratio(self, value: int) -> None:
+        self.ratio.value = value
+
     # ----------------------------------------------------------------------------------------------------- events
 
     def _apply(self, events: Events) -> None:

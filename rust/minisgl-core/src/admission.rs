@@ -1,0 +1,190 @@
+//! How much of a prompt a step takes in, and whether a waiting request may start.
+//!
+//! Keeps true: sizing changes nothing, so what fails leaves no trace; integers only, so that two implementations agree.
+//! Doesn't know: the order of requests, who is retracted when pages lack.
+//!
+//! A request holds on admission only the pages of its first chunk. Whether it may start is decided by an estimate: its
+//! own prompt and a share (the ratio) of the output it may still make, and the same for everyone started, must fit into
+//! what is free or evictable. The ratio falls while that goes well and jumps after a retraction.
+
+use crate::error::Result;
+use crate::radix::{Match, ROOT, RadixTree};
+use crate::request::{Index, Requests};
+
+const MAX_OUTPUT_ESTIMATE: usize = 4096;
+const RATIO_BITS: u32 = 10;
+const RATIO_START: usize = 716;
+pub(crate) const RATIO_MIN: usize = 102;
+pub(crate) const RATIO_MAX: usize = 1024;
+const RATIO_UP: usize = 256;
+const RATIO_DOWN: usize = 1;
+
+/// What a prefill row could get now: `found`, then `num_tokens` computed, for which it takes `num_new_pages`. With 0
+/// tokens it gets nothing; `lacks_pages` says whether more pages would change that.
+pub(crate) struct Chunk {
+    pub found: Match,
+    pub num_tokens: usize,
+    pub num_new_pages: usize,
+    pub lacks_pages: bool,
+}
+
+impl Chunk {
+    pub fn num_page_changes(&self) -> usize {
+        self.found.pages.len() + self.num_new_pages
+    }
+}
+
+/// Size the next chunk of a request that prefills, or of a waiting one. Changes nothing.
+///
+/// First the match goes on from the request's own node, but leaves at least one token to compute. Then min(`budget`, what
+/// is left) tokens, cut to a page border unless that reaches the end, shrunk to the pages that are free or evictable
+/// (those matched are about to be protected). Nothing, if the page-table entries exceed `max_page_changes`.
+pub(crate) fn size_chunk(
+    requests: &Requests,
+    index: Index,
+    tree: &RadixTree,
+    budget: i64,
+    max_page_changes: usize,
+) -> Chunk {
+    let size = tree.page_size();
+    let (request, detail) = (requests.get(index), requests.detail(index));
+    let length = match detail.handle {
+        Some(_) => request.prefill_len as usize,
+        None => request.len as usize,
+    };
+    let num_pages = detail.pages.len();
+    let max_match = if request.uses_cache {
+        (length - 1) / size
+    } else {
+        0
+    };
+    let found = tree.find(
+        detail.handle.unwrap_or(ROOT),
+        &detail.tokens,
+        num_pages,
+        max_match,
+    );
+    let remaining = length - (num_pages + found.pages.len()) * size;
+    let mut chunk = Chunk {
+        found,
+        num_tokens: 0,
+        num_new_pages: 0,
+        lacks_pages: false,
+    };
+    let mut num_tokens = usize::try_from(budget).unwrap_or(0).min(remaining);
+    if num_tokens < remaining {
+        num_tokens -= num_tokens % size;
+    }
+    if num_tokens == 0 {
+        return chunk;
+    }
+    let available = tree.num_available() - chunk.found.num_unlocked;
+    let mut num_new_pages = num_tokens.div_ceil(size);
+    if num_new_pages > available {
+        num_new_pages = available;
+        num_tokens = available * size;
+    }
+    if num_tokens == 0 {
+        chunk.lacks_pages = true;
+        return chunk;
+    }
+    if chunk.found.pages.len() + num_new_pages > max_page_changes {
+        return chunk;
+    }
+    chunk.num_tokens = num_tokens;
+    chunk.num_new_pages = num_new_pages;
+    chunk
+}
+
+/// Lock what was matched, take the pages, and let the full ones enter the tree, locked by the request.
+///
+/// They enter before they are computed. That is sound because forwards run in order and a forward stores the KV of all
+/// its rows, layer by layer, before any row attends. A page that the tree has already (a full hit stopped before it)
+/// stays with the request, as does a partial one.
+pub(crate) fn apply_chunk(
+    requests: &mut Requests,
+    index: Index,
+    chunk: &Chunk,
+    tree: &mut RadixTree,
+) -> Result<()> {
+    let size = tree.page_size();
+    let uses_cache = requests.get(index).uses_cache;
+    let detail = requests.detail_mut(index);
+    let mut handle = detail.handle.unwrap_or(ROOT);
+    if uses_cache {
+        handle = tree.descend(handle, &chunk.found)?;
+    }
+    detail.pages.extend_from_slice(&chunk.found.pages);
+    let first = detail.pages.len();
+    tree.take(chunk.num_new_pages, &mut detail.pages)?;
+    if uses_cache {
+        detail.num_tree_pages = first;
+        let full = chunk.num_tokens / size;
+        if full > 0 && !tree.has_page(handle, &detail.tokens, first) {
+            let tokens = &detail.tokens[first * size..(first + full) * size];
+            handle = tree.append(handle, tokens, &detail.pages[first..first + full])?;
+            detail.num_tree_pages = first + full;
+        }
+    }
+    detail.handle = Some(handle);
+    let last_page = detail.pages[detail.pages.len() - 1];
+    let request = requests.get_mut(index);
+    request.kv_len = (first * size + chunk.num_tokens) as u32;
+    request.last_page = last_page;
+    Ok(())
+}
+
+/// Which share of the output they may still make requests are expected to make, in 1/1024.
+pub(crate) struct ReserveRatio {
+    pub value: usize,
+}
+
+impl ReserveRatio {
+    pub fn new() -> Self {
+        Self { value: RATIO_START }
+    }
+
+    /// Once at the end of every step's pass, one without rows too.
+    pub fn after_step(&mut self, num_retracted: usize) {
+        self.value = if num_retracted > 0 {
+            (self.value + RATIO_UP).min(RATIO_MAX)
+        } else {
+            self.value.saturating_sub(RATIO_DOWN).max(RATIO_MIN)
+        };
+    }
+
+    /// Pages set aside for the output of `num_unscheduled` tokens at most, rounded up.
+    pub fn reserve_pages(&self, num_unscheduled: usize, page_size: usize) -> usize {
+        let output = (num_unscheduled.min(MAX_OUTPUT_ESTIMATE) * self.value) >> RATIO_BITS;
+        output.div_ceil(page_size)
+    }
+}
+
+/// Estimated pages that a started request will yet take: the rest of its prompt and its reserve.
+pub(crate) fn needed_pages(
+    requests: &Requests,
+    index: Index,
+    ratio: &ReserveRatio,
+    page_size: usize,
+) -> usize {
+    let request = requests.get(index);
+    let prompt_pages = (request.prefill_len as usize).div_ceil(page_size);
+    prompt_pages.saturating_sub(requests.detail(index).pages.len())
+        + ratio.reserve_pages(request.num_unscheduled(), page_size)
+}
+
+/// The estimate for a waiting request of which `found` is cached.
+pub(crate) fn fits(
+    requests: &Requests,
+    index: Index,
+    found: &Match,
+    needed_by_started: usize,
+    ratio: &ReserveRatio,
+    tree: &RadixTree,
+) -> bool {
+    let request = requests.get(index);
+    let size = tree.page_size();
+    let rest = (request.len as usize).div_ceil(size) - found.pages.len();
+    let needed = rest + ratio.reserve_pages(request.num_unscheduled(), size) + needed_by_started;
+    needed <= tree.num_available() - found.num_unlocked
+}

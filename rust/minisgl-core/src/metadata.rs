@@ -1,0 +1,283 @@
+//! Writes a decided step into its ring entry: what the engine reads.
+//!
+//! Keeps true: every live region is written in full at each step; nothing grows with the context length of a decoding
+//! row.
+//! Doesn't know: why these rows were chosen.
+
+use crate::config::Limits;
+use crate::decode_set;
+use crate::request::{Index, Requests};
+
+/// The arrays of one step, in the order of the Python side's `RingEntry`. `segments` are rows of 3, `bound` of 2.
+#[allow(missing_docs)]
+pub struct RingEntry<'a> {
+    pub input_ids: &'a mut [i32],
+    pub positions: &'a mut [i32],
+    pub out_loc: &'a mut [i32],
+    pub req_slots: &'a mut [i32],
+    pub seq_lens: &'a mut [i32],
+    pub extend_lens: &'a mut [i32],
+    pub qo_indptr: &'a mut [i32],
+    pub kv_indptr: &'a mut [i32],
+    pub last_page_len: &'a mut [i32],
+    pub sample_rows: &'a mut [i32],
+    pub segments: &'a mut [i32],
+    pub page_ids: &'a mut [i32],
+    pub bound: &'a mut [i32],
+    pub bound_ids: &'a mut [i64],
+    pub released: &'a mut [i32],
+}
+
+/// The header of a step; the same fields as `StepPlan` of the Python side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Plan {
+    pub step: i64,
+    pub ring_index: usize,
+    pub num_rows: usize,
+    pub num_decode_rows: usize,
+    pub padded_rows: usize,
+    pub num_tokens: usize,
+    pub num_samples: usize,
+    pub num_segments: usize,
+    pub num_page_ids: usize,
+    pub num_bound: usize,
+    pub num_released: usize,
+    pub num_retracted: usize,
+    pub num_free_pages: usize,
+    pub num_evictable_pages: usize,
+}
+
+/// A prefill row: `num_tokens` computed, page-table columns from `first_column` on are new.
+#[derive(Clone, Copy)]
+pub(crate) struct PrefillRow {
+    pub index: Index,
+    pub num_tokens: usize,
+    pub first_column: usize,
+    pub samples: bool,
+}
+
+/// What the pass decides, in request order. Released and bound slots take effect before the page-table changes.
+#[derive(Default)]
+pub(crate) struct DecidedStep {
+    pub step: i64,
+    pub decode_rows: Vec<Index>,
+    pub prefill_rows: Vec<PrefillRow>,
+    pub bound: Vec<(Index, usize)>, // with the cached length in tokens
+    pub released: Vec<u32>,         // slots
+    pub num_retracted: usize,
+    pub num_prefill_page_changes: usize,
+}
+
+impl DecidedStep {
+    pub fn begin(&mut self, step: i64) {
+        self.step = step;
+        self.decode_rows.clear();
+        self.prefill_rows.clear();
+        self.bound.clear();
+        self.released.clear();
+        self.num_retracted = 0;
+        self.num_prefill_page_changes = 0;
+    }
+}
+
+/// Divides by the page size, by a shift where it is a power of two.
+#[derive(Clone, Copy)]
+struct PageSize {
+    size: u32,
+    shift: Option<u32>,
+}
+
+impl PageSize {
+    fn new(size: usize) -> Self {
+        let size = size as u32;
+        let shift = size.is_power_of_two().then(|| size.trailing_zeros());
+        Self { size, shift }
+    }
+
+    fn split(self, position: u32) -> (u32, u32) {
+        match self.shift {
+            Some(shift) => (position >> shift, position & (self.size - 1)),
+            None => (position / self.size, position % self.size),
+        }
+    }
+}
+
+/// Write all live regions of `entry`; returns the header, but for the ring index and the page counts. `rows` gets the
+/// index of each row, `samples` the sampling rows.
+pub(crate) fn write_step(
+    decided: &DecidedStep,
+    requests: &Requests,
+    entry: &mut RingEntry,
+    limits: &Limits,
+    graph_sizes: &[usize],
+    rows: &mut Vec<Index>,
+    samples: &mut Vec<u32>,
+) -> Plan {
+    let mut writer = Writer {
+        entry,
+        size: PageSize::new(limits.page_size),
+        plan: Plan {
+            step: decided.step,
+            num_rows: decided.decode_rows.len() + decided.prefill_rows.len(),
+            num_decode_rows: decided.decode_rows.len(),
+            num_bound: decided.bound.len(),
+            num_released: decided.released.len(),
+            num_retracted: decided.num_retracted,
+            ..Plan::default()
+        },
+        tokens: 0,
+        pages: 0,
+    };
+    rows.clear();
+    samples.clear();
+    writer.entry.qo_indptr[0] = 0;
+    writer.entry.kv_indptr[0] = 0;
+    writer.decode_rows(decided, requests);
+    rows.extend_from_slice(&decided.decode_rows);
+    samples.extend(0..decided.decode_rows.len() as u32);
+    for row in &decided.prefill_rows {
+        if row.samples {
+            samples.push(rows.len() as u32);
+        }
+        writer.prefill_row(rows.len(), row, requests);
+        rows.push(row.index);
+    }
+    for (at, &row) in samples.iter().enumerate() {
+        writer.entry.sample_rows[at] = row as i32;
+    }
+    writer.plan.num_samples = samples.len();
+    writer.plan.num_tokens = writer.tokens;
+    writer.padding(decided, limits, graph_sizes);
+    writer.slots(decided, requests);
+    writer.plan
+}
+
+struct Writer<'a, 'b> {
+    entry: &'a mut RingEntry<'b>,
+    size: PageSize,
+    plan: Plan,
+    tokens: usize,
+    pages: i32, // sum of the rows' pages
+}
+
+impl Writer<'_, '_> {
+    /// The loop that a decode step spends its time in: each array is written once, by ascending row.
+    fn decode_rows(&mut self, decided: &DecidedStep, requests: &Requests) {
+        let n = decided.decode_rows.len();
+        let size = self.size;
+        let entry = &mut *self.entry;
+        let input_ids = &mut entry.input_ids[..n];
+        let positions = &mut entry.positions[..n];
+        let out_loc = &mut entry.out_loc[..n];
+        let req_slots = &mut entry.req_slots[..n];
+        let seq_lens = &mut entry.seq_lens[..n];
+        let extend_lens = &mut entry.extend_lens[..n];
+        let qo_indptr = &mut entry.qo_indptr[1..=n];
+        let kv_indptr = &mut entry.kv_indptr[1..=n];
+        let last_page_len = &mut entry.last_page_len[..n];
+        for (row, &index) in decided.decode_rows.iter().enumerate() {
+            let request = requests.get(index);
+            let position = request.kv_len - 1;
+            let (column, offset) = size.split(position);
+            self.pages += column as i32 + 1;
+            input_ids[row] = decode_set::input_token(request);
+            positions[row] = position as i32;
+            out_loc[row] = (request.last_page * size.size + offset) as i32;
+            req_slots[row] = request.slot as i32;
+            seq_lens[row] = request.kv_len as i32;
+            extend_lens[row] = 1;
+            qo_indptr[row] = row as i32 + 1;
+            kv_indptr[row] = self.pages;
+            last_page_len[row] = offset as i32 + 1;
+            if offset == 0 {
+                let at = self.plan.num_segments;
+                entry.segments[3 * at] = request.slot as i32;
+                entry.segments[3 * at + 1] = column as i32;
+                entry.segments[3 * at + 2] = 1;
+                entry.page_ids[self.plan.num_page_ids] = request.last_page as i32;
+                self.plan.num_segments += 1;
+                self.plan.num_page_ids += 1;
+            }
+        }
+        self.tokens = n;
+    }
+
+    fn prefill_row(&mut self, row: usize, prefill: &PrefillRow, requests: &Requests) {
+        let request = requests.get(prefill.index);
+        let detail = requests.detail(prefill.index);
+        let end = request.kv_len as usize;
+        let start = end - prefill.num_tokens;
+        let size = self.size;
+        let to = self.tokens + prefill.num_tokens;
+        let entry = &mut *self.entry;
+        entry.input_ids[self.tokens..to].copy_from_slice(&detail.tokens[start..end]);
+        for (at, position) in (self.tokens..to).zip(start as u32..) {
+            let (column, offset) = size.split(position);
+            entry.positions[at] = position as i32;
+            entry.out_loc[at] = (detail.pages[column as usize] * size.size + offset) as i32;
+        }
+        self.tokens = to;
+        let (column, offset) = size.split(end as u32 - 1);
+        self.pages += column as i32 + 1;
+        entry.req_slots[row] = request.slot as i32;
+        entry.seq_lens[row] = end as i32;
+        entry.extend_lens[row] = prefill.num_tokens as i32;
+        entry.qo_indptr[row + 1] = to as i32;
+        entry.kv_indptr[row + 1] = self.pages;
+        entry.last_page_len[row] = offset as i32 + 1;
+
+        let new_pages = &detail.pages[prefill.first_column..];
+        let at = self.plan.num_segments;
+        entry.segments[3 * at] = request.slot as i32;
+        entry.segments[3 * at + 1] = prefill.first_column as i32;
+        entry.segments[3 * at + 2] = new_pages.len() as i32;
+        let first = self.plan.num_page_ids;
+        for (to, &page) in entry.page_ids[first..first + new_pages.len()]
+            .iter_mut()
+            .zip(new_pages)
+        {
+            *to = page as i32;
+        }
+        self.plan.num_segments += 1;
+        self.plan.num_page_ids += new_pages.len();
+    }
+
+    /// The smallest graph size that holds the rows, if each has one token: one token of the scratch slot for each more.
+    fn padding(&mut self, decided: &DecidedStep, limits: &Limits, graph_sizes: &[usize]) {
+        let n = self.plan.num_rows;
+        self.plan.padded_rows = n;
+        if n == 0 || decided.prefill_rows.iter().any(|row| row.num_tokens != 1) {
+            return;
+        }
+        let Some(&end) = graph_sizes.iter().find(|&&size| size >= n) else {
+            return;
+        };
+        self.plan.padded_rows = end;
+        let entry = &mut *self.entry;
+        for row in n..end {
+            self.pages += 1;
+            entry.req_slots[row] = limits.max_rows as i32;
+            entry.seq_lens[row] = 1;
+            entry.extend_lens[row] = 1;
+            entry.qo_indptr[row + 1] = row as i32 + 1;
+            entry.kv_indptr[row + 1] = self.pages;
+            entry.last_page_len[row] = 1;
+            entry.input_ids[row] = 0;
+            entry.positions[row] = 0;
+            entry.out_loc[row] = (limits.num_pages * limits.page_size) as i32;
+        }
+    }
+
+    fn slots(&mut self, decided: &DecidedStep, requests: &Requests) {
+        for (at, &(index, cached_len)) in decided.bound.iter().enumerate() {
+            let request = requests.get(index);
+            self.entry.bound[2 * at] = request.slot as i32;
+            self.entry.bound[2 * at + 1] = cached_len as i32;
+            self.entry.bound_ids[at] = request.req_id;
+        }
+        for (to, &slot) in self.entry.released.iter_mut().zip(&decided.released) {
+            *to = slot as i32;
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Requests as the control plane sees them, and the sorted lists that they stand in.
+//!
+//! Keeps true: an index names one request until it has ended and no step in flight holds a row of it; its order key
+//! never changes.
+//! Doesn't know: the radix tree's inside, the pool.
+//!
+//! A started request is *prefilling* until the KV of all tokens known at its admission is scheduled, then it *decodes*.
+//! What a decode step touches stands in `Request`, one cache line; the rest in `Detail`.
+
+use std::collections::VecDeque;
+
+use crate::error::{Result, broken};
+use crate::inputs::Arrival;
+use crate::output::FinishReason;
+use crate::page_pool::Page;
+use crate::radix::{NO_NODE, NodeId};
+
+/// Index of a request.
+pub(crate) type Index = u32;
+pub(crate) const NO_SLOT: u32 = u32::MAX;
+pub(crate) const NO_STEP: i64 = i64::MIN;
+const MAX_LEN: usize = u32::MAX as usize - 1;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Waiting,
+    Started,
+    Ended,
+}
+
+/// What every step looks at. Lengths in tokens.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub req_id: i64,
+    pub last_step: i64,   // the last step that holds a row of it
+    pub kv_len: u32,      // tokens whose KV is computed, or scheduled to be
+    pub prefill_len: u32, // tokens known at this admission
+    pub len: u32,         // committed tokens, prompt first
+    pub max_len: u32,     // total length at which it ends
+    pub min_len: u32,     // total length before which no stop id ends it
+    pub slot: u32,
+    pub last_page: Page, // of its page table
+    pub last_token: i32, // the last committed one
+    pub num_pending: u8, // tokens scheduled to be sampled beyond `len`
+    pub state: State,
+    pub no_overlap: bool,
+    pub uses_cache: bool,
+    pub obeys_eos: bool,
+    pub has_stop_ids: bool,
+}
+
+/// The rest.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Detail {
+    pub order: (i64, u64), // priority, arrival counter
+    pub tokens: Vec<i32>,
+    pub pages: Vec<Page>,      // its page table, by column
+    pub num_tree_pages: usize, // of these, the first ones belong to the tree
+    pub handle: Option<NodeId>,
+    pub num_admissions: u32,
+    pub stop_ids: Vec<i32>,
+}
+
+impl Request {
+    pub fn is_prefilling(&self) -> bool {
+        self.kv_len < self.prefill_len
+    }
+
+    /// Tokens it may still generate beyond those that are known or pending.
+    pub fn num_unscheduled(&self) -> usize {
+        (self.max_len - self.len) as usize - self.num_pending as usize
+    }
+}
+
+/// All requests that live, or whose rows are in flight.
+#[derive(Default)]
+pub(crate) struct Requests {
+    pub hot: Vec<Request>,
+    pub detail: Vec<Detail>,
+    unused: Vec<Index>,
+}
+
+impl Requests {
+    pub fn get(&self, index: Index) -> &Request {
+        &self.hot[index as usize]
+    }
+
+    pub fn get_mut(&mut self, index: Index) -> &mut Request {
+        &mut self.hot[index as usize]
+    }
+
+    pub fn detail(&self, index: Index) -> &Detail {
+        &self.detail[index as usize]
+    }
+
+    pub fn detail_mut(&mut self, index: Index) -> &mut Detail {
+        &mut self.detail[index as usize]
+    }
+
+    /// The request of a valid `arrival`, the `count`-th one. `caches` is false without a prefix cache.
+    pub fn add(&mut self, arrival: Arrival, count: u64, max_seq_len: usize, caches: bool) -> Index {
+        let limit = length(arrival.num_prompt.saturating_add(arrival.max_tokens)).min(max_seq_len);
+        let request = Request {
+            req_id: arrival.req_id,
+            last_step: NO_STEP,
+            kv_len: 0,
+            prefill_len: 0,
+            len: arrival.tokens.len() as u32,
+            max_len: limit.min(MAX_LEN) as u32,
+            min_len: length(arrival.num_prompt.saturating_add(arrival.min_tokens)).min(MAX_LEN)
+                as u32,
+            slot: NO_SLOT,
+            last_page: 0,
+            last_token: arrival.tokens.last().copied().unwrap_or(0),
+            num_pending: 0,
+            state: State::Waiting,
+            no_overlap: arrival.no_overlap,
+            uses_cache: caches && !arrival.no_match,
+            obeys_eos: !arrival.ignore_eos,
+            has_stop_ids: !arrival.stop_ids.is_empty(),
+        };
+        let index = match self.unused.pop() {
+            Some(index) => {
+                self.hot[index as usize] = request;
+                index
+            }
+            None => {
+                self.hot.push(request);
+                self.detail.push(Detail::default());
+                self.hot.len() as Index - 1
+            }
+        };
+        let detail = &mut self.detail[index as usize];
+        let mut tokens = arrival.tokens;
+        // room for what it generates, so that a decode step need not allocate
+        tokens.reserve(limit.saturating_sub(tokens.len()).min(RESERVED_OUTPUT));
+        detail.order = (arrival.priority, count);
+        detail.tokens = tokens;
+        detail.pages.clear();
+        detail.num_tree_pages = 0;
+        detail.handle = None;
+        detail.num_admissions = 0;
+        detail.stop_ids = arrival.stop_ids;
+        index
+    }
+
+    /// Forget an ended request of which no row is in flight.
+    pub fn free(&mut self, index: Index) {
+        self.detail[index as usize].tokens = Vec::new();
+        self.unused.push(index);
+    }
+
+    /// Take a sampled token; whether it ends the request, and how. Stop wins over length.
+    pub fn accept(&mut self, index: Index, token: i32, eos_ids: &[i32]) -> FinishReason {
+        let request = &mut self.hot[index as usize];
+        let detail = &mut self.detail[index as usize];
+        detail.tokens.push(token);
+        request.len += 1;
+        request.last_token = token;
+        let stops = (request.obeys_eos && eos_ids.contains(&token))
+            || (request.has_stop_ids && detail.stop_ids.contains(&token));
+        if stops && request.len >= request.min_len {
+            FinishReason::Stop
+        } else if request.len >= request.max_len {
+            FinishReason::Length
+        } else {
+            FinishReason::None
+        }
+    }
+
+    /// The request holds nothing any more. Its slot is the scheduler's business, and must be taken before.
+    pub fn forget_pages(&mut self, index: Index) {
+        let detail = &mut self.detail[index as usize];
+        detail.handle = None;
+        detail.pages.clear();
+        detail.num_tree_pages = 0;
+        let request = &mut self.hot[index as usize];
+        request.kv_len = 0;
+        request.prefill_len = 0;
+        request.slot = NO_SLOT;
+    }
+
+    pub fn handle(&self, index: Index) -> NodeId {
+        self.detail(index).handle.unwrap_or(NO_NODE)
+    }
+}
+
+const RESERVED_OUTPUT: usize = 1024;
+
+/// A checked number of tokens is not negative.
+fn length(tokens: i64) -> usize {
+    usize::try_from(tokens).unwrap_or(0)
+}
+
+/// Requests sorted by (priority, arrival).
+#[derive(Default)]
+pub(crate) struct Queue {
+    items: VecDeque<Index>,
+}
+
+impl Queue {
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    pub fn get(&self, at: usize) -> Index {
+        self.items[at]
+    }
+
+    pub fn first(&self) -> Option<Index> {
+        self.items.front().copied()
+    }
+
+    pub fn last(&self) -> Option<Index> {
+        self.items.back().copied()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = Index> + '_ {
+        self.items.iter().copied()
+    }
+
+    pub fn clear(&mut self) {
+        self.items.clear();
+    }
+
+    pub fn add(&mut self, index: Index, requests: &Requests) {
+        let order = requests.detail(index).order;
+        let at = self
+            .items
+            .partition_point(|&one| requests.detail(one).order < order);
+        self.items.insert(at, index);
+    }
+
+    pub fn remove(&mut self, index: Index, requests: &Requests) -> Result<()> {
+        let order = requests.detail(index).order;
+        let at = self
+            .items
+            .partition_point(|&one| requests.detail(one).order < order);
+        if self.items.get(at) != Some(&index) {
+            return broken(format!(
+                "request {} is not in the list that its state names",
+                requests.get(index).req_id
+            ));
+        }
+        self.items.remove(at);
+        Ok(())
+    }
+}

@@ -1,0 +1,57 @@
+//! Giving up pages: at a request's end, and when it is sent back to the queue because pages lack.
+//!
+//! Keeps true: a page that a request gives up belongs to the tree or to the pool before the call returns; what the tree
+//! has already is freed; the lock goes last, deepest node first.
+//! Doesn't know: why the request gives up, what becomes of its slot.
+//!
+//! Pages may be given out again at once, while a step in flight still reads them: forwards run in one ordered stream, so
+//! whoever gets them writes later.
+
+use crate::config::CachePolicy;
+use crate::error::{Result, broken};
+use crate::radix::RadixTree;
+use crate::request::{Index, Queue, Requests};
+
+/// Whom to retract so that `for_request` gets a page: the last one started. Never itself (it waits), and never one in the
+/// plan: rows are planned in order, so whoever stands behind `for_request` is not in it yet.
+pub(crate) fn pick_victim(started: &Queue, for_request: Index) -> Option<Index> {
+    started.last().filter(|&last| last != for_request)
+}
+
+/// Full pages of the tail enter the tree below the node that the request locks (without a cache they don't), the rest is
+/// freed by ascending column, the lock is released.
+///
+/// The tail's KV goes as far as inputs were scheduled. Their tokens are all known by now: only the token that the last
+/// scheduled row makes can be unknown, and it is no input yet.
+pub(crate) fn give_up_pages(
+    requests: &mut Requests,
+    index: Index,
+    tree: &mut RadixTree,
+) -> Result<()> {
+    let (request, detail) = (requests.get(index), requests.detail(index));
+    let Some(mut handle) = detail.handle else {
+        return broken(format!(
+            "request {} has no pages to give up",
+            request.req_id
+        ));
+    };
+    let first = detail.num_tree_pages;
+    let full = request.kv_len as usize / tree.page_size();
+    if tree.policy() != CachePolicy::Naive && full > first {
+        if request.kv_len > request.len {
+            return broken(format!(
+                "request {}: KV of unknown tokens would enter the cache",
+                request.req_id
+            ));
+        }
+        let (end, had) = tree.insert(handle, &detail.tokens, &detail.pages[..full], first)?;
+        handle = end;
+        let freed = detail.pages[first..had].iter().chain(&detail.pages[full..]);
+        tree.pool.push(freed.copied())?;
+    } else {
+        tree.pool.push(detail.pages[first..].iter().copied())?;
+    }
+    tree.release(handle)?;
+    requests.forget_pages(index);
+    Ok(())
+}

@@ -1,0 +1,103 @@
+//! Request slots: rows of the engine's request table, which holds sampling parameters and page tables.
+//!
+//! Keeps true: a slot is free, in use by one started request, or *draining*: its request has gone but a step in flight
+//! still holds a row of it. The engine is told of every release once, in the plan of the next step.
+//! Doesn't know: requests.
+
+use crate::error::{Result, broken};
+
+pub(crate) struct SlotTable {
+    num_slots: usize,
+    free: Vec<u32>,
+    in_use: Vec<bool>,
+    draining: Vec<(i64, u32)>, // by the last step that holds a row of them, in the order of their release
+    pub released: Vec<u32>,
+}
+
+impl SlotTable {
+    /// Slots 0 .. num_slots - 1. The free ones are a stack, at start with the lowest on top.
+    pub fn new(num_slots: usize) -> Self {
+        Self {
+            num_slots,
+            free: (0..num_slots as u32).rev().collect(),
+            in_use: vec![false; num_slots],
+            draining: Vec::with_capacity(num_slots),
+            released: Vec::with_capacity(num_slots),
+        }
+    }
+
+    pub fn num_slots(&self) -> usize {
+        self.num_slots
+    }
+
+    pub fn num_free(&self) -> usize {
+        self.free.len()
+    }
+
+    pub fn num_draining(&self) -> usize {
+        self.draining.len()
+    }
+
+    pub fn take(&mut self) -> Result<u32> {
+        match self.free.pop() {
+            Some(slot) => {
+                self.in_use[slot as usize] = true;
+                Ok(slot)
+            }
+            None => broken("a slot was taken, but none is free"),
+        }
+    }
+
+    /// Free `slot` at once, or at the commit of the step in flight that holds its last row.
+    pub fn release(&mut self, slot: u32, last_step: Option<i64>) -> Result<()> {
+        if !self.in_use.get(slot as usize).is_some_and(|&used| used) {
+            return broken(format!("slot {slot} was released, but is not in use"));
+        }
+        self.in_use[slot as usize] = false;
+        match last_step {
+            None => self.put_back(slot),
+            Some(step) => self.draining.push((step, slot)),
+        }
+        Ok(())
+    }
+
+    /// `step` is committed: the slots that waited for it are free, in the order in which they were released.
+    pub fn drain(&mut self, step: i64) {
+        let mut at = 0;
+        while at < self.draining.len() {
+            if self.draining[at].0 == step {
+                let (_, slot) = self.draining.remove(at);
+                self.put_back(slot);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// After a failed forward: nothing is in flight and nobody holds a slot. Those in use or draining count as released,
+    /// ascending, after those released before; the stack is as at start.
+    pub fn reset(&mut self) {
+        let mut is_free = vec![false; self.num_slots];
+        for &slot in &self.free {
+            is_free[slot as usize] = true;
+        }
+        let held = (0..self.num_slots as u32).filter(|&slot| !is_free[slot as usize]);
+        self.released.extend(held);
+        self.free.clear();
+        self.free.extend((0..self.num_slots as u32).rev());
+        self.in_use.fill(false);
+        self.draining.clear();
+    }
+
+    /// For checks: free slots, slots in use ascending, draining slots.
+    pub fn owners(&self) -> (&[u32], Vec<u32>, Vec<u32>) {
+        let in_use = (0..self.num_slots as u32).filter(|&slot| self.in_use[slot as usize]);
+        let draining = self.draining.iter().map(|&(_, slot)| slot);
+        (&self.free, in_use.collect(), draining.collect())
+    }
+
+    fn put_back(&mut self, slot: u32) {
+        self.free.push(slot);
+        self.released.push(slot);
+    }
+}

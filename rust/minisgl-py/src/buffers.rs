@@ -1,0 +1,219 @@
+//! The arrays that Python allocated and the control plane writes in place. All `unsafe` code of the crate is here.
+//!
+//! Keeps true: an array is bound only if it has the right type, is contiguous, writable, large enough, and overlaps no
+//! other; while it is bound, Python cannot resize or free its memory.
+
+use std::ptr::NonNull;
+use std::slice;
+
+use minisgl_core::{Limits, RingEntry};
+use pyo3::buffer::{Element, PyBuffer};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+/// One array of `len` numbers.
+struct Array<T: Element> {
+    data: NonNull<T>,
+    len: usize,
+    _owner: PyBuffer<T>, // keeps the memory where it is
+}
+
+// SAFETY: the memory belongs to the buffer's owner, which any thread may hold; it is only touched through `&mut self` of
+// the Python object, under the GIL.
+unsafe impl<T: Element + Send> Send for Array<T> {}
+// SAFETY: as above; nothing is reachable through `&self`.
+unsafe impl<T: Element + Sync> Sync for Array<T> {}
+
+impl<T: Element> Array<T> {
+    fn bind(array: &Bound<'_, PyAny>, name: &str, needed: usize) -> PyResult<Self> {
+        let refuse = |reason: &str| Err(PyValueError::new_err(format!("{name}: {reason}")));
+        let Ok(buffer) = PyBuffer::<T>::get(array) else {
+            return refuse("not an array of the right type");
+        };
+        if buffer.readonly() {
+            return refuse("not writable");
+        }
+        if !buffer.is_c_contiguous() {
+            return refuse("not contiguous");
+        }
+        if buffer.item_count() < needed {
+            return refuse(&format!(
+                "{} numbers, {needed} are needed",
+                buffer.item_count()
+            ));
+        }
+        let Some(data) = NonNull::new(buffer.buf_ptr().cast::<T>()) else {
+            return refuse("has no memory");
+        };
+        Ok(Self {
+            data,
+            len: buffer.item_count(),
+            _owner: buffer,
+        })
+    }
+
+    fn range(&self) -> (usize, usize) {
+        let start = self.data.as_ptr() as usize;
+        (start, start + self.len * size_of::<T>())
+    }
+
+    fn as_mut(&mut self) -> &mut [T] {
+        // SAFETY: `bind` found `len` contiguous, writable, aligned numbers at `data`, which `_owner` keeps there; the
+        // GIL is held, so no Python code writes meanwhile; `Ring::bind` made sure that no two arrays overlap.
+        unsafe { slice::from_raw_parts_mut(self.data.as_ptr(), self.len) }
+    }
+}
+
+/// The arrays of one ring entry, in the order of `RingEntry.__slots__` of the Python side.
+struct Entry {
+    int32: Vec<Array<i32>>,
+    bound_ids: Array<i64>,
+}
+
+const NAMES: [&str; 15] = [
+    "input_ids",
+    "positions",
+    "out_loc",
+    "req_slots",
+    "seq_lens",
+    "extend_lens",
+    "qo_indptr",
+    "kv_indptr",
+    "last_page_len",
+    "sample_rows",
+    "segments",
+    "page_ids",
+    "bound",
+    "bound_ids",
+    "released",
+];
+const BOUND_IDS: usize = 13;
+
+/// A ring of step arrays.
+pub(crate) struct Ring {
+    entries: Vec<Entry>,
+}
+
+impl Ring {
+    /// Bind `ring`, a sequence of objects with the arrays as attributes. Raises `ValueError`.
+    pub fn bind(
+        ring: &Bound<'_, PyAny>,
+        limits: &Limits,
+        max_padded_rows: usize,
+    ) -> PyResult<Self> {
+        let rows = limits.max_rows.max(max_padded_rows);
+        let tokens = limits.max_tokens + rows;
+        let needed = |name: &str| match name {
+            "input_ids" | "positions" | "out_loc" => tokens,
+            "qo_indptr" | "kv_indptr" => rows + 1,
+            "segments" => 3 * rows,
+            "page_ids" => limits.max_page_changes(),
+            "bound" => 2 * limits.max_rows,
+            "bound_ids" | "released" => limits.max_rows,
+            _ => rows,
+        };
+        let mut entries = Vec::new();
+        for one in ring.try_iter()? {
+            let one = one?;
+            let mut int32 = Vec::with_capacity(NAMES.len() - 1);
+            for name in NAMES {
+                if name != NAMES[BOUND_IDS] {
+                    int32.push(Array::bind(&one.getattr(name)?, name, needed(name))?);
+                }
+            }
+            let name = NAMES[BOUND_IDS];
+            let bound_ids = Array::bind(&one.getattr(name)?, name, needed(name))?;
+            entries.push(Entry { int32, bound_ids });
+        }
+        if entries.len() < 2 {
+            return Err(PyValueError::new_err(format!(
+                "ring: {} entries, at least 2",
+                entries.len()
+            )));
+        }
+        let ring = Self { entries };
+        ring.check_overlaps()?;
+        Ok(ring)
+    }
+
+    fn check_overlaps(&self) -> PyResult<()> {
+        let mut ranges: Vec<(usize, usize)> = Vec::new();
+        for entry in &self.entries {
+            ranges.extend(entry.int32.iter().map(Array::range));
+            ranges.push(entry.bound_ids.range());
+        }
+        ranges.sort_unstable();
+        if ranges.windows(2).any(|pair| pair[1].0 < pair[0].1) {
+            return Err(PyValueError::new_err("ring: two arrays share memory"));
+        }
+        Ok(())
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The arrays of entry `index`, for the length of a call.
+    pub fn entry(&mut self, index: usize) -> Option<RingEntry<'_>> {
+        let entry = &mut self.entries[index];
+        let [
+            input_ids,
+            positions,
+            out_loc,
+            req_slots,
+            seq_lens,
+            extend_lens,
+            qo_indptr,
+            kv_indptr,
+            last_page_len,
+            sample_rows,
+            segments,
+            page_ids,
+            bound,
+            released,
+        ] = entry.int32.as_mut_slice()
+        else {
+            return None;
+        };
+        Some(RingEntry {
+            input_ids: input_ids.as_mut(),
+            positions: positions.as_mut(),
+            out_loc: out_loc.as_mut(),
+            req_slots: req_slots.as_mut(),
+            seq_lens: seq_lens.as_mut(),
+            extend_lens: extend_lens.as_mut(),
+            qo_indptr: qo_indptr.as_mut(),
+            kv_indptr: kv_indptr.as_mut(),
+            last_page_len: last_page_len.as_mut(),
+            sample_rows: sample_rows.as_mut(),
+            segments: segments.as_mut(),
+            page_ids: page_ids.as_mut(),
+            bound: bound.as_mut(),
+            bound_ids: entry.bound_ids.as_mut(),
+            released: released.as_mut(),
+        })
+    }
+}
+
+/// A one-dimensional array of the caller, read for the length of a call.
+pub(crate) struct View {
+    buffer: PyBuffer<i32>,
+}
+
+impl View {
+    /// None if it is no contiguous one-dimensional int32 array.
+    pub fn of(array: &Bound<'_, PyAny>) -> Option<Self> {
+        let buffer = PyBuffer::<i32>::get(array).ok()?;
+        (buffer.dimensions() == 1 && buffer.is_c_contiguous()).then_some(Self { buffer })
+    }
+
+    pub fn as_slice(&self, _py: Python<'_>) -> &[i32] {
+        let len = self.buffer.item_count();
+        if len == 0 {
+            return &[]; // an empty array may have no memory
+        }
+        // SAFETY: the buffer holds `len` contiguous numbers and keeps them there; the GIL is held, and no Python code runs
+        // before the slice is gone.
+        unsafe { slice::from_raw_parts(self.buffer.buf_ptr().cast::<i32>(), len) }
+    }
+}

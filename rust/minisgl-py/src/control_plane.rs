@@ -1,0 +1,199 @@
+//! `minisgl._rust.ControlPlane`: the core's scheduler behind the Python Protocol, with the arrays bound once.
+//!
+//! Keeps true: a panic is caught in the call, poisons the object and arrives as `ControlPlaneError`.
+//! The GIL stays held: a call takes microseconds, winning the GIL back from a busy thread takes milliseconds.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use minisgl_core::{CachePolicy, Config, Error, Scheduler};
+use pyo3::exceptions::{PyKeyError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyTuple};
+
+use crate::buffers::{Ring, View};
+use crate::errors::to_python;
+use crate::events::EventTypes;
+use crate::step::{StepOutput, StepPlan};
+
+/// See `minisgl.scheduler.api.ControlPlane`. Made by `minisgl.scheduler.rust_hotpath`, which checks the configuration.
+#[pyclass(module = "minisgl._rust")]
+pub(crate) struct ControlPlane {
+    scheduler: Scheduler,
+    ring: Ring,
+    events: EventTypes,
+    #[pyo3(get)]
+    buffers: Py<PyAny>,
+    #[pyo3(get)]
+    config: Py<PyAny>,
+}
+
+impl ControlPlane {
+    /// Run a call of the core: errors and panics become Python exceptions.
+    fn run<T>(
+        &mut self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) -> PyResult<T> {
+        match catch_unwind(AssertUnwindSafe(|| call(self))) {
+            Ok(result) => result.map_err(|error| to_python(py, &error)),
+            Err(panic) => {
+                let text = panic
+                    .downcast_ref::<&str>()
+                    .map(ToString::to_string)
+                    .or_else(|| panic.downcast_ref::<String>().cloned())
+                    .unwrap_or_else(|| "of an unknown kind".into());
+                let what = format!("panic: {text}");
+                self.scheduler.poison(what.clone());
+                Err(to_python(py, &Error::Broken(what)))
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl ControlPlane {
+    #[new]
+    fn new(config: &Bound<'_, PyAny>, buffers: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = config.py();
+        let settings = read_config(config)?;
+        let largest = settings.graph_sizes.last().copied().unwrap_or(0);
+        let scheduler = Scheduler::new(settings);
+        let ring = Ring::bind(&buffers.getattr("ring")?, scheduler.limits(), largest)?;
+        Ok(Self {
+            scheduler,
+            ring,
+            events: EventTypes::import(py)?,
+            buffers: buffers.clone().unbind(),
+            config: config.clone().unbind(),
+        })
+    }
+
+    /// Take in `events`, decide step `step`, write its arrays, return its header.
+    fn schedule(&mut self, step: i64, events: &Bound<'_, PyAny>) -> PyResult<StepPlan> {
+        let py = events.py();
+        let items = events.getattr(intern!(py, "items"))?;
+        let items = items.cast::<PyList>()?;
+        let converted = if items.is_empty() {
+            Vec::new()
+        } else {
+            self.events.read(items, &self.scheduler)?
+        };
+        self.run(py, |plane| {
+            let index = step.rem_euclid(plane.ring.len() as i64) as usize;
+            match plane.ring.entry(index) {
+                Some(mut entry) => plane.scheduler.schedule(step, converted, &mut entry, index),
+                None => Err(Error::Broken("a ring entry lacks an array".into())),
+            }
+        })
+        .map(StepPlan::from)
+    }
+
+    /// Take the tokens of `step`, one a row.
+    fn commit(&mut self, step: i64, tokens: &Bound<'_, PyAny>) -> PyResult<StepOutput> {
+        let py = tokens.py();
+        let view = View::of(tokens);
+        self.run(py, |plane| {
+            let mut entries = Vec::new();
+            // what is no array of tokens has a length that no step has
+            let tokens = view.as_ref().map(|view| view.as_slice(py));
+            match tokens {
+                Some(tokens) => plane.scheduler.commit(step, tokens, &mut entries)?,
+                None => {
+                    let what = format!(
+                        "commit({step}): tokens of step {step}: not an int32 array of one dimension"
+                    );
+                    plane.scheduler.poison(what.clone());
+                    return Err(Error::Broken(what));
+                }
+            }
+            Ok(StepOutput::new(step, entries))
+        })
+    }
+
+    /// Counts of this moment, as `minisgl.scheduler.api.Stats`.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let stats = self.scheduler.stats();
+        let kind = py.import("minisgl.scheduler.api")?.getattr("Stats")?;
+        kind.call1((
+            stats.num_waiting,
+            stats.num_running,
+            stats.num_draining,
+            stats.num_free_pages,
+            stats.num_evictable_pages,
+            stats.num_protected_pages,
+            stats.num_held_pages,
+            stats.num_retracted_total,
+            stats.num_prompt_tokens_total,
+            stats.num_cached_tokens_total,
+        ))
+    }
+
+    /// Check every invariant. O(everything).
+    fn check(&mut self, py: Python<'_>) -> PyResult<()> {
+        self.run(py, |plane| plane.scheduler.check())
+    }
+
+    /// Each cached page, with all tokens from the start of the sequence to the page's end. For tests.
+    fn tree_pages<'py>(&self, py: Python<'py>) -> PyResult<Vec<(Bound<'py, PyTuple>, u32)>> {
+        let pages = self.scheduler.tree_pages().into_iter();
+        pages
+            .map(|(tokens, page)| Ok((PyTuple::new(py, tokens)?, page)))
+            .collect()
+    }
+
+    /// The pages of a live request, by column; empty while it waits. `KeyError` if it isn't live. For tests.
+    fn page_table(&self, req_id: i64) -> PyResult<Vec<u32>> {
+        match self.scheduler.page_table(req_id) {
+            Some(pages) => Ok(pages.to_vec()),
+            None => Err(PyKeyError::new_err(req_id)),
+        }
+    }
+
+    /// The stack of free pages, the next to be given out last. For tests.
+    fn free_pages(&self) -> Vec<u32> {
+        self.scheduler.free_pages().to_vec()
+    }
+
+    /// Which share of the output they may still make requests are expected to make, in 1/1024. Tests set it.
+    #[getter]
+    fn get_reserve_ratio(&mut self) -> usize {
+        *self.scheduler.reserve_ratio_mut()
+    }
+
+    #[setter]
+    fn set_reserve_ratio(&mut self, value: usize) {
+        *self.scheduler.reserve_ratio_mut() = value;
+    }
+}
+
+fn read_config(config: &Bound<'_, PyAny>) -> PyResult<Config> {
+    let number = |name: &str| config.getattr(name)?.extract::<usize>();
+    let cache = match config.getattr("cache")?.extract::<String>()?.as_str() {
+        "lru" => CachePolicy::Lru,
+        "lfu" => CachePolicy::Lfu,
+        "naive" => CachePolicy::Naive,
+        other => return Err(PyValueError::new_err(format!("cache: {other:?}: unknown"))),
+    };
+    Ok(Config {
+        num_pages: number("num_pages")?,
+        page_size: number("page_size")?,
+        max_running_requests: number("max_running_requests")?,
+        max_prefill_length: number("max_prefill_length")?,
+        context_len: number("context_len")?,
+        eos_ids: config.getattr("eos_ids")?.extract()?,
+        cache,
+        graph_sizes: config.getattr("graph_sizes")?.extract()?,
+    })
+}
+
+/// What was compiled: `{"version": str, "profile": "release" | "debug", "features": list[str]}`.
+#[pyfunction]
+pub(crate) fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let build = minisgl_core::build_info();
+    let info = PyDict::new(py);
+    info.set_item("version", build.version)?;
+    info.set_item("profile", build.profile)?;
+    info.set_item("features", crate::FEATURES.to_vec())?;
+    Ok(info)
+}

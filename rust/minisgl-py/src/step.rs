@@ -1,0 +1,122 @@
+//! What the two calls return: small objects with the attributes of `minisgl.step.StepPlan` and `StepOutput`.
+
+use minisgl_core::{Entry, Plan};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyBytes;
+
+/// The header of a step.
+#[pyclass(frozen, get_all, module = "minisgl._rust")]
+pub(crate) struct StepPlan {
+    step: i64,
+    ring_index: usize,
+    num_rows: usize,
+    num_decode_rows: usize,
+    padded_rows: usize,
+    num_tokens: usize,
+    num_samples: usize,
+    num_segments: usize,
+    num_page_ids: usize,
+    num_bound: usize,
+    num_released: usize,
+    num_retracted: usize,
+    num_free_pages: usize,
+    num_evictable_pages: usize,
+}
+
+impl From<Plan> for StepPlan {
+    fn from(plan: Plan) -> Self {
+        Self {
+            step: plan.step,
+            ring_index: plan.ring_index,
+            num_rows: plan.num_rows,
+            num_decode_rows: plan.num_decode_rows,
+            padded_rows: plan.padded_rows,
+            num_tokens: plan.num_tokens,
+            num_samples: plan.num_samples,
+            num_segments: plan.num_segments,
+            num_page_ids: plan.num_page_ids,
+            num_bound: plan.num_bound,
+            num_released: plan.num_released,
+            num_retracted: plan.num_retracted,
+            num_free_pages: plan.num_free_pages,
+            num_evictable_pages: plan.num_evictable_pages,
+        }
+    }
+}
+
+/// The entries of a commit. The arrays are made when they are asked for, once.
+#[pyclass(frozen, module = "minisgl._rust")]
+pub(crate) struct StepOutput {
+    #[pyo3(get)]
+    step: i64,
+    entries: Vec<Entry>,
+    arrays: [PyOnceLock<Py<PyAny>>; 4],
+}
+
+impl StepOutput {
+    pub fn new(step: i64, entries: Vec<Entry>) -> Self {
+        Self {
+            step,
+            entries,
+            arrays: [const { PyOnceLock::new() }; 4],
+        }
+    }
+
+    fn int32(
+        &self,
+        py: Python<'_>,
+        which: usize,
+        field: impl Fn(&Entry) -> i32,
+    ) -> PyResult<Py<PyAny>> {
+        let bytes = || {
+            self.entries
+                .iter()
+                .flat_map(|entry| field(entry).to_ne_bytes())
+        };
+        let make = || numpy_array(py, &bytes().collect::<Vec<u8>>(), "int32");
+        Ok(self.arrays[which].get_or_try_init(py, make)?.clone_ref(py))
+    }
+}
+
+#[pymethods]
+impl StepOutput {
+    fn __len__(&self) -> usize {
+        self.entries.len()
+    }
+
+    #[getter]
+    fn req_ids(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let bytes = || {
+            self.entries
+                .iter()
+                .flat_map(|entry| entry.req_id.to_ne_bytes())
+        };
+        let make = || numpy_array(py, &bytes().collect::<Vec<u8>>(), "int64");
+        Ok(self.arrays[0].get_or_try_init(py, make)?.clone_ref(py))
+    }
+
+    #[getter]
+    fn tokens(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.int32(py, 1, |entry| entry.token)
+    }
+
+    #[getter]
+    fn reasons(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.int32(py, 2, |entry| entry.reason as i32)
+    }
+
+    #[getter]
+    fn rows(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.int32(py, 3, |entry| entry.row)
+    }
+}
+
+/// A read-only array over a copy of `bytes`.
+fn numpy_array(py: Python<'_>, bytes: &[u8], dtype: &str) -> PyResult<Py<PyAny>> {
+    static FROM_BUFFER: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let from_buffer = FROM_BUFFER.get_or_try_init(py, || {
+        Ok::<_, PyErr>(py.import("numpy")?.getattr("frombuffer")?.unbind())
+    })?;
+    from_buffer.call1(py, (PyBytes::new(py, bytes), dtype))
+}

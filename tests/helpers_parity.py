@@ -1,0 +1,156 @@
+"""Two control planes under the same random events: every plan, live array, output and count must be equal.
+
+Nothing is computed: sampled tokens are drawn like the events. `Draw` is a function (low, high) -> int, so that the same
+runs come from a seed or from hypothesis, which shrinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from minisgl.scheduler.api import ControlPlaneConfig
+from minisgl.scheduler.reference import ReferenceControlPlane
+from minisgl.scheduler.reference.digest import live_regions
+from minisgl.scheduler.rust_hotpath import make_rust_hotpath
+from minisgl.step import Abort, Arrival, Event, Events, Finish, ForwardFailed, RingEntry, StepPlan
+
+Draw = Callable[[int, int], int]
+PLAN_FIELDS = tuple(one.name for one in fields(StepPlan))
+OUTPUT_ARRAYS = ("req_ids", "tokens", "reasons", "rows")
+
+
+class Divergence(AssertionError):
+    """The first difference, with everything that led to it."""
+
+
+@dataclass
+class Pair:
+    """`log` holds the calls so far: the events of a schedule, or the tokens of a commit."""
+
+    config: ControlPlaneConfig
+    ours: Any = field(init=False)
+    theirs: Any = field(init=False)
+    log: list[tuple[int, object]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ours, self.theirs = ReferenceControlPlane(self.config), make_rust_hotpath(self.config)
+
+    def schedule(self, step: int, events: list[Event]) -> StepPlan:
+        self.log.append((step, events))
+        plan, other = self.ours.schedule(step, Events(list(events))), self.theirs.schedule(step, Events(list(events)))
+        for name in PLAN_FIELDS:
+            self._same(f"plan.{name}", getattr(plan, name), getattr(other, name))
+        regions = zip(
+            RingEntry.__slots__,
+            live_regions(plan, self.ours.buffers.ring[plan.ring_index]),
+            live_regions(other, self.theirs.buffers.ring[plan.ring_index]),
+            strict=True,
+        )
+        for name, one, two in regions:
+            self._same(name, one.tolist(), two.tolist())
+        self._same("stats", self.ours.stats(), self.theirs.stats())
+        return plan  # type: ignore[no-any-return]
+
+    def commit(self, step: int, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> list[int]:
+        """The ids that ended."""
+        self.log.append((step, tokens.tolist()))
+        output, other = self.ours.commit(step, tokens), self.theirs.commit(step, tokens)
+        for name in OUTPUT_ARRAYS:
+            one, two = getattr(output, name), getattr(other, name)
+            self._same(f"output.{name}", (one.dtype, one.tolist()), (two.dtype, two.tolist()))
+        self._same("stats", self.ours.stats(), self.theirs.stats())
+        return output.req_ids[output.reasons != 0].tolist()  # type: ignore[no-any-return]
+
+    def check(self) -> None:
+        self.theirs.check()
+        self._same("tree", sorted(self.ours.tree_pages()), sorted(self.theirs.tree_pages()))
+        self._same("free pages", self.ours.free_pages(), self.theirs.free_pages())
+        self._same("ratio", self.ours.reserve_ratio, self.theirs.reserve_ratio)
+
+    def _same(self, what: str, one: object, two: object) -> None:
+        if one != two:
+            calls = "\n".join(f"  {step}: {data}" for step, data in self.log)
+            raise Divergence(f"{what}: {one} != {two}\n{self.config}\n{calls}")
+
+
+def draw_config(draw: Draw) -> ControlPlaneConfig:
+    page_size = (1, 4, 16)[draw(0, 2)]
+    return ControlPlaneConfig(
+        num_pages=draw(8, 64 if page_size == 1 else 24),
+        page_size=page_size,
+        max_running_requests=draw(1, 8),
+        max_prefill_length=(1, 5, 24, 256)[draw(0, 3)],
+        context_len=(24, 64, 300)[draw(0, 2)],
+        eos_ids=(2,),
+        cache=("lru", "lru", "lfu", "naive")[draw(0, 3)],  # type: ignore[arg-type]
+        graph_sizes=((), (1, 2, 4, 8))[draw(0, 1)],
+    )
+
+
+def draw_arrival(draw: Draw, req_id: int, limit: int, sequences: list[list[int]]) -> Arrival:
+    """A vocabulary of three, and prompts that go on from earlier ones, so that prefixes collide."""
+    start: list[int] = []
+    if sequences and draw(0, 2):
+        chosen = sequences[draw(0, len(sequences) - 1)]
+        start = chosen[: draw(0, len(chosen))]
+    tokens = start + [draw(0, 2) for _ in range(draw(0 if start else 1, min(limit, 40)))]
+    tokens = tokens[: limit + 1]
+    generated = draw(0, min(3, len(tokens) - 1)) if draw(0, 5) == 0 else 0
+    return Arrival(
+        req_id,
+        np.array(tokens, np.int32),
+        len(tokens) - generated,
+        max_tokens=generated + (1, 2, 8, 40, 10**12)[draw(0, 4)],
+        num_generated=generated,
+        stop_ids=((), (1,), (0, 7))[draw(0, 2)] if draw(0, 3) == 0 else (),
+        min_tokens=draw(0, 4) if draw(0, 3) == 0 else 0,
+        ignore_eos=draw(0, 1) == 0,
+        priority=draw(-1, 1) if draw(0, 3) == 0 else 0,
+        no_overlap=draw(0, 7) == 0,
+        no_match=draw(0, 7) == 0,
+    )
+
+
+def run(draw: Draw, num_steps: int) -> Pair:
+    """`num_steps` steps of one configuration. Raises `Divergence`."""
+    config = draw_config(draw)
+    pair = Pair(config)
+    limit = config.limits().max_seq_len
+    overlap = draw(0, 1) == 1
+    load = draw(1, 6)
+    next_id, live, sequences = 1, list[int](), list[list[int]]()
+    in_flight: list[StepPlan] = []
+    failed = False
+    for step in range(num_steps):
+        events: list[Event] = []
+        if failed:
+            events.append(ForwardFailed(in_flight[0].step))
+            in_flight.clear()
+        for _ in range(draw(0, 2) if draw(0, load) == 0 else 0):
+            events.append(draw_arrival(draw, next_id, limit, sequences))
+            sequences = [*sequences[-8:], events[-1].tokens.tolist()]  # type: ignore[union-attr]
+            live.append(next_id)
+            next_id += 1
+        if live and draw(0, 12) == 0:
+            req_id = live[draw(0, len(live) - 1)] if draw(0, 9) else 10**9
+            events.append(Abort(req_id) if draw(0, 1) else Finish(req_id))
+        if draw(0, 40) == 0:
+            pair.ours.reserve_ratio = pair.theirs.reserve_ratio = (102, 1024)[draw(0, 1)]
+        in_flight.append(pair.schedule(step, events))
+        failed = draw(0, 150) == 0
+        if failed:
+            continue
+        while len(in_flight) > (1 if overlap else 0):
+            plan = in_flight.pop(0)
+            tokens = np.array([draw(0, 2) for _ in range(plan.num_rows)], np.int32)
+            ended = set(pair.commit(plan.step, tokens))
+            live = [req_id for req_id in live if req_id not in ended]
+        if draw(0, 7) == 0:
+            pair.check()
+    pair.ours.check()
+    pair.check()
+    return pair
