@@ -24,6 +24,7 @@ class LiveRequest:
     sampling: SamplingParams
     tokens: Int32Array
     num_prompt: int
+    priority: int = 0
     admitted: bool = False
 
 
@@ -36,8 +37,8 @@ class Ledger:
     def __contains__(self, req_id: int) -> bool:
         return req_id in self._live
 
-    def add(self, req_id: int, sampling: SamplingParams, prompt: Int32Array) -> None:
-        self._live[req_id] = LiveRequest(sampling, prompt, len(prompt))
+    def add(self, req_id: int, sampling: SamplingParams, prompt: Int32Array, priority: int = 0) -> None:
+        self._live[req_id] = LiveRequest(sampling, prompt, len(prompt), priority)
 
     def drop(self, req_id: int) -> None:
         """Forget a request that never reached the control plane."""
@@ -49,13 +50,13 @@ class Ledger:
             self._unfolded.append(output)
             self._num_unfolded += len(output)
             if self._num_unfolded >= MAX_UNFOLDED:
-                self._fold()
+                self.fold()
 
     def get(self, req_id: int) -> LiveRequest:
         """The request with its sequence up to date. Folds only if the request may have generated something."""
         request = self._live[req_id]
         if request.admitted and self._unfolded:
-            self._fold()
+            self.fold()
         return request
 
     def peek(self, req_id: int) -> LiveRequest | None:
@@ -63,10 +64,11 @@ class Ledger:
         return self._live.get(req_id)
 
     def live_ids(self) -> list[int]:
-        self._fold()
+        self.fold()
         return list(self._live)
 
-    def _fold(self) -> None:
+    def fold(self) -> None:
+        """Bring every sequence up to date, and forget what has ended."""
         if not self._unfolded:
             return
         ids = np.concatenate([o.req_ids for o in self._unfolded])

@@ -27,9 +27,10 @@ from minisgl.message import (
     ToEngine,
     TokenLogprobs,
 )
+from minisgl.runner.failover import UnsettledStep, arrivals, ends_of, take_tokens
 from minisgl.runner.heartbeat import Pulse
 from minisgl.runner.ledger import Ledger
-from minisgl.scheduler.api import ControlPlane
+from minisgl.scheduler.api import ControlPlane, ControlPlaneError
 from minisgl.step import (
     Abort,
     Arrival,
@@ -40,6 +41,7 @@ from minisgl.step import (
     FinishReason,
     ForwardFailed,
     Int32Array,
+    RingEntry,
     StepOutput,
     StepPlan,
     step_output,
@@ -65,6 +67,7 @@ class StepLoop:
         *,
         overlap: bool = True,
         pulse: Pulse | None = None,
+        fallback: Callable[[], ControlPlane] | None = None,
     ) -> None:
         self._control_plane = control_plane
         self._engine = engine
@@ -72,10 +75,17 @@ class StepLoop:
         self._overlap = overlap
         self._pulse = pulse or Pulse()
         self._ledger = Ledger()
+        self._fallback = fallback
         self._next_step = 0
         self._in_flight: _InFlight | None = None
         self._failed_step: int | None = None
         self._failure_text = ""
+        self._owners: dict[int, int] = {}  # the request that each slot was last bound to
+        self._told_to_end: dict[int, FinishReason] = {}  # by an event whose end was not reported yet
+        self._failed_ids: set[int] = set()  # with a row in the failed step
+        self._replay: list[Event] = []  # for the next schedule
+        self.num_failovers = 0
+        self.failover_reason = ""
         self._new_ids: list[int] = []
         self._new_cached_lens: list[int] = []
         self.shutdown = False
@@ -87,14 +97,15 @@ class StepLoop:
     @property
     def idle(self) -> bool:
         """Nothing is in flight and nothing waits: a step would change nothing."""
-        if self._in_flight is not None or self._failed_step is not None:
+        if self._in_flight is not None or self._failed_step is not None or self._replay:
             return False
         return self._control_plane.stats().num_live == 0
 
     def step(self, messages: Sequence[ToEngine]) -> None:
         """Take in `messages`, schedule and launch one step, commit the one before (without overlap: this one).
 
-        Raises `ControlPlaneError`, or what a dead engine raises; both end the loop.
+        Raises `ControlPlaneError` if there is no other control plane to go on with, or what a dead engine raises; both
+        end the loop.
         """
         plan = self._schedule(self._intake(messages))
         previous = self._in_flight
@@ -112,7 +123,8 @@ class StepLoop:
     # ------------------------------------------------------------------------------------------------- into a step
 
     def _intake(self, messages: Sequence[ToEngine]) -> Events:
-        events = Events()
+        events = Events(self._replay)
+        self._replay = []
         if self._failed_step is not None:
             events.add(ForwardFailed(self._failed_step))
             self._failed_step = None
@@ -123,8 +135,10 @@ class StepLoop:
                         events.add(arrival)
                 case AbortRequest(req_id):
                     events.add(Abort(req_id))
+                    self._told_to_end.setdefault(req_id, FinishReason.ABORT)
                 case FinishRequest(req_id):
                     events.add(Finish(req_id))
+                    self._told_to_end.setdefault(req_id, FinishReason.STOP)
                 case Shutdown():
                     self.shutdown = True
         return events
@@ -137,7 +151,7 @@ class StepLoop:
         if message.req_id in self._ledger:
             raise ValueError(f"request id {message.req_id} was used twice")
         prompt = np.frombuffer(message.tokens, np.int32)
-        self._ledger.add(message.req_id, sampling, prompt)
+        self._ledger.add(message.req_id, sampling, prompt, message.priority)
         return Arrival(
             req_id=message.req_id,
             tokens=prompt,
@@ -161,8 +175,12 @@ class StepLoop:
                     raise
                 self._ledger.drop(event.req_id)
                 self._refuse(event.req_id, f"{error.field}: {error.reason}")
+            except ControlPlaneError as error:
+                self._fail_over(error)
+                events, self._replay = Events(self._replay), []
             else:
                 self._next_step += 1
+                self._failed_ids.clear()
                 return plan
 
     def _launch(self, plan: StepPlan) -> StepHandle:
@@ -176,6 +194,7 @@ class StepLoop:
             slot, cached_len = entry.bound[i].tolist()
             req_id = int(entry.bound_ids[i])
             request = self._ledger.get(req_id)
+            self._owners[slot] = req_id
             if not request.admitted:
                 request.admitted = True
                 self._new_ids.append(req_id)
@@ -196,24 +215,81 @@ class StepLoop:
         try:
             result = step.handle.wait()
         except EngineStepError as error:
-            self._forward_failed(step.plan.step, error)
+            self._forward_failed(step.plan, error)
             return False
         finally:
             self._pulse.enter("working")
-        output = self._control_plane.commit(step.plan.step, result.tokens)
-        self._reply(output, result)
-        self._ledger.record(output)
+        try:
+            output = self._control_plane.commit(step.plan.step, result.tokens)
+        except ControlPlaneError as error:
+            self._fail_over(error, UnsettledStep(step.plan, self._entry(step.plan), result))
+            return False
+        self._report(output, result)
         return True
 
-    def _forward_failed(self, step: int, error: EngineStepError) -> None:
+    def _report(self, output: StepOutput, result: StepResult) -> None:
+        self._reply(output, result)
+        self._ledger.record(output)
+        if self._told_to_end:
+            for req_id in output.req_ids[output.reasons != FinishReason.NONE].tolist():
+                self._told_to_end.pop(req_id, None)
+
+    def _entry(self, plan: StepPlan) -> RingEntry:
+        return self._control_plane.buffers.ring[plan.ring_index]
+
+    def _forward_failed(self, plan: StepPlan, error: EngineStepError) -> None:
         """Drop the step in flight behind the failed one: it read what that one should have written."""
-        self._failed_step = step
+        step = self._failed_step = plan.step
+        slots = self._entry(plan).req_slots[: plan.num_rows].tolist()
+        self._failed_ids = {self._owners[slot] for slot in slots}
         self._failure_text = f"the forward of step {step} failed: {error}"
         if self._in_flight is not None:
             later, self._in_flight = self._in_flight, None
             self._pulse.enter("forward")
             with contextlib.suppress(EngineStepError):  # stood in for by the same event
                 later.handle.wait()
+
+    # ---------------------------------------------------------------------------------------------------- failover
+
+    def _fail_over(self, error: ControlPlaneError, *unsettled: UnsettledStep) -> None:
+        """The control plane broke: settle the steps in flight without it, go on with another one, which is told what
+        lives in its first call. (Events of the failed call need not be sent again: its arrivals live in the ledger, its
+        ends are reported here.)"""
+        if self._fallback is None:
+            raise error
+        self.num_failovers += 1
+        self.failover_reason = str(error)
+        steps = list(unsettled)
+        if self._in_flight is not None:
+            later, self._in_flight = self._in_flight, None
+            steps.append(UnsettledStep(later.plan, self._entry(later.plan), self._wait_for(later)))
+        limits, eos_ids = self._control_plane.buffers.limits, self._engine.info.eos_ids
+        for step in steps:
+            output = take_tokens(step, self._owners, self._ledger, limits, eos_ids, self._told_to_end)
+            self._report(output, step.result or StepResult(np.empty(0, np.int32)))
+        self._ledger.fold()
+        for req_id in self._failed_ids:  # the event that said so is gone with the control plane
+            self._told_to_end[req_id] = FinishReason.ERROR
+        self._failed_ids.clear()
+        left = ends_of(self._told_to_end, self._ledger, self._next_step)
+        self._report(left, StepResult(np.empty(0, np.int32)))
+        self._told_to_end.clear()
+        self._ledger.fold()
+        self._failed_step = None
+        self._control_plane, self._fallback = self._fallback(), None
+        self._replay = arrivals(self._ledger)
+
+    def _wait_for(self, step: _InFlight) -> StepResult | None:
+        self._pulse.enter("forward")
+        try:
+            return step.handle.wait()
+        except EngineStepError as error:
+            self._failure_text = f"the forward of step {step.plan.step} failed: {error}"
+            return None
+        finally:
+            self._pulse.enter("working")
+
+    # ----------------------------------------------------------------------------------------------------- replies
 
     def _reply(self, output: StepOutput, result: StepResult) -> None:
         if not len(output) and not self._new_ids and not result.prompt_logprobs:

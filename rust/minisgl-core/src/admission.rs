@@ -52,7 +52,7 @@ pub(crate) fn size_chunk(
         Some(_) => request.prefill_len as usize,
         None => request.len as usize,
     };
-    let num_pages = detail.pages.len();
+    let num_pages = requests.pages(index).len();
     let max_match = if request.uses_cache {
         (length - 1) / size
     } else {
@@ -60,7 +60,7 @@ pub(crate) fn size_chunk(
     };
     let found = tree.find(
         detail.handle.unwrap_or(ROOT),
-        &detail.tokens,
+        requests.tokens(index),
         num_pages,
         max_match,
     );
@@ -109,25 +109,28 @@ pub(crate) fn apply_chunk(
 ) -> Result<()> {
     let size = tree.page_size();
     let uses_cache = requests.get(index).uses_cache;
-    let detail = requests.detail_mut(index);
+    let (tail, detail) = (
+        &mut requests.tails[index as usize],
+        &mut requests.detail[index as usize],
+    );
     let mut handle = detail.handle.unwrap_or(ROOT);
     if uses_cache {
         handle = tree.descend(handle, &chunk.found)?;
     }
-    detail.pages.extend_from_slice(&chunk.found.pages);
-    let first = detail.pages.len();
-    tree.take(chunk.num_new_pages, &mut detail.pages)?;
+    tail.pages.extend_from_slice(&chunk.found.pages);
+    let first = tail.pages.len();
+    tree.take(chunk.num_new_pages, &mut tail.pages)?;
     if uses_cache {
         detail.num_tree_pages = first;
         let full = chunk.num_tokens / size;
-        if full > 0 && !tree.has_page(handle, &detail.tokens, first) {
-            let tokens = &detail.tokens[first * size..(first + full) * size];
-            handle = tree.append(handle, tokens, &detail.pages[first..first + full])?;
+        if full > 0 && !tree.has_page(handle, &tail.tokens, first) {
+            let tokens = &tail.tokens[first * size..(first + full) * size];
+            handle = tree.append(handle, tokens, &tail.pages[first..first + full])?;
             detail.num_tree_pages = first + full;
         }
     }
     detail.handle = Some(handle);
-    let last_page = detail.pages[detail.pages.len() - 1];
+    let last_page = tail.pages[tail.pages.len() - 1];
     let request = requests.get_mut(index);
     request.kv_len = (first * size + chunk.num_tokens) as u32;
     request.last_page = last_page;
@@ -169,7 +172,7 @@ pub(crate) fn needed_pages(
 ) -> usize {
     let request = requests.get(index);
     let prompt_pages = (request.prefill_len as usize).div_ceil(page_size);
-    prompt_pages.saturating_sub(requests.detail(index).pages.len())
+    prompt_pages.saturating_sub(requests.pages(index).len())
         + ratio.reserve_pages(request.num_unscheduled(), page_size)
 }
 

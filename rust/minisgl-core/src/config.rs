@@ -69,3 +69,37 @@ impl Limits {
         self.max_rows + per_request.max(self.num_pages.min(65_536))
     }
 }
+
+/// Divides by the page size, by a shift where it is a power of two.
+#[derive(Clone, Copy)]
+pub(crate) struct PageSize {
+    size: u32,
+    mask: u32, // of a power of two, else 0
+    shift: u32,
+}
+
+impl PageSize {
+    pub fn size(self) -> u32 {
+        self.size
+    }
+
+    /// Column and offset of a position.
+    pub fn split(self, position: u32) -> (u32, u32) {
+        if self.mask + 1 == self.size {
+            (position >> self.shift, position & self.mask)
+        } else {
+            (position / self.size, position % self.size)
+        }
+    }
+}
+
+impl Limits {
+    pub(crate) fn pages(&self) -> PageSize {
+        let size = self.page_size as u32;
+        PageSize {
+            size,
+            mask: if size.is_power_of_two() { size - 1 } else { 0 },
+            shift: size.trailing_zeros(),
+        }
+    }
+}

@@ -127,7 +127,7 @@ fn check_page_owners(plane: &Scheduler) -> Result<()> {
     }
     for index in plane.started.iter() {
         let detail = plane.requests.detail(index);
-        for &page in &detail.pages[detail.num_tree_pages..] {
+        for &page in &plane.requests.pages(index)[detail.num_tree_pages..] {
             own(page)?;
         }
     }
@@ -171,22 +171,24 @@ fn check_started(plane: &Scheduler, index: Index) -> Result<()> {
     let who = || format!("request {}", request.req_id);
     let size = plane.tree.page_size();
     need(
-        detail.pages.len() == (request.kv_len as usize).div_ceil(size),
+        plane.requests.pages(index).len() == (request.kv_len as usize).div_ceil(size),
         || {
             format!(
                 "{}: {} pages, {} KV",
                 who(),
-                detail.pages.len(),
+                plane.requests.pages(index).len(),
                 request.kv_len
             )
         },
     )?;
-    need(detail.pages.last() == Some(&request.last_page), || {
-        format!("{}: wrong last page", who())
-    })?;
-    need(detail.tokens.len() == request.len as usize, || {
-        format!("{}: wrong length", who())
-    })?;
+    need(
+        plane.requests.pages(index).last() == Some(&request.last_page),
+        || format!("{}: wrong last page", who()),
+    )?;
+    need(
+        plane.requests.tokens(index).len() == request.len as usize,
+        || format!("{}: wrong length", who()),
+    )?;
     let (tokens, pages) = plane.tree.path(plane.requests.handle(index));
     need(pages.len() == detail.num_tree_pages, || {
         format!(
@@ -196,13 +198,13 @@ fn check_started(plane: &Scheduler, index: Index) -> Result<()> {
             detail.num_tree_pages
         )
     })?;
-    need(detail.pages.starts_with(&pages), || {
+    need(plane.requests.pages(index).starts_with(&pages), || {
         format!(
             "{}: its page table differs from the path that it locks",
             who()
         )
     })?;
-    need(detail.tokens.starts_with(&tokens), || {
+    need(plane.requests.tokens(index).starts_with(&tokens), || {
         format!("{}: it locks other tokens than its own", who())
     })?;
     let length = request.len + u32::from(request.num_pending);
@@ -235,7 +237,9 @@ fn check_lists(plane: &Scheduler) -> Result<()> {
     })?;
     for index in plane.waiting.iter() {
         let (request, detail) = (plane.requests.get(index), plane.requests.detail(index));
-        let holds = detail.handle.is_some() || !detail.pages.is_empty() || request.slot != NO_SLOT;
+        let holds = detail.handle.is_some()
+            || !plane.requests.pages(index).is_empty()
+            || request.slot != NO_SLOT;
         need(!holds, || {
             format!("request {} waits and holds something", request.req_id)
         })?;
@@ -322,11 +326,11 @@ impl TableWatch {
             let detail = plane.requests.detail(index);
             let key = (plane.requests.get(index).req_id, detail.num_admissions);
             if let Some(before) = self.seen.get(&key) {
-                need(detail.pages.starts_with(before), || {
+                need(plane.requests.pages(index).starts_with(before), || {
                     format!("the page table of request {} changed", key.0)
                 })?;
             }
-            tables.insert(key, detail.pages.clone());
+            tables.insert(key, plane.requests.pages(index).to_vec());
         }
         self.seen = tables;
         Ok(())

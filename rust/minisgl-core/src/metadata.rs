@@ -4,7 +4,7 @@
 //! row.
 //! Doesn't know: why these rows were chosen.
 
-use crate::config::Limits;
+use crate::config::{Limits, PageSize};
 use crate::decode_set;
 use crate::request::{Index, Requests};
 
@@ -81,28 +81,6 @@ impl DecidedStep {
     }
 }
 
-/// Divides by the page size, by a shift where it is a power of two.
-#[derive(Clone, Copy)]
-struct PageSize {
-    size: u32,
-    shift: Option<u32>,
-}
-
-impl PageSize {
-    fn new(size: usize) -> Self {
-        let size = size as u32;
-        let shift = size.is_power_of_two().then(|| size.trailing_zeros());
-        Self { size, shift }
-    }
-
-    fn split(self, position: u32) -> (u32, u32) {
-        match self.shift {
-            Some(shift) => (position >> shift, position & (self.size - 1)),
-            None => (position / self.size, position % self.size),
-        }
-    }
-}
-
 /// Write all live regions of `entry`; returns the header, but for the ring index and the page counts. `rows` gets the
 /// index of each row, `samples` the sampling rows.
 pub(crate) fn write_step(
@@ -116,7 +94,7 @@ pub(crate) fn write_step(
 ) -> Plan {
     let mut writer = Writer {
         entry,
-        size: PageSize::new(limits.page_size),
+        size: limits.pages(),
         plan: Plan {
             step: decided.step,
             num_rows: decided.decode_rows.len() + decided.prefill_rows.len(),
@@ -183,7 +161,7 @@ impl Writer<'_, '_> {
             self.pages += column as i32 + 1;
             input_ids[row] = decode_set::input_token(request);
             positions[row] = position as i32;
-            out_loc[row] = (request.last_page * size.size + offset) as i32;
+            out_loc[row] = (request.last_page * size.size() + offset) as i32;
             req_slots[row] = request.slot as i32;
             seq_lens[row] = request.kv_len as i32;
             extend_lens[row] = 1;
@@ -205,17 +183,20 @@ impl Writer<'_, '_> {
 
     fn prefill_row(&mut self, row: usize, prefill: &PrefillRow, requests: &Requests) {
         let request = requests.get(prefill.index);
-        let detail = requests.detail(prefill.index);
+        let (tokens, pages) = (
+            requests.tokens(prefill.index),
+            requests.pages(prefill.index),
+        );
         let end = request.kv_len as usize;
         let start = end - prefill.num_tokens;
         let size = self.size;
         let to = self.tokens + prefill.num_tokens;
         let entry = &mut *self.entry;
-        entry.input_ids[self.tokens..to].copy_from_slice(&detail.tokens[start..end]);
+        entry.input_ids[self.tokens..to].copy_from_slice(&tokens[start..end]);
         for (at, position) in (self.tokens..to).zip(start as u32..) {
             let (column, offset) = size.split(position);
             entry.positions[at] = position as i32;
-            entry.out_loc[at] = (detail.pages[column as usize] * size.size + offset) as i32;
+            entry.out_loc[at] = (pages[column as usize] * size.size() + offset) as i32;
         }
         self.tokens = to;
         let (column, offset) = size.split(end as u32 - 1);
@@ -227,7 +208,7 @@ impl Writer<'_, '_> {
         entry.kv_indptr[row + 1] = self.pages;
         entry.last_page_len[row] = offset as i32 + 1;
 
-        let new_pages = &detail.pages[prefill.first_column..];
+        let new_pages = &pages[prefill.first_column..];
         let at = self.plan.num_segments;
         entry.segments[3 * at] = request.slot as i32;
         entry.segments[3 * at + 1] = prefill.first_column as i32;

@@ -30,6 +30,7 @@ pub(crate) enum State {
 
 /// What every step looks at. Lengths in tokens.
 #[derive(Clone, Debug)]
+#[repr(align(64))]
 pub(crate) struct Request {
     pub req_id: i64,
     pub last_step: i64,   // the last step that holds a row of it
@@ -49,12 +50,18 @@ pub(crate) struct Request {
     pub has_stop_ids: bool,
 }
 
+/// What grows while it decodes; one cache line too.
+#[derive(Clone, Debug, Default)]
+#[repr(align(64))]
+pub(crate) struct Tail {
+    pub tokens: Vec<i32>, // the committed ones, prompt first
+    pub pages: Vec<Page>, // its page table, by column
+}
+
 /// The rest.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Detail {
-    pub order: (i64, u64), // priority, arrival counter
-    pub tokens: Vec<i32>,
-    pub pages: Vec<Page>,      // its page table, by column
+    pub order: (i64, u64),     // priority, arrival counter
     pub num_tree_pages: usize, // of these, the first ones belong to the tree
     pub handle: Option<NodeId>,
     pub num_admissions: u32,
@@ -76,6 +83,7 @@ impl Request {
 #[derive(Default)]
 pub(crate) struct Requests {
     pub hot: Vec<Request>,
+    pub tails: Vec<Tail>,
     pub detail: Vec<Detail>,
     unused: Vec<Index>,
 }
@@ -87,6 +95,14 @@ impl Requests {
 
     pub fn get_mut(&mut self, index: Index) -> &mut Request {
         &mut self.hot[index as usize]
+    }
+
+    pub fn tokens(&self, index: Index) -> &[i32] {
+        &self.tails[index as usize].tokens
+    }
+
+    pub fn pages(&self, index: Index) -> &[Page] {
+        &self.tails[index as usize].pages
     }
 
     pub fn detail(&self, index: Index) -> &Detail {
@@ -126,6 +142,7 @@ impl Requests {
             }
             None => {
                 self.hot.push(request);
+                self.tails.push(Tail::default());
                 self.detail.push(Detail::default());
                 self.hot.len() as Index - 1
             }
@@ -135,8 +152,8 @@ impl Requests {
         // room for what it generates, so that a decode step need not allocate
         tokens.reserve(limit.saturating_sub(tokens.len()).min(RESERVED_OUTPUT));
         detail.order = (arrival.priority, count);
-        detail.tokens = tokens;
-        detail.pages.clear();
+        self.tails[index as usize].tokens = tokens;
+        self.tails[index as usize].pages.clear();
         detail.num_tree_pages = 0;
         detail.handle = None;
         detail.num_admissions = 0;
@@ -146,19 +163,18 @@ impl Requests {
 
     /// Forget an ended request of which no row is in flight.
     pub fn free(&mut self, index: Index) {
-        self.detail[index as usize].tokens = Vec::new();
+        self.tails[index as usize].tokens = Vec::new();
         self.unused.push(index);
     }
 
     /// Take a sampled token; whether it ends the request, and how. Stop wins over length.
     pub fn accept(&mut self, index: Index, token: i32, eos_ids: &[i32]) -> FinishReason {
         let request = &mut self.hot[index as usize];
-        let detail = &mut self.detail[index as usize];
-        detail.tokens.push(token);
+        self.tails[index as usize].tokens.push(token);
         request.len += 1;
         request.last_token = token;
         let stops = (request.obeys_eos && eos_ids.contains(&token))
-            || (request.has_stop_ids && detail.stop_ids.contains(&token));
+            || (request.has_stop_ids && self.detail[index as usize].stop_ids.contains(&token));
         if stops && request.len >= request.min_len {
             FinishReason::Stop
         } else if request.len >= request.max_len {
@@ -172,8 +188,8 @@ impl Requests {
     pub fn forget_pages(&mut self, index: Index) {
         let detail = &mut self.detail[index as usize];
         detail.handle = None;
-        detail.pages.clear();
         detail.num_tree_pages = 0;
+        self.tails[index as usize].pages.clear();
         let request = &mut self.hot[index as usize];
         request.kv_len = 0;
         request.prefill_len = 0;

@@ -44,12 +44,19 @@ pub(crate) fn give_up_pages(
                 request.req_id
             ));
         }
-        let (end, had) = tree.insert(handle, &detail.tokens, &detail.pages[..full], first)?;
+        let (end, had) = tree.insert(
+            handle,
+            requests.tokens(index),
+            &requests.pages(index)[..full],
+            first,
+        )?;
         handle = end;
-        let freed = detail.pages[first..had].iter().chain(&detail.pages[full..]);
+        let pages = requests.pages(index);
+        let freed = pages[first..had].iter().chain(&pages[full..]);
         tree.pool.push(freed.copied())?;
     } else {
-        tree.pool.push(detail.pages[first..].iter().copied())?;
+        tree.pool
+            .push(requests.pages(index)[first..].iter().copied())?;
     }
     tree.release(handle)?;
     requests.forget_pages(index);

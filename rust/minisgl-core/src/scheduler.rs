@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, DefaultHasher};
 
 use crate::admission::{self, Chunk, ReserveRatio};
-use crate::config::{CachePolicy, Config, Limits};
+use crate::config::{CachePolicy, Config, Limits, PageSize};
 use crate::decode_set;
 use crate::error::{Error, Result, broken};
 use crate::inputs::{Event, check_event, check_tokens};
@@ -40,6 +40,7 @@ type Ids = HashMap<i64, Index, BuildHasherDefault<DefaultHasher>>;
 pub struct Scheduler {
     config: Config,
     limits: Limits,
+    page_size: PageSize,
     pub(crate) tree: RadixTree,
     pub(crate) slots: SlotTable,
     pub(crate) ratio: ReserveRatio,
@@ -91,6 +92,7 @@ impl Scheduler {
             ends: Vec::with_capacity(rows),
             watch: TableWatch::default(),
             dead: None,
+            page_size: limits.pages(),
             config,
             limits,
         }
@@ -152,8 +154,7 @@ impl Scheduler {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let held = self.started.iter().map(|index| {
-            let detail = self.requests.detail(index);
-            detail.pages.len() - detail.num_tree_pages
+            self.requests.pages(index).len() - self.requests.detail(index).num_tree_pages
         });
         Stats {
             num_waiting: self.waiting.len(),
@@ -202,7 +203,7 @@ impl Scheduler {
     #[must_use]
     pub fn page_table(&self, req_id: i64) -> Option<&[Page]> {
         let index = *self.live.get(&req_id)?;
-        Some(&self.requests.detail(index).pages)
+        Some(self.requests.pages(index))
     }
 
     /// The stack of free pages, the next to be given out last.
@@ -411,7 +412,7 @@ impl Scheduler {
     /// Give the row the page that its next token needs, if it needs one: a free one, else an evicted one, else one of the
     /// last request started, which is retracted. False if that would be the row itself: it waits.
     fn get_decode_page(&mut self, index: Index) -> Result<bool> {
-        if !(self.requests.get(index).kv_len as usize).is_multiple_of(self.limits.page_size) {
+        if self.page_size.split(self.requests.get(index).kv_len).1 != 0 {
             return Ok(true);
         }
         while self.tree.num_available() == 0 {
@@ -419,9 +420,8 @@ impl Scheduler {
                 return Ok(false);
             }
         }
-        let detail = &mut self.requests.detail[index as usize];
-        self.tree.take(1, &mut detail.pages)?;
-        let page = detail.pages[detail.pages.len() - 1];
+        let page = self.tree.take_one()?;
+        self.requests.tails[index as usize].pages.push(page);
         self.requests.get_mut(index).last_page = page;
         Ok(true)
     }
@@ -464,7 +464,7 @@ impl Scheduler {
     }
 
     fn take_chunk(&mut self, index: Index, chunk: &Chunk) -> Result<()> {
-        let first_column = self.requests.detail(index).pages.len();
+        let first_column = self.requests.pages(index).len();
         admission::apply_chunk(&mut self.requests, index, chunk, &mut self.tree)?;
         let request = self.requests.get_mut(index);
         let samples = request.kv_len == request.prefill_len;
@@ -573,6 +573,7 @@ impl Scheduler {
         };
         check_tokens(step, done.rows.len(), &done.sample_rows, tokens)?;
         self.slots.drain(step);
+        into.reserve_exact(self.ends.len() + done.sample_rows.len());
         into.append(&mut self.ends);
         for &row in &done.sample_rows {
             let index = done.rows[row as usize];

@@ -317,6 +317,14 @@ impl RadixTree {
         Ok(())
     }
 
+    /// `take` of one page.
+    pub fn take_one(&mut self) -> Result<Page> {
+        if self.pool.num_free() == 0 {
+            self.evict(1)?;
+        }
+        self.pool.pop()
+    }
+
     /// Trim the oldest unlocked leaf from its end, page by page, then the next, until `num_pages` are freed.
     pub fn evict(&mut self, mut num_pages: usize) -> Result<()> {
         while num_pages > 0 {
