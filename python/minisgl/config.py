@@ -45,7 +45,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running_requests: int = 64
     max_prefill_length: int = 2048
     cache: CachePolicy = "lru"
-    cpu_backend: str = "python"
+    cpu_backend: str = "auto"  # python, rust_hotpath, or auto: the latter if the extension loads
+    faulty_control_plane: str = ""  # for tests: where it breaks, such as commit:40:after
     overlap: bool = True
     num_threads: int | None = None
     echo_fail_steps: tuple[int, ...] = ()  # for tests: steps whose forward fails on the echo engine

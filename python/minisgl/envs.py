@@ -27,7 +27,10 @@ not show in a list of processes."""
 ECHO_FAIL_STEPS = "MINISGL_ECHO_FAIL_STEPS"
 """For tests of a whole server: steps whose forward fails on the echo engine, separated by commas."""
 
-ALL = (API_KEY, ECHO_FAIL_STEPS, CPU_BACKEND, DISABLE_OVERLAP_SCHEDULING, CACHE, DATA)
+FAULTY_CONTROL_PLANE = "MINISGL_FAULTY_CONTROL_PLANE"
+"""For tests of a whole server: where its control plane breaks, such as commit:40:after."""
+
+ALL = (FAULTY_CONTROL_PLANE, API_KEY, ECHO_FAIL_STEPS, CPU_BACKEND, DISABLE_OVERLAP_SCHEDULING, CACHE, DATA)
 
 
 class EnvError(ValueError):
@@ -45,6 +48,10 @@ def _flag(name: str) -> bool:
 
 def api_key() -> str | None:
     return os.environ.get(API_KEY) or None
+
+
+def faulty_control_plane() -> str:
+    return os.environ.get(FAULTY_CONTROL_PLANE, "")
 
 
 def echo_fail_steps() -> set[int]:

@@ -205,6 +205,26 @@ def test_a_failed_forward_ends_its_step_only() -> None:
         assert 'minisgl:requests_finished_total{reason="error"} 2.0' in text
 
 
+@pytest.mark.parametrize("order", ["schedule:60:after", "commit:90:before"])
+def test_a_broken_control_plane_is_replaced_and_nobody_notices(order: str) -> None:
+    """Streams are exact across the failover; /health, /metrics and the log say what happened."""
+    with (
+        serving(*ECHO, env={"MINISGL_FAULTY_CONTROL_PLANE": order}) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
+        assert http.get("/health").json()["cpu_backend"] == "rust_hotpath"
+        with Stream(http, "first", 400) as first, Stream(http, "second", 300) as second:
+            second.read_all()
+            first.read_all()
+        assert (first.text, second.text) == (alone("first", 400), alone("second", 300))
+        until(lambda: http.get("/health").json()["stats"]["num_failovers_total"] == 1, "no failover is told of")
+        assert http.get("/health").json()["cpu_backend"] == "python"
+        assert "on order" in http.get("/health").json()["stats"]["failover_reason"]
+        metrics = http.get("/metrics").text
+        assert "minisgl:control_plane_failovers_total 1.0" in metrics and 'cpu_backend="python"' in metrics
+        assert any("python serves from now on" in line for line in server.lines)
+
+
 def test_json_logs_are_one_object_a_line() -> None:
     server = ServerProcess((*ECHO, "--log-format", "json"))
     try:

@@ -319,7 +319,6 @@ def test_a_killed_server_takes_its_engine_along() -> None:
         (("--model", "./nowhere"), "no such folder"),
         (("--engine", "echo", "--page-size", "0"), "page_size"),
         (("--engine", "echo", "--tp", "2"), "--tp"),
-        (("--engine", "echo", "--cpu-backend", "rust_hotpath"), "rust_hotpath"),
         (("--engine", "echo", "--port", "70000"), "--port"),
     ],
 )

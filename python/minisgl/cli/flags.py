@@ -108,7 +108,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     steps.add_argument(
         "--cpu-backend",
         choices=("python", "rust_hotpath"),
-        help="control plane (default: MINISGL_CPU_BACKEND, else python)",
+        help="control plane (default: MINISGL_CPU_BACKEND, else rust_hotpath if the extension loads)",
     )
     steps.add_argument(
         "--disable-overlap-schedule", action="store_true", help="schedule a step only after the one before it"
@@ -125,5 +125,6 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     fields["cache"] = "lru" if args.cache == "radix" else args.cache
     fields["cpu_backend"] = args.cpu_backend or envs.cpu_backend() or _default("cpu_backend")
     fields["overlap"] = not (args.disable_overlap_schedule or envs.disable_overlap_scheduling())
+    fields["faulty_control_plane"] = envs.faulty_control_plane()
     fields["echo_fail_steps"] = tuple(sorted(envs.echo_fail_steps()))
     return EngineConfig(**fields).check()

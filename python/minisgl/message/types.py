@@ -60,6 +60,7 @@ class EngineReady(msgspec.Struct, tag="ready", frozen=True, array_like=True):
     device: str
     dtype: str
     cpu_backend: str
+    cpu_backend_fallback: str = ""  # why it is not the one that was asked for
 
 
 class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
@@ -76,6 +77,10 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     num_prompt_tokens_total: int
     num_cached_tokens_total: int
     num_steps_total: int
+    cpu_backend: str = ""  # the one that serves now
+    num_control_plane_calls_total: int = 0
+    num_failovers_total: int = 0
+    failover_reason: str = ""
 
 
 class Heartbeat(msgspec.Struct, tag="beat", frozen=True, array_like=True):

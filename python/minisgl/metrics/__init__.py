@@ -34,8 +34,17 @@ class _EngineCollector(Collector):
             family = GaugeMetricFamily(
                 "minisgl:engine_info", "what serves", labels=("engine", "cpu_backend", "device", "dtype")
             )
-            family.add_metric((info.engine, info.cpu_backend, info.device, info.dtype), 1.0)
+            now = self._stats()
+            backend = now.cpu_backend if now is not None and now.num_failovers_total else info.cpu_backend
+            family.add_metric((info.engine, backend, info.device, info.dtype), 1.0)
             yield family
+            fallbacks = CounterMetricFamily(
+                "minisgl:control_plane_fallbacks",
+                "starts with another control plane than the one that was asked for",
+                labels=("reason",),
+            )
+            fallbacks.add_metric(("extension_missing",), float(bool(info.cpu_backend_fallback)))
+            yield fallbacks
         if (stats := self._stats()) is None:
             return
         gauges = (
@@ -59,6 +68,8 @@ class _EngineCollector(Collector):
             ("cached_tokens", "prompt tokens found in the prefix cache", stats.num_cached_tokens_total),
             ("retractions", "requests put back to waiting for lack of pages", stats.num_retracted_total),
             ("steps", "engine steps", stats.num_steps_total),
+            ("control_plane_calls", "calls of the control plane", stats.num_control_plane_calls_total),
+            ("control_plane_failovers", "times that it broke and was replaced", stats.num_failovers_total),
         )
         for name, text, value in counters:
             yield CounterMetricFamily(f"minisgl:{name}", text, value=float(value))

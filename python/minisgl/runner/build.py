@@ -6,11 +6,14 @@ Doesn't know: processes, sockets.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import Engine, EngineInfo
 from minisgl.progress import Report
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
-from minisgl.scheduler.backend import make_control_plane
+from minisgl.scheduler.backend import Chosen, choose
+from minisgl.scheduler.faulty import make_faulty
 
 ECHO_CONTEXT_LEN = 8192
 ECHO_NUM_PAGES = 8192
@@ -54,10 +57,24 @@ def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlane
     )
 
 
-def build_control_plane(config: EngineConfig, info: EngineInfo) -> ControlPlane:
+def choose_control_plane(config: EngineConfig, info: EngineInfo) -> Chosen:
+    """The control plane that `config` asks for. Raises `ConfigError`."""
     if config.max_seq_len is not None and config.max_seq_len > info.context_len:
         raise ConfigError(f"max_seq_len: {config.max_seq_len}: the model's context is {info.context_len}")
     try:
-        return make_control_plane(config.cpu_backend, control_plane_config(config, info))
+        chosen = choose(config.cpu_backend, control_plane_config(config, info))
+        if config.faulty_control_plane:
+            faulty = make_faulty(chosen.control_plane, config.faulty_control_plane)
+            return replace(chosen, control_plane=faulty)
+        return chosen
     except ValueError as error:
         raise ConfigError(f"--cpu-backend {config.cpu_backend}: {error}") from error
+
+
+def build_control_plane(config: EngineConfig, info: EngineInfo) -> ControlPlane:
+    return choose_control_plane(config, info).control_plane
+
+
+def build_fallback(config: EngineConfig, info: EngineInfo) -> ControlPlane:
+    """What goes on serving when the control plane breaks: the reference, with an empty cache."""
+    return choose("python", control_plane_config(config, info)).control_plane

@@ -91,6 +91,11 @@ class StepLoop:
         self.shutdown = False
 
     @property
+    def control_plane(self) -> ControlPlane:
+        """The one that serves now."""
+        return self._control_plane
+
+    @property
     def num_steps(self) -> int:
         return self._next_step
 

@@ -32,10 +32,10 @@ from minisgl.message import (
     decode_to_engine,
     encode,
 )
-from minisgl.runner.build import build_control_plane, build_engine
+from minisgl.runner.build import build_engine, build_fallback, choose_control_plane
 from minisgl.runner.heartbeat import HeartbeatThread, Pulse
 from minisgl.runner.loop import StepLoop
-from minisgl.scheduler.api import ControlPlane
+from minisgl.scheduler.backend import Chosen
 
 STATS_INTERVAL_S = 0.1
 LINGER_MS = 1000
@@ -96,46 +96,60 @@ class Link:
 def serve(config: ProcessConfig, link: Link) -> None:
     engine = build_engine(config.engine, lambda *report: link.send([LoadProgress(*report)]))
     try:
-        control_plane = build_control_plane(config.engine, engine.info)
-        link.send([_ready(config.engine, engine, control_plane)])
+        chosen = choose_control_plane(config.engine, engine.info)
+        if chosen.fallback:
+            link.send([LoadProgress(f"control plane: python serves instead of rust_hotpath: {chosen.fallback}")])
+        link.send([_ready(engine, chosen)])
         gc.collect()
         gc.freeze()  # what is loaded now lives as long as the process: collections need not visit it
-        loop = StepLoop(control_plane, engine, link.send, overlap=config.engine.overlap, pulse=link.pulse)
-        _run(loop, control_plane, link)
+        loop = StepLoop(
+            chosen.control_plane,
+            engine,
+            link.send,
+            overlap=config.engine.overlap,
+            pulse=link.pulse,
+            fallback=lambda: build_fallback(config.engine, engine.info),
+        )
+        _run(loop, chosen, link)
     finally:
         engine.close()
 
 
-def _run(loop: StepLoop, control_plane: ControlPlane, link: Link) -> None:
+def _run(loop: StepLoop, chosen: Chosen, link: Link) -> None:
     last_sent = 0.0
     while not loop.shutdown:
         if idle := loop.idle:
-            link.send([_stats(loop, control_plane)])
+            link.send([_stats(loop, chosen)])
+        failovers = loop.num_failovers
         loop.step(link.receive(block=idle))
+        if loop.num_failovers > failovers:
+            link.send([LoadProgress(f"control plane: python serves from now on: {loop.failover_reason}")])
         now = time.monotonic()
         if now - last_sent >= STATS_INTERVAL_S:
             last_sent = now
-            link.send([_stats(loop, control_plane)])
+            link.send([_stats(loop, chosen)])
     loop.drain()
 
 
-def _ready(config: EngineConfig, engine: Engine, control_plane: ControlPlane) -> EngineReady:
+def _ready(engine: Engine, chosen: Chosen) -> EngineReady:
     info = engine.info
     return EngineReady(
         engine=info.name,
         model_dir=info.model_dir,
         vocab_size=info.vocab_size,
-        max_seq_len=control_plane.buffers.limits.max_seq_len,
+        max_seq_len=chosen.control_plane.buffers.limits.max_seq_len,
         eos_ids=info.eos_ids,
         num_pages=info.num_pages,
         page_size=info.page_size,
         device=info.device,
         dtype=info.dtype,
-        cpu_backend=config.cpu_backend,
+        cpu_backend=chosen.name,
+        cpu_backend_fallback=chosen.fallback,
     )
 
 
-def _stats(loop: StepLoop, control_plane: ControlPlane) -> EngineStats:
+def _stats(loop: StepLoop, chosen: Chosen) -> EngineStats:
+    control_plane = loop.control_plane
     stats = control_plane.stats()
     return EngineStats(
         num_waiting=stats.num_waiting,
@@ -149,6 +163,10 @@ def _stats(loop: StepLoop, control_plane: ControlPlane) -> EngineStats:
         num_prompt_tokens_total=stats.num_prompt_tokens_total,
         num_cached_tokens_total=stats.num_cached_tokens_total,
         num_steps_total=loop.num_steps,
+        cpu_backend="python" if loop.num_failovers else chosen.name,
+        num_control_plane_calls_total=2 * loop.num_steps,
+        num_failovers_total=loop.num_failovers,
+        failover_reason=loop.failover_reason,
     )
 
 

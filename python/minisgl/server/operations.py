@@ -80,6 +80,9 @@ def _health(context: ServerContext) -> dict[str, Any]:
     if (info := client.info) is not None:
         names = ("engine", "cpu_backend", "device", "dtype", "max_seq_len", "page_size", "num_pages")
         found |= {name: getattr(info, name) for name in names}
+        found["cpu_backend_fallback"] = info.cpu_backend_fallback or None
     stats = client.stats
+    if stats is not None and stats.num_failovers_total:
+        found["cpu_backend"] = stats.cpu_backend
     found["stats"] = None if stats is None else {name: getattr(stats, name) for name in stats.__struct_fields__}
     return found
