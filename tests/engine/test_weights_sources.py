@@ -173,3 +173,22 @@ def test_a_revision_is_taken_from_the_cache_of_its_own(no_hub: Path) -> None:
     assert resolve_model(HUB_ID, _quiet, revision="2" * 40).name == "2" * 40
     with pytest.raises(ConfigError, match="not in its cache"):
         resolve_model(HUB_ID, _quiet, revision="v2")
+
+
+def test_off_a_terminal_the_hub_draws_no_bars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
+
+    disabled: list[bool] = []
+
+    def download(model: str, **options: Any) -> str:
+        disabled.append(are_progress_bars_disabled())
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    said: list[str] = []
+    try:
+        assert resolve_model(HUB_ID, lambda text, done=0, total=0: said.append(text)) == tmp_path
+    finally:
+        enable_progress_bars()
+    assert disabled == [True]
+    assert said == [f"looking for {HUB_ID} on Hugging Face, downloading what is missing"]
