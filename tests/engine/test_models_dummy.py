@@ -65,7 +65,9 @@ def test_llm_samples_as_the_model_says(tmp_path: Path, monkeypatch: pytest.Monke
     with LLM(str(tmp_path), load_format="dummy", num_pages=8) as llm:
         assert llm.default_params == SamplingParams(temperature=0.5, max_tokens=7)
         first, second = (llm.generate([[1, 2, 3]], progress=False)[0].outputs[0] for _ in range(2))
-        assert len(first.token_ids) == len(second.token_ids) == 7 and first.token_ids != second.token_ids
+        assert first.token_ids != second.token_ids
+        for one in (first, second):  # the seeds are random: one of the three ids may end it early
+            assert (one.finish_reason == "stop") == (len(one.token_ids) < 7 or one.token_ids[-1] in (250, 251, 299))
         # each of the three ids ends a request, and only where it may
         for eos in (250, 251, 299):
             wish = SamplingParams(logit_bias={eos: 100.0}, max_tokens=5)
