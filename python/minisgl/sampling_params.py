@@ -7,6 +7,7 @@ Doesn't know: the HTTP field names (server/ maps them), the model's vocabulary a
 from __future__ import annotations
 
 import math
+import reprlib
 
 import msgspec
 
@@ -14,13 +15,15 @@ MAX_STOP_STRINGS = 4
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024  # ids of one request
+_brief = reprlib.Repr()  # a value of megabytes costs no more than a short one
+_brief.maxstring = _brief.maxother = _brief.maxlong = 80
 
 
 class ParamError(ValueError):
     """A bad value of a request: the field, the value and the reason, ready for the client."""
 
     def __init__(self, field: str, value: object, reason: str, code: str | None = None) -> None:
-        shown = repr(value)
+        shown = _brief.repr(value)
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
         super().__init__(f"{field}: {reason} (got {shown})")
         self.field = field

@@ -22,6 +22,9 @@ T = TypeVar("T")
 # the first bad item is enough: to list a million findings takes long, and the event loop stands still meanwhile
 Items = Annotated[list[T], Field(fail_fast=True)]
 MAX_STOP_TOKEN_IDS = 256
+MAX_PROMPTS = 256
+MAX_MESSAGES = 4096
+MAX_PARTS = 4096  # of one message
 
 
 def _text_or_list(value: object) -> str:
@@ -37,13 +40,15 @@ def _prompt_kind(value: object) -> str:
 
 
 Stop = Annotated[
-    Annotated[StrictStr, Tag("<text>")] | Annotated[Items[StrictStr], Tag("<list>")], Discriminator(_text_or_list)
+    Annotated[StrictStr, Tag("<text>")]
+    | Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_STOP_STRINGS), Tag("<list>")],
+    Discriminator(_text_or_list),
 ]
 Prompt = Annotated[
     Annotated[StrictStr, Tag("<text>")]
-    | Annotated[Items[StrictStr], Tag("<texts>")]
+    | Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("<texts>")]
     | Annotated[Items[TokenId], Tag("<ids>")]
-    | Annotated[Items[Items[TokenId]], Tag("<id_lists>")],
+    | Annotated[list[Items[TokenId]], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("<id_lists>")],
     Discriminator(_prompt_kind),
 ]
 
@@ -89,9 +94,7 @@ class Sampling(Body):
     min_tokens: Int64 | None = _field(
         "Before as many tokens neither a stop string nor a stop token ends it.", minimum=0
     )
-    stop: Stop | None = _field(
-        f"Up to {MAX_STOP_STRINGS} texts that end the answer; they are not part of it.", maxItems=MAX_STOP_STRINGS
-    )
+    stop: Stop | None = _field(f"Up to {MAX_STOP_STRINGS} texts that end the answer; they are not part of it.")
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_TOKEN_IDS)] | None = _field(
         "Token ids that end the answer, besides the model's own; they are not part of its text."
     )
@@ -105,8 +108,8 @@ class Sampling(Body):
         exclusiveMinimum=0,
         maximum=10,
     )
-    logit_bias: dict[StrictStr, float] | None = _field(
-        "Token id (as a string) to a number from -100 to 100 that is added to its logit.", maxProperties=MAX_LOGIT_BIAS
+    logit_bias: Annotated[dict[StrictStr, float], Field(max_length=MAX_LOGIT_BIAS)] | None = _field(
+        "Token id (as a string) to a number from -100 to 100 that is added to its logit."
     )
     stream: StrictBool | None = _field("Send the answer piece by piece.")
     stream_options: StreamOptions | None = _field("Only with `stream`.")
@@ -171,7 +174,9 @@ class TextPart(Body):
 
 
 Content = Annotated[
-    Annotated[StrictStr, Tag("<text>")] | Annotated[Items[TextPart], Tag("<list>")], Discriminator(_text_or_list)
+    Annotated[StrictStr, Tag("<text>")]
+    | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS), Tag("<list>")],
+    Discriminator(_text_or_list),
 ]
 
 
@@ -197,6 +202,9 @@ class ChatMessage(Body):
         return message
 
 
+Messages = Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)]
+
+
 class _Conversation(Body):
     add_generation_prompt: StrictBool | None = _field(
         "End the prompt with the beginning of an assistant's message; true unless `continue_final_message`."
@@ -217,7 +225,7 @@ class ChatRequest(Sampling, _Conversation):
         "audio": (),
     }
 
-    messages: Items[ChatMessage] = Field(description="The conversation.", json_schema_extra={"minItems": 1})
+    messages: Messages = Field(description="The conversation.", json_schema_extra={"minItems": 1})
     max_completion_tokens: Int64 | None = _field(
         "The newer name of `max_tokens`, before which it goes. Default: the model's `max_new_tokens`, else what is "
         "left of the context.",
@@ -296,7 +304,7 @@ class TokenizeRequest(_Conversation):
 
     model: StrictStr | None = _field("The served model's name.")
     prompt: StrictStr | None = _field("A text.")
-    messages: Items[ChatMessage] | None = _field("A conversation, rendered by the chat template.")
+    messages: Messages | None = _field("A conversation, rendered by the chat template.")
     add_special_tokens: StrictBool | None = _field("Add the tokenizer's special tokens to a text; true by default.")
     return_token_strs: StrictBool | None = _field("Report each token's text too.")
 

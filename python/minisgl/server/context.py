@@ -21,10 +21,10 @@ from minisgl.server.bodies import ChatMessage
 from minisgl.server.engine_client import EngineClient
 from minisgl.server.errors import ApiError, bad_value, engine_gone, from_param_error
 from minisgl.server.generation import Generation
-from minisgl.server.limits import MAX_CHOICES, MAX_MESSAGES, MAX_PROMPTS, Queue, check_stop, draining
+from minisgl.server.limits import MAX_CHOICES, Queue, check_stop, draining
 from minisgl.server.record import RequestRecord
 from minisgl.step import Int32Array
-from minisgl.tokenizer import ChatTemplateError, Tokenizer
+from minisgl.tokenizer import ChatTemplateError, Tokenizer, TooManyTokens
 
 NUM_TOKENIZER_THREADS = 2
 T = TypeVar("T")
@@ -104,13 +104,17 @@ class ServerContext:
 
     async def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions) -> Int32Array:
         """The prompt of a conversation, at least one token and within the context."""
-        ids = await self.encode_messages(messages, options)
+        try:
+            ids = await self.encode_messages(messages, options, most=self.info.max_seq_len)
+        except TooManyTokens as error:
+            raise self._too_long(error.count, "messages") from error
         self._check_length(ids, "messages")
         return ids
 
-    async def encode_messages(self, messages: Sequence[ChatMessage], options: ChatOptions) -> Int32Array:
-        if len(messages) > MAX_MESSAGES:
-            raise bad_value("messages", len(messages), f"at most {MAX_MESSAGES} messages")
+    async def encode_messages(
+        self, messages: Sequence[ChatMessage], options: ChatOptions, *, most: int | None = None
+    ) -> Int32Array:
+        """The same of any length; `TooManyTokens` above `most`."""
         continues = bool(options.continue_final_message)
         begins = not continues if options.add_generation_prompt is None else options.add_generation_prompt
         variables = options.chat_template_kwargs or {}
@@ -123,7 +127,7 @@ class ServerContext:
             text = self.tokenizer.apply_chat_template(
                 shaped, **variables, add_generation_prompt=begins, continue_final_message=continues
             )
-            return self.tokenizer.encode(text, add_special_tokens=False)
+            return self.tokenizer.encode(text, add_special_tokens=False, most=most)
 
         try:
             ids = await self._in_pool(work)
@@ -141,17 +145,21 @@ class ServerContext:
         """Texts through the tokenizer, ids checked against the vocabulary."""
         if not prompts:
             raise bad_value(field, [], "must not be empty")
-        if len(prompts) > MAX_PROMPTS:
-            raise bad_value(field, len(prompts), f"at most {MAX_PROMPTS} prompts in one request")
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if texts:
-            encoded = iter(await self._in_pool(self.tokenizer.encode_batch, texts))
+            try:
+                batch = await self._in_pool(self.tokenizer.encode_batch, texts, most=self.info.max_seq_len)
+            except TooManyTokens as error:
+                raise self._too_long(error.count, field) from error
+            encoded = iter(batch)
         found = [next(encoded) if isinstance(p, str) else self._checked_ids(p, field) for p in prompts]
         for ids in found:
             self._check_length(ids, field)
         return found
 
     def _checked_ids(self, ids: list[int], field: str) -> Int32Array:
+        if len(ids) >= self.info.max_seq_len:
+            raise self._too_long(len(ids), field)
         array = np.array(ids, np.int32)
         vocab_size = self.info.vocab_size
         if len(array) and int(array.max()) >= vocab_size:
@@ -159,16 +167,15 @@ class ServerContext:
         return array
 
     def _check_length(self, ids: Int32Array, field: str) -> None:
-        limit = self.info.max_seq_len
         if not len(ids):
             raise bad_value(field, "", "must have at least one token")
-        if len(ids) >= limit:
-            raise ApiError(
-                400,
-                f"{field}: {len(ids)} tokens, but the context is {limit} tokens and the answer needs at least one",
-                param=field,
-                code="context_length_exceeded",
-            )
+        if len(ids) >= self.info.max_seq_len:
+            raise self._too_long(len(ids), field)
+
+    def _too_long(self, count: int, field: str) -> ApiError:
+        limit = self.info.max_seq_len
+        text = f"{field}: {count} tokens, but the context is {limit} tokens and the answer needs at least one"
+        return ApiError(400, text, param=field, code="context_length_exceeded")
 
     def check_vocabulary(self, sampling: SamplingParams, prefix: str = "") -> None:
         check_stop(sampling.stop, prefix)

@@ -10,9 +10,7 @@ from minisgl.config import Limits
 from minisgl.server.engine_client import EngineClient
 from minisgl.server.errors import SERVER, ApiError, bad_value
 
-MAX_MESSAGES = 4096
 MAX_STOP_CHARS = 4096  # of one stop string
-MAX_PROMPTS = 256
 MAX_CHOICES = 1024  # answers of one request: prompts times n
 RETRY_AFTER_S = 1
 

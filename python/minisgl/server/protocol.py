@@ -53,9 +53,11 @@ def _refuse_not_yet(data: dict[str, Any], model: type[Body], prefix: str = "") -
 
 def _explain(error: ValidationError) -> ApiError:
     """Pydantic's first finding, under the name that clients know."""
-    found = error.errors(include_url=False, include_context=False)[0]
+    found = error.errors(include_url=False)[0]
     # the tags of unions are in the path too; they are no identifiers
     field = ".".join(str(part) for part in found["loc"] if isinstance(part, int) or part.isidentifier()) or "body"
     if found["type"] == "missing":
         return ApiError(400, f"{field}: required", param=field, code="missing_required_parameter")
+    if found["type"] == "too_long":
+        return bad_value(field, len(found["input"]), f"at most {found['ctx']['max_length']} entries")
     return bad_value(field, found["input"], found["msg"][0].lower() + found["msg"][1:])

@@ -40,6 +40,8 @@ async def answer_detokenize(context: ServerContext, request: Request, body: byte
     """Special tokens are shown unless `skip_special_tokens` is true."""
     asked = parse(body, DetokenizeRequest)
     context.check_model(asked.model)
+    if len(asked.tokens) > (most := context.info.max_seq_len):
+        raise bad_value("tokens", len(asked.tokens), f"at most {most} tokens, the context")
     vocab_size = context.info.vocab_size
     if asked.tokens and max(asked.tokens) >= vocab_size:
         raise bad_value("tokens", max(asked.tokens), f"token ids must be below {vocab_size}")

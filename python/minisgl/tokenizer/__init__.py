@@ -3,7 +3,7 @@
 from minisgl.tokenizer.chat_template import ChatTemplate, ChatTemplateError, read_chat_template
 from minisgl.tokenizer.decode import IncrementalDecoder
 from minisgl.tokenizer.text_stream import StopMatcher, TextStream
-from minisgl.tokenizer.tokenizer import Tokenizer, TokenizerError
+from minisgl.tokenizer.tokenizer import Tokenizer, TokenizerError, TooManyTokens
 
 __all__ = [
     "ChatTemplate",
@@ -13,5 +13,6 @@ __all__ = [
     "TextStream",
     "Tokenizer",
     "TokenizerError",
+    "TooManyTokens",
     "read_chat_template",
 ]

@@ -25,6 +25,14 @@ class TokenizerError(ConfigError):
     """Files that are missing or cannot be read; the text says what to do."""
 
 
+class TooManyTokens(ValueError):
+    """A text that has more tokens than its caller can use."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} tokens")
+        self.count = count
+
+
 class Tokenizer:
     """Use `open`, `load` or `echo`."""
 
@@ -76,20 +84,22 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._chat_templates)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> Int32Array:
-        """Ids of `text`, [n] int32. Raises `ValueError` for a text that is not Unicode (lone surrogates)."""
-        try:
-            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
-        except TypeError as error:
-            raise _not_text(text, error) from error
-        return np.array(encoding.ids, np.int32)
+    def encode(self, text: str, add_special_tokens: bool = True, *, most: int | None = None) -> Int32Array:
+        """Ids of `text`, [n] int32. Raises `ValueError` for a text that is not Unicode (lone surrogates),
+        `TooManyTokens` for one of more than `most`."""
+        return self.encode_batch((text,), add_special_tokens, most=most)[0]
 
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Int32Array]:
-        """`encode` of each, in parallel."""
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True, *, most: int | None = None
+    ) -> list[Int32Array]:
+        """`encode` of each, in parallel. Other threads run meanwhile: of the library's calls only this one releases
+        the GIL, and millions of ids that nobody can use do not become Python objects."""
         try:
             found = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except TypeError as error:
             raise _not_text("".join(texts), error) from error
+        if most is not None and (longest := max(map(len, found), default=0)) > most:
+            raise TooManyTokens(longest)
         return [np.array(encoding.ids, np.int32) for encoding in found]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
