@@ -42,7 +42,7 @@ from minisgl.message import (
     decode_to_engine,
     encode,
 )
-from minisgl.server.app import build_app
+from minisgl.server.app import Application, build_app
 from minisgl.server.engine_client import EngineClient
 from minisgl.server.http import HttpServer
 from minisgl.step import FinishReason
@@ -278,6 +278,8 @@ class Frontend:
         self._error: BaseException | None = None
         self.client: EngineClient
         self.engine: ScriptedEngine
+        self.app: Application
+        self.connections: set[Any]
         self.url = ""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -340,8 +342,10 @@ class Frontend:
             listener.setblocking(False)
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             app = build_app(self.client, Tokenizer.echo(), self._config, self._defaults)
-            http = HttpServer(app.asgi, listener, head_timeout_s=self._config.limits.slow_client_timeout)
+            self.app = app
+            http = HttpServer(app.asgi, listener, slow_client_timeout_s=self._config.limits.slow_client_timeout)
             await http.start()
+            self.connections = http.connections
             self._started.set()
             await self._stopping.wait()
             await http.stop()

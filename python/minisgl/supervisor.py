@@ -105,7 +105,8 @@ async def _run(config: ServerConfig, listener: socket.socket, signals: _Signals)
     finally:
         if client is not None:
             await client.close()
-        await process.stop()
+        loading = client is None or client.info is None  # then it does not hear what it is told
+        await process.stop(at_once=loading or signals.stop.is_set())
 
 
 async def _until_ready(client: EngineClient, process: EngineProcess, stopping: asyncio.Event) -> EngineReady | None:
@@ -146,7 +147,7 @@ async def _serve(
     if defaults:
         say(f"sampling defaults of the model: {show_defaults(defaults)} (--generation-config none: without)")
     app = build_app(client, tokenizer, config, defaults)
-    http = HttpServer(app.asgi, listener, head_timeout_s=config.limits.slow_client_timeout)
+    http = HttpServer(app.asgi, listener, slow_client_timeout_s=config.limits.slow_client_timeout)
     await http.start()
     gc.collect()
     gc.freeze()  # what lives now lives as long as the server: collections need not visit it

@@ -138,3 +138,17 @@ def test_the_connection_survives_its_requests(server: Frontend) -> None:
             response = http.post(path, json=body_of(path, f"say:{answer}", stream=i % 2 == 0))
             assert response.status_code == 200 and answer in response.text
     check_nothing_lives(server)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_with_another_request_behind_the_first(server: Frontend, stream: bool) -> None:
+    """Pipelining: the first one is being answered, the second one waits for that."""
+    marker = f"first {stream} hang:x"
+    with send(server, TEXT, body_of(TEXT, marker, max_tokens=100, stream=stream)) as connection:
+        request = server.engine.wait_for_request(marker)
+        if stream:
+            read_until(connection, b'"x"')
+        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+        server.wait_until(lambda: any(one.pipeline for one in server.connections))
+    server.engine.wait_for_end(AbortRequest, {request.req_id})
+    check_nothing_lives(server)

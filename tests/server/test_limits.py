@@ -19,6 +19,7 @@ import pytest
 from minisgl.config import Limits, ServerConfig
 from minisgl.message import AbortRequest, AddRequest, Heartbeat
 from minisgl.server.liveness import trouble
+from minisgl.tokenizer import Tokenizer
 from tests.helpers_server import CONFIG, MODEL, WAIT_S, Frontend, chat_body, check_error, events, frontend
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -143,6 +144,69 @@ def test_a_client_that_stops_reading(caplog: pytest.LogCaptureFixture) -> None:
         assert len(ids) == 64
         server.engine.wait_for_end(AbortRequest, ids)
         assert any("slowpoke: dropped" in record.getMessage() for record in caplog.records)
+
+
+def test_a_client_that_reads_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """Answers that are whole, for a client that reads none: the connection goes, with those that wait on it."""
+    with (
+        caplog.at_level(logging.WARNING, "minisgl.server"),
+        frontend(config=configured(slow_client_timeout=0.3)) as server,
+    ):
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(server.address)
+            client.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: a\r\n\r\n" * 400)
+            server.wait_until(
+                lambda: any(
+                    ": dropped: its client has read nothing" in record.getMessage() for record in caplog.records
+                )
+            )
+            with contextlib.suppress(ConnectionResetError):
+                assert receive_all(client).count(b"HTTP/1.1 200") < 400
+        with server.http() as http:
+            assert http.post(TEXT, json={"prompt": "say:ok"}).status_code == 200
+
+
+def test_a_prompt_that_waits_for_the_tokenizer_counts_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request ends in time, or with its client; and it is never submitted."""
+    busy = threading.Event()
+    encode = Tokenizer.encode_batch
+
+    def slow(self: Tokenizer, texts: Any, *args: Any, **kwargs: Any) -> Any:
+        if "slow" in texts[0]:
+            busy.wait(WAIT_S)
+        return encode(self, texts, *args, **kwargs)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", slow)
+    with frontend(config=configured(request_timeout=0.3)) as server, server.http() as http:
+        for body in ({"prompt": "slow"}, {"prompt": "slow", "stream": True}):
+            assert check_error(http.post(TEXT, json=body), 504)["code"] == "request_timeout"
+        busy.set()
+        assert http.post(TEXT, json={"prompt": "say:ok"}).status_code == 200
+        assert not server.engine.requests("slow")
+    busy.clear()
+    with frontend() as server, server.http() as http:
+        with socket.create_connection(server.address) as client:
+            client.sendall(
+                f'POST {TEXT} HTTP/1.1\r\nhost: a\r\ncontent-length: 18\r\n\r\n{{"prompt": "slow"}}'.encode()
+            )
+            server.wait_until(lambda: server.app.context.queue.num_requests == 1)
+        server.wait_until(lambda: server.app.context.queue.num_requests == 0)
+        busy.set()
+        assert http.post(TEXT, json={"prompt": "say:ok"}).status_code == 200
+        assert not server.engine.requests("slow")
+
+
+def test_a_late_stream_frees_the_engine_though_its_client_does_not_read() -> None:
+    config = configured(request_timeout=0.5, slow_client_timeout=WAIT_S)
+    with frontend(config=config) as server, socket.socket() as client:
+        body = json.dumps({"prompt": "late fill:", "n": 64, "stream": True, "max_tokens": 500, "logprobs": 0}).encode()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(server.address)
+        client.sendall(f"POST {TEXT} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        server.engine.wait_for_request("late ")
+        server.engine.wait_for_end(AbortRequest, {one.req_id for one in server.engine.requests("late ")})
+        assert server.client.num_live == 0
 
 
 # ------------------------------------------------------------------------------------------------------------- sizes

@@ -19,6 +19,7 @@ from minisgl.config import EngineConfig
 from minisgl.runner.process import ProcessConfig
 
 STOP_TIMEOUT_S = 10.0
+AT_ONCE_S = 1.0
 
 
 class EngineProcess:
@@ -54,12 +55,13 @@ class EngineProcess:
         assert self._process is not None
         return await self._process.wait()
 
-    async def stop(self) -> None:
-        """Give the child (which was told to shut down) some time, then kill it. Removes the sockets."""
+    async def stop(self, *, at_once: bool = False) -> None:
+        """Give the child (which was told to shut down) some time, `at_once` little, then kill it. Removes the
+        sockets."""
         try:
             if self._process is not None and self._process.returncode is None:
                 try:
-                    await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+                    await asyncio.wait_for(self._process.wait(), AT_ONCE_S if at_once else STOP_TIMEOUT_S)
                 except TimeoutError:
                     with contextlib.suppress(ProcessLookupError):
                         self._process.kill()

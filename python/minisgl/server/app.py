@@ -6,8 +6,9 @@ Doesn't know: processes, sockets, how the engine is started.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,15 +26,16 @@ from minisgl.server.engine_client import EngineClient
 from minisgl.server.errors import ApiError, install_handlers
 from minisgl.server.gate import RECORD, Gate
 from minisgl.server.generate import answer_generate
+from minisgl.server.limits import too_late
 from minisgl.server.openapi import install_openapi
 from minisgl.server.operations import add_operations
 from minisgl.server.record import RequestRecord
 from minisgl.server.slow_clients import SlowClients
 from minisgl.server.tokenize import answer_detokenize, answer_tokenize
-from minisgl.server.transport import ClientGone, NoResponse, json_response, read_body
+from minisgl.server.transport import ClientGone, NoResponse, json_response, read_body, unless_gone
 from minisgl.tokenizer import Tokenizer
 
-Answer = Callable[[ServerContext, Request, bytes, RequestRecord], Awaitable[Response]]
+Answer = Callable[[ServerContext, Request, bytes, RequestRecord], Coroutine[Any, Any, Response]]
 GENERATING: dict[str, Answer] = {
     "/v1/chat/completions": answer_chat,
     "/v1/completions": answer_completion,
@@ -89,12 +91,16 @@ def _handler(context: ServerContext, answer: Answer) -> Callable[[Request], Awai
         limits = context.limits
         try:
             context.check_accepts()
-            body = await read_body(request, limits.max_body_bytes, limits.slow_client_timeout)
-            if context.log_prompts:
-                record.prompt, record.output = body.decode(errors="replace"), ""
-            return await answer(context, request, body, record)
+            async with asyncio.timeout(limits.request_timeout):
+                body = await read_body(request, limits.max_body_bytes, limits.slow_client_timeout)
+                if context.log_prompts:
+                    record.prompt, record.output = body.decode(errors="replace"), ""
+                return await unless_gone(request.receive, answer(context, request, body, record))
         except ClientGone:
             return NoResponse()
+        except TimeoutError as error:  # a stream has its own clock from here on
+            record.error = "request_timeout"
+            raise too_late(limits.request_timeout or 0.0) from error
         except ApiError as error:
             record.error = error.body["error"]["code"]
             raise

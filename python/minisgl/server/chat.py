@@ -18,7 +18,7 @@ from minisgl.server.generation import Generation, ScoredToken, collect
 from minisgl.server.logprobs import chat_logprobs
 from minisgl.server.protocol import parse
 from minisgl.server.record import RequestRecord
-from minisgl.server.transport import SSE_DONE, StreamResponse, json_response, sse, sse_error, unless_gone
+from minisgl.server.transport import SSE_DONE, StreamResponse, json_response, sse, sse_error
 
 
 async def answer_chat(context: ServerContext, request: Request, body: bytes, record: RequestRecord) -> Response:
@@ -44,11 +44,8 @@ async def answer_chat(context: ServerContext, request: Request, body: bytes, rec
     if chat.stream:
         return StreamResponse(answer.stream(begin, chat.include_usage), "text/event-stream", sse_error)
 
-    async def whole() -> Response:
-        with begin() as generation:
-            return json_response(await answer.collect(generation))
-
-    return await unless_gone(request.receive, whole())
+    with begin() as generation:
+        return json_response(await answer.collect(generation))
 
 
 class _Answer:

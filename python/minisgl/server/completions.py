@@ -20,7 +20,7 @@ from minisgl.server.generation import Collected, Generation, ScoredToken, collec
 from minisgl.server.logprobs import CompletionLogprobs, prompt_logprobs
 from minisgl.server.protocol import parse
 from minisgl.server.record import RequestRecord
-from minisgl.server.transport import SSE_DONE, StreamResponse, json_response, sse, sse_error, unless_gone
+from minisgl.server.transport import SSE_DONE, StreamResponse, json_response, sse, sse_error
 from minisgl.step import Int32Array
 
 
@@ -37,11 +37,8 @@ async def answer_completion(context: ServerContext, request: Request, body: byte
     if completion.stream:
         return StreamResponse(answer.stream(begin, completion.include_usage), "text/event-stream", sse_error)
 
-    async def whole() -> Response:
-        with begin() as generation:
-            return json_response(await answer.collect(generation))
-
-    return await unless_gone(request.receive, whole())
+    with begin() as generation:
+        return json_response(await answer.collect(generation))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from minisgl.server.errors import ApiError, bad_value
 from minisgl.server.generation import Generation
 from minisgl.server.protocol import parse
 from minisgl.server.record import RequestRecord
-from minisgl.server.transport import StreamResponse, json_line, json_response, unless_gone
+from minisgl.server.transport import StreamResponse, json_line, json_response
 
 
 async def answer_generate(context: ServerContext, request: Request, body: bytes, record: RequestRecord) -> Response:
@@ -35,16 +35,13 @@ async def answer_generate(context: ServerContext, request: Request, body: bytes,
     if generate.stream:
         return StreamResponse(_stream(begin), "application/x-ndjson", lambda error: json_line(error.body))
 
-    async def whole() -> Response:
-        with begin() as generation:
-            parts: list[str] = []
-            done: dict[str, Any] = {}
-            async for deltas in generation.deltas():
-                parts.extend(delta.text for delta in deltas)
-                done = _end(generation, deltas[-1].finish_reason)
-            return json_response({"text": "".join(parts), "token_ids": generation.token_ids(0), **done})
-
-    return await unless_gone(request.receive, whole())
+    with begin() as generation:
+        parts: list[str] = []
+        done: dict[str, Any] = {}
+        async for deltas in generation.deltas():
+            parts.extend(delta.text for delta in deltas)
+            done = _end(generation, deltas[-1].finish_reason)
+        return json_response({"text": "".join(parts), "token_ids": generation.token_ids(0), **done})
 
 
 def _sampling(fields: GenerateSampling, defaults: Mapping[str, Any]) -> SamplingParams:

@@ -17,7 +17,8 @@ from minisgl.message import TokenLogprobs
 from minisgl.metrics import Metrics
 from minisgl.sampling_params import SamplingParams, choice_seed
 from minisgl.server.engine_client import EngineClient, EngineGone, RequestHandle, resolve
-from minisgl.server.errors import SERVER, ApiError, engine_error, engine_gone
+from minisgl.server.errors import ApiError, engine_error, engine_gone
+from minisgl.server.limits import too_late
 from minisgl.server.record import RequestRecord
 from minisgl.step import FinishReason, Int32Array
 from minisgl.tokenizer import TextStream, Tokenizer
@@ -108,7 +109,10 @@ class Generation:
         self.abort()
 
     def _expire(self) -> None:
+        """Free the engine now: whoever sends the error may still be waiting for a slow client."""
         self._expired = True
+        for choice in self._choices:
+            self._client.abort(choice.handle)
         self._wake.set()
 
     def abort(self) -> None:
@@ -133,7 +137,7 @@ class Generation:
             await self._wake.wait()
             self._wake.clear()
             if self._expired:
-                raise _too_long(self._timeout_s or 0.0)
+                raise too_late(self._timeout_s or 0.0)
             now = time.monotonic()
             found = []
             for index, choice in open_choices:
@@ -224,11 +228,6 @@ class Generation:
             "total_tokens": num_prompt + num_generated,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-
-
-def _too_long(timeout_s: float) -> ApiError:
-    reason = f"the request took longer than {timeout_s:g} s (--request-timeout)"
-    return ApiError(504, reason, kind=SERVER, code="request_timeout")
 
 
 def _scored(token: int, found: TokenLogprobs) -> ScoredToken:

@@ -1,34 +1,41 @@
 """uvicorn around the app, on a socket that is already bound.
 
-Keeps true: the caller owns signals and the listener; `stop` lets running answers end for a moment, then cuts them.
+Keeps true: the caller owns signals and the listener; `stop` lets running answers end for a moment, then cuts them; no
+connection stays open for a client that neither sends nor reads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from minisgl.server.errors import ApiError
+from minisgl.server.gate import RECORD
 from minisgl.server.transport import ABORT
 
+_log = logging.getLogger("minisgl.server")
 GRACE_S = 2
 MAX_HEAD_BYTES = 64 * 1024
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's, with three changes: what is no HTTP gets an error of our shape too, a request line with headers
-    that never end does not fill the memory, and a head that does not come in time closes the connection."""
+    """uvicorn's, with four changes: what is no HTTP gets an error of our shape too, a request line with headers
+    that never end does not fill the memory, a head that does not come in time closes the connection, and of pipelined
+    requests not only the last one hears that the client is gone."""
 
     head_timeout_s = 60.0
     _head_bytes = -1  # -1 outside of a head
     _head_timer: asyncio.TimerHandle | None = None
+    _cycles: tuple[RequestResponseCycle, ...] = ()  # unanswered requests, the oldest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -36,6 +43,10 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -49,6 +60,14 @@ class _Protocol(HttpToolsProtocol):
         self._head_bytes = -1
         self._stop_timer()
         super().on_headers_complete()
+        self._cycles = (*self._unanswered(), self.cycle)
+
+    def _unanswered(self) -> tuple[RequestResponseCycle, ...]:
+        return tuple(cycle for cycle in self._cycles if not cycle.response_complete)
+
+    def scope_of_answer(self) -> Mapping[str, Any]:
+        """Of the request that is being answered; empty without one."""
+        return dict(open_[0].scope) if (open_ := self._unanswered()) else {}
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
@@ -66,8 +85,8 @@ class _Protocol(HttpToolsProtocol):
         self._refuse(400, f"not a valid HTTP request: {msg}", "invalid_http")
 
     def _refuse(self, status: int, message: str, code: str) -> None:
-        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
-            self.transport.close()  # an answer is under way: it must not get a second head in its middle
+        if (open_ := self._unanswered()) and (open_[0].response_started or open_[0] is not self.cycle):
+            self.transport.close()  # another answer is due or under way: it must not get a second head in its middle
             return
         body = bytes(ApiError(status, message, code=code).response().body)
         head = (
@@ -84,12 +103,48 @@ class _Server(uvicorn.Server):
         yield  # the supervisor handles them
 
 
+class _Unread:
+    """Drops connections whose client reads nothing of what was written for it: also of a finished answer, whose
+    connection would stay until the client goes. `SlowClients` besides drops those that read too little of a stream."""
+
+    def __init__(self, connections: set[Any], timeout_s: float) -> None:
+        self._connections = connections
+        self._timeout_s = timeout_s
+        self._stuck: dict[Any, tuple[int, float]] = {}  # bytes that wait, and since when as many
+
+    async def sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._timeout_s / 4)
+            self._sweep(asyncio.get_running_loop().time())
+
+    def _sweep(self, now: float) -> None:
+        stuck, self._stuck = self._stuck, {}
+        for connection in list(self._connections):
+            if not (size := connection.transport.get_write_buffer_size()):
+                continue
+            before, since = stuck.get(connection, (size, now))
+            if size != before:
+                since = now
+            elif now - since > self._timeout_s:
+                scope = connection.scope_of_answer()
+                _log.warning(
+                    "%s: dropped: its client has read nothing for %.1f s (--slow-client-timeout)",
+                    scope[RECORD].request_id if RECORD in scope else "a connection",
+                    now - since,
+                )
+                connection.transport.abort()
+                continue
+            self._stuck[connection] = (size, since)
+
+
 class HttpServer:
-    def __init__(self, app: ASGIApp, listener: socket.socket, *, head_timeout_s: float = 60.0) -> None:
+    """`slow_client_timeout_s`: for a request's head to come, and for what was written to be read."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket, *, slow_client_timeout_s: float = 60.0) -> None:
         config = uvicorn.Config(
             app,
             loop="uvloop",
-            http=type("Protocol", (_Protocol,), {"head_timeout_s": head_timeout_s}),
+            http=type("Protocol", (_Protocol,), {"head_timeout_s": slow_client_timeout_s}),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -98,6 +153,9 @@ class HttpServer:
             server_header=False,
         )
         self._server = _Server(config)
+        self.connections: set[Any] = self._server.server_state.connections
+        self._unread = _Unread(self.connections, slow_client_timeout_s)
+        self._sweeper: asyncio.Task[None] | None = None
         self._listener = listener
         self._task: asyncio.Task[None] | None = None
 
@@ -109,6 +167,7 @@ class HttpServer:
                 self._task.result()
                 raise RuntimeError("the HTTP server ended before it started")
             await asyncio.sleep(0.005)  # uvicorn offers no event for this
+        self._sweeper = asyncio.create_task(self._unread.sweep_forever())
 
     async def stop(self, *, at_once: bool = False) -> None:
         """Take no more connections; let running answers end for `GRACE_S`, or cut them `at_once`."""
@@ -116,3 +175,5 @@ class HttpServer:
         self._server.force_exit = at_once
         if self._task is not None:
             await self._task
+        if self._sweeper is not None:
+            self._sweeper.cancel()

@@ -49,6 +49,11 @@ def draining() -> ApiError:
     return error
 
 
+def too_late(timeout_s: float) -> ApiError:
+    reason = f"the request took longer than {timeout_s:g} s (--request-timeout)"
+    return ApiError(504, reason, kind=SERVER, code="request_timeout")
+
+
 def check_stop(stop: tuple[str, ...], prefix: str = "") -> None:
     for text in stop:
         if len(text) > MAX_STOP_CHARS:
