@@ -25,6 +25,7 @@ from minisgl.server.transport import ABORT
 _log = logging.getLogger("minisgl.server")
 GRACE_S = 2
 MAX_HEAD_BYTES = 64 * 1024
+MAX_PIPELINED = 8  # requests behind the one that is answered; more are read when it is their turn
 
 
 class _Protocol(HttpToolsProtocol):
@@ -61,6 +62,8 @@ class _Protocol(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
         self._cycles = (*self._unanswered(), self.cycle)
+        if self.pipeline and len(self.pipeline) <= MAX_PIPELINED:
+            self.flow.resume_reading()  # uvicorn stops reading here, and would not see the client go
 
     def _unanswered(self) -> tuple[RequestResponseCycle, ...]:
         return tuple(cycle for cycle in self._cycles if not cycle.response_complete)
