@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import openai
@@ -14,6 +20,7 @@ import psutil
 import pytest
 
 from minisgl.engine.echo import EchoModel
+from minisgl.runner.launch import STOP_TIMEOUT_S
 from minisgl.tokenizer import Tokenizer
 from tests.helpers_e2e import ServerProcess, serving
 
@@ -238,3 +245,98 @@ def test_json_logs_are_one_object_a_line() -> None:
         assert not any("secret" in line for line in server.lines)
     finally:
         server.kill()
+
+
+def test_a_killed_engine_ends_every_kind_of_request() -> None:
+    """Streams, whole answers and waiting ones: each gets its error, nothing hangs, nothing stays."""
+    server = ServerProcess((*ECHO, "--max-running-requests", "8"))
+    try:
+        engine = next(child for child in server.children() if "minisgl.runner.process" in child.cmdline())
+        ended = asyncio.run(_killed_under(server, engine))
+        assert server.process.wait(20) == 1
+        server.check_no_files()
+    finally:
+        server.kill()
+    streams, wholes = ended[::2], ended[1::2]
+    assert len(streams) == len(wholes) == 30
+    for status, text in wholes:
+        assert status == 503 and json.loads(text)["error"]["code"] == "engine_unavailable"
+    for status, text in streams:
+        assert status in (200, 503) and "engine process died" in text
+        assert status == 503 or text.endswith("data: [DONE]\n\n")
+    assert {status for status, _ in streams} == {200, 503}  # those with a token, and those that waited for one
+
+
+async def _killed_under(server: ServerProcess, engine: psutil.Process) -> list[tuple[int, str]]:
+    """Status and text of 60 requests, every other one a stream; the engine is killed while 8 of them run."""
+    limits = httpx.Limits(max_connections=100)
+    async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as http:
+
+        async def one(index: int) -> tuple[int, str]:
+            answer = await http.post(TEXT, json=body(f"{index} doomed", 8000, stream=index % 2 == 0))
+            return answer.status_code, answer.text
+
+        async def health() -> dict[str, int]:
+            found: dict[str, int] = (await http.get("/health")).json()
+            return found
+
+        async def arrive() -> None:
+            """Requests that find the engine dead, until the server is gone too."""
+            with contextlib.suppress(httpx.TransportError):
+                while True:
+                    await http.post(TEXT, json=body("late", 1))
+
+        async def until_open(count: int) -> None:
+            while (await health())["requests_open"] < count:
+                await asyncio.sleep(0.02)
+
+        running = [asyncio.create_task(one(index)) for index in range(8)]
+        await until_open(8)
+        while (await health())["requests_queued"] or "minisgl:ttft_seconds_count 8.0" not in (
+            await http.get("/metrics")
+        ).text:
+            await asyncio.sleep(0.02)
+        running += [asyncio.create_task(one(index)) for index in range(8, 60)]
+        await until_open(60)
+        killed_at = time.monotonic()
+        engine.kill()
+        late = [asyncio.create_task(arrive()) for _ in range(4)]
+        ended = await asyncio.gather(*running)
+        assert time.monotonic() - killed_at < 2.0
+        await asyncio.gather(*late)
+        return ended
+
+
+def test_a_signal_while_the_engine_loads_ends_the_server() -> None:
+    """The engine hears nothing while it loads (here: it is stopped); nobody waits for it."""
+    with tempfile.TemporaryDirectory(prefix="minisgl-e2e-") as folder:
+        command = [sys.executable, "-m", "minisgl", "serve", "--port", "0", *ECHO]
+        env = {**os.environ, "TMPDIR": folder}
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=env) as process:
+            found: list[psutil.Process] = []
+
+            def started() -> bool:
+                found[:] = psutil.Process(process.pid).children()
+                return bool(found) and "minisgl.runner.process" in found[0].cmdline()
+
+            try:
+                until(started, "no engine process")
+                found[0].suspend()
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(STOP_TIMEOUT_S - 2) == 0
+                assert not found[0].is_running()
+            finally:
+                for one in found:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        one.kill()
+                process.kill()
+        assert not list(Path(folder).iterdir())
+
+
+def test_a_second_signal_does_not_wait_for_a_hung_engine(server: ServerProcess) -> None:
+    engine = next(child for child in server.children() if "minisgl.runner.process" in child.cmdline())
+    with httpx.Client(base_url=server.url, timeout=60) as http, Stream(http, "stuck", 8000):
+        engine.suspend()
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: any("draining" in line for line in server.lines), "it does not say that it drains")
+        assert server.stop(signal.SIGTERM, STOP_TIMEOUT_S - 2) == 0

@@ -154,3 +154,14 @@ def test_stopping_tells_the_engine_and_leaves_no_thread_of_the_sockets() -> None
         server.on_loop(lambda: None)
     assert engine.received and isinstance(engine.received[-1], Shutdown)
     assert not [thread for thread in threading.enumerate() if thread is server._thread]
+
+
+def test_nothing_waits_for_an_engine_that_is_not_there() -> None:
+    """A message for a dead engine, whose death is not known yet, does not block the event loop."""
+    with frontend() as server, server.http() as http, ThreadPoolExecutor(1) as threads:
+        server.engine.stop()  # its sockets close, nobody says why
+        waiting = threads.submit(http.post, "/v1/completions", json={"prompt": "a"})
+        server.wait_until(lambda: server.client.num_live == 1)
+        assert httpx.get(server.url + "/version").status_code == 200
+        server.on_loop(lambda: server.client.fail("it died"))
+        assert check_error(waiting.result(WAIT_S), 503)["code"] == "engine_unavailable"

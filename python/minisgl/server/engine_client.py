@@ -8,6 +8,7 @@ Doesn't know: HTTP, text, how the engine process is started.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -99,7 +100,7 @@ class EngineClient:
 
     def __init__(self, to_engine: str, from_engine: str) -> None:
         self._context = zmq.asyncio.Context()
-        self._outbox = zmq.Context(self._context).socket(zmq.PUSH)  # plain: with no limit it never blocks
+        self._outbox = zmq.Context(self._context).socket(zmq.PUSH)  # plain: with no limit it is never full
         self._outbox.setsockopt(zmq.SNDHWM, 0)
         self._outbox.setsockopt(zmq.LINGER, LINGER_MS)
         self._outbox.bind(to_engine)
@@ -233,7 +234,8 @@ class EngineClient:
 
     def _flush(self) -> None:
         if self._pending and not self._outbox.closed:
-            self._outbox.send(encode(self._pending))
+            with contextlib.suppress(zmq.Again):  # nobody is connected: not yet, or the engine process is dead
+                self._outbox.send(encode(self._pending), zmq.NOBLOCK)
             self._pending.clear()
 
     # ----------------------------------------------------------------------------------------------------- receive
