@@ -184,6 +184,15 @@ impl Requests {
         }
     }
 
+    /// Room in the page table for what it may generate, so that rows in lockstep don't all grow theirs in one step.
+    pub fn reserve_pages(&mut self, index: Index, page_size: usize) {
+        let request = self.get(index);
+        let length = (request.max_len as usize).min(request.len as usize + RESERVED_OUTPUT);
+        self.tails[index as usize]
+            .pages
+            .reserve(length.div_ceil(page_size));
+    }
+
     /// The request holds nothing any more. Its slot is the scheduler's business, and must be taken before.
     pub fn forget_pages(&mut self, index: Index) {
         let detail = &mut self.detail[index as usize];

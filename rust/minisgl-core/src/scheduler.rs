@@ -536,6 +536,7 @@ impl Scheduler {
             self.num_prompt_tokens += length;
             self.num_cached_tokens += cached_len as u64;
         }
+        self.requests.reserve_pages(index, self.limits.page_size);
         self.decided.bound.push((index, cached_len));
         self.take_chunk(index, chunk)?;
         self.started.add(index, &self.requests);

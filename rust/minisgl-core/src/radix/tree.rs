@@ -101,7 +101,7 @@ impl RadixTree {
             page_size,
             policy,
             nodes: vec![root()],
-            unused: Vec::new(),
+            unused: Vec::with_capacity(reserved),
             children: HashMap::with_capacity_and_hasher(reserved, BuildHasherDefault::default()),
             num_evictable: 0,
             num_protected: 0,

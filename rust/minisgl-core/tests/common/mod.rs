@@ -1,0 +1,107 @@
+//! What the integration tests share: a scheduler with arrays of its own, driven without an engine.
+#![allow(dead_code, missing_docs, clippy::unwrap_used)]
+
+use minisgl_core::{
+    Arrival, Config, Entry, Event, FinishReason, Plan, Result, RingEntry, Scheduler,
+};
+
+/// The arrays of one step, of the sizes that `minisgl.step.RingEntry` has.
+struct Arrays {
+    per_token: [Vec<i32>; 3],
+    per_row: [Vec<i32>; 7],
+    segments: Vec<i32>,
+    page_ids: Vec<i32>,
+    bound: Vec<i32>,
+    bound_ids: Vec<i64>,
+    released: Vec<i32>,
+}
+
+/// A scheduler, its arrays, and what its last commit said.
+pub struct Bench {
+    pub plane: Scheduler,
+    arrays: Arrays,
+    pub entries: Vec<Entry>,
+    tokens: Vec<i32>,
+}
+
+impl Bench {
+    pub fn new(config: Config) -> Self {
+        let limits = config.limits();
+        let largest = config.graph_sizes.iter().copied().max().unwrap_or(0);
+        let rows = limits.max_rows.max(largest);
+        let zeros = |n: usize| vec![0; n];
+        Self {
+            plane: Scheduler::new(config),
+            arrays: Arrays {
+                per_token: std::array::from_fn(|_| zeros(limits.max_tokens + rows)),
+                per_row: std::array::from_fn(|_| zeros(rows + 1)),
+                segments: zeros(3 * rows),
+                page_ids: zeros(limits.max_page_changes()),
+                bound: zeros(2 * limits.max_rows),
+                bound_ids: vec![0; limits.max_rows],
+                released: zeros(limits.max_rows),
+            },
+            entries: Vec::with_capacity(rows),
+            tokens: zeros(rows),
+        }
+    }
+
+    pub fn schedule(&mut self, step: i64, events: Vec<Event>) -> Result<Plan> {
+        let a = &mut self.arrays;
+        let [input_ids, positions, out_loc] = &mut a.per_token;
+        let [
+            req_slots,
+            seq_lens,
+            extend_lens,
+            qo_indptr,
+            kv_indptr,
+            last_page_len,
+            sample_rows,
+        ] = &mut a.per_row;
+        let mut entry = RingEntry {
+            input_ids,
+            positions,
+            out_loc,
+            req_slots,
+            seq_lens,
+            extend_lens,
+            qo_indptr,
+            kv_indptr,
+            last_page_len,
+            sample_rows,
+            segments: &mut a.segments,
+            page_ids: &mut a.page_ids,
+            bound: &mut a.bound,
+            bound_ids: &mut a.bound_ids,
+            released: &mut a.released,
+        };
+        self.plane.schedule(step, events, &mut entry, 0)
+    }
+
+    /// Commit a step of `num_rows` rows that all sampled `token`.
+    pub fn commit(&mut self, step: i64, num_rows: usize, token: i32) -> Result<()> {
+        self.entries.clear();
+        self.tokens[..num_rows].fill(token);
+        self.plane
+            .commit(step, &self.tokens[..num_rows], &mut self.entries)
+    }
+
+    /// Ids that the last commit ended.
+    pub fn ended(&self) -> impl Iterator<Item = i64> + '_ {
+        let ends = self
+            .entries
+            .iter()
+            .filter(|entry| entry.reason != FinishReason::None);
+        ends.map(|entry| entry.req_id)
+    }
+}
+
+pub fn arrival(req_id: i64, tokens: Vec<i32>, max_tokens: i64) -> Arrival {
+    Arrival {
+        req_id,
+        num_prompt: tokens.len() as i64,
+        tokens,
+        max_tokens,
+        ..Arrival::default()
+    }
+}

@@ -1,0 +1,129 @@
+//! Random events under pressure: every invariant holds after every call, and every request ends exactly once.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::HashSet;
+
+use common::{Bench, arrival};
+use minisgl_core::{CachePolicy, Config, Event};
+
+/// splitmix64 (Steele, Lea, Flood 2014).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((x ^ (x >> 31)) % end as u64) as usize
+    }
+
+    fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len())]
+    }
+}
+
+fn draw_config(random: &mut Random) -> Config {
+    Config {
+        num_pages: 8 + random.below(40),
+        page_size: random.one_of(&[1, 4, 16]),
+        max_running_requests: 1 + random.below(8),
+        max_prefill_length: random.one_of(&[1, 5, 24, 256]),
+        context_len: random.one_of(&[24, 64, 300]),
+        eos_ids: vec![2],
+        cache: random.one_of(&[CachePolicy::Lru, CachePolicy::Lfu, CachePolicy::Naive]),
+        graph_sizes: random.one_of(&[&[][..], &[1, 2, 4, 8][..]]).to_vec(),
+    }
+}
+
+fn draw_arrival(random: &mut Random, req_id: i64) -> Event {
+    let tokens = (0..=random.below(40))
+        .map(|_| random.below(2) as i32)
+        .collect();
+    let mut arrival = arrival(req_id, tokens, 1 + random.below(40) as i64);
+    arrival.priority = random.below(2) as i64;
+    arrival.no_overlap = random.below(8) == 0;
+    arrival.no_match = random.below(8) == 0;
+    arrival.ignore_eos = random.below(2) == 0;
+    Event::Arrival(arrival)
+}
+
+/// Commit the oldest steps until `left` are in flight; whoever ends must be live, and is not any more.
+fn commit(
+    bench: &mut Bench,
+    in_flight: &mut Vec<(i64, usize)>,
+    left: usize,
+    live: &mut HashSet<i64>,
+    token: i32,
+) {
+    while in_flight.len() > left {
+        let (step, num_rows) = in_flight.remove(0);
+        bench.commit(step, num_rows, token).unwrap();
+        bench.plane.check().unwrap();
+        for req_id in bench.ended() {
+            assert!(live.remove(&req_id), "request {req_id} ended twice");
+        }
+    }
+}
+
+fn draw_events(random: &mut Random, next_id: &mut i64, live: &mut HashSet<i64>) -> Vec<Event> {
+    let mut events = Vec::new();
+    if random.below(2) == 0 {
+        events.push(draw_arrival(random, *next_id));
+        live.insert(*next_id);
+        *next_id += 1;
+    }
+    if *next_id > 0 && random.below(12) == 0 {
+        let req_id = random.below(*next_id as usize) as i64;
+        events.push(match random.below(2) {
+            0 => Event::Abort(req_id),
+            _ => Event::Finish(req_id),
+        });
+    }
+    events
+}
+
+/// 200 steps with events, then steps to the end of everyone. Returns the number of retractions.
+fn run(seed: u64) -> u64 {
+    let random = &mut Random(seed);
+    let config = draw_config(random);
+    let num_pages = config.num_pages;
+    let overlap = random.below(2);
+    let mut bench = Bench::new(config);
+    let (mut live, mut next_id, mut in_flight) = (HashSet::new(), 0, Vec::<(i64, usize)>::new());
+    let mut step = 0;
+    while step < 200 || !live.is_empty() || !in_flight.is_empty() {
+        assert!(
+            step < 20_000,
+            "seed {seed}: the requests do not come to an end"
+        );
+        let mut events = match step < 200 {
+            true => draw_events(random, &mut next_id, &mut live),
+            false => Vec::new(),
+        };
+        if !in_flight.is_empty() && random.below(60) == 0 {
+            events.insert(0, Event::ForwardFailed(in_flight[0].0));
+            in_flight.clear(); // it stands in for their commits
+        }
+        let plan = bench.schedule(step, events).unwrap();
+        bench.plane.check().unwrap();
+        in_flight.push((step, plan.num_rows));
+        let left = if plan.num_rows == 0 { 0 } else { overlap };
+        let token = random.below(3) as i32;
+        commit(&mut bench, &mut in_flight, left, &mut live, token);
+        step += 1;
+    }
+    let stats = bench.plane.stats();
+    let pages = stats.num_free_pages + stats.num_evictable_pages;
+    assert_eq!(pages, num_pages, "seed {seed}: pages leaked");
+    assert_eq!(stats.num_draining, 0, "seed {seed}: slots leaked");
+    stats.num_retracted_total
+}
+
+#[test]
+fn invariants_hold_and_everyone_ends_once() {
+    let retracted: u64 = (0..300).map(run).sum();
+    assert!(retracted > 0, "the pools are too large to test retraction");
+}
