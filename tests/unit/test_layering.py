@@ -265,11 +265,17 @@ def test_planted_impurity_is_noticed(source: str) -> None:
     assert IMPURE.search(without_comments(source))
 
 
+# An allocator that counts cannot be written without.
+UNSAFE_TEST = "minisgl-core/tests/warm_decode_step_allocates_nothing.rs"
+
+
 def test_unsafe_stands_in_one_file_of_the_extension() -> None:
     files = [
-        f for f in (ROOT / "rust").rglob("*.rs") if re.search(r"\bunsafe\b(?!_code)", without_comments(f.read_text()))
+        f.relative_to(ROOT / "rust").as_posix()
+        for f in (ROOT / "rust").rglob("*.rs")
+        if re.search(r"\bunsafe\b(?!_code)", without_comments(f.read_text()))
     ]
-    assert len(files) <= 1, files
+    assert len([f for f in files if f != UNSAFE_TEST]) <= 1, files
 
 
 def test_panics_unwind() -> None:
