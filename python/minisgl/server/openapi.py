@@ -113,7 +113,7 @@ def _operation(path: str, route: _Route) -> dict[str, Any]:
 def _responses(path: str, route: _Route) -> dict[str, Any]:
     content = {"text/plain": {"schema": {"type": "string"}}} if route.answer is None else _json(route.answer)
     if path in _STREAMS:
-        content[_STREAMS[path]] = {"schema": {"type": "string"}}
+        content[_STREAMS[path]] = {}  # a schema would be one of each event, or of none, by who reads it
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     for status in route.errors:
         responses[str(status)] = {"description": _REASONS[status], "content": _json(answers.ErrorAnswer)}
