@@ -46,6 +46,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_prefill_length: int = 2048
     cache: CachePolicy = "lru"
     cpu_backend: str = "auto"  # python, rust_hotpath, or auto: the latter if the extension loads
+    record_trace: str | None = None  # file for the calls of the control plane
+    shadow: bool = False  # compare the control plane with the other one at every step
+    shadow_report: str | None = None
+    shadow_every_n: int = 1
+    shadow_max_diffs: int = 100
     faulty_control_plane: str = ""  # for tests: where it breaks, such as commit:40:after
     overlap: bool = True
     num_threads: int | None = None

@@ -27,10 +27,34 @@ not show in a list of processes."""
 ECHO_FAIL_STEPS = "MINISGL_ECHO_FAIL_STEPS"
 """For tests of a whole server: steps whose forward fails on the echo engine, separated by commas."""
 
+SHADOW = "MINISGL_CPU_BACKEND_SHADOW"
+"""1: the other control plane gets the same calls, and their decisions are compared."""
+
+SHADOW_REPORT = "MINISGL_CPU_BACKEND_SHADOW_REPORT"
+"""File for the differences, a JSON line each."""
+
+SHADOW_EVERY_N = "MINISGL_CPU_BACKEND_SHADOW_EVERY_N"
+"""Compare every n-th step only. Default: 1."""
+
+SHADOW_MAX_DIFFS = "MINISGL_CPU_BACKEND_SHADOW_MAX_DIFFS"
+"""Stop comparing after as many differences. Default: 100."""
+
 FAULTY_CONTROL_PLANE = "MINISGL_FAULTY_CONTROL_PLANE"
 """For tests of a whole server: where its control plane breaks, such as commit:40:after."""
 
-ALL = (FAULTY_CONTROL_PLANE, API_KEY, ECHO_FAIL_STEPS, CPU_BACKEND, DISABLE_OVERLAP_SCHEDULING, CACHE, DATA)
+ALL = (
+    API_KEY,
+    CPU_BACKEND,
+    SHADOW,
+    SHADOW_REPORT,
+    SHADOW_EVERY_N,
+    SHADOW_MAX_DIFFS,
+    DISABLE_OVERLAP_SCHEDULING,
+    CACHE,
+    DATA,
+    ECHO_FAIL_STEPS,
+    FAULTY_CONTROL_PLANE,
+)
 
 
 class EnvError(ValueError):
@@ -48,6 +72,25 @@ def _flag(name: str) -> bool:
 
 def api_key() -> str | None:
     return os.environ.get(API_KEY) or None
+
+
+def shadow() -> dict[str, bool | int | str | None]:
+    """The fields of `EngineConfig` that shadowing sets."""
+    return {
+        "shadow": _flag(SHADOW),
+        "shadow_report": os.environ.get(SHADOW_REPORT) or None,
+        "shadow_every_n": _count(SHADOW_EVERY_N, 1),
+        "shadow_max_diffs": _count(SHADOW_MAX_DIFFS, 100),
+    }
+
+
+def _count(name: str, default: int) -> int:
+    value = os.environ.get(name, "")
+    if not value:
+        return default
+    if not value.isdecimal() or int(value) < 1:
+        raise EnvError(f"{name}: {value!r}: must be a number, at least 1")
+    return int(value)
 
 
 def faulty_control_plane() -> str:

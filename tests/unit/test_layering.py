@@ -84,7 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config",
     },
     "doctor": {"scheduler", "engine", "weights", "attention", "envs", "_rust"},  # tries everything
-    "cli": {"supervisor", "chat", "llm", "bench", "doctor", "config", "sampling_params", "envs"},
+    "cli": {"scheduler", "supervisor", "chat", "llm", "bench", "doctor", "config", "sampling_params", "envs"},
     "__init__": {"llm", "sampling_params"},
     "__main__": {"cli"},
 }

@@ -1,4 +1,4 @@
-"""The command line: `minisgl serve|chat|generate|doctor`, and `minisgl --model X` for serve.
+"""The command line: `minisgl serve|chat|generate|replay|doctor`, and `minisgl --model X` for serve.
 
 Keeps true: every bad setting ends with one line that says what to change and exit code 2; importing this package brings
 no torch. Each command is a module with `add_parser` and `run`.
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from minisgl import envs
-from minisgl.cli import chat, config_file, generate, serve
+from minisgl.cli import chat, config_file, generate, replay, serve
 from minisgl.config import ConfigError
 from minisgl.sampling_params import ParamError
 
@@ -38,6 +38,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     server = serve.add_parser(commands)
     chat.add_parser(commands)
     generate.add_parser(commands)
+    replay.add_parser(commands)
     commands.add_parser("doctor", help="what is installed, what works here, and why not", add_help=False)
     args, rest = parser.parse_known_args(arguments)
     if rest and args.command != "chat":  # which hands them on to its server

@@ -113,6 +113,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     steps.add_argument(
         "--disable-overlap-schedule", action="store_true", help="schedule a step only after the one before it"
     )
+    steps.add_argument(
+        "--record-trace",
+        metavar="FILE",
+        help="write every call of the control plane, for minisgl replay (default: none)",
+    )
     steps.add_argument("--num-threads", type=int, help="compute threads (default: torch decides)")
     steps.add_argument("--tp", "--tp-size", "--tensor-parallel-size", type=int, default=1, help="only 1 so far")
 
@@ -125,6 +130,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     fields["cache"] = "lru" if args.cache == "radix" else args.cache
     fields["cpu_backend"] = args.cpu_backend or envs.cpu_backend() or _default("cpu_backend")
     fields["overlap"] = not (args.disable_overlap_schedule or envs.disable_overlap_scheduling())
+    fields |= envs.shadow()
     fields["faulty_control_plane"] = envs.faulty_control_plane()
     fields["echo_fail_steps"] = tuple(sorted(envs.echo_fail_steps()))
     return EngineConfig(**fields).check()

@@ -7,6 +7,7 @@ Doesn't know: processes, sockets.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import Engine, EngineInfo
@@ -14,6 +15,8 @@ from minisgl.progress import Report
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import Chosen, choose
 from minisgl.scheduler.faulty import make_faulty
+from minisgl.scheduler.shadow import ShadowControlPlane
+from minisgl.scheduler.trace import RecordingControlPlane
 
 ECHO_CONTEXT_LEN = 8192
 ECHO_NUM_PAGES = 8192
@@ -63,12 +66,32 @@ def choose_control_plane(config: EngineConfig, info: EngineInfo) -> Chosen:
         raise ConfigError(f"max_seq_len: {config.max_seq_len}: the model's context is {info.context_len}")
     try:
         chosen = choose(config.cpu_backend, control_plane_config(config, info))
-        if config.faulty_control_plane:
-            faulty = make_faulty(chosen.control_plane, config.faulty_control_plane)
-            return replace(chosen, control_plane=faulty)
-        return chosen
+        return replace(chosen, control_plane=_wrapped(config, chosen, control_plane_config(config, info)))
     except ValueError as error:
         raise ConfigError(f"--cpu-backend {config.cpu_backend}: {error}") from error
+
+
+def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig) -> ControlPlane:
+    """The control plane with what `config` hangs around it: a fault, a shadow, a recorder, from the inside out."""
+    plane = chosen.control_plane
+    if config.faulty_control_plane:
+        plane = make_faulty(plane, config.faulty_control_plane)
+    if config.shadow:
+        other = choose("python" if chosen.name == "rust_hotpath" else "rust_hotpath", settings).control_plane
+        plane = ShadowControlPlane(
+            plane,
+            other,
+            report=Path(config.shadow_report) if config.shadow_report else None,
+            every_n=config.shadow_every_n,
+            max_diffs=config.shadow_max_diffs,
+        )
+    if config.record_trace:
+        try:
+            file = Path(config.record_trace).open("wb")  # noqa: SIM115  (open as long as the process)
+        except OSError as error:
+            raise ConfigError(f"--record-trace {config.record_trace}: {error.strerror}") from error
+        plane = RecordingControlPlane(plane, settings, file)
+    return plane
 
 
 def build_control_plane(config: EngineConfig, info: EngineInfo) -> ControlPlane:

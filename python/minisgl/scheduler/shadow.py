@@ -1,0 +1,131 @@
+"""Two control planes under the same calls: one serves, the other is compared with it.
+
+Keeps true: what is served comes from the primary alone; a shadow that differs too often, or fails, is left out from
+then on; every difference stands in the report with the calls that led to it.
+Doesn't know: which implementations they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from minisgl.scheduler.api import ControlPlane, ControlPlaneError, Stats
+from minisgl.scheduler.reference.digest import live_regions
+from minisgl.step import Events, Int32Array, RingEntry, StepBuffers, StepOutput, StepPlan
+
+TRAIL = 32  # calls that a report shows
+OUTPUT_ARRAYS = ("req_ids", "tokens", "reasons", "rows")
+PLAN_FIELDS = tuple(field.name for field in fields(StepPlan))
+
+
+@dataclass(slots=True)
+class ShadowSummary:
+    num_calls: int = 0
+    num_compared: int = 0
+    num_diffs: int = 0
+    stopped: str = ""  # why the shadow is left out
+
+
+class ShadowControlPlane:
+    """Compares every `every_n`-th step and the counts after each; gives up after `max_diffs` differences."""
+
+    def __init__(
+        self,
+        primary: ControlPlane,
+        shadow: ControlPlane,
+        *,
+        report: Path | None = None,
+        every_n: int = 1,
+        max_diffs: int = 100,
+    ) -> None:
+        self._primary = primary
+        self._shadow = shadow
+        self._report = report
+        self._every_n = max(1, every_n)
+        self._max_diffs = max_diffs
+        self._trail: deque[dict[str, Any]] = deque(maxlen=TRAIL)
+        self.summary = ShadowSummary()
+
+    def schedule(self, step: int, events: Events) -> StepPlan:
+        plan = self._primary.schedule(step, events)  # an error of the primary is the caller's; the shadow never saw it
+        self._note(call="schedule", step=step, events=[_shown(event) for event in events])
+        self._follow(lambda: self._compare_plans(plan, self._shadow.schedule(step, events)))
+        return plan
+
+    def commit(self, step: int, tokens: Int32Array) -> StepOutput:
+        output = self._primary.commit(step, tokens)
+        self._note(call="commit", step=step, tokens=tokens.tolist())
+        self._follow(lambda: self._compare_outputs(output, self._shadow.commit(step, tokens)))
+        return output
+
+    def stats(self) -> Stats:
+        return self._primary.stats()
+
+    def check(self) -> None:
+        self._primary.check()
+
+    @property
+    def buffers(self) -> StepBuffers:
+        return self._primary.buffers
+
+    # ------------------------------------------------------------------------------------------------- comparison
+
+    def _note(self, **call: Any) -> None:
+        self.summary.num_calls += 1
+        self._trail.append(call)
+
+    def _follow(self, compare: Callable[[], None]) -> None:
+        if self.summary.stopped:
+            return
+        try:
+            compare()
+        except (ControlPlaneError, ValueError) as error:
+            self._differs("error", "none", f"{type(error).__name__}: {error}")
+            self.summary.stopped = f"the shadow failed: {error}"
+
+    def _compare_plans(self, plan: StepPlan, other: StepPlan) -> None:
+        if plan.step % self._every_n:
+            return
+        self.summary.num_compared += 1
+        for name in PLAN_FIELDS:
+            self._same(f"plan.{name}", getattr(plan, name), getattr(other, name))
+        ours = live_regions(plan, self._primary.buffers.ring[plan.ring_index])
+        theirs = live_regions(plan, self._shadow.buffers.ring[other.ring_index])
+        for name, one, two in zip(RingEntry.__slots__, ours, theirs, strict=True):
+            if one.tobytes() != two.tobytes():
+                self._differs(name, one.tolist(), two.tolist())
+
+    def _compare_outputs(self, output: StepOutput, other: StepOutput) -> None:
+        if output.step % self._every_n:
+            return
+        for name in OUTPUT_ARRAYS:
+            one, two = getattr(output, name), getattr(other, name)
+            if one.tobytes() != two.tobytes():
+                self._differs(f"output.{name}", one.tolist(), two.tolist())
+        self._same("stats", asdict(self._primary.stats()), asdict(self._shadow.stats()))
+
+    def _same(self, what: str, one: object, two: object) -> None:
+        if one != two:
+            self._differs(what, one, two)
+
+    def _differs(self, what: str, primary: object, shadow: object) -> None:
+        self.summary.num_diffs += 1
+        if self.summary.num_diffs >= self._max_diffs:
+            self.summary.stopped = f"{self._max_diffs} differences"
+        if self._report is not None:
+            line = {"what": what, "primary": primary, "shadow": shadow, "trail": list(self._trail)}
+            with self._report.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def _shown(event: object) -> dict[str, Any]:
+    found: dict[str, Any] = {"event": type(event).__name__}
+    for name in getattr(event, "__slots__", ()):
+        value = getattr(event, name)
+        found[name] = value.tolist() if hasattr(value, "tolist") else value
+    return found
