@@ -19,7 +19,7 @@ from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Events, StepBuffers, StepPlan
 
-CONFIG = EngineConfig(engine="echo", num_pages=16, page_size=4)
+CONFIG = EngineConfig(cpu_backend="python", engine="echo", num_pages=16, page_size=4)
 WAIT_S = 20.0
 
 
