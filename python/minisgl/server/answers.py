@@ -116,6 +116,7 @@ class TokenizeAnswer(_Answer):
     count: int
     max_model_len: int
     tokens: list[int]
+    token_strs: list[str] | None = None  # only with return_token_strs
 
 
 class DetokenizeAnswer(_Answer):
