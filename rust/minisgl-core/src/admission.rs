@@ -34,7 +34,7 @@ impl Chunk {
     }
 }
 
-/// Size the next chunk of a request that prefills, or of a waiting one. Changes nothing.
+/// Size the next chunk of a settled request that prefills, or of a waiting one. Changes nothing.
 ///
 /// First the match goes on from the request's own node, but leaves at least one token to compute. Then min(`budget`, what
 /// is left) tokens, cut to a page border unless that reaches the end, shrunk to the pages that are free or evictable
@@ -110,7 +110,7 @@ pub(crate) fn apply_chunk(
     let size = tree.page_size();
     let uses_cache = requests.get(index).uses_cache;
     let (tail, detail) = (
-        &mut requests.tails[index as usize],
+        &mut requests.bodies[index as usize],
         &mut requests.detail[index as usize],
     );
     let mut handle = detail.handle.unwrap_or(ROOT);
@@ -172,7 +172,7 @@ pub(crate) fn needed_pages(
 ) -> usize {
     let request = requests.get(index);
     let prompt_pages = (request.prefill_len as usize).div_ceil(page_size);
-    prompt_pages.saturating_sub(requests.pages(index).len())
+    prompt_pages.saturating_sub(requests.num_pages(index))
         + ratio.reserve_pages(request.num_unscheduled(), page_size)
 }
 

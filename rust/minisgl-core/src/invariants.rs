@@ -238,7 +238,7 @@ fn check_lists(plane: &Scheduler) -> Result<()> {
     for index in plane.waiting.iter() {
         let (request, detail) = (plane.requests.get(index), plane.requests.detail(index));
         let holds = detail.handle.is_some()
-            || !plane.requests.pages(index).is_empty()
+            || plane.requests.num_pages(index) > 0
             || request.slot != NO_SLOT;
         need(!holds, || {
             format!("request {} waits and holds something", request.req_id)

@@ -140,45 +140,67 @@ struct Writer<'a, 'b> {
 }
 
 impl Writer<'_, '_> {
-    /// The loop that a decode step spends its time in: each array is written once, by ascending row.
+    /// What a decode step spends its time in. One loop visits the requests; what follows from that are plain loops over
+    /// arrays, which the compiler vectorises.
     fn decode_rows(&mut self, decided: &DecidedStep, requests: &Requests) {
         let n = decided.decode_rows.len();
-        let size = self.size;
         let entry = &mut *self.entry;
-        let input_ids = &mut entry.input_ids[..n];
-        let positions = &mut entry.positions[..n];
-        let out_loc = &mut entry.out_loc[..n];
-        let req_slots = &mut entry.req_slots[..n];
-        let seq_lens = &mut entry.seq_lens[..n];
-        let extend_lens = &mut entry.extend_lens[..n];
-        let qo_indptr = &mut entry.qo_indptr[1..=n];
-        let kv_indptr = &mut entry.kv_indptr[1..=n];
-        let last_page_len = &mut entry.last_page_len[..n];
-        for (row, &index) in decided.decode_rows.iter().enumerate() {
+        let (ids, slots) = (&mut entry.input_ids[..n], &mut entry.req_slots[..n]);
+        let (lens, out_loc) = (&mut entry.seq_lens[..n], &mut entry.out_loc[..n]);
+        let rows = decided.decode_rows.iter().zip(ids).zip(slots);
+        for ((((&index, id), slot), len), page) in rows.zip(&mut *lens).zip(&mut *out_loc) {
             let request = requests.get(index);
-            let position = request.kv_len - 1;
-            let (column, offset) = size.split(position);
-            self.pages += column as i32 + 1;
-            input_ids[row] = decode_set::input_token(request);
-            positions[row] = position as i32;
-            out_loc[row] = (request.last_page * size.size() + offset) as i32;
-            req_slots[row] = request.slot as i32;
-            seq_lens[row] = request.kv_len as i32;
-            extend_lens[row] = 1;
-            qo_indptr[row] = row as i32 + 1;
-            kv_indptr[row] = self.pages;
-            last_page_len[row] = offset as i32 + 1;
-            if offset == 0 {
-                let at = self.plan.num_segments;
-                entry.segments[3 * at] = request.slot as i32;
-                entry.segments[3 * at + 1] = column as i32;
-                entry.segments[3 * at + 2] = 1;
-                entry.page_ids[self.plan.num_page_ids] = request.last_page as i32;
-                self.plan.num_segments += 1;
-                self.plan.num_page_ids += 1;
-            }
+            *id = decode_set::input_token(request);
+            *slot = request.slot as i32;
+            *len = request.kv_len as i32;
+            *page = request.last_page as i32;
+        }
+        entry.extend_lens[..n].fill(1);
+        for (to, row) in entry.qo_indptr[1..=n].iter_mut().zip(1..) {
+            *to = row;
+        }
+        let (positions, last) = (&mut entry.positions[..n], &mut entry.last_page_len[..n]);
+        let columns = &mut entry.kv_indptr[1..=n];
+        let size = self.size;
+        for ((((&len, to), column), last), out) in lens
+            .iter()
+            .zip(positions)
+            .zip(&mut *columns)
+            .zip(last)
+            .zip(out_loc)
+        {
+            let (at, offset) = size.split(len as u32 - 1);
+            *to = len - 1;
+            *column = at as i32;
+            *last = offset as i32 + 1;
+            *out = *out * size.size() as i32 + offset as i32;
+        }
+        self.decode_segments(n);
+        for column in &mut self.entry.kv_indptr[1..=n] {
+            self.pages += *column + 1;
+            *column = self.pages;
         }
         self.tokens = n;
+    }
+
+    /// The pages that decode rows begin. `kv_indptr` holds their columns yet.
+    fn decode_segments(&mut self, n: usize) {
+        let entry = &mut *self.entry;
+        let mut count = 0;
+        let rows = entry.last_page_len[..n].iter().zip(&entry.req_slots[..n]);
+        let rows = rows.zip(&entry.kv_indptr[1..=n]).zip(&entry.out_loc[..n]);
+        for (((&last, &slot), &column), &out) in rows {
+            if last == 1 {
+                entry.segments[3 * count..3 * count + 3].copy_from_slice(&[slot, column, 1]);
+                entry.page_ids[count] = out;
+                count += 1;
+            }
+        }
+        for page in &mut entry.page_ids[..count] {
+            *page = self.size.split(*page as u32).0 as i32;
+        }
+        self.plan.num_segments = count;
+        self.plan.num_page_ids = count;
     }
 
     fn prefill_row(&mut self, row: usize, prefill: &PrefillRow, requests: &Requests) {
@@ -193,10 +215,21 @@ impl Writer<'_, '_> {
         let to = self.tokens + prefill.num_tokens;
         let entry = &mut *self.entry;
         entry.input_ids[self.tokens..to].copy_from_slice(&tokens[start..end]);
-        for (at, position) in (self.tokens..to).zip(start as u32..) {
-            let (column, offset) = size.split(position);
-            entry.positions[at] = position as i32;
-            entry.out_loc[at] = (pages[column as usize] * size.size() + offset) as i32;
+        for (position, at) in entry.positions[self.tokens..to]
+            .iter_mut()
+            .zip(start as i32..)
+        {
+            *position = at;
+        }
+        let mut places = entry.out_loc[self.tokens..to].iter_mut();
+        let (first, mut offset) = size.split(start as u32);
+        for &page in &pages[first as usize..] {
+            let from = page * size.size() + offset;
+            let count = (size.size() - offset) as usize;
+            for (place, at) in places.by_ref().take(count).zip(from as i32..) {
+                *place = at;
+            }
+            offset = 0;
         }
         self.tokens = to;
         let (column, offset) = size.split(end as u32 - 1);

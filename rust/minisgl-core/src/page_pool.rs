@@ -45,6 +45,16 @@ impl PagePool {
         }
     }
 
+    /// `pop` as many, in the same order, onto `into`.
+    pub fn pop_many(&mut self, num_pages: usize, into: &mut Vec<Page>) -> Result<()> {
+        let Some(left) = self.free.len().checked_sub(num_pages) else {
+            return broken("a page was taken from an empty pool");
+        };
+        into.extend(self.free[left..].iter().rev());
+        self.free.truncate(left);
+        Ok(())
+    }
+
     /// Free pages, in order: the last of them is given out first.
     pub fn push(&mut self, pages: impl Iterator<Item = Page>) -> Result<()> {
         self.free.extend(pages);

@@ -7,8 +7,6 @@
 //! A started request is *prefilling* until the KV of all tokens known at its admission is scheduled, then it *decodes*.
 //! What a decode step touches stands in `Request`, one cache line; the rest in `Detail`.
 
-use std::collections::VecDeque;
-
 use crate::error::{Result, broken};
 use crate::inputs::Arrival;
 use crate::output::FinishReason;
@@ -50,10 +48,22 @@ pub(crate) struct Request {
     pub has_stop_ids: bool,
 }
 
-/// What grows while it decodes; one cache line too.
+const TAIL: usize = 7;
+
+/// The ends of what grows while it decodes: one cache line, so that a decode step touches two a request. Whatever reads a
+/// sequence or a page table whole settles it first.
 #[derive(Clone, Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct Tail {
+    tokens: [i32; TAIL],
+    pages: [Page; TAIL],
+    num_tokens: u8,
+    num_pages: u8,
+}
+
+/// All but the ends.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Body {
     pub tokens: Vec<i32>, // the committed ones, prompt first
     pub pages: Vec<Page>, // its page table, by column
 }
@@ -83,7 +93,8 @@ impl Request {
 #[derive(Default)]
 pub(crate) struct Requests {
     pub hot: Vec<Request>,
-    pub tails: Vec<Tail>,
+    tails: Vec<Tail>,
+    pub bodies: Vec<Body>,
     pub detail: Vec<Detail>,
     unused: Vec<Index>,
 }
@@ -97,12 +108,60 @@ impl Requests {
         &mut self.hot[index as usize]
     }
 
+    /// The committed tokens of a settled request.
     pub fn tokens(&self, index: Index) -> &[i32] {
-        &self.tails[index as usize].tokens
+        debug_assert_eq!(self.tails[index as usize].num_tokens, 0);
+        &self.bodies[index as usize].tokens
     }
 
+    /// The page table of a settled request.
     pub fn pages(&self, index: Index) -> &[Page] {
-        &self.tails[index as usize].pages
+        debug_assert_eq!(self.tails[index as usize].num_pages, 0);
+        &self.bodies[index as usize].pages
+    }
+
+    pub fn num_pages(&self, index: Index) -> usize {
+        self.bodies[index as usize].pages.len() + usize::from(self.tails[index as usize].num_pages)
+    }
+
+    /// The page table of any request, copied.
+    pub fn page_table(&self, index: Index) -> Vec<Page> {
+        let tail = &self.tails[index as usize];
+        let mut pages = self.bodies[index as usize].pages.clone();
+        pages.extend_from_slice(&tail.pages[..usize::from(tail.num_pages)]);
+        pages
+    }
+
+    pub fn push_page(&mut self, index: Index, page: Page) {
+        if usize::from(self.tails[index as usize].num_pages) == TAIL {
+            self.settle(index);
+        }
+        let tail = &mut self.tails[index as usize];
+        tail.pages[usize::from(tail.num_pages)] = page;
+        tail.num_pages += 1;
+    }
+
+    fn push_token(&mut self, index: Index, token: i32) {
+        if usize::from(self.tails[index as usize].num_tokens) == TAIL {
+            self.settle(index);
+        }
+        let tail = &mut self.tails[index as usize];
+        tail.tokens[usize::from(tail.num_tokens)] = token;
+        tail.num_tokens += 1;
+    }
+
+    /// Bring sequence and page table together.
+    pub fn settle(&mut self, index: Index) {
+        let (tail, body) = (
+            &mut self.tails[index as usize],
+            &mut self.bodies[index as usize],
+        );
+        body.tokens
+            .extend_from_slice(&tail.tokens[..usize::from(tail.num_tokens)]);
+        body.pages
+            .extend_from_slice(&tail.pages[..usize::from(tail.num_pages)]);
+        tail.num_tokens = 0;
+        tail.num_pages = 0;
     }
 
     pub fn detail(&self, index: Index) -> &Detail {
@@ -143,6 +202,7 @@ impl Requests {
             None => {
                 self.hot.push(request);
                 self.tails.push(Tail::default());
+                self.bodies.push(Body::default());
                 self.detail.push(Detail::default());
                 self.hot.len() as Index - 1
             }
@@ -152,8 +212,9 @@ impl Requests {
         // room for what it generates, so that a decode step need not allocate
         tokens.reserve(limit.saturating_sub(tokens.len()).min(RESERVED_OUTPUT));
         detail.order = (arrival.priority, count);
-        self.tails[index as usize].tokens = tokens;
-        self.tails[index as usize].pages.clear();
+        self.tails[index as usize] = Tail::default();
+        self.bodies[index as usize].tokens = tokens;
+        self.bodies[index as usize].pages.clear();
         detail.num_tree_pages = 0;
         detail.handle = None;
         detail.num_admissions = 0;
@@ -163,14 +224,14 @@ impl Requests {
 
     /// Forget an ended request of which no row is in flight.
     pub fn free(&mut self, index: Index) {
-        self.tails[index as usize].tokens = Vec::new();
+        self.bodies[index as usize].tokens = Vec::new();
         self.unused.push(index);
     }
 
     /// Take a sampled token; whether it ends the request, and how. Stop wins over length.
     pub fn accept(&mut self, index: Index, token: i32, eos_ids: &[i32]) -> FinishReason {
+        self.push_token(index, token);
         let request = &mut self.hot[index as usize];
-        self.tails[index as usize].tokens.push(token);
         request.len += 1;
         request.last_token = token;
         let stops = (request.obeys_eos && eos_ids.contains(&token))
@@ -188,7 +249,7 @@ impl Requests {
     pub fn reserve_pages(&mut self, index: Index, page_size: usize) {
         let request = self.get(index);
         let length = (request.max_len as usize).min(request.len as usize + RESERVED_OUTPUT);
-        self.tails[index as usize]
+        self.bodies[index as usize]
             .pages
             .reserve(length.div_ceil(page_size));
     }
@@ -198,7 +259,8 @@ impl Requests {
         let detail = &mut self.detail[index as usize];
         detail.handle = None;
         detail.num_tree_pages = 0;
-        self.tails[index as usize].pages.clear();
+        self.bodies[index as usize].pages.clear();
+        self.tails[index as usize].num_pages = 0;
         let request = &mut self.hot[index as usize];
         request.kv_len = 0;
         request.prefill_len = 0;
@@ -220,58 +282,69 @@ fn length(tokens: i64) -> usize {
 /// Requests sorted by (priority, arrival).
 #[derive(Default)]
 pub(crate) struct Queue {
-    items: VecDeque<Index>,
+    items: Vec<Index>, // those before `head` have left
+    head: usize,
 }
 
 impl Queue {
     pub fn len(&self) -> usize {
-        self.items.len()
+        self.items.len() - self.head
     }
 
     pub fn is_empty(&self) -> bool {
-        self.items.is_empty()
+        self.len() == 0
     }
 
     pub fn get(&self, at: usize) -> Index {
-        self.items[at]
+        self.items[self.head + at]
     }
 
     pub fn first(&self) -> Option<Index> {
-        self.items.front().copied()
+        self.items.get(self.head).copied()
     }
 
     pub fn last(&self) -> Option<Index> {
-        self.items.back().copied()
+        self.iter().next_back()
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = Index> + '_ {
-        self.items.iter().copied()
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = Index> + '_ {
+        self.items[self.head..].iter().copied()
     }
 
     pub fn clear(&mut self) {
         self.items.clear();
+        self.head = 0;
     }
 
     pub fn add(&mut self, index: Index, requests: &Requests) {
-        let order = requests.detail(index).order;
-        let at = self
-            .items
-            .partition_point(|&one| requests.detail(one).order < order);
+        let at = self.place(index, requests);
         self.items.insert(at, index);
     }
 
     pub fn remove(&mut self, index: Index, requests: &Requests) -> Result<()> {
-        let order = requests.detail(index).order;
-        let at = self
-            .items
-            .partition_point(|&one| requests.detail(one).order < order);
+        let at = self.place(index, requests);
         if self.items.get(at) != Some(&index) {
             return broken(format!(
                 "request {} is not in the list that its state names",
                 requests.get(index).req_id
             ));
         }
-        self.items.remove(at);
+        if at > self.head {
+            self.items.remove(at);
+            return Ok(());
+        }
+        self.head += 1;
+        if self.head > self.items.len() / 2 {
+            self.items.drain(..self.head);
+            self.head = 0;
+        }
         Ok(())
+    }
+
+    /// Where the request stands, or would stand.
+    fn place(&self, index: Index, requests: &Requests) -> usize {
+        let order = requests.detail(index).order;
+        let before = |&one: &Index| requests.detail(one).order < order;
+        self.head + self.items[self.head..].partition_point(before)
     }
 }

@@ -28,6 +28,7 @@ pub(crate) fn give_up_pages(
     index: Index,
     tree: &mut RadixTree,
 ) -> Result<()> {
+    requests.settle(index);
     let (request, detail) = (requests.get(index), requests.detail(index));
     let Some(mut handle) = detail.handle else {
         return broken(format!(

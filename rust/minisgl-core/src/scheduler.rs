@@ -52,6 +52,7 @@ pub struct Scheduler {
     spare: Vec<InFlight>,
     ended_in_flight: Vec<(i64, Index)>, // freed at the commit of the step
     decided: DecidedStep,
+    prefilling: bool, // whether the last pass left a started request that prefills
     num_prompt_tokens: u64,
     num_cached_tokens: u64,
     num_retracted: u64,
@@ -84,6 +85,7 @@ impl Scheduler {
             spare: Vec::with_capacity(3),
             ended_in_flight: Vec::with_capacity(rows),
             decided: DecidedStep::default(),
+            prefilling: false,
             num_prompt_tokens: 0,
             num_cached_tokens: 0,
             num_retracted: 0,
@@ -154,7 +156,7 @@ impl Scheduler {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let held = self.started.iter().map(|index| {
-            self.requests.pages(index).len() - self.requests.detail(index).num_tree_pages
+            self.requests.num_pages(index) - self.requests.detail(index).num_tree_pages
         });
         Stats {
             num_waiting: self.waiting.len(),
@@ -176,6 +178,9 @@ impl Scheduler {
     /// `Error::Broken` at the first that does not hold; the object is dead then.
     pub fn check(&mut self) -> Result<()> {
         self.require_alive()?;
+        for at in 0..self.started.len() {
+            self.requests.settle(self.started.get(at));
+        }
         let mut watch = std::mem::take(&mut self.watch);
         let result = check_all(self).and_then(|()| watch.check(self));
         self.watch = watch;
@@ -201,9 +206,9 @@ impl Scheduler {
 
     /// The pages of a live request, by column; empty while it waits. None if it isn't live.
     #[must_use]
-    pub fn page_table(&self, req_id: i64) -> Option<&[Page]> {
+    pub fn page_table(&self, req_id: i64) -> Option<Vec<Page>> {
         let index = *self.live.get(&req_id)?;
-        Some(self.requests.pages(index))
+        Some(self.requests.page_table(index))
     }
 
     /// The stack of free pages, the next to be given out last.
@@ -371,13 +376,9 @@ impl Scheduler {
 
     fn decide(&mut self, step: i64) -> Result<()> {
         self.decided.begin(step);
-        let eligible = self
-            .started
-            .iter()
-            .filter(|&index| decode_set::is_eligible(self.requests.get(index)))
-            .count();
-        let mut budget = self.config.max_prefill_length as i64 - eligible as i64;
+        let mut budget = self.budget();
         let mut prefills = true;
+        let mut prefilling = false;
         let mut at = 0;
         while at < self.started.len() {
             // a retraction takes requests off its end
@@ -390,11 +391,13 @@ impl Scheduler {
                     budget -= used as i64;
                     prefills = used > 0;
                 }
+                prefilling |= self.requests.get(index).is_prefilling();
             } else if decode_set::is_eligible(request) && self.get_decode_page(index)? {
                 decode_set::schedule_row(self.requests.get_mut(index), step);
                 self.decided.decode_rows.push(index);
             }
         }
+        self.prefilling = prefilling;
         if prefills && self.decided.num_retracted == 0 {
             self.admit(budget)?;
         }
@@ -409,6 +412,18 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Tokens that are left for prefill, decode rows counted first; nobody asks without anyone to prefill.
+    fn budget(&self) -> i64 {
+        let most = self.config.max_prefill_length as i64;
+        if self.waiting.is_empty() && !self.prefilling {
+            return most;
+        }
+        let started = self.started.iter().map(|index| self.requests.get(index));
+        most - started
+            .filter(|request| decode_set::is_eligible(request))
+            .count() as i64
+    }
+
     /// Give the row the page that its next token needs, if it needs one: a free one, else an evicted one, else one of the
     /// last request started, which is retracted. False if that would be the row itself: it waits.
     fn get_decode_page(&mut self, index: Index) -> Result<bool> {
@@ -421,7 +436,7 @@ impl Scheduler {
             }
         }
         let page = self.tree.take_one()?;
-        self.requests.tails[index as usize].pages.push(page);
+        self.requests.push_page(index, page);
         self.requests.get_mut(index).last_page = page;
         Ok(true)
     }
@@ -438,6 +453,7 @@ impl Scheduler {
     /// The next chunk of a started request; the number of its tokens, 0 if it gets nothing. Where pages lack altogether,
     /// the last request started is retracted, and the chunk is matched and sized again.
     fn prefill(&mut self, index: Index, budget: i64) -> Result<usize> {
+        self.requests.settle(index);
         loop {
             let chunk = self.size_chunk(index, budget);
             if chunk.num_tokens > 0 {
@@ -464,7 +480,7 @@ impl Scheduler {
     }
 
     fn take_chunk(&mut self, index: Index, chunk: &Chunk) -> Result<()> {
-        let first_column = self.requests.pages(index).len();
+        let first_column = self.requests.num_pages(index);
         admission::apply_chunk(&mut self.requests, index, chunk, &mut self.tree)?;
         let request = self.requests.get_mut(index);
         let samples = request.kv_len == request.prefill_len;
@@ -490,6 +506,7 @@ impl Scheduler {
             {
                 return Ok(());
             }
+            self.requests.settle(index);
             let chunk = self.size_chunk(index, budget);
             if chunk.num_tokens == 0 {
                 return Ok(());
@@ -539,6 +556,7 @@ impl Scheduler {
         self.requests.reserve_pages(index, self.limits.page_size);
         self.decided.bound.push((index, cached_len));
         self.take_chunk(index, chunk)?;
+        self.prefilling |= self.requests.get(index).is_prefilling();
         self.started.add(index, &self.requests);
         Ok(())
     }

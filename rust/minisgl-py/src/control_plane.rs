@@ -145,7 +145,7 @@ impl ControlPlane {
     /// The pages of a live request, by column; empty while it waits. `KeyError` if it isn't live. For tests.
     fn page_table(&self, req_id: i64) -> PyResult<Vec<u32>> {
         match self.scheduler.page_table(req_id) {
-            Some(pages) => Ok(pages.to_vec()),
+            Some(pages) => Ok(pages),
             None => Err(PyKeyError::new_err(req_id)),
         }
     }

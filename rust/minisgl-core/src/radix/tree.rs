@@ -311,10 +311,7 @@ impl RadixTree {
         if free < num_pages {
             self.evict(num_pages - free)?;
         }
-        for _ in 0..num_pages {
-            into.push(self.pool.pop()?);
-        }
-        Ok(())
+        self.pool.pop_many(num_pages, into)
     }
 
     /// `take` of one page.
