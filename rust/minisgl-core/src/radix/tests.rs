@@ -1,0 +1,67 @@
+//! What the tree's operations cost, counted in elementary operations instead of time: pages compared, tokens copied,
+//! nodes visited.
+
+use super::{ROOT, RadixTree};
+use crate::config::CachePolicy;
+use crate::page_pool::PagePool;
+
+/// A tree of page size 1 with `num_leaves` unlocked sequences of 8 tokens, no two of which begin alike.
+fn grown(num_leaves: usize, policy: CachePolicy) -> RadixTree {
+    let mut tree = RadixTree::new(PagePool::new(8 * num_leaves + 4096), 1, policy);
+    for leaf in 0..num_leaves {
+        let tokens: Vec<i32> = (0..8).map(|i| (8 * leaf + i) as i32).collect();
+        let mut pages = Vec::new();
+        tree.take(8, &mut pages).expect("pages");
+        let (handle, _) = tree.insert(ROOT, &tokens, &pages, 0).expect("new tokens");
+        tree.release(handle).expect("locked");
+    }
+    tree
+}
+
+fn cost<T>(tree: &mut RadixTree, work: impl FnOnce(&mut RadixTree) -> T) -> u64 {
+    let before = tree.ops.get();
+    work(tree);
+    tree.ops.get() - before
+}
+
+#[test]
+fn a_match_costs_what_it_matches_whatever_the_tree_holds() {
+    for policy in [CachePolicy::Lru, CachePolicy::Lfu] {
+        for num_leaves in [10, 10_000] {
+            let mut tree = grown(num_leaves, policy);
+            let tokens: Vec<i32> = (40..48).chain([-1; 100]).collect();
+            assert_eq!(
+                cost(&mut tree, |tree| tree.find(ROOT, &tokens, 0, tokens.len())),
+                8
+            );
+        }
+    }
+}
+
+#[test]
+fn an_insert_costs_its_new_tokens() {
+    for num_leaves in [10, 10_000] {
+        let mut tree = grown(num_leaves, CachePolicy::Lru);
+        let tokens: Vec<i32> = (40..48).chain(1_000_000..1_001_000).collect();
+        let mut pages = tree.find(ROOT, &tokens, 0, 8).pages;
+        tree.take(1000, &mut pages).expect("pages");
+        let spent = cost(&mut tree, |tree| {
+            tree.insert(ROOT, &tokens, &pages, 0).expect("new tokens")
+        });
+        assert!((1008..=1016).contains(&spent), "{spent}");
+    }
+}
+
+#[test]
+fn an_eviction_costs_the_same_among_many_leaves() {
+    for policy in [CachePolicy::Lru, CachePolicy::Lfu] {
+        for num_leaves in [100, 10_000] {
+            let mut tree = grown(num_leaves, policy);
+            assert_eq!(
+                cost(&mut tree, |tree| tree.evict(8 * 50).expect("unlocked")),
+                50
+            );
+            assert_eq!(cost(&mut tree, |tree| tree.evict(3).expect("unlocked")), 1);
+        }
+    }
+}
