@@ -13,7 +13,7 @@ import msgspec
 
 from minisgl.scheduler.api import CachePolicy
 
-EngineName = Literal["torch", "echo"]
+EngineName = Literal["torch", "echo", "sim"]
 ModelSource = Literal["auto", "huggingface", "modelscope"]
 LoadFormat = Literal["auto", "dummy"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -54,6 +54,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     faulty_control_plane: str = ""  # for tests: where it breaks, such as commit:40:after
     overlap: bool = True
     num_threads: int | None = None
+    sim_profile: str = "null"  # step times of the simulated engine; null: it returns at once
     echo_fail_steps: tuple[int, ...] = ()  # for tests: steps whose forward fails on the echo engine
 
     def check(self) -> EngineConfig:

@@ -52,7 +52,18 @@ MAY_IMPORT: dict[str, set[str]] = {
         "step",
     },
     # where scheduler and engine meet
-    "runner": {"progress", "scheduler", "engine", "message", "config", "sampling_params", "step", "metrics"},
+    "runner": {
+        "progress",
+        "scheduler",
+        "engine",
+        "message",
+        "config",
+        "sampling_params",
+        "step",
+        "metrics",
+        "tokenizer",
+        "weights.sources",
+    },
     # text and HTTP
     "tokenizer": {"config", "step"},
     "metrics": {"message"},

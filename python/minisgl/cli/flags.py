@@ -39,7 +39,15 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default=MODEL_SMOLLM2,
         help="a local folder, a .gguf file, a hub id such as Qwen/Qwen3-0.6B, or smollm2 (embedded)",
     )
-    model.add_argument("--engine", choices=("torch", "echo"), default=_default("engine"), help="echo: no model, exact")
+    model.add_argument(
+        "--engine",
+        choices=("torch", "echo", "sim"),
+        default=_default("engine"),
+        help="echo: no model, exact; sim: no model, simulated step times",
+    )
+    model.add_argument(
+        "--sim-profile", metavar="NAME", default=_default("sim_profile"), help="step times of --engine sim (null: none)"
+    )
     model.add_argument(
         "--model-source",
         choices=("auto", "huggingface", "modelscope"),

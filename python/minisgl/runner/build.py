@@ -20,6 +20,9 @@ from minisgl.scheduler.trace import RecordingControlPlane
 
 ECHO_CONTEXT_LEN = 8192
 ECHO_NUM_PAGES = 8192
+SIM_CONTEXT_LEN = 32_768
+SIM_NUM_TOKENS = 1_048_576  # of the KV pool
+SIM_WORDS = 1024
 
 
 def build_engine(config: EngineConfig, report: Report) -> Engine:
@@ -27,6 +30,8 @@ def build_engine(config: EngineConfig, report: Report) -> Engine:
     config.check()
     if config.engine == "echo":
         return _build_echo(config)
+    if config.engine == "sim":
+        return _build_sim(config, report)
     from minisgl.engine.loading import load_engine  # imports torch
 
     return load_engine(config, report)
@@ -46,6 +51,28 @@ def _build_echo(config: EngineConfig) -> Engine:
     )
     engine.fail_steps.update(config.echo_fail_steps)
     return engine
+
+
+def _build_sim(config: EngineConfig, report: Report) -> Engine:
+    """Only the tokenizer of `--model` is read."""
+    from minisgl.engine.sim import SimEngine
+    from minisgl.tokenizer import Tokenizer
+    from minisgl.weights.sources import resolve_model
+
+    model_dir = resolve_model(config.model, report, load_format="dummy")
+    tokenizer = Tokenizer.load(model_dir)
+    info = EngineInfo(
+        name="sim",
+        model_dir=str(model_dir),
+        vocab_size=tokenizer.num_ids,
+        context_len=config.max_seq_len or SIM_CONTEXT_LEN,
+        eos_ids=(),
+        num_pages=config.num_pages or SIM_NUM_TOKENS // config.page_size,
+        page_size=config.page_size,
+        device="simulated",
+        dtype="none",
+    )
+    return SimEngine(info, tokenizer.word_ids(SIM_WORDS), config.max_running_requests)
 
 
 def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlaneConfig:

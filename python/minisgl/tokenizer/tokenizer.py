@@ -6,7 +6,9 @@ Doesn't know: the model's weights, its context length, requests.
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ from minisgl.tokenizer.echo import ECHO_BOS, ECHO_CHAT_TEMPLATE, ECHO_EOS, echo_
 
 class TokenizerError(ConfigError):
     """Files that are missing or cannot be read; the text says what to do."""
+
+
+_WORD = re.compile(rb" [a-z]{2,}")
 
 
 class TooManyTokens(ValueError):
@@ -113,6 +118,17 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         """Whether decoding leaves it out by default."""
         return token_id in self._table.skipped
+
+    @property
+    def num_ids(self) -> int:
+        """One more than the largest id."""
+        return self._table.num_ids
+
+    def word_ids(self, count: int) -> Int32Array:
+        """The first `count` ids that stand for a space and a lower-case ASCII word; all ids if there are none."""
+        words = (i for i in range(self.num_ids) if _WORD.fullmatch(self.token_bytes(i)))
+        found = np.fromiter(itertools.islice(words, count), np.int32)
+        return found if len(found) else np.arange(self.num_ids, dtype=np.int32)
 
     def new_decoder(self, skip_special_tokens: bool = True) -> IncrementalDecoder:
         return self._table.new_stream(skip_special_tokens)
