@@ -69,7 +69,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "metrics": {"message"},
     "server": {"message", "tokenizer", "metrics", "sampling_params", "step", "config"},
     # programs
-    "bench": {"runner", "scheduler", "engine", "message", "tokenizer", "config", "sampling_params", "step", "envs"},
+    "bench": {
+        "runner",
+        "scheduler",
+        "engine",
+        "message",
+        "tokenizer",
+        "config",
+        "sampling_params",
+        "step",
+        "envs",
+        "_rust",
+    },
     "llm": {
         "progress",
         "generation_config",

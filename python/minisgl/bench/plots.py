@@ -1,0 +1,128 @@
+"""Plots of benchmark results: lines (throughput against latency, growth), CDFs of latencies, stacked bars (step times).
+
+Every function writes one PNG and returns the Markdown that shows it, for a section of `report.write_report` in the same
+folder. Without matplotlib (the extra `bench`) nothing is written and the Markdown says so: a missing plot never costs a
+measurement.
+
+Keeps true: no display is needed, and no global state of matplotlib is touched.
+Doesn't know: what the figures mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MAX_CDF_POINTS = 500  # more are not visible, and make no difference but to the time
+SIZE_INCHES = (7.0, 4.2)
+DPI = 110
+MARKERS = "osD^vP*X"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A named line: `y[i]` at `x[i]`; with `low` and `high` of the same length, a band around it."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+
+
+def line_plot(
+    path: Path,
+    series: Sequence[Series],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    log_x: bool = False,
+    log_y: bool = False,
+) -> str:
+    """Lines through the points in the order given: a throughput-latency curve may bend back."""
+
+    def draw(axes: Axes) -> None:
+        for i, one in enumerate(series):
+            (line,) = axes.plot(one.x, one.y, marker=MARKERS[i % len(MARKERS)], markersize=4, label=one.name)
+            if one.low is not None and one.high is not None:
+                axes.fill_between(one.x, one.low, one.high, color=line.get_color(), alpha=0.15, linewidth=0)
+        _label(axes, x_label, y_label)
+        _scale(axes, log_x=log_x, log_y=log_y)
+
+    return _written(path, title, draw)
+
+
+def cdf_plot(
+    path: Path, samples: Mapping[str, Sequence[float]], *, title: str, x_label: str, log_x: bool = False
+) -> str:
+    """The share of each arm's samples at or below x. Arms without a sample are left out."""
+
+    def draw(axes: Axes) -> None:
+        for name, values in samples.items():
+            if len(values):
+                shares = np.linspace(0, 100, min(len(values), MAX_CDF_POINTS) + 1)
+                axes.step(np.percentile(np.asarray(values, float), shares), shares, where="post", label=name)
+        axes.set_ylim(0, 100)
+        _label(axes, x_label, "% of samples")
+        _scale(axes, log_x=log_x, log_y=False)
+
+    return _written(path, title, draw)
+
+
+def bar_breakdown(path: Path, bars: Mapping[str, Mapping[str, float]], *, title: str, y_label: str) -> str:
+    """One stacked bar per key of `bars`, from part to height. Parts keep one colour over all bars."""
+    parts = list(dict.fromkeys(part for bar in bars.values() for part in bar))
+
+    def draw(axes: Axes) -> None:
+        bottom = np.zeros(len(bars))
+        for part in parts:
+            heights = np.array([bar.get(part, 0.0) for bar in bars.values()])
+            axes.bar(range(len(bars)), heights, width=0.6, bottom=bottom, label=part)
+            bottom += heights
+        axes.set_xticks(range(len(bars)), list(bars))
+        _label(axes, "", y_label)
+
+    return _written(path, title, draw)
+
+
+def _label(axes: Axes, x_label: str, y_label: str) -> None:
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize=8)
+
+
+def _scale(axes: Axes, *, log_x: bool, log_y: bool) -> None:
+    if log_x:
+        axes.set_xscale("log")
+    else:
+        axes.set_xlim(left=0)
+    if log_y:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+
+
+def _written(path: Path, title: str, draw: Any) -> str:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return f"*{title}: not plotted, matplotlib is missing (the extra `bench` brings it).*"
+    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    draw(axes)
+    axes.set_title(title, fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})
+    return f"![{title}]({path.name})"

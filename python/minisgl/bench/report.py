@@ -1,0 +1,141 @@
+"""A benchmark's results on disk and on stdout: raw JSON, a Markdown report, and one compact JSON line at the end.
+
+    report = Report(folder, "Offline throughput")
+    report.section("Throughput", table(("arm", "tok/s"), rows))
+    report.section("Steps", bar_breakdown(folder / "steps.png", parts, title="...", y_label="ms"))
+    report.write(raw)            # FOLDER/raw.json and FOLDER/README.md, with the environment
+    print_result(summary)        # the last line of stdout
+
+Keeps true: what a report shows is in its raw JSON; figures that are no numbers (NaN, infinities) are null there.
+Doesn't know: how anything is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minisgl.bench.environment import environment, environment_lines
+
+RAW = "raw.json"
+
+
+class Report:
+    """Sections in order, written as `README.md` beside the raw data. The environment is that of construction."""
+
+    def __init__(self, folder: Path, title: str, *, command: str = "") -> None:
+        self.folder = folder
+        self.environment = environment()
+        self._title = title
+        self._command = command
+        self._sections: list[tuple[str, str]] = []
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def section(self, heading: str, *texts: str) -> None:
+        self._sections.append((heading, "\n\n".join(text for text in texts if text)))
+
+    def write(self, raw: Mapping[str, Any]) -> Path:
+        """Write both files; `raw` gets the environment and the command. Returns the report's path."""
+        record = {"title": self._title, "command": self._command, "environment": self.environment, **raw}
+        write_json(self.folder / RAW, record)
+        return write_report(self.folder, self._title, self._sections, self.environment, command=self._command)
+
+
+def write_report(
+    folder: Path,
+    title: str,
+    sections: Sequence[tuple[str, str]],
+    record: Mapping[str, Any] | None = None,
+    *,
+    command: str = "",
+) -> Path:
+    """`README.md` in `folder`: title, the command that made it, (heading, Markdown) sections, the environment."""
+    parts = [f"# {title}"]
+    if command:
+        parts.append(f"```sh\n{command}\n```")
+    parts += [f"## {heading}\n\n{text}" for heading, text in sections]
+    parts.append(f"## Environment\n\n{environment_lines(record or environment())}")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "README.md"
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    return path
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table. Columns of numbers are set right; numbers are written by `number`, None as nothing."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    if any(len(row) != len(head) for row in cells):
+        raise ValueError(f"rows: must have {len(head)} columns like the head")
+    right = [bool(cells) and all(_is_number(row[i]) for row in cells) for i in range(len(head))]
+    rule = ["---:" if flag else "---" for flag in right]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [list(head), rule, *cells])
+
+
+def number(value: float) -> str:
+    """Three significant digits below 1,000, whole numbers with separators from there on."""
+    if isinstance(value, int) or (abs(value) >= 1000 and math.isfinite(value)):
+        return f"{value:,.0f}"
+    if not math.isfinite(value):
+        return "-"
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{min(digits, 6)}f}"
+
+
+def write_json(path: Path, data: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(plain(data), indent=1, allow_nan=False)
+    # lists of plain values on one line: samples by the thousand stay readable (strings hold no bare line ends)
+    text = re.sub(r"\[\n([^\[\]{}]*?)\n\s*\]", _on_one_line, text)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def print_result(result: Mapping[str, Any]) -> None:
+    """The last line of stdout: compact JSON, for programs that ran the command."""
+    sys.stdout.flush()
+    print(json.dumps(plain(result), separators=(",", ":"), allow_nan=False), flush=True)
+
+
+def plain(data: object) -> Any:
+    """`data` as JSON can hold it: arrays become lists, numpy numbers numbers, no NaN; paths have no place in it."""
+    if isinstance(data, Mapping):
+        return {str(key): plain(value) for key, value in data.items()}
+    if isinstance(data, np.ndarray):
+        return plain(data.tolist())
+    if isinstance(data, np.generic):
+        return plain(data.item())
+    if isinstance(data, (list, tuple)):
+        return [plain(value) for value in data]
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if data is None or isinstance(data, (str, int, bool)):
+        return data
+    raise TypeError(f"{type(data).__name__} has no place in a result")
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    return f"[{' '.join(line.strip() for line in found[1].splitlines())}]"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, (bool, str)):
+        return str(value).replace("|", "\\|").replace("\n", " ")
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, (int, float)):
+        return number(value)
+    return str(value)
+
+
+def _is_number(cell: str) -> bool:
+    return cell in ("", "-") or re.fullmatch(r"[+-]?[\d,]+(\.\d+)?( ?%)?", cell) is not None

@@ -1,0 +1,102 @@
+"""Reports: written from a fixture, readable again, and silent about the machine's name."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minisgl.bench.environment import environment
+from minisgl.bench.plots import Series, bar_breakdown, cdf_plot, line_plot
+from minisgl.bench.report import Report, number, plain, print_result, table, write_json
+from tools.check_public_text import findings
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", data[16:24])
+
+
+def test_a_report_from_results(tmp_path: Path) -> None:
+    report = Report(tmp_path, "Two arms", command="minisgl bench something")
+    curve = [Series("python", [1, 2, 4], [10.0, 19.0, 30.0], low=[9, 18, 28], high=[11, 20, 32])]
+    report.section(
+        "Throughput",
+        table(("arm", "tok/s"), [("python", 1234.5), ("rust", 2.0)]),
+        line_plot(tmp_path / "lines.png", curve, title="Lines", x_label="clients", y_label="tok/s", log_x=True),
+    )
+    report.section(
+        "Times",
+        cdf_plot(tmp_path / "cdf.png", {"a": list(np.arange(1000.0)), "none": []}, title="CDF", x_label="ms"),
+        bar_breakdown(tmp_path / "bars.png", {"a": {"wait": 1.0}, "b": {"launch": 2.0}}, title="Bars", y_label="ms"),
+    )
+    path = report.write({"samples": np.arange(5), "nested": {"rows": [[1, 2], [3, 4]]}})
+    text = path.read_text()
+    assert "| python | 1,234 |" in text and "## Environment" in text and "minisgl bench something" in text
+    for name in ("lines", "cdf", "bars"):
+        assert f"({name}.png)" in text
+        assert min(png_size(tmp_path / f"{name}.png")) > 200
+    raw = json.loads((tmp_path / "raw.json").read_text())
+    assert raw["samples"] == [0, 1, 2, 3, 4] and raw["nested"] == {"rows": [[1, 2], [3, 4]]}
+    assert raw["environment"]["cores"] >= 1
+
+
+def test_without_matplotlib_the_report_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    text = line_plot(tmp_path / "x.png", [], title="Curve", x_label="", y_label="")
+    assert "Curve" in text and "matplotlib is missing" in text
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_the_environment_names_no_machine_and_no_user() -> None:
+    text = json.dumps(environment())
+    for secret in (socket.gethostname(), str(Path.home()), getpass.getuser(), str(Path.cwd())):
+        assert len(secret) < 4 or secret not in text, secret
+    assert list(findings(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (3, "3"), (123456, "123,456"), (0.01234, "0.0123"), (12.34, "12.3"), (999.4, "999"), (1e6, "1,000,000"),
+     (float("nan"), "-"), (-0.5, "-0.500")],
+)  # fmt: skip
+def test_numbers(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_rows_must_fit_the_head() -> None:
+    with pytest.raises(ValueError, match="2 columns"):
+        table(("a", "b"), [("only one",)])
+
+
+def test_a_bar_in_a_cell_does_not_end_it() -> None:
+    assert "a\\|b" in table(("x",), [("a|b",)])
+
+
+def test_json_holds_no_nan_and_nothing_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plain({"x": float("nan"), "y": np.float32(1.5), 3: (1, None)}) == {"x": None, "y": 1.5, "3": [1, None]}
+    with pytest.raises(TypeError, match="PosixPath"):
+        plain({"path": tmp_path})
+    print_result({"a": [1, 2]})
+    assert capsys.readouterr().out == '{"a":[1,2]}\n'
+
+
+def test_lists_stay_on_one_line_and_texts_as_they_are(tmp_path: Path) -> None:
+    data = {
+        "samples": list(range(100)),
+        "text": "a [\n  b \n] c",
+        "empty": [],
+        "texts": ["x]", "[y"],
+        "words": ["two  words", "more"],
+    }
+    write_json(tmp_path / "x.json", data)
+    text = (tmp_path / "x.json").read_text()
+    assert json.loads(text) == data
+    assert len(text.splitlines()) < 12
