@@ -6,6 +6,7 @@ Keeps true: values are read when asked for, never at import; a bad value is an `
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 CPU_BACKEND = "MINISGL_CPU_BACKEND"
@@ -111,6 +112,11 @@ def cpu_backend() -> str | None:
 
 def disable_overlap_scheduling() -> bool:
     return _flag(DISABLE_OVERLAP_SCHEDULING)
+
+
+def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment with `changes`, for a process that is started with another one."""
+    return {**os.environ, **changes}
 
 
 def state_dir() -> Path:

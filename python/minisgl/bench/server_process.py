@@ -1,0 +1,212 @@
+"""A server under measurement: `minisgl serve --managed` as a child process, its CPU time and memory by process.
+
+    with ServerProcess(Launch(flags=("--engine", "echo"))) as server:
+        ... server.url, server.model, server.cpu_seconds(), server.rss_bytes()
+    server.left_behind  # what it did not clean up: normally nothing
+
+Keeps true: the server has a folder for temporary files of its own and a session of its own (Ctrl-C reaches the caller
+alone); it ends with the caller, however that ends, because it watches its standard input.
+Doesn't know: what is asked of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+from urllib.parse import urlsplit
+
+import psutil
+
+from minisgl import envs
+
+START_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 45.0
+LEFT_ALIVE_S = 5.0  # for its children, once it has ended
+SHARED_MEMORY = Path("/dev/shm")
+ENGINE_MODULE = "minisgl.runner.process"
+
+
+class ServerFailed(RuntimeError):
+    """The server did not start; the text has its last lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start a server. `flags` are those of `minisgl serve`, the port is chosen here. `source`: the `python`
+    folder of another checkout, whose code is run instead of this one's."""
+
+    flags: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    source: Path | None = None
+
+    def environment(self) -> dict[str, str]:
+        extra = dict(self.env)
+        if self.source is not None:
+            extra["PYTHONPATH"] = str(self.source)
+        return envs.child_environment(extra)
+
+
+class ServerProcess:
+    """Started by `start` (or `with`), which returns when it answers. Times are seconds of the monotonic clock."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._shared_before = _shared_memory()
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._folder: tempfile.TemporaryDirectory[str] = tempfile.TemporaryDirectory(prefix="minisgl-bench-")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._seen: dict[int, psutil.Process] = {}
+        self.url = ""
+        self.model = ""
+        self.start_s = 0.0
+        self.stop_s = 0.0
+        self.exit_code: int | None = None
+        self.left_behind: list[str] = []
+
+    def start(self) -> ServerProcess:
+        """Raises `ServerFailed`; then nothing is left running."""
+        began = time.monotonic()
+        # -P: no checkout is found because it is the current folder
+        program = (
+            sys.executable,
+            "-P",
+            "-m",
+            "minisgl",
+            "serve",
+            "--no-access-log",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+        )
+        self._process = subprocess.Popen(
+            (*program, *self._launch.flags, "--managed"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env={**self._launch.environment(), "TMPDIR": self._folder.name},
+            start_new_session=True,
+        )
+        try:
+            ready = json.loads(self._first_line(began + START_TIMEOUT_S))
+        except BaseException:
+            self.stop()
+            raise
+        self.start_s = time.monotonic() - began
+        self.url, self.model = ready["url"], ready["model"]
+        self.processes()
+        return self
+
+    def _first_line(self, deadline: float) -> bytes:
+        assert self._process is not None and self._process.stdout is not None
+        line = b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            piece = os.read(self._process.stdout.fileno(), 4096) if ready else b""
+            if not piece:
+                reason = "ended" if ready else f"was not ready after {START_TIMEOUT_S:g} s"
+                raise ServerFailed(f"the server {reason}: {' '.join(self._launch.flags)}\n{self.last_lines()}")
+            line += piece
+        return line
+
+    def last_lines(self, count: int = 12) -> str:
+        """The end of what it wrote to standard error."""
+        self._log.seek(0)
+        return "\n".join(self._log.read().decode(errors="replace").splitlines()[-count:])
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def processes(self) -> dict[str, psutil.Process]:
+        """By role: `http` is the server itself, `engine` its engine process, others are named by their place."""
+        found: dict[str, psutil.Process] = {}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found["http"] = psutil.Process(self.pid)
+            for i, child in enumerate(found["http"].children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    role = "engine" if ENGINE_MODULE in child.cmdline() else "other"
+                    found[role if role not in found else f"{role}-{i}"] = child
+        self._seen.update((process.pid, process) for process in found.values())
+        return found
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """User and system time by role, since the start of each."""
+        return {role: sum(process.cpu_times()[:2]) for role, process in self.processes().items()}
+
+    def rss_bytes(self) -> dict[str, int]:
+        return {role: int(process.memory_info().rss) for role, process in self.processes().items()}
+
+    def stop(self) -> int:
+        """SIGTERM, and wait; the exit code. Fills `stop_s` and `left_behind`; kills what does not end."""
+        if self._process is None or self.exit_code is not None:
+            return self.exit_code or 0
+        self.processes()
+        began = time.monotonic()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self.exit_code = self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self.exit_code = self._process.wait()
+            self.left_behind.append("the server did not end: killed")
+        self.stop_s = time.monotonic() - began
+        self._look_for_leftovers()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._log.close()
+        self._folder.cleanup()
+        return self.exit_code
+
+    def _look_for_leftovers(self) -> None:
+        _, alive = psutil.wait_procs(list(self._seen.values()), timeout=LEFT_ALIVE_S)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.status() != psutil.STATUS_ZOMBIE:  # ended; whose parent is gone may wait for a reaper
+                    self.left_behind.append(f"process {process.pid}")
+                    process.kill()
+        self.left_behind += [f"file {path.name}" for path in sorted(Path(self._folder.name).rglob("*"))]
+        self.left_behind += [f"shared memory {name}" for name in sorted(_shared_memory() - self._shared_before)]
+        if self.url and _listens(self.url):
+            self.left_behind.append(f"listening socket {urlsplit(self.url).port}")
+
+    def __enter__(self) -> ServerProcess:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+
+def _shared_memory() -> set[str]:
+    """Of this user: others come and go."""
+    user = os.getuid()
+    found = set()
+    with contextlib.suppress(OSError):
+        for entry in SHARED_MEMORY.iterdir():
+            with contextlib.suppress(OSError):
+                if entry.stat().st_uid == user:
+                    found.add(entry.name)
+    return found
+
+
+def _listens(url: str) -> bool:
+    parts = urlsplit(url)
+    with socket.socket(socket.AF_INET6 if ":" in (parts.hostname or "") else socket.AF_INET) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((parts.hostname or "", parts.port or 0)) == 0
