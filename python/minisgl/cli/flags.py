@@ -46,7 +46,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="echo: no model, exact; sim: no model, simulated step times",
     )
     model.add_argument(
-        "--sim-profile", metavar="NAME", default=_default("sim_profile"), help="step times of --engine sim (null: none)"
+        "--sim-profile",
+        metavar="NAME|FILE",
+        default=_default("sim_profile"),
+        help="step times of --engine sim: null (none), qwen3-0.6b-h200, qwen3-8b-h200, qwen3-32b-tp4-h200, or a file",
     )
     model.add_argument(
         "--model-source",

@@ -28,6 +28,7 @@ class EngineInfo:
     page_size: int
     device: str
     dtype: str
+    simulated: str = ""  # the profile of a simulated engine: neither its texts nor its times are a model's
 
 
 @dataclass(frozen=True, slots=True, eq=False)

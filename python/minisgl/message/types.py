@@ -61,6 +61,7 @@ class EngineReady(msgspec.Struct, tag="ready", frozen=True, array_like=True):
     dtype: str
     cpu_backend: str
     cpu_backend_fallback: str = ""  # why it is not the one that was asked for
+    simulated: str = ""
 
 
 class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):

@@ -9,14 +9,19 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import Engine, EngineInfo
+from minisgl.engine.sim.clock import Clock
 from minisgl.progress import Report
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import Chosen, choose
 from minisgl.scheduler.faulty import make_faulty
 from minisgl.scheduler.shadow import ShadowControlPlane
 from minisgl.scheduler.trace import RecordingControlPlane
+from minisgl.step import Int32Array
+from minisgl.tokenizer import Tokenizer
 
 ECHO_CONTEXT_LEN = 8192
 ECHO_NUM_PAGES = 8192
@@ -25,13 +30,14 @@ SIM_NUM_TOKENS = 1_048_576  # of the KV pool
 SIM_WORDS = 1024
 
 
-def build_engine(config: EngineConfig, report: Report) -> Engine:
-    """Load what `config` asks for; raises `ConfigError` and the errors of weights/ with what to change."""
+def build_engine(config: EngineConfig, report: Report, *, clock: Clock | None = None) -> Engine:
+    """Load what `config` asks for; raises `ConfigError` and the errors of weights/ with what to change. `clock`: of a
+    simulated engine, instead of the machine's."""
     config.check()
     if config.engine == "echo":
         return _build_echo(config)
     if config.engine == "sim":
-        return _build_sim(config, report)
+        return _build_sim(config, report, clock)
     from minisgl.engine.loading import load_engine  # imports torch
 
     return load_engine(config, report)
@@ -53,26 +59,50 @@ def _build_echo(config: EngineConfig) -> Engine:
     return engine
 
 
-def _build_sim(config: EngineConfig, report: Report) -> Engine:
+def _build_sim(config: EngineConfig, report: Report, clock: Clock | None) -> Engine:
     """Only the tokenizer of `--model` is read."""
     from minisgl.engine.sim import SimEngine
-    from minisgl.tokenizer import Tokenizer
+    from minisgl.engine.sim.profile import load_profile
     from minisgl.weights.sources import resolve_model
 
+    profile = load_profile(config.sim_profile)
+    report(f"simulated engine, profile {profile.name}: {profile.about or 'no description'}; no model computes anything")
     model_dir = resolve_model(config.model, report, load_format="dummy")
     tokenizer = Tokenizer.load(model_dir)
     info = EngineInfo(
         name="sim",
         model_dir=str(model_dir),
         vocab_size=tokenizer.num_ids,
-        context_len=config.max_seq_len or SIM_CONTEXT_LEN,
-        eos_ids=(),
-        num_pages=config.num_pages or SIM_NUM_TOKENS // config.page_size,
+        context_len=config.max_seq_len or profile.context_len or SIM_CONTEXT_LEN,
+        eos_ids=_eos_ids(tokenizer) if profile.eos_one_in else (),
+        num_pages=config.num_pages or max(1, (profile.pool_tokens or SIM_NUM_TOKENS) // config.page_size),
         page_size=config.page_size,
-        device="simulated",
+        device=f"simulated {profile.name}",
         dtype="none",
+        simulated=profile.name,
     )
-    return SimEngine(info, tokenizer.word_ids(SIM_WORDS), config.max_running_requests)
+    return SimEngine(info, _alphabet(tokenizer), config.max_running_requests, profile, clock)
+
+
+def _alphabet(tokenizer: Tokenizer) -> Int32Array:
+    """Ids whose texts look natural one after the other, [m] int32: common words and marks if the tokenizer has them as
+    single tokens, else the first words that it has."""
+    from minisgl.engine.sim.words import MARKS, WORDS
+
+    texts = [f"to {word}" for word in WORDS.split()] + [f"to{mark}" for mark in MARKS.split()]
+    first = tokenizer.encode("to", add_special_tokens=False).tolist()
+    encoded = [ids.tolist() for ids in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    found = [ids[-1] for ids in encoded if len(ids) == 2 and ids[:1] == first]
+    if len(found) < len(texts) // 2:
+        return tokenizer.word_ids(SIM_WORDS)
+    return np.array(found, np.int32)
+
+
+def _eos_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    ids = tokenizer.encode(tokenizer.special_tokens.get("eos_token", ""), add_special_tokens=False).tolist()
+    if len(ids) != 1:
+        raise ConfigError("--sim-profile: eos_one_in: the tokenizer names no single eos_token")
+    return (ids[0],)
 
 
 def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlaneConfig:

@@ -145,6 +145,7 @@ def _ready(engine: Engine, chosen: Chosen) -> EngineReady:
         dtype=info.dtype,
         cpu_backend=chosen.name,
         cpu_backend_fallback=chosen.fallback,
+        simulated=info.simulated,
     )
 
 

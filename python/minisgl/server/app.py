@@ -117,6 +117,7 @@ def _add_models(app: FastAPI, context: ServerContext) -> None:
             "created": context.created,
             "owned_by": "minisgl",
             "max_model_len": context.info.max_seq_len,
+            **({"simulated": context.info.simulated} if context.info.simulated else {}),
         }
 
     @app.get("/v1/models")

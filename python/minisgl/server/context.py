@@ -179,6 +179,10 @@ class ServerContext:
 
     def check_vocabulary(self, sampling: SamplingParams, prefix: str = "") -> None:
         check_stop(sampling.stop, prefix)
+        if self.info.simulated:
+            for name in ("logprobs", "prompt_logprobs"):
+                if (asked := getattr(sampling, name)) is not None:
+                    raise bad_value(f"{prefix}{name}", asked, "a simulated engine computes no probabilities")
         vocab_size = self.info.vocab_size
         for token in sampling.stop_token_ids:
             if token >= vocab_size:

@@ -1,0 +1,194 @@
+"""What a step costs on a simulated device: nothing, a roofline, or a table of measured latencies.
+
+Keeps true: a profile is data that was checked when it was read; every assumption stands in its file; an unknown key is
+an error. The same load always takes the same time.
+Doesn't know: clocks, requests, tokens.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import yaml
+
+from minisgl.config import ConfigError
+from minisgl.engine.sim.table import Table
+
+NULL = "null"
+_SUFFIX = ".yaml"
+
+
+class StepLoad(NamedTuple):
+    """What a step has to do."""
+
+    rows: int
+    tokens: int  # computed, all rows together
+    samples: int  # rows whose last token goes through the output matrix
+    kv_tokens: int  # sum of the rows' lengths after the step
+    pairs: int  # of (token, earlier token or itself) that attention looks at
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A dense decoder, in the terms of its config.json."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool  # the output matrix is the embedding
+
+    @property
+    def layer_weights(self) -> int:
+        """Of all layers: query, key, value and output projections, and three matrices of the gated MLP. Norms (below
+        0.01 %) are left out."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def output_weights(self) -> int:
+        return self.vocab * self.hidden
+
+    @property
+    def weights(self) -> int:
+        return self.layer_weights + self.output_weights * (1 if self.tied else 2)
+
+    @property
+    def kv_values(self) -> int:
+        """Of one token: keys and values of all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+
+class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A step takes as long as its memory traffic or its arithmetic, whichever is longer, and a fixed overhead; with
+    several GPUs all of that is divided among them, and two all-reduces a layer come on top.
+
+    Bandwidths in bytes/s and `flops` in FLOP/s, of one GPU and as far as they can be reached; `memory` in bytes of one
+    GPU, `memory_ratio` of it is for weights and KV."""
+
+    model: Model
+    bandwidth: float
+    flops: float
+    memory: float
+    memory_ratio: float
+    overhead_us: float  # of a step: what no kernel hides
+    layer_overhead_us: float  # of a layer: kernels that start, ramp up and drain
+    bytes_per_weight: float = 2.0
+    bytes_per_kv_value: float = 2.0
+    gpus: int = 1
+    all_reduce_us: float = 0.0  # of one, before its first byte
+    link_bandwidth: float = 1.0  # bytes/s of one GPU, one way
+
+    def seconds(self, load: StepLoad) -> float:
+        """Memory: all weights once, the KV of every row once, new KV written. Arithmetic: 2 a weight and token, 4 a
+        query head, dimension and attended pair. An all-reduce moves 2 (g - 1) / g of the activations (bf16)."""
+        model, gpus = self.model, self.gpus
+        weights = (model.layer_weights + model.output_weights) * self.bytes_per_weight
+        kv = (load.kv_tokens + load.tokens) * self.kv_bytes
+        flops = 2.0 * (model.layer_weights * load.tokens + model.output_weights * load.samples)
+        flops += 4.0 * model.layers * model.heads * model.head_dim * load.pairs
+        compute = max((weights + kv) / (self.bandwidth * gpus), flops / (self.flops * gpus))
+        overhead = 1e-6 * (self.overhead_us + self.layer_overhead_us * model.layers)
+        if gpus == 1:
+            return compute + overhead
+        moved = 2.0 * (gpus - 1) / gpus * load.tokens * model.hidden * 2.0
+        return compute + overhead + 2 * model.layers * (1e-6 * self.all_reduce_us + moved / self.link_bandwidth)
+
+    @property
+    def kv_bytes(self) -> float:
+        """Of one token, on all GPUs together."""
+        return self.model.kv_values * self.bytes_per_kv_value
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """That fit beside the weights."""
+        room = self.gpus * self.memory * self.memory_ratio - self.model.weights * self.bytes_per_weight
+        return int(room / self.kv_bytes)
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A device that runs a model. With neither `roofline` nor `table`, a step takes no time."""
+
+    name: str
+    about: str = ""
+    roofline: Roofline | None = None
+    table: Table | None = None
+    context_len: int | None = None
+    num_kv_tokens: int | None = None  # of the KV pool; a roofline's own is from its memory
+    eos_one_in: int = 0  # one token in so many ends a text; 0: lengths are the clients'
+
+    @property
+    def takes_time(self) -> bool:
+        return self.roofline is not None or self.table is not None
+
+    def seconds(self, load: StepLoad) -> float:
+        if self.roofline is not None:
+            return self.roofline.seconds(load)
+        return 0.0 if self.table is None else self.table.seconds(load.rows, load.tokens, load.kv_tokens)
+
+    @property
+    def pool_tokens(self) -> int | None:
+        """Tokens that the KV pool holds, if the profile says so."""
+        if self.num_kv_tokens is not None or self.roofline is None:
+            return self.num_kv_tokens
+        return self.roofline.num_kv_tokens
+
+    def check(self) -> Profile:
+        """Raise `ConfigError` at the first impossible value, else return self."""
+        if self.roofline is not None and self.table is not None:
+            raise ConfigError("give either roofline or table, not both")
+        for name in ("context_len", "num_kv_tokens"):
+            if (value := getattr(self, name)) is not None and value < 2:
+                raise ConfigError(f"{name}: {value}: must be at least 2")
+        if self.eos_one_in < 0:
+            raise ConfigError(f"eos_one_in: {self.eos_one_in}: must be at least 0")
+        if self.roofline is not None:
+            _check_roofline(self.roofline)
+        if self.table is not None:
+            self.table.check()
+        return self
+
+
+def _check_roofline(roofline: Roofline) -> None:
+    for part, prefix in ((roofline.model, "roofline.model"), (roofline, "roofline")):
+        for name in part.__struct_fields__:
+            value = getattr(part, name)
+            may_be_zero = name.endswith("_us") or isinstance(value, bool)
+            if isinstance(value, (int, float)) and (value < 0 or (value == 0 and not may_be_zero)):
+                raise ConfigError(f"{prefix}.{name}: {value}: must be above 0")
+    if not roofline.memory_ratio <= 1:
+        raise ConfigError(f"roofline.memory_ratio: {roofline.memory_ratio}: must be at most 1")
+    if roofline.num_kv_tokens < 2:
+        raise ConfigError(f"roofline.memory: {roofline.memory}: the weights leave no room for KV")
+
+
+def profile_names() -> list[str]:
+    """Those that come with minisgl."""
+    files = resources.files(f"{__package__}.profiles").iterdir()
+    return [NULL, *sorted(file.name.removesuffix(_SUFFIX) for file in files if file.name.endswith(_SUFFIX))]
+
+
+def load_profile(name: str) -> Profile:
+    """One that comes with minisgl, by name, or one of your own: a YAML or JSON file. Raises `ConfigError`."""
+    if name == NULL:
+        return Profile(name=NULL, about="returns at once")
+    try:
+        if name in profile_names():
+            text = resources.files(f"{__package__}.profiles").joinpath(name + _SUFFIX).read_text(encoding="utf-8")
+        else:
+            text = Path(name).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        known = ", ".join(profile_names())
+        raise ConfigError(f"--sim-profile {name}: no such profile or file; profiles: {known}") from error
+    try:
+        found: Any = yaml.safe_load(text)  # JSON too
+        if isinstance(found, dict):
+            found = {"name": Path(name).stem, **found}
+        return msgspec.convert(found, Profile, strict=False).check()  # YAML 1.1 reads 4.3e12 as a text
+    except (yaml.YAMLError, msgspec.ValidationError, ConfigError) as error:
+        raise ConfigError(f"--sim-profile {name}: {error}") from error

@@ -1,0 +1,51 @@
+"""A real server on the simulated engine says that it is one, and refuses what it cannot give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.helpers_e2e import ServerProcess, serving
+
+PROFILE = "name: slow-device\ntable: {rows: [1], prefill_tokens: [0], kv_len: [1], ms: [[[2]]]}\n"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    file: Path = tmp_path_factory.mktemp("profile") / "slow.yaml"
+    file.write_text(PROFILE)
+    with serving("--engine", "sim", "--sim-profile", str(file)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: ServerProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+def test_it_says_that_it_is_simulated(server: ServerProcess, http: httpx.Client) -> None:
+    assert http.get("/health").json()["simulated"] == "slow-device"
+    assert http.get("/v1/models").json()["data"][0]["simulated"] == "slow-device"
+    assert sum("simulated" in line and "slow-device" in line for line in server.lines) >= 2
+    assert 'device="simulated slow-device"' in http.get("/metrics").text
+
+
+def test_a_chat_has_the_length_that_was_asked_for(http: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 40, "seed": 5}
+    first, second = (http.post("/v1/chat/completions", json=body).json() for _ in range(2))
+    text = first["choices"][0]["message"]["content"]
+    assert first["usage"]["completion_tokens"] == 40 and first["choices"][0]["finish_reason"] == "length"
+    assert 20 < len(text.split()) <= 40 and text == second["choices"][0]["message"]["content"]
+
+
+def test_probabilities_are_refused(http: httpx.Client) -> None:
+    for more in ({"logprobs": 1}, {"prompt_logprobs": 1}, {"echo": True, "logprobs": 0}):
+        answer = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2, **more})
+        assert answer.status_code == 400 and "simulated" in answer.json()["error"]["message"], answer.text
+    body = {"messages": [{"role": "user", "content": "a"}], "logprobs": True}
+    answer = http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400 and "simulated" in answer.json()["error"]["message"]
