@@ -14,7 +14,7 @@ import pytest
 
 from minisgl.bench.environment import environment
 from minisgl.bench.plots import Series, bar_breakdown, cdf_plot, line_plot
-from minisgl.bench.report import Report, number, plain, print_result, table, write_json
+from minisgl.bench.report import Report, number, plain, print_result, public_command, table, write_json
 from tools.check_public_text import findings
 
 
@@ -100,3 +100,9 @@ def test_lists_stay_on_one_line_and_texts_as_they_are(tmp_path: Path) -> None:
     text = (tmp_path / "x.json").read_text()
     assert json.loads(text) == data
     assert len(text.splitlines()) < 12
+
+
+def test_a_command_shows_no_folders_of_the_machine() -> None:
+    given = ["offline", "--out", "/somewhere/else/run", "--model=/deep/er/model", "--size", "small", "a/b", "~/c/d"]
+    assert public_command(given) == "minisgl bench offline --out run --model=model --size small a/b d"
+    assert public_command(["--base-url", "http://127.0.0.1:80/v1"]) == "minisgl bench --base-url http://127.0.0.1:80/v1"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -88,6 +89,12 @@ def number(value: float) -> str:
         return "0"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{min(digits, 6)}f}"
+
+
+def public_command(arguments: Sequence[str]) -> str:
+    """`minisgl bench` with `arguments` as a line to type again; folders of this machine are cut off its paths."""
+    shown = [re.sub(r"^(--[\w-]+=)?~?/(?:.*/)?(?=[^/]+/?$)", r"\1", text) for text in arguments]
+    return shlex.join(["minisgl", "bench", *shown])
 
 
 def write_json(path: Path, data: object) -> None:

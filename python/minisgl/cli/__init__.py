@@ -1,4 +1,4 @@
-"""The command line: `minisgl serve|chat|generate|replay|doctor`, and `minisgl --model X` for serve.
+"""The command line: `minisgl serve|chat|generate|bench|replay|doctor`, and `minisgl --model X` for serve.
 
 Keeps true: every bad setting ends with one line that says what to change and exit code 2; importing this package brings
 no torch. Each command is a module with `add_parser` and `run`.
@@ -39,6 +39,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     chat.add_parser(commands)
     generate.add_parser(commands)
     replay.add_parser(commands)
+    commands.add_parser("bench", help="measure: offline throughput and more", add_help=False)
     commands.add_parser("doctor", help="what is installed, what works here, and why not", add_help=False)
     args, rest = parser.parse_known_args(arguments)
     if rest and args.command != "chat":  # which hands them on to its server
@@ -60,6 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return int(doctor.main(arguments[1:]))
     try:
+        if arguments[:1] == ["bench"]:
+            from minisgl.cli import bench
+
+            return bench.main(arguments[1:])
         args = _parse(arguments)
         return int(args.run(args))
     except (ConfigError, envs.EnvError, ParamError) as error:

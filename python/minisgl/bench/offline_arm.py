@@ -1,0 +1,267 @@
+"""One measured run of the step loop, in a process of its own: `python -m minisgl.bench.offline_arm`.
+
+Reads an `OfflineJob` as JSON from stdin and prints the result as one JSON line. All sequences are there at the start;
+what runs is the server's step loop with its control plane and engine, without text and sockets.
+
+Keeps true: the same job gives the same prompts, lengths and (on an exact engine) tokens; loading and a short warm-up
+are outside the figures; the four timed calls and `other` add up to the wall time.
+Doesn't know: repeats, other arms.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import psutil
+
+from minisgl.bench.stats import summary
+from minisgl.config import ConfigError, EngineConfig
+from minisgl.engine.api import Engine, EngineInfo, SlotBinding, StepHandle, StepResult
+from minisgl.message import AddRequest, FromEngine, StepTokens, ToEngine
+from minisgl.runner.build import build_control_plane, build_engine
+from minisgl.runner.loop import StepLoop
+from minisgl.sampling_params import SamplingParams
+from minisgl.scheduler.api import ControlPlane, Stats
+from minisgl.step import Events, FinishReason, Int32Array, StepBuffers, StepOutput, StepPlan
+
+PARTS = ("schedule", "launch", "wait", "commit")
+WARM_UP_LEN = 16
+
+
+class OfflineJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Lengths in tokens, drawn uniformly from the closed ranges."""
+
+    engine: EngineConfig
+    num_sequences: int
+    input_len: tuple[int, int]
+    output_len: tuple[int, int]
+    seed: int = 0
+
+    def lengths(self) -> tuple[Int32Array, Int32Array]:
+        """Of the prompts and of the answers, [num_sequences] int32."""
+        rng = np.random.default_rng(self.seed)
+        low_in, high_in = self.input_len
+        low_out, high_out = self.output_len
+        return (
+            rng.integers(low_in, high_in, self.num_sequences, np.int32, endpoint=True),
+            rng.integers(low_out, high_out, self.num_sequences, np.int32, endpoint=True),
+        )
+
+    def requests(self, vocab_size: int) -> list[AddRequest]:
+        input_lens, output_lens = (lens.tolist() for lens in self.lengths())
+        rng = np.random.default_rng([self.seed, 1])
+        prompts = [rng.integers(0, vocab_size, length, np.int32) for length in input_lens]
+        return [
+            AddRequest(i, prompt.tobytes(), _sampling(max_tokens, i))
+            for i, (prompt, max_tokens) in enumerate(zip(prompts, output_lens, strict=True))
+        ]
+
+
+def _sampling(max_tokens: int, seed: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, seed=seed, ignore_eos=True)
+
+
+@dataclass(slots=True)
+class Timers:
+    """Seconds of each call, in order."""
+
+    schedule: list[float] = field(default_factory=list)
+    launch: list[float] = field(default_factory=list)
+    wait: list[float] = field(default_factory=list)
+    commit: list[float] = field(default_factory=list)
+
+    def clear(self) -> None:
+        for part in PARTS:
+            getattr(self, part).clear()
+
+
+class TimedControlPlane:
+    """A control plane that notes how long its two calls take."""
+
+    def __init__(self, inner: ControlPlane, timers: Timers) -> None:
+        self._inner = inner
+        self._timers = timers
+        self.buffers: StepBuffers = inner.buffers
+
+    def schedule(self, step: int, events: Events) -> StepPlan:
+        began = time.perf_counter()
+        plan = self._inner.schedule(step, events)
+        self._timers.schedule.append(time.perf_counter() - began)
+        return plan
+
+    def commit(self, step: int, tokens: Int32Array) -> StepOutput:
+        began = time.perf_counter()
+        output = self._inner.commit(step, tokens)
+        self._timers.commit.append(time.perf_counter() - began)
+        return output
+
+    def stats(self) -> Stats:
+        return self._inner.stats()
+
+    def check(self) -> None:
+        self._inner.check()
+
+
+@dataclass(slots=True, eq=False)
+class _TimedHandle:
+    inner: StepHandle
+    times: list[float]
+
+    def wait(self) -> StepResult:
+        began = time.perf_counter()
+        try:
+            return self.inner.wait()
+        finally:
+            self.times.append(time.perf_counter() - began)
+
+    def done(self) -> bool:
+        return self.inner.done()
+
+
+class TimedEngine:
+    """An engine that notes how long launches and waits take."""
+
+    def __init__(self, inner: Engine, timers: Timers) -> None:
+        self._inner = inner
+        self._timers = timers
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._inner.info
+
+    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
+        began = time.perf_counter()
+        handle = self._inner.launch(plan, buffers, bindings)
+        self._timers.launch.append(time.perf_counter() - began)
+        return _TimedHandle(handle, self._timers.wait)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _Collector:
+    """What the loop sends: kept as it comes, read after the run."""
+
+    def __init__(self) -> None:
+        self.live = 0
+        self.steps: list[StepTokens] = []
+
+    def __call__(self, messages: Sequence[FromEngine]) -> None:
+        for message in messages:
+            if isinstance(message, StepTokens):
+                self.steps.append(message)
+                self.live -= int(np.count_nonzero(np.frombuffer(message.reasons, np.int32)))
+
+    def drive(self, loop: StepLoop, requests: Sequence[ToEngine]) -> None:
+        self.steps.clear()
+        self.live = len(requests)
+        loop.step(requests)
+        while self.live:
+            loop.step([])
+        while not loop.idle:
+            loop.step([])
+
+    def tokens(self, num_sequences: int) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in range(num_sequences)]
+        for step in self.steps:
+            ids = np.frombuffer(step.req_ids, np.int64).tolist()
+            tokens = np.frombuffer(step.tokens, np.int32).tolist()
+            reasons = np.frombuffer(step.reasons, np.int32).tolist()
+            for req_id, token, reason in zip(ids, tokens, reasons, strict=True):
+                if reason in (FinishReason.ERROR, FinishReason.ABORT):
+                    raise ConfigError(f"a sequence failed: {step.errors.get(req_id, FinishReason(reason).name)}")
+                found[req_id].append(token)
+        return found
+
+
+def run_arm(job: OfflineJob) -> dict[str, Any]:
+    """Load, warm up, run; the figures of the run. Raises `ConfigError`."""
+    began = time.perf_counter()
+    timers = Timers()
+    engine = TimedEngine(build_engine(job.engine, lambda *report: None), timers)
+    try:
+        plane = build_control_plane(job.engine, engine.info)
+        collector = _Collector()
+        loop = StepLoop(TimedControlPlane(plane, timers), engine, collector, overlap=job.engine.overlap)
+        requests = job.requests(engine.info.vocab_size)
+        load_s = time.perf_counter() - began
+        _warm_up(job, loop, collector)
+        timers.clear()
+        gc.collect()
+        gc.freeze()
+        first_step = loop.num_steps
+        cpu, began = time.process_time(), time.perf_counter()
+        collector.drive(loop, requests)
+        wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
+        stats = plane.stats()
+        answers = collector.tokens(job.num_sequences)
+    finally:
+        engine.close()
+    return {
+        "load_s": load_s,
+        "num_steps": loop.num_steps - first_step,
+        "num_retracted": stats.num_retracted_total,
+        **_throughput(job, answers, wall_s),
+        "cpu_s": cpu_s,
+        **_breakdown(timers, wall_s),
+        "max_rss_mib": psutil.Process().memory_info().rss / 2**20,
+        "tokens_sha256": hashlib.sha256(msgspec.json.encode(answers)).hexdigest(),
+    }
+
+
+def _warm_up(job: OfflineJob, loop: StepLoop, collector: _Collector) -> None:
+    """A few short answers, so that kernels are chosen and memory is touched."""
+    first_id = job.num_sequences
+    prompts = [np.full(WARM_UP_LEN, i, np.int32) for i in range(4)]
+    collector.drive(
+        loop, [AddRequest(first_id + i, prompt.tobytes(), _sampling(8, i)) for i, prompt in enumerate(prompts)]
+    )
+
+
+def _throughput(job: OfflineJob, answers: Sequence[Sequence[int]], wall_s: float) -> dict[str, Any]:
+    input_lens, output_lens = job.lengths()
+    num_output = sum(map(len, answers))
+    if num_output != int(output_lens.sum()):  # nothing may be counted that was not made
+        raise ConfigError(f"{num_output} tokens came instead of {output_lens.sum()}: a sequence was cut short")
+    num_input = int(input_lens.sum())
+    return {
+        "num_input_tokens": num_input,
+        "num_output_tokens": num_output,
+        "wall_s": wall_s,
+        "output_tok_s": num_output / wall_s,
+        "total_tok_s": (num_input + num_output) / wall_s,
+    }
+
+
+def _breakdown(timers: Timers, wall_s: float) -> dict[str, Any]:
+    seconds = {part: sum(getattr(timers, part)) for part in PARTS}
+    num = len(timers.commit)
+    both = [1e6 * (a + b) for a, b in zip(timers.schedule[:num], timers.commit, strict=True)]
+    return {
+        "seconds": {**seconds, "other": wall_s - sum(seconds.values())},
+        "step_us": {part: summary([1e6 * value for value in getattr(timers, part)]) for part in PARTS},
+        "scheduler_step_us": summary(both),
+    }
+
+
+def main() -> int:
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=OfflineJob)
+    try:
+        result = run_arm(job)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""`minisgl bench offline`: flags of the offline benchmark.
+
+Doesn't know: how it is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from minisgl.bench.offline import SIZES, Offline, run_offline
+from minisgl.bench.report import public_command
+from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, engine_config
+from minisgl.scheduler.backend import BACKENDS
+
+
+def add_parser(commands: Commands) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        "offline",
+        help="throughput of the step loop without a server",
+        description="Throughput of the step loop in one process: all sequences are there at the start. Both control "
+        "planes in turns, each run in a process of its own; text and sockets are not part of it.",
+        formatter_class=Formatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run, command="bench")
+    job = parser.add_argument_group("workload")
+    job.add_argument(
+        "--size",
+        choices=("auto", *SIZES),
+        default="auto",
+        help="full: 256 sequences, 100 to 1,024 tokens in and out; small: 16 sequences, 32 to 128 in, 32 to 64 out; "
+        "auto: small for a model on a CPU, else full",
+    )
+    job.add_argument("--num-sequences", type=int, help="instead of the size's")
+    job.add_argument("--input-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="instead of the size's, in tokens")
+    job.add_argument("--output-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="instead of the size's, in tokens")
+    job.add_argument("--workload-seed", type=int, default=0, help="of lengths and prompts")
+    job.add_argument(
+        "--control-planes",
+        nargs="+",
+        choices=BACKENDS,
+        help="which to compare (default: both, or the one of --cpu-backend)",
+    )
+    job.add_argument("--repeats", type=int, default=3, help="runs of each control plane, in turns")
+    job.add_argument(
+        "--out", type=Path, metavar="DIR", help="write raw.json and a report with plots (default: nothing)"
+    )
+    add_engine_arguments(parser)
+    parser.set_defaults(max_running_requests=None)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    given = args.max_running_requests
+    args.max_running_requests = given or 1  # resolved below, when the number of sequences is known
+    settings = Offline(
+        engine=engine_config(args),
+        size=args.size,
+        num_sequences=args.num_sequences,
+        input_len=None if args.input_len is None else tuple(args.input_len),
+        output_len=None if args.output_len is None else tuple(args.output_len),
+        seed=args.workload_seed,
+        control_planes=tuple(args.control_planes or ([args.cpu_backend] if args.cpu_backend else BACKENDS)),
+        repeats=args.repeats,
+        max_running_requests=given,
+    )
+    return run_offline(settings, args.out, command=public_command(args.arguments))

@@ -1,0 +1,147 @@
+"""`minisgl bench offline`: deterministic jobs, both control planes, honest figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from minisgl.bench import offline, offline_arm
+from minisgl.bench.offline import Offline
+from minisgl.bench.offline_arm import OfflineJob, run_arm
+from minisgl.cli import main
+from minisgl.config import ConfigError, EngineConfig
+from minisgl.runner.loop import StepLoop
+
+ECHO = EngineConfig(engine="echo", num_pages=256, page_size=4, max_running_requests=8, max_seq_len=512)
+JOB = OfflineJob(engine=ECHO, num_sequences=6, input_len=(5, 40), output_len=(3, 9), seed=7)
+
+
+def both(**changes: Any) -> Offline:
+    return Offline(**{"engine": ECHO, "control_planes": ("python", "rust_hotpath"), **changes})
+
+
+def test_a_seed_decides_everything() -> None:
+    again = msgspec.structs.replace(JOB)
+    assert [r.tokens for r in JOB.requests(1000)] == [r.tokens for r in again.requests(1000)]
+    other = msgspec.structs.replace(JOB, seed=8)
+    assert [r.tokens for r in JOB.requests(1000)] != [r.tokens for r in other.requests(1000)]
+
+
+def test_the_ranges_are_closed() -> None:
+    inputs, outputs = msgspec.structs.replace(JOB, num_sequences=2000).lengths()
+    assert (inputs.min(), inputs.max(), outputs.min(), outputs.max()) == (5, 40, 3, 9)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_run_adds_up(overlap: bool) -> None:
+    found = run_arm(msgspec.structs.replace(JOB, engine=msgspec.structs.replace(ECHO, overlap=overlap)))
+    inputs, outputs = JOB.lengths()
+    assert (found["num_input_tokens"], found["num_output_tokens"]) == (inputs.sum(), outputs.sum())
+    assert found["output_tok_s"] == pytest.approx(outputs.sum() / found["wall_s"])
+    assert sum(found["seconds"].values()) == pytest.approx(found["wall_s"])
+    assert all(value >= 0 for value in found["seconds"].values())
+
+
+def test_the_tokens_are_those_of_the_engine_whatever_the_batch() -> None:
+    alone = msgspec.structs.replace(JOB, engine=msgspec.structs.replace(ECHO, max_running_requests=1))
+    assert run_arm(JOB)["tokens_sha256"] == run_arm(alone)["tokens_sha256"]
+
+
+def test_a_sequence_that_is_cut_short_is_no_result() -> None:
+    short = msgspec.structs.replace(ECHO, max_seq_len=20)
+    with pytest.raises(ConfigError, match=r"does not fit|cut short"):
+        run_arm(msgspec.structs.replace(JOB, engine=short))
+
+
+def test_a_slow_call_shows_in_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time that passes inside commit belongs to commit, and to nothing else."""
+    clock = iter(range(10**9))
+    monkeypatch.setattr(offline_arm.time, "perf_counter", lambda: float(next(clock)))
+    inner = offline_arm.build_control_plane
+
+    def slow(*args: Any) -> Any:
+        plane = inner(*args)
+        commit = plane.commit
+
+        def commit_slowly(*args: Any) -> Any:
+            for _ in range(100):
+                next(clock)
+            return commit(*args)
+
+        class Slow:
+            def __getattr__(self, name: str) -> Any:
+                return commit_slowly if name == "commit" else getattr(plane, name)
+
+        return Slow()
+
+    monkeypatch.setattr(offline_arm, "build_control_plane", slow)
+    found = run_arm(JOB)
+    assert found["step_us"]["commit"]["mean"] == 101e6
+    assert found["step_us"]["schedule"]["mean"] == 1e6
+
+
+def test_both_control_planes_in_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--num-sequences", "4", "--input-len", "5", "20", "--output-len", "3", "8", "--repeats", "2"]
+    assert main(["bench", "offline", "--engine", "echo", *flags, "--out", str(tmp_path / "run")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    result = json.loads(lines[-1])
+    assert set(result["arms"]) == {"python", "rust_hotpath"} and result["same_tokens"] is True
+    assert result["rust_hotpath_against_python"]["num_pairs"] == 2
+    raw = json.loads((tmp_path / "run" / "raw.json").read_text())
+    assert len(raw["runs"]["python"]) == 2
+    report = (tmp_path / "run" / "README.md").read_text()
+    assert "Both gave the same tokens" in report and str(tmp_path) not in report
+
+
+def test_arms_with_different_tokens_fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    real = run_arm(JOB)
+
+    def run(job: OfflineJob, control_plane: str) -> dict[str, Any]:
+        return {**real, "tokens_sha256": control_plane}
+
+    monkeypatch.setattr(offline, "run_in_a_process", run)
+    assert offline.run_offline(both(repeats=1), None, command="") == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["same_tokens"] is False
+
+
+def test_who_goes_first_alternates(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, order = run_arm(JOB), []
+
+    def run(job: OfflineJob, control_plane: str) -> dict[str, Any]:
+        order.append(control_plane[0])
+        return real
+
+    monkeypatch.setattr(offline, "run_in_a_process", run)
+    offline.run_offline(both(repeats=3), None, command="")
+    assert "".join(order) == "prrppr"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [(["--repeats", "0"], "--repeats 0"), (["--input-len", "9", "3"], "--input-len 9 3"),
+     (["--num-sequences", "-1"], "--num-sequences -1"), (["--output-len", "0", "3"], "--output-len 0 3")],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "offline", "--engine", "echo", *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_run_that_fails_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--engine", "echo", "--max-seq-len", "20", "--size", "small", "--repeats", "1"]
+    assert main(["bench", "offline", *flags]) == 2
+    said = capsys.readouterr().err
+    assert "does not fit" in said or "cut short" in said
+
+
+def test_the_size_goes_by_the_engine() -> None:
+    assert both().job().num_sequences == 256
+    assert both(engine=EngineConfig(device="cpu")).job().num_sequences == 16
+    assert both(size="small").job().num_sequences == 16
+
+
+def test_the_loop_under_measurement_is_the_server_s() -> None:
+    assert offline_arm.StepLoop is StepLoop
