@@ -47,7 +47,7 @@ lint: install
 rust-test: install
 	cargo test --quiet --workspace --locked
 
-# Both control planes, by the `control_plane` fixture; today the reference is the only one.
+# Whatever drives a control plane runs under both, by the `control_plane` fixture.
 python-test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests
 

@@ -1,6 +1,6 @@
 """Time of a step's control plane, schedule + commit as seen from Python, for both implementations in one run.
 
-    python -m benchmark.control_plane [--backend rust_hotpath python] [--case NAME ...] [--gate] [--out FILE]
+    minisgl bench control-plane [--backend rust_hotpath python] [--case NAME ...] [--gate] [--out FILE]
 
 Prints median, minimum and p99 of each case's steps in us, beside its bar; the last line of stdout is JSON with the
 medians. Refuses a debug build of the extension, and a missing one. `--gate` fails when a bar is missed. The garbage
@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmark.control_plane.cases import CASES
-from minisgl import _rust
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.backend import BACKENDS, make_control_plane
 
@@ -29,6 +28,10 @@ def refusal(backends: Sequence[str]) -> str | None:
     """Why this build cannot be measured."""
     if "rust_hotpath" not in backends:
         return None
+    try:
+        from minisgl import _rust
+    except ImportError as error:
+        return f"the extension is missing: {error}"
     profile = _rust.build_info()["profile"]
     if profile != "release":
         return f"the extension is a {profile} build; only release is measured"
@@ -55,17 +58,24 @@ def measure(backend: str, name: str) -> dict[str, float]:
     }
 
 
-def parse(args: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmark.control_plane", description=__doc__.splitlines()[0])
-    parser.add_argument("--backend", nargs="+", choices=BACKENDS, default=list(reversed(BACKENDS)))
-    parser.add_argument("--case", nargs="+", choices=tuple(CASES), default=list(CASES))
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--backend", nargs="+", choices=BACKENDS, default=list(reversed(BACKENDS)), help="which to measure"
+    )
+    parser.add_argument(
+        "--case", nargs="+", choices=tuple(CASES), default=list(CASES), metavar="NAME", help="which cases to measure"
+    )
     parser.add_argument("--gate", action="store_true", help="exit with 1 when a bar is missed")
-    parser.add_argument("--out", type=Path, help="write all figures as JSON")
-    return parser.parse_args(args)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    options = parse(args)
+    parser = argparse.ArgumentParser(prog="benchmark.control_plane", description=(__doc__ or "").splitlines()[0])
+    add_arguments(parser)
+    return run(parser.parse_args(args))
+
+
+def run(options: argparse.Namespace) -> int:
     why = refusal(options.backend)
     if why is not None:
         print(f"benchmark.control_plane: {why}", file=sys.stderr)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
 from benchmark.control_plane import __main__ as bench
 from benchmark.control_plane import cases
-from minisgl import _rust
+from minisgl import _rust, cli
+from minisgl.cli import bench_control_plane
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.reference import ReferenceControlPlane
@@ -61,3 +64,26 @@ def test_a_missed_bar_fails_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cases.CASES, "decode_1", decode_1)
     assert bench.main(["--backend", "python", "--case", "decode_1", "--gate"]) == 1
     assert bench.main(["--backend", "python", "--case", "decode_1"]) == 0
+
+
+def test_the_command_runs_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "control-plane", "--backend", "python", "--case", "decode_1"]) == 0
+    assert list(json.loads(capsys.readouterr().out.splitlines()[-1])["us"]) == ["python"]
+
+
+@pytest.mark.parametrize("flags", [[], ["--gate"], ["--case", "decode_1"], ["--help"]])
+def test_without_the_checkout_one_line_says_so(
+    flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bench_control_plane, "PLACES", (tmp_path,))
+    assert cli.main(["bench", "control-plane", *flags]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_without_the_extension_one_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "minisgl._rust", None)
+    monkeypatch.delattr("minisgl._rust")
+    assert bench.main(["--case", "decode_1"]) == 2
+    assert "extension is missing" in capsys.readouterr().err

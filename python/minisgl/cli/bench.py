@@ -14,6 +14,7 @@ import importlib
 from collections.abc import Sequence
 
 COMMANDS = {
+    "control-plane": "minisgl.cli.bench_control_plane",
     "offline": "minisgl.cli.bench_offline",
 }
 
