@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "control-plane": "minisgl.cli.bench_control_plane",
+    "gate": "minisgl.bench.gate",
     "offline": "minisgl.cli.bench_offline",
 }
 
