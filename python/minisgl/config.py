@@ -54,6 +54,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     faulty_control_plane: str = ""  # for tests: where it breaks, such as commit:40:after
     overlap: bool = True
     num_threads: int | None = None
+    transport_stats: bool = False  # measure what messages cost and how long they are on the way
+    profile_steps: int = 0  # write a Chrome trace of so many steps
     sim_profile: str = "null"  # step times of the simulated engine; null: it returns at once
     echo_fail_steps: tuple[int, ...] = ()  # for tests: steps whose forward fails on the echo engine
 
@@ -68,6 +70,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("page_size", "num_pages", "max_running_requests", "max_prefill_length", "num_threads"):
             at_least(name, 1)
         at_least("max_seq_len", 2)
+        at_least("profile_steps", 0)
         if not 0.0 < self.memory_ratio <= 1.0:
             raise ConfigError(f"memory_ratio: {self.memory_ratio}: must be above 0 and at most 1")
         return self
@@ -110,6 +113,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Literal["text", "json"] = "text"
     access_log: bool = True
     log_prompts: bool = False
+    metrics_aliases: Literal["none", "vllm"] = "none"
     managed: bool = False  # started by a program: see managed.py
 
     def check(self) -> ServerConfig:

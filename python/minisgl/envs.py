@@ -43,6 +43,9 @@ SHADOW_MAX_DIFFS = "MINISGL_CPU_BACKEND_SHADOW_MAX_DIFFS"
 FAULTY_CONTROL_PLANE = "MINISGL_FAULTY_CONTROL_PLANE"
 """For tests of a whole server: where its control plane breaks, such as commit:40:after."""
 
+TRANSPORT_LATENCY_STATS = "MINISGL_TRANSPORT_LATENCY_STATS"
+"""1: measure encoding, decoding and queueing of the messages between the processes."""
+
 ALL = (
     API_KEY,
     CPU_BACKEND,
@@ -50,6 +53,7 @@ ALL = (
     SHADOW_REPORT,
     SHADOW_EVERY_N,
     SHADOW_MAX_DIFFS,
+    TRANSPORT_LATENCY_STATS,
     DISABLE_OVERLAP_SCHEDULING,
     CACHE,
     DATA,
@@ -92,6 +96,10 @@ def _count(name: str, default: int) -> int:
     if not value.isdecimal() or int(value) < 1:
         raise EnvError(f"{name}: {value!r}: must be a number, at least 1")
     return int(value)
+
+
+def transport_latency_stats() -> bool:
+    return _flag(TRANSPORT_LATENCY_STATS)
 
 
 def faulty_control_plane() -> str:

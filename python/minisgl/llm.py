@@ -21,6 +21,7 @@ from minisgl import envs
 from minisgl.config import EngineConfig
 from minisgl.generation_config import read_defaults
 from minisgl.message import AbortRequest, AddRequest, FinishRequest, FromEngine, StepTokens, ToEngine
+from minisgl.metrics.steps import step_timers
 from minisgl.progress import Display
 from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.loop import StepLoop
@@ -84,7 +85,13 @@ class LLM:
         self._engine = build_engine(self.config, Display(_say, sys.stderr if sys.stderr.isatty() else None))
         info = self._engine.info
         self._control_plane = build_control_plane(self.config, info)
-        self._loop = StepLoop(self._control_plane, self._engine, self._take, overlap=self.config.overlap)
+        self._loop = StepLoop(
+            self._control_plane,
+            self._engine,
+            self._take,
+            overlap=self.config.overlap,
+            timers=step_timers(self.config.profile_steps, _say),
+        )
         self.tokenizer = Tokenizer.open(info.model_dir, chat_template)
         self.default_params = SamplingParams(**read_defaults(info.model_dir, self.config.generation_config))
         """What a call without `params` samples with: the model's generation_config.json."""
@@ -130,6 +137,7 @@ class LLM:
         return self.generate([p.tolist() for p in prompts], params, progress=progress)
 
     def close(self) -> None:
+        self._loop.timers.close()
         self._engine.close()
 
     def __enter__(self) -> LLM:

@@ -149,6 +149,7 @@ async def _serve(
     app = build_app(client, tokenizer, config, defaults)
     http = HttpServer(app.asgi, listener, slow_client_timeout_s=config.limits.slow_client_timeout)
     await http.start()
+    app.context.metrics.start()
     gc.collect()
     gc.freeze()  # what lives now lives as long as the server: collections need not visit it
     _greet(config, listener, ready, time.monotonic() - began)
@@ -164,6 +165,7 @@ async def _serve(
     for wait in (died, stop, drain):
         wait.cancel()
     client.shut_down()
+    app.context.metrics.stop()
     await http.stop(at_once=signals.stop.is_set())
     return code
 

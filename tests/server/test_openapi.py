@@ -26,6 +26,7 @@ REAL: list[tuple[str, str, dict[str, Any] | None, type[BaseModel]]] = [
     ("GET", "/livez", None, answers.Status),
     ("GET", "/readyz", None, answers.Status),
     ("GET", "/health", None, answers.Health),
+    ("GET", "/stats", None, answers.Stats),
     ("GET", "/v1/models/other", None, answers.ErrorAnswer),
     ("POST", "/tokenize", {}, answers.ErrorAnswer),
 ]

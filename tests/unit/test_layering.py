@@ -85,6 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "progress",
         "generation_config",
         "runner",
+        "metrics",
         "tokenizer",
         "message",
         "config",

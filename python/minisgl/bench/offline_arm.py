@@ -125,6 +125,9 @@ class _TimedHandle:
     def done(self) -> bool:
         return self.inner.done()
 
+    def span(self) -> tuple[float, float]:
+        return self.inner.span()
+
 
 class TimedEngine:
     """An engine that notes how long launches and waits take."""

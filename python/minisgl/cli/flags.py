@@ -129,6 +129,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write every call of the control plane, for minisgl replay (default: none)",
     )
+    steps.add_argument(
+        "--profile-steps",
+        type=int,
+        metavar="N",
+        default=0,
+        help="write a Chrome trace of the first N steps to minisgl-profile-PID.json in the current folder (0: none)",
+    )
     steps.add_argument("--num-threads", type=int, help="compute threads (default: torch decides)")
     steps.add_argument("--tp", "--tp-size", "--tensor-parallel-size", type=int, default=1, help="only 1 so far")
 
@@ -142,6 +149,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     fields["cpu_backend"] = args.cpu_backend or envs.cpu_backend() or _default("cpu_backend")
     fields["overlap"] = not (args.disable_overlap_schedule or envs.disable_overlap_scheduling())
     fields |= envs.shadow()
+    fields["transport_stats"] = envs.transport_latency_stats()
     fields["faulty_control_plane"] = envs.faulty_control_plane()
     fields["echo_fail_steps"] = tuple(sorted(envs.echo_fail_steps()))
     return EngineConfig(**fields).check()

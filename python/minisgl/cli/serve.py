@@ -82,6 +82,12 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     logs.add_argument(
         "--access-log", action=argparse.BooleanOptionalAction, default=True, help="a line for each request"
     )
+    logs.add_argument(
+        "--metrics-aliases",
+        choices=("none", "vllm"),
+        default="none",
+        help="vllm: /metrics also has the names that dashboards for vLLM ask for",
+    )
     logs.add_argument("--log-prompts", action="store_true", help="prompts and answers in the access lines")
 
 

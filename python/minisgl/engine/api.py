@@ -83,6 +83,9 @@ class StepHandle(Protocol):
 
     def done(self) -> bool: ...
 
+    def span(self) -> tuple[float, float]:
+        """From when to when the engine computed it, seconds of `time.perf_counter`; for profiles, after `wait`."""
+
 
 class Engine(Protocol):
     @property

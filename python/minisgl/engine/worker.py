@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -21,20 +22,23 @@ T = TypeVar("T")
 class Pending(Generic[T]):
     """The result of a job to come; a `StepHandle` if it is a step's."""
 
-    __slots__ = ("_done", "_error", "_job", "_result")
+    __slots__ = ("_done", "_error", "_job", "_result", "_span")
 
     def __init__(self, job: Callable[[], T]) -> None:
         self._job: Callable[[], T] | None = job
         self._done = threading.Event()
         self._result: list[T] = []
         self._error: BaseException | None = None
+        self._span = (0.0, 0.0)
 
     def run(self) -> None:
         assert self._job is not None
+        began = time.perf_counter()
         try:
             self._result.append(self._job())
         except BaseException as error:  # handed over to whoever waits
             self._error = error
+        self._span = (began, time.perf_counter())
         self._job = None
         self._done.set()
 
@@ -46,6 +50,10 @@ class Pending(Generic[T]):
 
     def done(self) -> bool:
         return self._done.is_set()
+
+    def span(self) -> tuple[float, float]:
+        """From when to when it ran, seconds of `time.perf_counter`."""
+        return self._span
 
 
 class ForwardThread:

@@ -11,13 +11,14 @@ from minisgl.message.types import (
     FromEngine,
     Heartbeat,
     LoadProgress,
+    MeterReading,
     PromptLogprobs,
     Shutdown,
     StepTokens,
     ToEngine,
     TokenLogprobs,
 )
-from minisgl.message.wire import MessageError, decode_from_engine, decode_to_engine, encode
+from minisgl.message.wire import MessageError, decode_from_engine, decode_to_engine, encode, sent_ns, stamped
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -31,6 +32,7 @@ __all__ = [
     "Heartbeat",
     "LoadProgress",
     "MessageError",
+    "MeterReading",
     "PromptLogprobs",
     "Shutdown",
     "StepTokens",
@@ -39,4 +41,6 @@ __all__ = [
     "decode_from_engine",
     "decode_to_engine",
     "encode",
+    "sent_ns",
+    "stamped",
 ]

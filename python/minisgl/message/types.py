@@ -10,7 +10,7 @@ import msgspec
 
 from minisgl.sampling_params import SamplingParams
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, array_like=True):
@@ -64,6 +64,16 @@ class EngineReady(msgspec.Struct, tag="ready", frozen=True, array_like=True):
     simulated: str = ""
 
 
+class MeterReading(msgspec.Struct, frozen=True, array_like=True):
+    """How often something happened, and how long it took: altogether, at most since the start, at most in the last 10
+    to 20 seconds."""
+
+    count: int
+    total_s: float
+    longest_s: float
+    recent_s: float
+
+
 class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     """A snapshot after a step, sent at most every 100 ms while busy and once when idle."""
 
@@ -82,6 +92,12 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     num_control_plane_calls_total: int = 0
     num_failovers_total: int = 0
     failover_reason: str = ""
+    num_rows_total: int = 0  # of all steps, and their tokens
+    num_step_tokens_total: int = 0
+    batch_rows: int = 0  # of the last step
+    cpu_s: float = 0.0  # of the engine process
+    resident_bytes: int = 0
+    meters: dict[str, MeterReading] = {}  # by the names of metrics.steps
 
 
 class Heartbeat(msgspec.Struct, tag="beat", frozen=True, array_like=True):

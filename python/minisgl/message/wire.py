@@ -1,4 +1,5 @@
-"""Bytes on the wire: one frame carries a list of messages as msgpack, behind the schema version.
+"""Bytes on the wire: one frame carries a list of messages as msgpack, behind the schema version. A stamped frame has
+the time of sending between the two, as eight bytes.
 
 Keeps true: a frame of another version, or one that does not fit the types, is a `MessageError`, never a wrong message.
 """
@@ -12,6 +13,7 @@ import msgspec
 from minisgl.message.types import SCHEMA_VERSION, FromEngine, ToEngine
 
 _VERSION = SCHEMA_VERSION.to_bytes(2, "little")
+_STAMPED = (SCHEMA_VERSION | 0x8000).to_bytes(2, "little")
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(list[ToEngine])
 _from_engine = msgspec.msgpack.Decoder(list[FromEngine])
@@ -25,7 +27,19 @@ def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
     return _VERSION + _encoder.encode(messages)
 
 
+def stamped(frame: bytes, sent_ns: int) -> bytes:
+    """A frame of `encode` with the time of sending, nanoseconds of a clock that both sides share."""
+    return b"".join((_STAMPED, sent_ns.to_bytes(8, "little"), frame[2:]))
+
+
+def sent_ns(frame: bytes) -> int | None:
+    """When a frame was sent, if it says so."""
+    return int.from_bytes(frame[2:10], "little") if frame[:2] == _STAMPED else None
+
+
 def _body(frame: bytes) -> bytes:
+    if frame[:2] == _STAMPED:
+        return frame[10:]
     if frame[:2] != _VERSION:
         got = int.from_bytes(frame[:2], "little")
         raise MessageError(f"schema version {got}, this side speaks {SCHEMA_VERSION}")

@@ -1,6 +1,7 @@
 """What the HTTP process measures, by Prometheus names `minisgl:<name>_<unit>`; docs/metrics.md lists them.
 
-Keeps true: one registry per server, no process-wide state; counting is O(1) per request and step.
+Keeps true: one registry per server, no process-wide state but the watch on garbage collections between `start` and
+`stop`; counting is O(1) per request and step, and belongs to the thread of the event loop.
 Doesn't know: who scrapes.
 """
 
@@ -8,105 +9,136 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from minisgl.message import EngineReady, EngineStats
+from minisgl.metrics.aliases import AliasCollector
+from minisgl.metrics.families import ENGINE, HTTP, EngineCollector, process_families, text_families
+from minisgl.metrics.histogram import Histogram
+from minisgl.metrics.lag import LoopLag
+from minisgl.metrics.meters import GcWatch, Meters, cpu_seconds, resident_bytes
+from minisgl.metrics.transport import MeasuredTransport, Transport
+
+__all__ = ["Metrics"]
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+REASONS = ("stop", "length", "abort", "error")
+METERS = ("dispatch", "tokenize", "detokenize", "pause", "gc", "encode", "decode", "queue")
 
 
-class _EngineCollector(Collector):
-    """The engine's last snapshot, read when scraped."""
+class Metrics(Collector):
+    """`arrival_time` and `now` are `time.monotonic` seconds. `aliases_for`: a model name under which the values also
+    have the names that vLLM's dashboards ask for.
+
+    Whoever does the work meters it: `dispatch` (handing one step's message to its streams), `tokenize` (rendering and
+    encoding a prompt), `detokenize` (text of a step's tokens): `Meter.add(nanoseconds)`, on the event loop."""
 
     def __init__(
-        self, stats: Callable[[], EngineStats | None], info: Callable[[], EngineReady | None], up: Callable[[], bool]
+        self,
+        stats: Callable[[], EngineStats | None],
+        info: Callable[[], EngineReady | None],
+        up: Callable[[], bool],
+        *,
+        aliases_for: str | None = None,
     ) -> None:
         self._stats = stats
-        self._info = info
-        self._up = up
+        self._registry = CollectorRegistry(auto_describe=False)
+        engine = EngineCollector(stats, info, up)
+        self._registry.register(engine)
+        self._registry.register(self)
+        if aliases_for is not None:
+            self._registry.register(AliasCollector((engine, self), aliases_for))
+        self._num_accepted = 0
+        self._num_generated = 0
+        self._num_finished = dict.fromkeys(REASONS, 0)
+        self._ttft = Histogram("minisgl:ttft_seconds", "arrival to first token", SECONDS)
+        self._itl = Histogram("minisgl:itl_seconds", "between tokens of a request", SECONDS)
+        self._e2e = Histogram("minisgl:e2e_seconds", "arrival to last token", SECONDS)
+        self._meters = Meters(METERS)
+        self.dispatch, self.tokenize, self.detokenize = map(self._meters.__getitem__, METERS[:3])
+        self._gc = GcWatch(self._meters["gc"])
+        self._lag = LoopLag(self._meters["pause"], lambda: self._num_accepted > sum(self._num_finished.values()))
 
-    def collect(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily("minisgl:engine_up", "1 while the engine process serves", float(self._up()))
-        if (info := self._info()) is not None:
-            family = GaugeMetricFamily(
-                "minisgl:engine_info", "what serves", labels=("engine", "cpu_backend", "device", "dtype")
-            )
-            now = self._stats()
-            backend = now.cpu_backend if now is not None and now.num_failovers_total else info.cpu_backend
-            family.add_metric((info.engine, backend, info.device, info.dtype), 1.0)
-            yield family
-            fallbacks = CounterMetricFamily(
-                "minisgl:control_plane_fallbacks",
-                "starts with another control plane than the one that was asked for",
-                labels=("reason",),
-            )
-            fallbacks.add_metric(("extension_missing",), float(bool(info.cpu_backend_fallback)))
-            yield fallbacks
-        if (stats := self._stats()) is None:
-            return
-        gauges = (
-            ("requests_running", "requests with a row: prefilling or decoding", stats.num_running),
-            ("requests_waiting", "accepted requests without a row", stats.num_waiting),
-            ("kv_pages", "pages of the KV pool", stats.num_pages),
-            ("kv_pages_free", "pages that hold nothing", stats.num_free_pages),
-            ("kv_pages_evictable", "cached pages that may go", stats.num_evictable_pages),
-            ("kv_pages_protected", "cached pages in use by requests", stats.num_protected_pages),
-            ("kv_pages_held", "pages owned by requests", stats.num_held_pages),
-            (
-                "kv_usage_ratio",
-                "share of pages in use by requests",
-                (stats.num_protected_pages + stats.num_held_pages) / stats.num_pages,
-            ),
-        )
-        for name, text, value in gauges:
-            yield GaugeMetricFamily(f"minisgl:{name}", text, float(value))
-        counters = (
-            ("prompt_tokens", "prompt tokens of admitted requests", stats.num_prompt_tokens_total),
-            ("cached_tokens", "prompt tokens found in the prefix cache", stats.num_cached_tokens_total),
-            ("retractions", "requests put back to waiting for lack of pages", stats.num_retracted_total),
-            ("steps", "engine steps", stats.num_steps_total),
-            ("control_plane_calls", "calls of the control plane", stats.num_control_plane_calls_total),
-            ("control_plane_failovers", "times that it broke and was replaced", stats.num_failovers_total),
-        )
-        for name, text, value in counters:
-            yield CounterMetricFamily(f"minisgl:{name}", text, value=float(value))
+    def start(self) -> None:
+        """Watch the running event loop and this process's garbage collector, until `stop`."""
+        self._gc.start()
+        self._lag.start()
 
+    def stop(self) -> None:
+        """Idempotent."""
+        self._gc.stop()
+        self._lag.stop()
 
-class Metrics:
-    """`arrival_time` and `now` are `time.monotonic` seconds."""
+    def transport(self, *, measured: bool) -> Transport:
+        """What encodes and decodes the messages of this process."""
+        if not measured:
+            return Transport()
+        return MeasuredTransport(*map(self._meters.__getitem__, ("encode", "decode", "queue")))
 
-    def __init__(
-        self, stats: Callable[[], EngineStats | None], info: Callable[[], EngineReady | None], up: Callable[[], bool]
-    ) -> None:
-        registry = self._registry = CollectorRegistry(auto_describe=False)
-        registry.register(_EngineCollector(stats, info, up))
-        self._accepted = Counter("minisgl:requests_accepted", "requests given to the engine", registry=registry)
-        self._finished = Counter("minisgl:requests_finished", "by finish reason", ("reason",), registry=registry)
-        self._generated = Counter("minisgl:generated_tokens", "tokens received from the engine", registry=registry)
-        self._ttft = Histogram("minisgl:ttft_seconds", "arrival to first token", registry=registry, buckets=SECONDS)
-        self._itl = Histogram("minisgl:itl_seconds", "between tokens of a request", registry=registry, buckets=SECONDS)
-        self._e2e = Histogram("minisgl:e2e_seconds", "arrival to last token", registry=registry, buckets=SECONDS)
+    # ------------------------------------------------------------------------------------------------------ counting
 
     def accepted(self, count: int) -> None:
-        self._accepted.inc(count)
+        self._num_accepted += count
 
     def tokens(self, count: int, arrival_time: float, last_time: float | None, now: float) -> None:
         """`count` tokens of one request came at once; the time since the last is shared among them."""
-        self._generated.inc(count)
+        self._num_generated += count
         if last_time is None:
             self._ttft.observe(now - arrival_time)
         else:
-            for _ in range(count):
-                self._itl.observe((now - last_time) / count)
+            self._itl.observe((now - last_time) / count, count)
 
     def finished(self, reason: str, arrival_time: float) -> None:
-        self._finished.labels(reason).inc()
+        self._num_finished[reason] += 1
         if reason in ("stop", "length"):
             self._e2e.observe(time.monotonic() - arrival_time)
+
+    # ------------------------------------------------------------------------------------------------------- telling
 
     def render(self) -> bytes:
         """The Prometheus text format."""
         return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        yield CounterMetricFamily(
+            "minisgl:requests_accepted", "requests given to the engine", value=float(self._num_accepted)
+        )
+        finished = CounterMetricFamily("minisgl:requests_finished", "by finish reason", labels=("reason",))
+        for reason, count in self._num_finished.items():
+            finished.add_metric((reason,), float(count))
+        yield finished
+        generated = float(self._num_generated)
+        yield CounterMetricFamily("minisgl:generated_tokens", "tokens received from the engine", value=generated)
+        yield from (self._ttft.collect(), self._itl.collect(), self._e2e.collect())
+        stats = self._stats()
+        meters = {HTTP: self._meters.readings()}
+        cpu_s, memory = {HTTP: cpu_seconds()}, {HTTP: resident_bytes()}
+        yield from text_families(meters[HTTP])
+        if stats is not None and stats.meters:
+            meters[ENGINE], cpu_s[ENGINE], memory[ENGINE] = stats.meters, stats.cpu_s, stats.resident_bytes
+        yield from process_families(cpu_s, memory, meters)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The same as plain data, with what only a reader of figures wants: counts, and the longest since the start."""
+        http: dict[str, Any] = {
+            "requests_accepted": self._num_accepted,
+            "requests_finished": dict(self._num_finished),
+            "generated_tokens": self._num_generated,
+            "cpu_s": cpu_seconds(),
+            "resident_bytes": resident_bytes(),
+            "meters": {name: _plain(reading) for name, reading in self._meters.readings().items()},
+        }
+        engine: dict[str, Any] | None = None
+        if (stats := self._stats()) is not None:
+            engine = {name: getattr(stats, name) for name in stats.__struct_fields__}
+            engine["meters"] = {name: _plain(reading) for name, reading in stats.meters.items()}
+        return {"http": http, "engine": engine}
+
+
+def _plain(reading: msgspec.Struct) -> dict[str, float]:
+    return {name: getattr(reading, name) for name in reading.__struct_fields__}

@@ -27,6 +27,8 @@ from minisgl.message import (
     ToEngine,
     TokenLogprobs,
 )
+from minisgl.metrics.chrome_trace import DEVICE, ChromeTrace
+from minisgl.metrics.steps import StepTimers
 from minisgl.runner.failover import UnsettledStep, arrivals, ends_of, take_tokens
 from minisgl.runner.heartbeat import Pulse
 from minisgl.runner.ledger import Ledger
@@ -68,12 +70,14 @@ class StepLoop:
         overlap: bool = True,
         pulse: Pulse | None = None,
         fallback: Callable[[], ControlPlane] | None = None,
+        timers: StepTimers | None = None,
     ) -> None:
         self._control_plane = control_plane
         self._engine = engine
         self._send = send
         self._overlap = overlap
         self._pulse = pulse or Pulse()
+        self.timers = timers or StepTimers()
         self._ledger = Ledger()
         self._fallback = fallback
         self._next_step = 0
@@ -112,9 +116,13 @@ class StepLoop:
         Raises `ControlPlaneError` if there is no other control plane to go on with, or what a dead engine raises; both
         end the loop.
         """
+        timers = self.timers
         plan = self._schedule(self._intake(messages))
+        timers.lap(timers.schedule, plan.step)
         previous = self._in_flight
         self._in_flight = _InFlight(plan, self._launch(plan))
+        timers.lap(timers.launch, plan.step)
+        timers.scheduled(plan.num_rows, plan.num_tokens)
         if previous is not None and not self._settle(previous):
             return
         if not self._overlap or plan.num_rows == 0:
@@ -216,20 +224,27 @@ class StepLoop:
 
     def _settle(self, step: _InFlight) -> bool:
         """Wait for `step`, commit it and send what it gave. False if its forward failed."""
+        timers, number = self.timers, step.plan.step
         self._pulse.enter("forward")
+        timers.rest()
         try:
             result = step.handle.wait()
         except EngineStepError as error:
             self._forward_failed(step.plan, error)
             return False
         finally:
+            timers.awake(timers.wait, number)
             self._pulse.enter("working")
         try:
-            output = self._control_plane.commit(step.plan.step, result.tokens)
+            output = self._control_plane.commit(number, result.tokens)
         except ControlPlaneError as error:
             self._fail_over(error, UnsettledStep(step.plan, self._entry(step.plan), result))
             return False
+        timers.lap(timers.commit, number)
         self._report(output, result)
+        timers.lap(timers.send, number)
+        if timers.trace is not None:
+            _trace_forward(timers.trace, step)
         return True
 
     def _report(self, output: StepOutput, result: StepResult) -> None:
@@ -338,6 +353,13 @@ class StepLoop:
                 )
             ]
         )
+
+
+def _trace_forward(trace: ChromeTrace, step: _InFlight) -> None:
+    if step.plan.num_rows:
+        start, end = step.handle.span()
+        trace.add("forward", int(start * 1e9), int(end * 1e9), step.plan.step, thread=DEVICE)
+        trace.step_done()
 
 
 def _join_logprobs(rows: Int32Array, logprobs: StepLogprobs) -> tuple[TokenLogprobs, ...]:

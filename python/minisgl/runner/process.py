@@ -29,9 +29,10 @@ from minisgl.message import (
     FromEngine,
     LoadProgress,
     ToEngine,
-    decode_to_engine,
-    encode,
 )
+from minisgl.metrics.meters import GcWatch, cpu_seconds, resident_bytes
+from minisgl.metrics.steps import step_timers
+from minisgl.metrics.transport import MeasuredTransport, Transport
 from minisgl.runner.build import build_engine, build_fallback, choose_control_plane
 from minisgl.runner.heartbeat import HeartbeatThread, Pulse
 from minisgl.runner.loop import StepLoop
@@ -63,6 +64,11 @@ class Link:
         self._outbox.setsockopt(zmq.SNDHWM, 0)
         self._outbox.setsockopt(zmq.LINGER, LINGER_MS)
         self._outbox.connect(config.from_engine)
+        self.timers = step_timers(config.engine.profile_steps, lambda text: self.send([LoadProgress(text)]))
+        self._transport = Transport()
+        if config.engine.transport_stats:
+            meters = self.timers.meters
+            self._transport = MeasuredTransport(meters["encode"], meters["decode"], meters["queue"])
         self.pulse = Pulse()
         self._heartbeat = HeartbeatThread(self._context, config.from_engine, self.pulse)
         self._poller = zmq.Poller()
@@ -70,20 +76,26 @@ class Link:
         self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
 
     def send(self, messages: Sequence[FromEngine]) -> None:
-        self._outbox.send(encode(messages))
+        self._outbox.send(self._transport.encode(messages))
 
     def receive(self, *, block: bool) -> list[ToEngine]:
         """Every message that is there; with `block`, wait for the first. Raises `ParentGone`."""
-        self.pulse.enter("idle" if block else "working")
+        timers = self.timers
+        if block:
+            self.pulse.enter("idle")
+            timers.rest()
         ready = dict(self._poller.poll(None if block else 0))
+        if block:
+            timers.awake(timers.idle)
         self.pulse.enter("working")
         if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
             raise ParentGone
         messages: list[ToEngine] = []
         while True:
             try:
-                messages.extend(decode_to_engine(self._inbox.recv(zmq.NOBLOCK)))
+                messages.extend(self._transport.decode_to_engine(self._inbox.recv(zmq.NOBLOCK)))
             except zmq.Again:
+                timers.lap(timers.receive)
                 return messages
 
     def close(self) -> None:
@@ -109,14 +121,20 @@ def serve(config: ProcessConfig, link: Link) -> None:
             overlap=config.engine.overlap,
             pulse=link.pulse,
             fallback=lambda: build_fallback(config.engine, engine.info),
+            timers=link.timers,
         )
+        collections = GcWatch(link.timers.meters["gc"])
+        collections.start()
         _run(loop, chosen, link)
+        collections.stop()
     finally:
+        link.timers.close()
         engine.close()
 
 
 def _run(loop: StepLoop, chosen: Chosen, link: Link) -> None:
     last_sent = 0.0
+    loop.timers.begin()
     while not loop.shutdown:
         if idle := loop.idle:
             link.send([_stats(loop, chosen)])
@@ -152,6 +170,7 @@ def _ready(engine: Engine, chosen: Chosen) -> EngineReady:
 def _stats(loop: StepLoop, chosen: Chosen) -> EngineStats:
     control_plane = loop.control_plane
     stats = control_plane.stats()
+    timers = loop.timers
     return EngineStats(
         num_waiting=stats.num_waiting,
         num_running=stats.num_running,
@@ -168,6 +187,12 @@ def _stats(loop: StepLoop, chosen: Chosen) -> EngineStats:
         num_control_plane_calls_total=2 * loop.num_steps,
         num_failovers_total=loop.num_failovers,
         failover_reason=loop.failover_reason,
+        num_rows_total=timers.num_rows,
+        num_step_tokens_total=timers.num_tokens,
+        batch_rows=timers.last_rows,
+        cpu_s=cpu_seconds(),
+        resident_bytes=resident_bytes(),
+        meters=timers.meters.readings(),
     )
 
 

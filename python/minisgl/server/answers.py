@@ -144,6 +144,16 @@ class Status(_Answer):
     status: str
 
 
+class Stats(_Answer):
+    """What both processes measured of themselves; times in seconds since the start. `engine` comes with its first
+    step."""
+
+    model: str
+    simulated: str | None
+    http: dict[str, Any]
+    engine: dict[str, Any] | None
+
+
 class Health(_Answer):
     status: str
     stats: dict[str, Any] | None = None

@@ -60,7 +60,12 @@ def build_app(
     app = FastAPI(title="minisgl", docs_url="/docs", redoc_url=None, redirect_slashes=False)
     install_handlers(app)
     slow_clients = SlowClients(config.limits.slow_client_timeout)
-    metrics = Metrics(lambda: client.stats, lambda: client.info, lambda: client.failure is None)
+    metrics = Metrics(
+        lambda: client.stats,
+        lambda: client.info,
+        lambda: client.failure is None,
+        aliases_for=config.model_name if config.metrics_aliases == "vllm" else None,
+    )
     context = ServerContext(
         client,
         tokenizer,

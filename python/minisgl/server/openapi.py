@@ -64,6 +64,7 @@ ROUTES: dict[str, _Route] = {
     "/livez": _Route("get", "Whether the process and its step loop are alive.", answers.Status, errors=(503,)),
     "/readyz": _Route("get", "Whether requests are served.", answers.Status, errors=(503,)),
     "/health": _Route("get", "The state in detail.", answers.Health),
+    "/stats": _Route("get", "What both processes measured of themselves.", answers.Stats, errors=(401,)),
     "/metrics": _Route("get", "Metrics in Prometheus' text format.", None, errors=(401,)),
 }
 

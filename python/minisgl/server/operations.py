@@ -52,6 +52,12 @@ def add_operations(app: FastAPI, context: ServerContext) -> None:
     async def get_version() -> Response:
         return json_response(version())
 
+    @app.get("/stats")
+    async def stats() -> Response:
+        info = context.client.info
+        about = {"model": context.model_name, "simulated": (info.simulated or None) if info is not None else None}
+        return json_response(about | context.metrics.snapshot())
+
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(context.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -85,5 +91,7 @@ def _health(context: ServerContext) -> dict[str, Any]:
     stats = client.stats
     if stats is not None and stats.num_failovers_total:
         found["cpu_backend"] = stats.cpu_backend
-    found["stats"] = None if stats is None else {name: getattr(stats, name) for name in stats.__struct_fields__}
+    found["stats"] = None
+    if stats is not None:  # /stats has the meters
+        found["stats"] = {name: getattr(stats, name) for name in stats.__struct_fields__ if name != "meters"}
     return found

@@ -27,20 +27,23 @@ GOLDEN = 0x9E3779B97F4A7C15
 class SimStep:
     """A step that ends at `end` of the clock."""
 
-    __slots__ = ("_clock", "_result", "end", "start")
+    __slots__ = ("_clock", "_end", "_result", "_start")
 
     def __init__(self, result: StepResult, clock: Clock, start: float, end: float) -> None:
         self._result = result
         self._clock = clock
-        self.start = start
-        self.end = end
+        self._start = start
+        self._end = end
 
     def wait(self) -> StepResult:
-        self._clock.sleep_until(self.end)
+        self._clock.sleep_until(self._end)
         return self._result
 
     def done(self) -> bool:
-        return self._clock.now() >= self.end
+        return self._clock.now() >= self._end
+
+    def span(self) -> tuple[float, float]:
+        return self._start, self._end
 
 
 class SimEngine:
@@ -65,9 +68,9 @@ class SimEngine:
         entry = buffers.ring[plan.ring_index]
         for binding in bindings:  # spread, so that neighbouring seeds give unlike texts
             self._seeds[binding.slot] = ((binding.sampling.seed or 0) * GOLDEN) & MASK
-        start = end = 0.0
+        start = end = self._clock.now()
         if self._profile.takes_time and plan.num_rows:
-            start = max(self._clock.now(), self._busy_until)
+            start = max(start, self._busy_until)
             end = self._busy_until = start + self._profile.seconds(_load(plan, entry))
         return SimStep(StepResult(self._tokens(plan, entry)), self._clock, start, end)
 
