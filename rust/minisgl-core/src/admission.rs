@@ -7,11 +7,13 @@
 //! own prompt and a share (the ratio) of the output it may still make, and the same for everyone started, must fit into
 //! what is free or evictable. The ratio falls while that goes well and jumps after a retraction.
 
+use crate::config::PageSize;
+use crate::decode_set::Row;
 use crate::error::Result;
 use crate::radix::{Match, ROOT, RadixTree};
 use crate::request::{Index, Requests};
 
-const MAX_OUTPUT_ESTIMATE: usize = 4096;
+const MAX_OUTPUT_ESTIMATE: u32 = 4096;
 const RATIO_BITS: u32 = 10;
 const RATIO_START: usize = 716;
 pub(crate) const RATIO_MIN: usize = 102;
@@ -109,7 +111,7 @@ pub(crate) fn apply_chunk(
 ) -> Result<()> {
     let size = tree.page_size();
     let uses_cache = requests.get(index).uses_cache;
-    let (tail, detail) = (
+    let (body, detail) = (
         &mut requests.bodies[index as usize],
         &mut requests.detail[index as usize],
     );
@@ -117,23 +119,20 @@ pub(crate) fn apply_chunk(
     if uses_cache {
         handle = tree.descend(handle, &chunk.found)?;
     }
-    tail.pages.extend_from_slice(&chunk.found.pages);
-    let first = tail.pages.len();
-    tree.take(chunk.num_new_pages, &mut tail.pages)?;
+    body.pages.extend_from_slice(&chunk.found.pages);
+    let first = body.pages.len();
+    tree.take(chunk.num_new_pages, &mut body.pages)?;
     if uses_cache {
         detail.num_tree_pages = first;
         let full = chunk.num_tokens / size;
-        if full > 0 && !tree.has_page(handle, &tail.tokens, first) {
-            let tokens = &tail.tokens[first * size..(first + full) * size];
-            handle = tree.append(handle, tokens, &tail.pages[first..first + full])?;
+        if full > 0 && !tree.has_page(handle, &body.tokens, first) {
+            let tokens = &body.tokens[first * size..(first + full) * size];
+            handle = tree.append(handle, tokens, &body.pages[first..first + full])?;
             detail.num_tree_pages = first + full;
         }
     }
     detail.handle = Some(handle);
-    let last_page = tail.pages[tail.pages.len() - 1];
-    let request = requests.get_mut(index);
-    request.kv_len = (first * size + chunk.num_tokens) as u32;
-    request.last_page = last_page;
+    requests.get_mut(index).kv_len = (first * size + chunk.num_tokens) as u32;
     Ok(())
 }
 
@@ -157,23 +156,25 @@ impl ReserveRatio {
     }
 
     /// Pages set aside for the output of `num_unscheduled` tokens at most, rounded up.
-    pub fn reserve_pages(&self, num_unscheduled: usize, page_size: usize) -> usize {
-        let output = (num_unscheduled.min(MAX_OUTPUT_ESTIMATE) * self.value) >> RATIO_BITS;
-        output.div_ceil(page_size)
+    pub fn reserve_pages(&self, num_unscheduled: u32, page_size: PageSize) -> usize {
+        let most = num_unscheduled.min(MAX_OUTPUT_ESTIMATE);
+        page_size.count((most * self.value as u32) >> RATIO_BITS) as usize
     }
 }
 
 /// Estimated pages that a started request will yet take: the rest of its prompt and its reserve.
 pub(crate) fn needed_pages(
     requests: &Requests,
-    index: Index,
+    row: &Row,
     ratio: &ReserveRatio,
-    page_size: usize,
+    page_size: PageSize,
 ) -> usize {
-    let request = requests.get(index);
-    let prompt_pages = (request.prefill_len as usize).div_ceil(page_size);
-    prompt_pages.saturating_sub(requests.num_pages(index))
-        + ratio.reserve_pages(request.num_unscheduled(), page_size)
+    let reserve = ratio.reserve_pages(row.left, page_size);
+    if !row.prefills {
+        return reserve; // its prompt has its pages
+    }
+    let prompt_pages = page_size.count(requests.get(row.index).prefill_len) as usize;
+    prompt_pages - requests.pages(row.index).len() + reserve
 }
 
 /// The estimate for a waiting request of which `found` is cached.
@@ -184,10 +185,11 @@ pub(crate) fn fits(
     needed_by_started: usize,
     ratio: &ReserveRatio,
     tree: &RadixTree,
+    page_size: PageSize,
 ) -> bool {
     let request = requests.get(index);
-    let size = tree.page_size();
-    let rest = (request.len as usize).div_ceil(size) - found.pages.len();
-    let needed = rest + ratio.reserve_pages(request.num_unscheduled(), size) + needed_by_started;
+    let rest = page_size.count(request.len) as usize - found.pages.len();
+    let reserve = ratio.reserve_pages(request.num_unscheduled(), page_size);
+    let needed = rest + reserve + needed_by_started;
     needed <= tree.num_available() - found.num_unlocked
 }

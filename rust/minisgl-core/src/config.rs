@@ -83,6 +83,12 @@ impl PageSize {
         self.size
     }
 
+    /// Pages of so many tokens.
+    pub fn count(self, tokens: u32) -> u32 {
+        let (full, rest) = self.split(tokens);
+        full + u32::from(rest > 0)
+    }
+
     /// Column and offset of a position.
     pub fn split(self, position: u32) -> (u32, u32) {
         if self.mask + 1 == self.size {

@@ -10,7 +10,7 @@ use crate::config::CachePolicy;
 use crate::error::{Result, need};
 use crate::page_pool::Page;
 use crate::radix::{NO_NODE, NodeId, ROOT, RadixTree};
-use crate::request::{Index, NO_SLOT, Queue, Requests, State};
+use crate::request::{Index, NO_SLOT, Requests, State};
 use crate::scheduler::Scheduler;
 
 /// An error at the first invariant that doesn't hold. O(everything).
@@ -181,9 +181,13 @@ fn check_started(plane: &Scheduler, index: Index) -> Result<()> {
             )
         },
     )?;
+    let row = plane
+        .started
+        .find(index)
+        .map(|at| &plane.started.rows()[at]);
     need(
-        plane.requests.pages(index).last() == Some(&request.last_page),
-        || format!("{}: wrong last page", who()),
+        row.is_some_and(|row| row.is_of(index, &plane.requests)),
+        || format!("{}: its row differs from its record", who()),
     )?;
     need(
         plane.requests.tokens(index).len() == request.len as usize,
@@ -222,8 +226,8 @@ fn check_started(plane: &Scheduler, index: Index) -> Result<()> {
 }
 
 fn check_lists(plane: &Scheduler) -> Result<()> {
-    check_queue(&plane.waiting, &plane.requests, State::Waiting)?;
-    check_queue(&plane.started, &plane.requests, State::Started)?;
+    check_order(plane.waiting.iter(), &plane.requests, State::Waiting)?;
+    check_order(plane.started.iter(), &plane.requests, State::Started)?;
     let mut listed = BTreeSet::new();
     for index in plane.waiting.iter().chain(plane.started.iter()) {
         let req_id = plane.requests.get(index).req_id;
@@ -238,7 +242,7 @@ fn check_lists(plane: &Scheduler) -> Result<()> {
     for index in plane.waiting.iter() {
         let (request, detail) = (plane.requests.get(index), plane.requests.detail(index));
         let holds = detail.handle.is_some()
-            || plane.requests.num_pages(index) > 0
+            || !plane.requests.pages(index).is_empty()
             || request.slot != NO_SLOT;
         need(!holds, || {
             format!("request {} waits and holds something", request.req_id)
@@ -247,18 +251,19 @@ fn check_lists(plane: &Scheduler) -> Result<()> {
     Ok(())
 }
 
-fn check_queue(queue: &Queue, requests: &Requests, state: State) -> Result<()> {
-    let orders: Vec<_> = queue
-        .iter()
-        .map(|index| requests.detail(index).order)
-        .collect();
-    need(orders.is_sorted_by(|a, b| a < b), || {
-        format!("{state:?} is not sorted")
-    })?;
-    need(
-        queue.iter().all(|index| requests.get(index).state == state),
-        || format!("a request that is {state:?} has another state"),
-    )
+fn check_order(list: impl Iterator<Item = Index>, requests: &Requests, state: State) -> Result<()> {
+    let mut last = None;
+    for index in list {
+        let order = requests.detail(index).order;
+        need(last.is_none_or(|last| last < order), || {
+            format!("{state:?} is not sorted")
+        })?;
+        need(requests.get(index).state == state, || {
+            format!("a request that is {state:?} has another state")
+        })?;
+        last = Some(order);
+    }
+    Ok(())
 }
 
 fn check_slots(plane: &Scheduler) -> Result<()> {

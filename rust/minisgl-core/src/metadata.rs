@@ -5,7 +5,8 @@
 //! Doesn't know: why these rows were chosen.
 
 use crate::config::{Limits, PageSize};
-use crate::decode_set;
+use crate::decode_set::Row;
+use crate::page_pool::Page;
 use crate::request::{Index, Requests};
 
 /// The arrays of one step, in the order of the Python side's `RingEntry`. `segments` are rows of 3, `bound` of 2.
@@ -81,7 +82,15 @@ impl DecidedStep {
     }
 }
 
-/// Write all live regions of `entry`; returns the header, but for the ring index and the page counts. `rows` gets the
+/// Write the columns of decode row `at`, just scheduled, that need its request; `write_step` derives the others.
+pub(crate) fn decode_row(entry: &mut RingEntry, at: usize, row: &Row) {
+    entry.input_ids[at] = row.input_token();
+    entry.req_slots[at] = row.slot as i32;
+    entry.seq_lens[at] = row.kv_len as i32;
+    entry.out_loc[at] = row.last_page as i32;
+}
+
+/// Write all live regions of `entry` but what `decode_row` wrote; returns the header, but for the ring index and the page counts. `rows` gets the
 /// index of each row, `samples` the sampling rows.
 pub(crate) fn write_step(
     decided: &DecidedStep,
@@ -111,7 +120,7 @@ pub(crate) fn write_step(
     samples.clear();
     writer.entry.qo_indptr[0] = 0;
     writer.entry.kv_indptr[0] = 0;
-    writer.decode_rows(decided, requests);
+    writer.decode_rows(decided.decode_rows.len());
     rows.extend_from_slice(&decided.decode_rows);
     samples.extend(0..decided.decode_rows.len() as u32);
     for row in &decided.prefill_rows {
@@ -140,21 +149,10 @@ struct Writer<'a, 'b> {
 }
 
 impl Writer<'_, '_> {
-    /// What a decode step spends its time in. One loop visits the requests; what follows from that are plain loops over
-    /// arrays, which the compiler vectorises.
-    fn decode_rows(&mut self, decided: &DecidedStep, requests: &Requests) {
-        let n = decided.decode_rows.len();
+    /// What follows from the columns that `decode_row` wrote: plain loops over arrays, which the compiler vectorises.
+    fn decode_rows(&mut self, n: usize) {
         let entry = &mut *self.entry;
-        let (ids, slots) = (&mut entry.input_ids[..n], &mut entry.req_slots[..n]);
-        let (lens, out_loc) = (&mut entry.seq_lens[..n], &mut entry.out_loc[..n]);
-        let rows = decided.decode_rows.iter().zip(ids).zip(slots);
-        for ((((&index, id), slot), len), page) in rows.zip(&mut *lens).zip(&mut *out_loc) {
-            let request = requests.get(index);
-            *id = decode_set::input_token(request);
-            *slot = request.slot as i32;
-            *len = request.kv_len as i32;
-            *page = request.last_page as i32;
-        }
+        let (lens, out_loc) = (&entry.seq_lens[..n], &mut entry.out_loc[..n]);
         entry.extend_lens[..n].fill(1);
         for (to, row) in entry.qo_indptr[1..=n].iter_mut().zip(1..) {
             *to = row;
@@ -167,7 +165,7 @@ impl Writer<'_, '_> {
             .zip(positions)
             .zip(&mut *columns)
             .zip(last)
-            .zip(out_loc)
+            .zip(&mut *out_loc)
         {
             let (at, offset) = size.split(len as u32 - 1);
             *to = len - 1;
@@ -221,16 +219,9 @@ impl Writer<'_, '_> {
         {
             *position = at;
         }
-        let mut places = entry.out_loc[self.tokens..to].iter_mut();
-        let (first, mut offset) = size.split(start as u32);
-        for &page in &pages[first as usize..] {
-            let from = page * size.size() + offset;
-            let count = (size.size() - offset) as usize;
-            for (place, at) in places.by_ref().take(count).zip(from as i32..) {
-                *place = at;
-            }
-            offset = 0;
-        }
+        let (first, offset) = size.split(start as u32);
+        let places = &mut entry.out_loc[self.tokens..to];
+        write_places(places, &pages[first as usize..], offset, size.size());
         self.tokens = to;
         let (column, offset) = size.split(end as u32 - 1);
         self.pages += column as i32 + 1;
@@ -293,5 +284,24 @@ impl Writer<'_, '_> {
         for (to, &slot) in self.entry.released.iter_mut().zip(&decided.released) {
             *to = slot as i32;
         }
+    }
+}
+
+/// Where tokens go that fill `pages` from `offset` of the first one on.
+fn write_places(places: &mut [i32], pages: &[Page], mut offset: u32, size: u32) {
+    if size == 1 {
+        for (place, &page) in places.iter_mut().zip(pages) {
+            *place = page as i32;
+        }
+        return;
+    }
+    let mut places = places.iter_mut();
+    for &page in pages {
+        let from = page * size + offset;
+        let count = (size - offset) as usize;
+        for (place, at) in places.by_ref().take(count).zip(from as i32..) {
+            *place = at;
+        }
+        offset = 0;
     }
 }

@@ -5,7 +5,7 @@
 //! Doesn't know: the radix tree's inside, the pool.
 //!
 //! A started request is *prefilling* until the KV of all tokens known at its admission is scheduled, then it *decodes*.
-//! What a decode step touches stands in `Request`, one cache line; the rest in `Detail`.
+//! While it decodes its row in the decode set is the truth, and what is here as old as the last `settle`.
 
 use crate::error::{Result, broken};
 use crate::inputs::Arrival;
@@ -26,9 +26,8 @@ pub(crate) enum State {
     Ended,
 }
 
-/// What every step looks at. Lengths in tokens.
+/// Its state and its limits. Lengths in tokens.
 #[derive(Clone, Debug)]
-#[repr(align(64))]
 pub(crate) struct Request {
     pub req_id: i64,
     pub last_step: i64,   // the last step that holds a row of it
@@ -38,8 +37,6 @@ pub(crate) struct Request {
     pub max_len: u32,     // total length at which it ends
     pub min_len: u32,     // total length before which no stop id ends it
     pub slot: u32,
-    pub last_page: Page, // of its page table
-    pub last_token: i32, // the last committed one
     pub num_pending: u8, // tokens scheduled to be sampled beyond `len`
     pub state: State,
     pub no_overlap: bool,
@@ -48,20 +45,7 @@ pub(crate) struct Request {
     pub has_stop_ids: bool,
 }
 
-const TAIL: usize = 7;
-
-/// The ends of what grows while it decodes: one cache line, so that a decode step touches two a request. Whatever reads a
-/// sequence or a page table whole settles it first.
-#[derive(Clone, Debug, Default)]
-#[repr(align(64))]
-pub(crate) struct Tail {
-    tokens: [i32; TAIL],
-    pages: [Page; TAIL],
-    num_tokens: u8,
-    num_pages: u8,
-}
-
-/// All but the ends.
+/// What grows.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Body {
     pub tokens: Vec<i32>, // the committed ones, prompt first
@@ -84,8 +68,8 @@ impl Request {
     }
 
     /// Tokens it may still generate beyond those that are known or pending.
-    pub fn num_unscheduled(&self) -> usize {
-        (self.max_len - self.len) as usize - self.num_pending as usize
+    pub fn num_unscheduled(&self) -> u32 {
+        self.max_len - self.len - u32::from(self.num_pending)
     }
 }
 
@@ -93,7 +77,6 @@ impl Request {
 #[derive(Default)]
 pub(crate) struct Requests {
     pub hot: Vec<Request>,
-    tails: Vec<Tail>,
     pub bodies: Vec<Body>,
     pub detail: Vec<Detail>,
     unused: Vec<Index>,
@@ -110,58 +93,12 @@ impl Requests {
 
     /// The committed tokens of a settled request.
     pub fn tokens(&self, index: Index) -> &[i32] {
-        debug_assert_eq!(self.tails[index as usize].num_tokens, 0);
         &self.bodies[index as usize].tokens
     }
 
     /// The page table of a settled request.
     pub fn pages(&self, index: Index) -> &[Page] {
-        debug_assert_eq!(self.tails[index as usize].num_pages, 0);
         &self.bodies[index as usize].pages
-    }
-
-    pub fn num_pages(&self, index: Index) -> usize {
-        self.bodies[index as usize].pages.len() + usize::from(self.tails[index as usize].num_pages)
-    }
-
-    /// The page table of any request, copied.
-    pub fn page_table(&self, index: Index) -> Vec<Page> {
-        let tail = &self.tails[index as usize];
-        let mut pages = self.bodies[index as usize].pages.clone();
-        pages.extend_from_slice(&tail.pages[..usize::from(tail.num_pages)]);
-        pages
-    }
-
-    pub fn push_page(&mut self, index: Index, page: Page) {
-        if usize::from(self.tails[index as usize].num_pages) == TAIL {
-            self.settle(index);
-        }
-        let tail = &mut self.tails[index as usize];
-        tail.pages[usize::from(tail.num_pages)] = page;
-        tail.num_pages += 1;
-    }
-
-    fn push_token(&mut self, index: Index, token: i32) {
-        if usize::from(self.tails[index as usize].num_tokens) == TAIL {
-            self.settle(index);
-        }
-        let tail = &mut self.tails[index as usize];
-        tail.tokens[usize::from(tail.num_tokens)] = token;
-        tail.num_tokens += 1;
-    }
-
-    /// Bring sequence and page table together.
-    pub fn settle(&mut self, index: Index) {
-        let (tail, body) = (
-            &mut self.tails[index as usize],
-            &mut self.bodies[index as usize],
-        );
-        body.tokens
-            .extend_from_slice(&tail.tokens[..usize::from(tail.num_tokens)]);
-        body.pages
-            .extend_from_slice(&tail.pages[..usize::from(tail.num_pages)]);
-        tail.num_tokens = 0;
-        tail.num_pages = 0;
     }
 
     pub fn detail(&self, index: Index) -> &Detail {
@@ -185,8 +122,6 @@ impl Requests {
             min_len: length(arrival.num_prompt.saturating_add(arrival.min_tokens)).min(MAX_LEN)
                 as u32,
             slot: NO_SLOT,
-            last_page: 0,
-            last_token: arrival.tokens.last().copied().unwrap_or(0),
             num_pending: 0,
             state: State::Waiting,
             no_overlap: arrival.no_overlap,
@@ -201,7 +136,6 @@ impl Requests {
             }
             None => {
                 self.hot.push(request);
-                self.tails.push(Tail::default());
                 self.bodies.push(Body::default());
                 self.detail.push(Detail::default());
                 self.hot.len() as Index - 1
@@ -212,7 +146,6 @@ impl Requests {
         // room for what it generates, so that a decode step need not allocate
         tokens.reserve(limit.saturating_sub(tokens.len()).min(RESERVED_OUTPUT));
         detail.order = (arrival.priority, count);
-        self.tails[index as usize] = Tail::default();
         self.bodies[index as usize].tokens = tokens;
         self.bodies[index as usize].pages.clear();
         detail.num_tree_pages = 0;
@@ -228,21 +161,27 @@ impl Requests {
         self.unused.push(index);
     }
 
-    /// Take a sampled token; whether it ends the request, and how. Stop wins over length.
-    pub fn accept(&mut self, index: Index, token: i32, eos_ids: &[i32]) -> FinishReason {
-        self.push_token(index, token);
-        let request = &mut self.hot[index as usize];
-        request.len += 1;
-        request.last_token = token;
+    /// How a request ends that takes `token` as its `len`-th. Stop wins over length.
+    pub fn end_at(&self, index: Index, token: i32, len: u32, eos_ids: &[i32]) -> FinishReason {
+        let request = self.get(index);
         let stops = (request.obeys_eos && eos_ids.contains(&token))
-            || (request.has_stop_ids && self.detail[index as usize].stop_ids.contains(&token));
-        if stops && request.len >= request.min_len {
+            || (request.has_stop_ids && self.detail(index).stop_ids.contains(&token));
+        if stops && len >= request.min_len {
             FinishReason::Stop
-        } else if request.len >= request.max_len {
+        } else if len >= request.max_len {
             FinishReason::Length
         } else {
             FinishReason::None
         }
+    }
+
+    /// Take the token of a request that waits: it was retracted while it was in flight.
+    pub fn accept(&mut self, index: Index, token: i32, eos_ids: &[i32]) -> FinishReason {
+        self.bodies[index as usize].tokens.push(token);
+        let request = self.get_mut(index);
+        request.len += 1;
+        let len = request.len;
+        self.end_at(index, token, len, eos_ids)
     }
 
     /// Room in the page table for what it may generate, so that rows in lockstep don't all grow theirs in one step.
@@ -260,7 +199,6 @@ impl Requests {
         detail.handle = None;
         detail.num_tree_pages = 0;
         self.bodies[index as usize].pages.clear();
-        self.tails[index as usize].num_pages = 0;
         let request = &mut self.hot[index as usize];
         request.kv_len = 0;
         request.prefill_len = 0;
@@ -295,25 +233,12 @@ impl Queue {
         self.len() == 0
     }
 
-    pub fn get(&self, at: usize) -> Index {
-        self.items[self.head + at]
-    }
-
     pub fn first(&self) -> Option<Index> {
         self.items.get(self.head).copied()
     }
 
-    pub fn last(&self) -> Option<Index> {
-        self.iter().next_back()
-    }
-
-    pub fn iter(&self) -> impl DoubleEndedIterator<Item = Index> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = Index> + '_ {
         self.items[self.head..].iter().copied()
-    }
-
-    pub fn clear(&mut self) {
-        self.items.clear();
-        self.head = 0;
     }
 
     pub fn add(&mut self, index: Index, requests: &Requests) {

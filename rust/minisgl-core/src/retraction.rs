@@ -8,18 +8,19 @@
 //! whoever gets them writes later.
 
 use crate::config::CachePolicy;
+use crate::decode_set::DecodeSet;
 use crate::error::{Result, broken};
 use crate::radix::RadixTree;
-use crate::request::{Index, Queue, Requests};
+use crate::request::{Index, Requests};
 
 /// Whom to retract so that `for_request` gets a page: the last one started. Never itself (it waits), and never one in the
 /// plan: rows are planned in order, so whoever stands behind `for_request` is not in it yet.
-pub(crate) fn pick_victim(started: &Queue, for_request: Index) -> Option<Index> {
+pub(crate) fn pick_victim(started: &DecodeSet, for_request: Index) -> Option<Index> {
     started.last().filter(|&last| last != for_request)
 }
 
 /// Full pages of the tail enter the tree below the node that the request locks (without a cache they don't), the rest is
-/// freed by ascending column, the lock is released.
+/// freed by ascending column, the lock is released. The request is settled.
 ///
 /// The tail's KV goes as far as inputs were scheduled. Their tokens are all known by now: only the token that the last
 /// scheduled row makes can be unknown, and it is no input yet.
@@ -28,7 +29,6 @@ pub(crate) fn give_up_pages(
     index: Index,
     tree: &mut RadixTree,
 ) -> Result<()> {
-    requests.settle(index);
     let (request, detail) = (requests.get(index), requests.detail(index));
     let Some(mut handle) = detail.handle else {
         return broken(format!(
