@@ -170,7 +170,7 @@ pub(crate) fn needed_pages(
     page_size: PageSize,
 ) -> usize {
     let reserve = ratio.reserve_pages(row.left, page_size);
-    if !row.prefills {
+    if !row.kind.prefills {
         return reserve; // its prompt has its pages
     }
     let prompt_pages = page_size.count(requests.get(row.index).prefill_len) as usize;

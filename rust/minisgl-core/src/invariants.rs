@@ -21,7 +21,7 @@ pub(crate) fn check_all(plane: &Scheduler) -> Result<()> {
     check_lists(plane)?;
     check_slots(plane)?;
     check_pending(plane)?;
-    for index in plane.started.iter() {
+    for index in plane.started.indices().iter().copied() {
         check_started(plane, index)?;
     }
     let ratio = plane.ratio.value;
@@ -125,7 +125,7 @@ fn check_page_owners(plane: &Scheduler) -> Result<()> {
             own(page)?;
         }
     }
-    for index in plane.started.iter() {
+    for index in plane.started.indices().iter().copied() {
         let detail = plane.requests.detail(index);
         for &page in &plane.requests.pages(index)[detail.num_tree_pages..] {
             own(page)?;
@@ -142,7 +142,7 @@ fn check_page_owners(plane: &Scheduler) -> Result<()> {
 /// Lock counts are the numbers of handles on a node and below it.
 fn check_locks(plane: &Scheduler) -> Result<()> {
     let mut locks: HashMap<NodeId, u32> = HashMap::new();
-    for index in plane.started.iter() {
+    for index in plane.started.indices().iter().copied() {
         let mut at = plane.requests.handle(index);
         while at != ROOT {
             need(at != NO_NODE, || {
@@ -181,10 +181,7 @@ fn check_started(plane: &Scheduler, index: Index) -> Result<()> {
             )
         },
     )?;
-    let row = plane
-        .started
-        .find(index)
-        .map(|at| &plane.started.rows()[at]);
+    let row = plane.started.find(index).map(|at| plane.started.row(at));
     need(
         row.is_some_and(|row| row.is_of(index, &plane.requests)),
         || format!("{}: its row differs from its record", who()),
@@ -211,7 +208,7 @@ fn check_started(plane: &Scheduler, index: Index) -> Result<()> {
     need(plane.requests.tokens(index).starts_with(&tokens), || {
         format!("{}: it locks other tokens than its own", who())
     })?;
-    let length = request.len + u32::from(request.num_pending);
+    let length = request.len + request.num_pending;
     need(length <= request.max_len, || {
         format!(
             "{}: {length} tokens scheduled, the limit is {}",
@@ -227,9 +224,17 @@ fn check_started(plane: &Scheduler, index: Index) -> Result<()> {
 
 fn check_lists(plane: &Scheduler) -> Result<()> {
     check_order(plane.waiting.iter(), &plane.requests, State::Waiting)?;
-    check_order(plane.started.iter(), &plane.requests, State::Started)?;
+    check_order(
+        plane.started.indices().iter().copied(),
+        &plane.requests,
+        State::Started,
+    )?;
     let mut listed = BTreeSet::new();
-    for index in plane.waiting.iter().chain(plane.started.iter()) {
+    for index in plane
+        .waiting
+        .iter()
+        .chain(plane.started.indices().iter().copied())
+    {
         let req_id = plane.requests.get(index).req_id;
         need(listed.insert(req_id), || "a request is in two lists".into())?;
         need(plane.live.get(&req_id) == Some(&index), || {
@@ -282,7 +287,7 @@ fn check_slots(plane: &Scheduler) -> Result<()> {
     let mut held: Vec<u32> = plane
         .started
         .iter()
-        .map(|index| plane.requests.get(index).slot)
+        .map(|row| plane.requests.get(row.index).slot)
         .collect();
     held.sort_unstable();
     need(held == in_use, || {
@@ -292,7 +297,7 @@ fn check_slots(plane: &Scheduler) -> Result<()> {
 
 /// A live request's pending tokens are those of its sampling rows in flight; nobody is in flight past its step.
 fn check_pending(plane: &Scheduler) -> Result<()> {
-    let mut pending: HashMap<Index, u8> = HashMap::new();
+    let mut pending: HashMap<Index, u32> = HashMap::new();
     for flight in &plane.in_flight {
         for &index in &flight.rows {
             let request = plane.requests.get(index);
@@ -327,7 +332,7 @@ pub(crate) struct TableWatch {
 impl TableWatch {
     pub fn check(&mut self, plane: &Scheduler) -> Result<()> {
         let mut tables = BTreeMap::new();
-        for index in plane.started.iter() {
+        for index in plane.started.indices().iter().copied() {
             let detail = plane.requests.detail(index);
             let key = (plane.requests.get(index).req_id, detail.num_admissions);
             if let Some(before) = self.seen.get(&key) {

@@ -19,7 +19,6 @@ mod request;
 mod retraction;
 mod scheduler;
 mod slots;
-mod tails;
 
 pub use config::{CachePolicy, Config, Limits};
 pub use error::{Error, Result};

@@ -5,7 +5,6 @@
 //! Doesn't know: why these rows were chosen.
 
 use crate::config::{Limits, PageSize};
-use crate::decode_set::Row;
 use crate::page_pool::Page;
 use crate::request::{Index, Requests};
 
@@ -82,15 +81,7 @@ impl DecidedStep {
     }
 }
 
-/// Write the columns of decode row `at`, just scheduled, that need its request; `write_step` derives the others.
-pub(crate) fn decode_row(entry: &mut RingEntry, at: usize, row: &Row) {
-    entry.input_ids[at] = row.input_token();
-    entry.req_slots[at] = row.slot as i32;
-    entry.seq_lens[at] = row.kv_len as i32;
-    entry.out_loc[at] = row.last_page as i32;
-}
-
-/// Write all live regions of `entry` but what `decode_row` wrote; returns the header, but for the ring index and the page counts. `rows` gets the
+/// Write all live regions of `entry` but the columns of decode rows that `DecodeSet::schedule` wrote; returns the header, but for the ring index and the page counts. `rows` gets the
 /// index of each row, `samples` the sampling rows.
 pub(crate) fn write_step(
     decided: &DecidedStep,
@@ -149,7 +140,7 @@ struct Writer<'a, 'b> {
 }
 
 impl Writer<'_, '_> {
-    /// What follows from the columns that `decode_row` wrote: plain loops over arrays, which the compiler vectorises.
+    /// What follows from the columns that `DecodeSet::schedule` wrote: plain loops over arrays, which the compiler vectorises.
     fn decode_rows(&mut self, n: usize) {
         let entry = &mut *self.entry;
         let (lens, out_loc) = (&entry.seq_lens[..n], &mut entry.out_loc[..n]);

@@ -37,7 +37,7 @@ pub(crate) struct Request {
     pub max_len: u32,     // total length at which it ends
     pub min_len: u32,     // total length before which no stop id ends it
     pub slot: u32,
-    pub num_pending: u8, // tokens scheduled to be sampled beyond `len`
+    pub num_pending: u32, // tokens scheduled to be sampled beyond `len`
     pub state: State,
     pub no_overlap: bool,
     pub uses_cache: bool,
@@ -69,7 +69,7 @@ impl Request {
 
     /// Tokens it may still generate beyond those that are known or pending.
     pub fn num_unscheduled(&self) -> u32 {
-        self.max_len - self.len - u32::from(self.num_pending)
+        self.max_len - self.len - self.num_pending
     }
 }
 

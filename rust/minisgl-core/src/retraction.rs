@@ -16,7 +16,8 @@ use crate::request::{Index, Requests};
 /// Whom to retract so that `for_request` gets a page: the last one started. Never itself (it waits), and never one in the
 /// plan: rows are planned in order, so whoever stands behind `for_request` is not in it yet.
 pub(crate) fn pick_victim(started: &DecodeSet, for_request: Index) -> Option<Index> {
-    started.last().filter(|&last| last != for_request)
+    let last = started.indices().last();
+    last.copied().filter(|&last| last != for_request)
 }
 
 /// Full pages of the tail enter the tree below the node that the request locks (without a cache they don't), the rest is

@@ -158,8 +158,8 @@ impl Scheduler {
     /// Counts of this moment.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let held = self.started.rows().iter().map(|row| {
-            self.started.num_pages(row, &self.requests)
+        let held = self.started.iter().map(|row| {
+            self.started.num_pages(&row, &self.requests)
                 - self.requests.detail(row.index).num_tree_pages
         });
         Stats {

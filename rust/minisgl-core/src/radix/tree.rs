@@ -314,36 +314,56 @@ impl RadixTree {
         self.pool.pop_many(num_pages, into)
     }
 
-    /// `take` of one page.
-    pub fn take_one(&mut self) -> Result<Page> {
-        if self.pool.num_free() == 0 {
-            self.evict(1)?;
+    /// As `take` of one page, so many times: what the pool has, then evicted pages one by one.
+    pub fn take_each(&mut self, num_pages: usize, into: &mut Vec<Page>) -> Result<()> {
+        let free = self.pool.num_free().min(num_pages);
+        self.pool.pop_many(free, into)?;
+        let mut missing = num_pages - free;
+        while missing > 0 {
+            let (id, kept) = self.next_cut(missing)?;
+            let pages = &self.nodes[id as usize].pages[kept..];
+            missing -= pages.len();
+            into.extend(pages.iter().rev());
+            self.cut(id, kept);
         }
-        self.pool.pop()
+        Ok(())
     }
 
     /// Trim the oldest unlocked leaf from its end, page by page, then the next, until `num_pages` are freed.
     pub fn evict(&mut self, mut num_pages: usize) -> Result<()> {
         while num_pages > 0 {
-            self.count(1);
-            let Some(id) = self.next_leaf() else {
-                return broken("more pages were evicted than the radix tree can give");
-            };
-            let size = self.page_size;
-            let leaf = &mut self.nodes[id as usize];
-            let count = num_pages.min(leaf.pages.len());
-            let kept = leaf.pages.len() - count;
-            self.pool.push(leaf.pages[kept..].iter().rev().copied())?;
-            self.num_evictable -= count;
-            num_pages -= count;
-            if kept == 0 {
-                self.remove(id);
-            } else {
-                leaf.pages.truncate(kept);
-                leaf.tokens.truncate(kept * size);
-            }
+            let (id, kept) = self.next_cut(num_pages)?;
+            let pages = &self.nodes[id as usize].pages[kept..];
+            num_pages -= pages.len();
+            self.pool.push(pages.iter().rev().copied())?;
+            self.cut(id, kept);
         }
         Ok(())
+    }
+
+    /// The leaf that goes next, and how many of its pages stay if `num_pages` are wanted.
+    fn next_cut(&self, num_pages: usize) -> Result<(NodeId, usize)> {
+        self.count(1);
+        match self.next_leaf() {
+            Some(id) => {
+                let len = self.nodes[id as usize].pages.len();
+                Ok((id, len.saturating_sub(num_pages)))
+            }
+            None => broken("more pages were evicted than the radix tree can give"),
+        }
+    }
+
+    /// Take the pages from `kept` on off an unlocked leaf.
+    fn cut(&mut self, id: NodeId, kept: usize) {
+        let size = self.page_size;
+        let leaf = &mut self.nodes[id as usize];
+        self.num_evictable -= leaf.pages.len() - kept;
+        if kept == 0 {
+            self.remove(id);
+        } else {
+            leaf.pages.truncate(kept);
+            leaf.tokens.truncate(kept * size);
+        }
     }
 
     /// Forget everything. The clock goes on; the pages are the pool's business (it is reset with the tree).

@@ -3,11 +3,11 @@
 //! Keeps true: every row's token goes to its request once, in row order; an end that it makes comes with it.
 //! Doesn't know: how the step was decided.
 
-use super::Scheduler;
+use super::{InFlight, Scheduler};
 use crate::error::{Result, broken};
 use crate::inputs::check_tokens;
 use crate::output::{Entry, FinishReason};
-use crate::request::{Index, State};
+use crate::request::{Index, Requests, State};
 
 impl Scheduler {
     pub(super) fn commit_alive(
@@ -27,31 +27,16 @@ impl Scheduler {
         self.slots.drain(step);
         into.reserve_exact(self.ends.len() + done.sample_rows.len());
         into.append(&mut self.ends);
-        let mut next = 0; // the place of the next row, if nobody left or joined since
-        let mut ending = Vec::new();
-        for &row in &done.sample_rows {
-            let (index, token) = (done.rows[row as usize], tokens[row as usize]);
-            let place = match self.started.rows().get(next) {
-                Some(one) if one.index == index => Some(next),
-                _ => self.started.find(index),
+        let mut ending = Vec::new(); // places stay as they are until all tokens are taken
+        let mut at = 0;
+        while at < done.sample_rows.len() {
+            let index = done.rows[done.sample_rows[at] as usize];
+            at += match self.started.find(index) {
+                Some(place) => self.take_run(place, &done, at, tokens, into, &mut ending),
+                None => {
+                    self.take_late_token(index, done.sample_rows[at], tokens, into, &mut ending)
+                }
             };
-            let (req_id, reason) = if let Some(at) = place {
-                next = at + 1;
-                self.take_token(at, token)
-            } else if let Some(found) = self.take_late_token(index, token) {
-                found
-            } else {
-                continue;
-            };
-            into.push(Entry {
-                req_id,
-                token,
-                reason,
-                row: row as i32,
-            });
-            if reason != FinishReason::None {
-                ending.push(index); // places stay as they are until all tokens are taken
-            }
         }
         for index in ending {
             self.end(index)?;
@@ -61,31 +46,78 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The token of the decode row at `at`; whose it is, and whether it ends it.
-    fn take_token(&mut self, at: usize, token: i32) -> (i64, FinishReason) {
-        let (row, len) = self.started.push_token(at, token, &mut self.requests);
-        let may_end = row.has_stop_ids
-            || row.left + u32::from(row.num_pending) == 0
-            || self.config.eos_ids.contains(&token);
-        let reason = if may_end {
-            self.requests
-                .end_at(row.index, token, len, &self.config.eos_ids)
-        } else {
-            FinishReason::None
+    /// The tokens of neighbouring rows of the step, from the `first`-th sampling one on, whose requests are neighbours in
+    /// the decode set, from `place` on. Returns their number.
+    fn take_run(
+        &mut self,
+        place: usize,
+        done: &InFlight,
+        first: usize,
+        tokens: &[i32],
+        into: &mut Vec<Entry>,
+        ending: &mut Vec<Index>,
+    ) -> usize {
+        let row = done.sample_rows[first] as usize;
+        let sampling = done.sample_rows[first..].iter().zip(row as u32..);
+        let rows = done.rows[row..]
+            .iter()
+            .zip(&self.started.indices()[place..]);
+        let same = sampling.zip(rows);
+        let count = same
+            .take_while(|&((a, b), (c, d))| *a == b && c == d)
+            .count();
+        let tokens = &tokens[row..row + count];
+        let start = into.len();
+        let req_ids = &self.started.req_ids(place)[..count];
+        into.extend(req_ids.iter().zip(tokens).zip(row as i32..).map(
+            |((&req_id, &token), row)| Entry {
+                req_id,
+                token,
+                reason: FinishReason::None,
+                row,
+            },
+        ));
+        let eos_ids = &self.config.eos_ids;
+        let may_end = |requests: &Requests, at: usize, len: u32| {
+            let index = done.rows[row + at];
+            let reason = requests.end_at(index, tokens[at], len, eos_ids);
+            if reason != FinishReason::None {
+                into[start + at].reason = reason;
+                ending.push(index);
+            }
         };
-        (row.req_id, reason)
+        self.started
+            .take_tokens(place, tokens, eos_ids, &mut self.requests, may_end);
+        count
     }
 
-    /// The token of a request that is not started any more: None if it has ended.
-    fn take_late_token(&mut self, index: Index, token: i32) -> Option<(i64, FinishReason)> {
+    /// The token of a request that is not started any more: nobody's if it has ended. Returns 1.
+    fn take_late_token(
+        &mut self,
+        index: Index,
+        row: u32,
+        tokens: &[i32],
+        into: &mut Vec<Entry>,
+        ending: &mut Vec<Index>,
+    ) -> usize {
+        let token = tokens[row as usize];
         let request = self.requests.get_mut(index);
         request.num_pending -= 1;
         if request.state == State::Ended {
-            return None;
+            return 1;
         }
         let req_id = request.req_id;
         let reason = self.requests.accept(index, token, &self.config.eos_ids);
-        Some((req_id, reason))
+        into.push(Entry {
+            req_id,
+            token,
+            reason,
+            row: row as i32,
+        });
+        if reason != FinishReason::None {
+            ending.push(index);
+        }
+        1
     }
 
     /// Nothing holds a row of those that waited for `step` any more.

@@ -55,7 +55,7 @@ impl Scheduler {
         };
         self.in_flight.clear();
         self.settle_all();
-        for index in self.started.iter() {
+        for &index in self.started.indices() {
             self.requests.forget_pages(index);
             self.requests.get_mut(index).state = State::Waiting;
             self.waiting.add(index, &self.requests);
@@ -142,7 +142,7 @@ impl Scheduler {
 
     pub(super) fn settle_all(&mut self) {
         for at in 0..self.started.len() {
-            self.settle(self.started.rows()[at].index);
+            self.settle(self.started.indices()[at]);
         }
     }
 }

@@ -7,35 +7,33 @@
 use super::Scheduler;
 use crate::admission::{self, Chunk};
 use crate::error::Result;
-use crate::metadata::{self, Plan, PrefillRow, RingEntry, write_step};
+use crate::metadata::{Plan, PrefillRow, RingEntry, write_step};
 use crate::request::{Index, State};
 use crate::retraction;
 
 impl Scheduler {
-    /// Decide step `step`. Its decode rows are written into `entry` as they come, the rest follows in `write`.
+    /// Decide step `step`. What only the decode rows know of themselves is written into `entry` as they come,
+    /// the rest follows in `write`.
     pub(super) fn decide(&mut self, step: i64, entry: &mut RingEntry) -> Result<()> {
         self.decided.begin(step);
         let mut budget = self.budget();
         let mut prefills = true;
         let mut prefilling = false;
         let mut at = 0;
-        while let Some(row) = self.started.rows_mut().get_mut(at) {
+        while at < self.started.len() {
             // a retraction takes requests off its end
-            if row.prefills {
-                let index = row.index;
+            let row = self.started.row(at);
+            if row.kind.prefills {
                 if prefills {
-                    let used = self.prefill(index, budget)?;
+                    let used = self.prefill(row.index, budget)?;
                     budget -= used as i64;
                     prefills = used > 0;
                 }
-                prefilling |= self.started.rows()[at].prefills;
-            } else if row.is_eligible() && self.get_decode_page(at)? {
-                let row = &mut self.started.rows_mut()[at];
-                row.schedule(step);
-                metadata::decode_row(entry, self.decided.decode_rows.len(), row);
-                self.decided.decode_rows.push(row.index);
+                prefilling |= self.started.row(at).kind.prefills;
+                at += 1;
+            } else {
+                at += self.decode_from(at, entry)?.max(1);
             }
-            at += 1;
         }
         self.prefilling = prefilling;
         if prefills && self.decided.num_retracted == 0 {
@@ -61,20 +59,29 @@ impl Scheduler {
         most - self.started.num_eligible() as i64
     }
 
-    /// Give the row the page that its next token needs, if it needs one: a free one, else an evicted one, else one of the
-    /// last request started, which is retracted. False if that would be the row itself: it waits.
-    fn get_decode_page(&mut self, at: usize) -> Result<bool> {
-        if !self.started.needs_page(at) {
-            return Ok(true);
-        }
-        while self.tree.num_available() == 0 {
-            if !self.retract_for(self.started.rows()[at].index)? {
-                return Ok(false);
+    /// Schedule the neighbours from `at` on that may decode now and for which there are pages, free ones or evicted ones;
+    /// where not even the first has one, the last request started is retracted. Returns their number, 0 if the row at
+    /// `at` waits: it may not decode, or is that last one itself.
+    fn decode_from(&mut self, at: usize, entry: &mut RingEntry) -> Result<usize> {
+        loop {
+            let run = self.started.run_from(at);
+            if run.is_empty() {
+                return Ok(0);
+            }
+            let run = self.started.cut(run, self.tree.num_available());
+            let to = self.decided.decode_rows.len();
+            if !run.is_empty() {
+                let rows = &self.started.indices()[run.clone()];
+                self.decided.decode_rows.extend_from_slice(rows);
+                let (step, count) = (self.decided.step, run.len());
+                self.started
+                    .schedule(run, step, &mut self.tree, &mut self.requests, entry, to)?;
+                return Ok(count);
+            }
+            if !self.retract_for(self.started.indices()[at])? {
+                return Ok(0);
             }
         }
-        let page = self.tree.take_one()?;
-        self.started.push_page(at, page, &mut self.requests);
-        Ok(true)
     }
 
     fn retract_for(&mut self, index: Index) -> Result<bool> {
@@ -119,7 +126,7 @@ impl Scheduler {
         admission::apply_chunk(&mut self.requests, index, chunk, &mut self.tree)?;
         let request = self.requests.get_mut(index);
         let samples = request.kv_len == request.prefill_len;
-        request.num_pending += u8::from(samples);
+        request.num_pending += u32::from(samples);
         request.last_step = self.decided.step;
         self.started.load(index, &self.requests);
         self.decided.prefill_rows.push(PrefillRow {
@@ -147,8 +154,8 @@ impl Scheduler {
                 return Ok(());
             }
             let by_started = needed.unwrap_or_else(|| {
-                let each = self.started.rows().iter();
-                each.map(|one| admission::needed_pages(&self.requests, one, &self.ratio, size))
+                let each = self.started.iter();
+                each.map(|row| admission::needed_pages(&self.requests, &row, &self.ratio, size))
                     .sum()
             });
             let fits = || {
@@ -167,9 +174,9 @@ impl Scheduler {
             }
             self.start(index, &chunk)?;
             budget -= chunk.num_tokens as i64;
-            let row = self.started.find(index).map(|at| &self.started.rows()[at]);
+            let row = self.started.find(index).map(|at| self.started.row(at));
             let own =
-                row.map(|row| admission::needed_pages(&self.requests, row, &self.ratio, size));
+                row.map(|row| admission::needed_pages(&self.requests, &row, &self.ratio, size));
             needed = Some(by_started + own.unwrap_or(0));
         }
         Ok(())

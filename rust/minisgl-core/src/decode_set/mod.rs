@@ -1,0 +1,407 @@
+//! The started requests in request order, as dense columns: what a decode step visits.
+//!
+//! Keeps true: a row is scheduled only if the token it makes is within the request's limits, which is known before the
+//! token is; its input is the last token of the sequence, known to the host or not.
+//! Doesn't know: which pages are to be had, what else runs in the step.
+//!
+//! While a request decodes, its row is the truth and its record in `Requests` is as old as the last `settle`, which
+//! whoever reads the record calls first. While it prefills the record is the truth, and the row only stands for it.
+//! Rows are scheduled, and take their tokens, in *runs* of neighbours: a plain decode step is one run, and each of its
+//! loops one over plain arrays. What a step appends to sequences and page tables waits in `Tails`.
+
+mod columns;
+mod tails;
+
+use std::ops::Range;
+
+use columns::Columns;
+pub(crate) use columns::{Kind, Row};
+use tails::Tails;
+
+use crate::config::PageSize;
+use crate::error::{Result, broken};
+use crate::metadata::RingEntry;
+use crate::page_pool::Page;
+use crate::radix::RadixTree;
+use crate::request::{Index, NO_STEP, Requests};
+
+impl Row {
+    /// Committed tokens of a row that decodes: its KV reaches to the last token before the one that it makes last.
+    fn len(&self) -> u32 {
+        self.kv_len + 1 - self.num_pending
+    }
+
+    /// Whether it says the same as the settled record of `index`. For checks.
+    pub fn is_of(&self, index: Index, requests: &Requests) -> bool {
+        *self == row_of(index, requests)
+    }
+}
+
+const NO_PLACE: u32 = u32::MAX;
+
+/// The started requests, sorted by (priority, arrival).
+pub(crate) struct DecodeSet {
+    rows: Columns, // those before `head` have left
+    head: usize,
+    place: Vec<u32>,     // by request index: where in `rows` it stands
+    num_stopping: usize, // rows with stop ids
+    tails: Tails,
+    page_size: PageSize,
+    new_rows: Vec<u32>, // of a run: the rows that begin a page
+    new_pages: Vec<Page>,
+}
+
+impl DecodeSet {
+    pub fn new(max_rows: usize, page_size: PageSize) -> Self {
+        Self {
+            rows: Columns::with_capacity(2 * max_rows),
+            head: 0,
+            place: Vec::new(),
+            num_stopping: 0,
+            tails: Tails::new(max_rows),
+            page_size,
+            new_rows: Vec::with_capacity(max_rows),
+            new_pages: Vec::with_capacity(max_rows),
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.rows.len() - self.head
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The row at a place, 0 .. len() - 1, in request order.
+    pub fn row(&self, at: usize) -> Row {
+        self.rows.get(self.head + at)
+    }
+
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = Row> + '_ {
+        (self.head..self.rows.len()).map(|at| self.rows.get(at))
+    }
+
+    /// Whom the rows stand for, in order.
+    pub fn indices(&self) -> &[Index] {
+        &self.rows.index[self.head..]
+    }
+
+    /// The place of a request, if it has started.
+    pub fn find(&self, index: Index) -> Option<usize> {
+        match self.place.get(index as usize) {
+            Some(&place) if place != NO_PLACE => Some(place as usize - self.head),
+            _ => None,
+        }
+    }
+
+    // ---------------------------------------------------------------------------------------------- coming, going
+
+    /// A request that has just started, with its first chunk.
+    pub fn add(&mut self, index: Index, requests: &Requests) {
+        let order = requests.detail(index).order;
+        let before = |&one: &Index| requests.detail(one).order < order;
+        let at = if self.indices().last().is_none_or(before) {
+            self.rows.len()
+        } else {
+            self.head + self.indices().partition_point(before)
+        };
+        let known = self.place.len().max(index as usize + 1);
+        self.place.resize(known, NO_PLACE);
+        let row = row_of(index, requests);
+        self.num_stopping += usize::from(row.kind.has_stop_ids);
+        self.rows.insert(at, &row);
+        self.number_from(at);
+    }
+
+    /// Take a request out. It was settled before, as its record is what is left of it.
+    pub fn remove(&mut self, index: Index) -> Result<()> {
+        let Some(at) = self.find(index) else {
+            return broken("a request that has not started is to leave the decode set");
+        };
+        self.place[index as usize] = NO_PLACE;
+        self.num_stopping -= usize::from(self.rows.kind[self.head + at].has_stop_ids);
+        if at > 0 {
+            self.rows.remove(self.head + at);
+            self.number_from(self.head + at);
+            return Ok(());
+        }
+        self.head += 1;
+        if self.head > self.rows.len() / 2 {
+            self.rows.drop_first(self.head);
+            self.head = 0;
+            self.number_from(0);
+        }
+        Ok(())
+    }
+
+    pub fn clear(&mut self) {
+        self.rows.clear();
+        self.head = 0;
+        self.num_stopping = 0;
+        self.place.fill(NO_PLACE);
+    }
+
+    fn number_from(&mut self, at: usize) {
+        for (&index, place) in self.rows.index[at..].iter().zip(at as u32..) {
+            self.place[index as usize] = place;
+        }
+    }
+
+    // --------------------------------------------------------------------------------------------- row and record
+
+    /// The record has changed (a chunk was scheduled): the row follows.
+    pub fn load(&mut self, index: Index, requests: &Requests) {
+        if let Some(at) = self.find(index) {
+            let row = row_of(index, requests);
+            let (rows, at) = (&mut self.rows, self.head + at);
+            rows.kv_len[at] = row.kv_len;
+            rows.left[at] = row.left;
+            rows.num_pending[at] = row.num_pending;
+            rows.last_page[at] = row.last_page;
+            rows.last_token[at] = row.last_token;
+            rows.last_step[at] = row.last_step;
+            rows.kind[at] = row.kind;
+        }
+    }
+
+    /// Bring the record up to date, its tokens and pages with it. `now` is the last step that was scheduled.
+    pub fn settle(&mut self, index: Index, now: i64, requests: &mut Requests) {
+        let Some(row) = self.find(index).map(|at| self.row(at)) else {
+            return;
+        };
+        if row.kind.prefills {
+            return;
+        }
+        let request = requests.get_mut(index);
+        request.kv_len = row.kv_len;
+        request.len = row.len();
+        request.num_pending = row.num_pending;
+        request.last_step = now - i64::from((now as u32).wrapping_sub(row.last_step));
+        let body = &mut requests.bodies[index as usize];
+        let num_pages = self.page_size.count(row.kv_len);
+        self.tails
+            .settle_tokens(row.slot, row.len(), &mut body.tokens);
+        self.tails
+            .settle_pages(row.slot, num_pages, &mut body.pages);
+    }
+
+    // ----------------------------------------------------------------------------------------------- scheduling
+
+    /// Whether the row at `at` may decode now. Not while it prefills; not once its last token is in flight; a
+    /// `no_overlap` request not while any token is.
+    fn is_eligible(&self, at: usize) -> bool {
+        let (rows, at) = (&self.rows, self.head + at);
+        let kind = rows.kind[at];
+        rows.left[at] > 0 && !kind.prefills && !(kind.no_overlap && rows.num_pending[at] > 0)
+    }
+
+    /// The rows from `at` on that may decode now.
+    pub fn run_from(&self, at: usize) -> Range<usize> {
+        let eligible = (at..self.len()).take_while(|&at| self.is_eligible(at));
+        at..at + eligible.count()
+    }
+
+    /// Shorten a run to the rows for which `num_pages` suffice, one for each that begins a page.
+    pub fn cut(&self, run: Range<usize>, num_pages: usize) -> Range<usize> {
+        if num_pages >= run.len() {
+            return run;
+        }
+        let mut left = num_pages;
+        for at in run.clone() {
+            if self.begins_page(at) {
+                if left == 0 {
+                    return run.start..at;
+                }
+                left -= 1;
+            }
+        }
+        run
+    }
+
+    fn begins_page(&self, at: usize) -> bool {
+        self.page_size.split(self.rows.kv_len[self.head + at]).1 == 0
+    }
+
+    /// Every row of a run computes the KV of its last token and makes the next one. Rows that begin a page take it from
+    /// `tree`, in order, which has enough. What the engine needs of a row is written into `entry` from row `to` on:
+    /// input, slot and length, and as `out_loc` its last page; `write_step` does the rest.
+    ///
+    /// A token that is not committed yet stands as -(slot + 1): the engine takes it from its own last_token[slot].
+    pub fn schedule(
+        &mut self,
+        run: Range<usize>,
+        step: i64,
+        tree: &mut RadixTree,
+        requests: &mut Requests,
+        entry: &mut RingEntry,
+        to: usize,
+    ) -> Result<()> {
+        self.take_pages(run.clone(), tree, requests)?;
+        let n = run.len();
+        let run = self.head + run.start..self.head + run.end;
+        let rows = &mut self.rows;
+        rows.last_step[run.clone()].fill(step as u32);
+        for left in &mut rows.left[run.clone()] {
+            *left -= 1;
+        }
+        let slots = &rows.slot[run.clone()];
+        let pending = &mut rows.num_pending[run.clone()];
+        let ids = entry.input_ids[to..to + n].iter_mut();
+        let places = entry.req_slots[to..to + n].iter_mut();
+        let known = &rows.last_token[run.clone()];
+        for ((((id, place), pending), &slot), &known) in
+            ids.zip(places).zip(pending).zip(slots).zip(known)
+        {
+            *id = if *pending == 0 {
+                known
+            } else {
+                -(slot as i32) - 1
+            };
+            *place = slot as i32;
+            *pending += 1;
+        }
+        let lens = entry.seq_lens[to..to + n].iter_mut();
+        for (kv_len, len) in rows.kv_len[run.clone()].iter_mut().zip(lens) {
+            *kv_len += 1;
+            *len = *kv_len as i32;
+        }
+        let out_loc = entry.out_loc[to..to + n].iter_mut();
+        for (&page, out) in rows.last_page[run].iter().zip(out_loc) {
+            *out = page as i32;
+        }
+        Ok(())
+    }
+
+    fn take_pages(
+        &mut self,
+        run: Range<usize>,
+        tree: &mut RadixTree,
+        requests: &mut Requests,
+    ) -> Result<()> {
+        self.new_rows.clear();
+        let kv_lens = &self.rows.kv_len[self.head..];
+        let size = self.page_size;
+        if size.size() == 1 {
+            self.new_rows.extend(run.start as u32..run.end as u32);
+        } else {
+            let begins = |&at: &usize| size.split(kv_lens[at]).1 == 0;
+            self.new_rows.extend(run.filter(begins).map(|at| at as u32));
+        }
+        self.new_pages.clear();
+        tree.take_each(self.new_rows.len(), &mut self.new_pages)?;
+        let (slots, last_pages) = (
+            &self.rows.slot[self.head..],
+            &mut self.rows.last_page[self.head..],
+        );
+        for (&at, &page) in self.new_rows.iter().zip(&self.new_pages) {
+            let at = at as usize;
+            last_pages[at] = page;
+            let column = size.split(kv_lens[at]).0;
+            if self.tails.push_page(slots[at], column, page) {
+                let index = self.rows.index[self.head + at];
+                let pages = &mut requests.bodies[index as usize].pages;
+                self.tails.settle_pages(slots[at], column + 1, pages);
+            }
+        }
+        Ok(())
+    }
+
+    // --------------------------------------------------------------------------------------------------- tokens
+
+    /// The rows from `at` on take `tokens`, as many as there are. `may_end` is told of each row that the token may end,
+    /// in order: its place among the tokens, and its length in tokens.
+    pub fn take_tokens(
+        &mut self,
+        at: usize,
+        tokens: &[i32],
+        eos_ids: &[i32],
+        requests: &mut Requests,
+        mut may_end: impl FnMut(&Requests, usize, u32),
+    ) {
+        let run = self.head + at..self.head + at + tokens.len();
+        let rows = &mut self.rows;
+        rows.last_token[run.clone()].copy_from_slice(tokens);
+        let pending = &mut rows.num_pending[run.clone()];
+        let left = &rows.left[run.clone()];
+        let mut suspicious = self.num_stopping > 0;
+        for (pending, &left) in pending.iter_mut().zip(left) {
+            *pending -= 1;
+            suspicious |= *pending + left == 0;
+        }
+        for eos in eos_ids {
+            suspicious |= tokens.contains(eos);
+        }
+        let (slots, kv_lens) = (&rows.slot[run.clone()], &rows.kv_len[run.clone()]);
+        let of_row = slots.iter().zip(kv_lens).zip(&*pending).zip(tokens);
+        for (row, (((&slot, &kv_len), &pending), &token)) in of_row.enumerate() {
+            let len = kv_len + 1 - pending;
+            if self.tails.push_token(slot, len - 1, token) {
+                let index = rows.index[run.start + row];
+                let tokens = &mut requests.bodies[index as usize].tokens;
+                self.tails.settle_tokens(slot, len, tokens);
+            }
+        }
+        if suspicious {
+            for (row, token) in tokens.iter().enumerate() {
+                let of = rows.get(run.start + row);
+                let used_up = of.left + of.num_pending == 0;
+                if used_up || of.kind.has_stop_ids || eos_ids.contains(token) {
+                    may_end(requests, row, of.len());
+                }
+            }
+        }
+    }
+
+    /// Whom the rows from `at` on are called by clients.
+    pub fn req_ids(&self, at: usize) -> &[i64] {
+        &self.rows.req_id[self.head + at..]
+    }
+
+    // ------------------------------------------------------------------------------------------------------ counts
+
+    /// Rows that decode in this step, if there are pages.
+    pub fn num_eligible(&self) -> usize {
+        (0..self.len()).filter(|&at| self.is_eligible(at)).count()
+    }
+
+    /// Output that decoding rows may yet make, and the requests that prefill.
+    pub fn num_pages(&self, row: &Row, requests: &Requests) -> usize {
+        if row.kind.prefills {
+            requests.pages(row.index).len()
+        } else {
+            self.page_size.count(row.kv_len) as usize
+        }
+    }
+
+    /// The page table of a request, copied.
+    pub fn page_table(&self, index: Index, requests: &Requests) -> Vec<Page> {
+        let mut pages = requests.pages(index).to_vec();
+        if let Some(row) = self.find(index).map(|at| self.row(at)) {
+            let count = self.num_pages(&row, requests) as u32;
+            self.tails.settle_pages(row.slot, count, &mut pages);
+        }
+        pages
+    }
+}
+
+fn row_of(index: Index, requests: &Requests) -> Row {
+    let request = requests.get(index);
+    debug_assert_ne!(request.last_step, NO_STEP);
+    Row {
+        req_id: request.req_id,
+        index,
+        slot: request.slot,
+        kv_len: request.kv_len,
+        left: request.num_unscheduled(),
+        num_pending: request.num_pending,
+        last_page: requests.pages(index).last().copied().unwrap_or(0),
+        last_token: requests.tokens(index).last().copied().unwrap_or(0),
+        last_step: request.last_step as u32,
+        kind: Kind {
+            prefills: request.is_prefilling(),
+            no_overlap: request.no_overlap,
+            has_stop_ids: request.has_stop_ids,
+        },
+    }
+}
