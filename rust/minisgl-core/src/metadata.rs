@@ -151,18 +151,21 @@ impl Writer<'_, '_> {
         let (positions, last) = (&mut entry.positions[..n], &mut entry.last_page_len[..n]);
         let columns = &mut entry.kv_indptr[1..=n];
         let size = self.size;
-        for ((((&len, to), column), last), out) in lens
-            .iter()
-            .zip(positions)
-            .zip(&mut *columns)
-            .zip(last)
-            .zip(&mut *out_loc)
-        {
-            let (at, offset) = size.split(len as u32 - 1);
-            *to = len - 1;
-            *column = at as i32;
-            *last = offset as i32 + 1;
-            *out = *out * size.size() as i32 + offset as i32;
+        if size.size() == 1 {
+            for ((&len, to), column) in lens.iter().zip(positions).zip(columns) {
+                *to = len - 1;
+                *column = len - 1;
+            }
+            last.fill(1);
+        } else {
+            let rows = lens.iter().zip(positions).zip(columns);
+            for ((((&len, to), column), last), out) in rows.zip(last).zip(&mut *out_loc) {
+                let (at, offset) = size.split(len as u32 - 1);
+                *to = len - 1;
+                *column = at as i32;
+                *last = offset as i32 + 1;
+                *out = *out * size.size() as i32 + offset as i32;
+            }
         }
         self.decode_segments(n);
         for column in &mut self.entry.kv_indptr[1..=n] {
@@ -175,6 +178,17 @@ impl Writer<'_, '_> {
     /// The pages that decode rows begin. `kv_indptr` holds their columns yet.
     fn decode_segments(&mut self, n: usize) {
         let entry = &mut *self.entry;
+        if self.size.size() == 1 {
+            let segments = entry.segments[..3 * n].chunks_exact_mut(3);
+            let rows = entry.req_slots[..n].iter().zip(&entry.kv_indptr[1..=n]);
+            for (segment, (&slot, &column)) in segments.zip(rows) {
+                segment.copy_from_slice(&[slot, column, 1]);
+            }
+            entry.page_ids[..n].copy_from_slice(&entry.out_loc[..n]);
+            self.plan.num_segments = n;
+            self.plan.num_page_ids = n;
+            return;
+        }
         let mut count = 0;
         let rows = entry.last_page_len[..n].iter().zip(&entry.req_slots[..n]);
         let rows = rows.zip(&entry.kv_indptr[1..=n]).zip(&entry.out_loc[..n]);

@@ -37,15 +37,7 @@ impl PagePool {
         self.free.extend((0..self.num_pages as Page).rev());
     }
 
-    /// Take the page on top. The caller has made sure that there is one.
-    pub fn pop(&mut self) -> Result<Page> {
-        match self.free.pop() {
-            Some(page) => Ok(page),
-            None => broken("a page was taken from an empty pool"),
-        }
-    }
-
-    /// `pop` as many, in the same order, onto `into`.
+    /// Take pages off the top, one by one, onto `into`. The caller has made sure that there are as many.
     pub fn pop_many(&mut self, num_pages: usize, into: &mut Vec<Page>) -> Result<()> {
         let Some(left) = self.free.len().checked_sub(num_pages) else {
             return broken("a page was taken from an empty pool");

@@ -29,6 +29,13 @@ pub(crate) struct Kind {
     pub has_stop_ids: bool,
 }
 
+impl Kind {
+    /// Whether the row may have to stand back though tokens are left.
+    pub fn is_special(self) -> bool {
+        self.prefills || self.no_overlap
+    }
+}
+
 /// `Row` by columns.
 #[derive(Default)]
 pub(super) struct Columns {

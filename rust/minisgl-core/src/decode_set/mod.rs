@@ -7,7 +7,8 @@
 //! While a request decodes, its row is the truth and its record in `Requests` is as old as the last `settle`, which
 //! whoever reads the record calls first. While it prefills the record is the truth, and the row only stands for it.
 //! Rows are scheduled, and take their tokens, in *runs* of neighbours: a plain decode step is one run, and each of its
-//! loops one over plain arrays. What a step appends to sequences and page tables waits in `Tails`.
+//! loops one over plain arrays. What a step appends to sequences and page tables waits in `Tails`;
+//! pages that are begun less often go where they belong at once.
 
 mod columns;
 mod tails;
@@ -45,10 +46,14 @@ pub(crate) struct DecodeSet {
     head: usize,
     place: Vec<u32>,     // by request index: where in `rows` it stands
     num_stopping: usize, // rows with stop ids
-    tails: Tails,
+    num_special: usize,  // rows that prefill or are `no_overlap`
+    tokens: Tails<i32>,
+    pages: Tails<Page>,
     page_size: PageSize,
-    new_rows: Vec<u32>, // of a run: the rows that begin a page
+    // of the run at hand
+    new_rows: Vec<u32>, // which begin a page
     new_pages: Vec<Page>,
+    due: Vec<u32>,
 }
 
 impl DecodeSet {
@@ -58,10 +63,13 @@ impl DecodeSet {
             head: 0,
             place: Vec::new(),
             num_stopping: 0,
-            tails: Tails::new(max_rows),
+            num_special: 0,
+            tokens: Tails::new(max_rows),
+            pages: Tails::new(max_rows),
             page_size,
             new_rows: Vec::with_capacity(max_rows),
             new_pages: Vec::with_capacity(max_rows),
+            due: Vec::with_capacity(max_rows),
         }
     }
 
@@ -110,6 +118,7 @@ impl DecodeSet {
         self.place.resize(known, NO_PLACE);
         let row = row_of(index, requests);
         self.num_stopping += usize::from(row.kind.has_stop_ids);
+        self.num_special += usize::from(row.kind.is_special());
         self.rows.insert(at, &row);
         self.number_from(at);
     }
@@ -120,7 +129,9 @@ impl DecodeSet {
             return broken("a request that has not started is to leave the decode set");
         };
         self.place[index as usize] = NO_PLACE;
-        self.num_stopping -= usize::from(self.rows.kind[self.head + at].has_stop_ids);
+        let kind = self.rows.kind[self.head + at];
+        self.num_stopping -= usize::from(kind.has_stop_ids);
+        self.num_special -= usize::from(kind.is_special());
         if at > 0 {
             self.rows.remove(self.head + at);
             self.number_from(self.head + at);
@@ -139,6 +150,7 @@ impl DecodeSet {
         self.rows.clear();
         self.head = 0;
         self.num_stopping = 0;
+        self.num_special = 0;
         self.place.fill(NO_PLACE);
     }
 
@@ -161,6 +173,8 @@ impl DecodeSet {
             rows.last_page[at] = row.last_page;
             rows.last_token[at] = row.last_token;
             rows.last_step[at] = row.last_step;
+            self.num_special -= usize::from(rows.kind[at].is_special());
+            self.num_special += usize::from(row.kind.is_special());
             rows.kind[at] = row.kind;
         }
     }
@@ -180,10 +194,8 @@ impl DecodeSet {
         request.last_step = now - i64::from((now as u32).wrapping_sub(row.last_step));
         let body = &mut requests.bodies[index as usize];
         let num_pages = self.page_size.count(row.kv_len);
-        self.tails
-            .settle_tokens(row.slot, row.len(), &mut body.tokens);
-        self.tails
-            .settle_pages(row.slot, num_pages, &mut body.pages);
+        self.tokens.settle(row.slot, row.len(), &mut body.tokens);
+        self.pages.settle(row.slot, num_pages, &mut body.pages);
     }
 
     // ----------------------------------------------------------------------------------------------- scheduling
@@ -198,6 +210,11 @@ impl DecodeSet {
 
     /// The rows from `at` on that may decode now.
     pub fn run_from(&self, at: usize) -> Range<usize> {
+        let left = &self.rows.left[self.head + at..];
+        // what a plain decode step comes to, without a branch a row
+        if self.num_special == 0 && !left.iter().fold(false, |any, &left| any | (left == 0)) {
+            return at..self.len();
+        }
         let eligible = (at..self.len()).take_while(|&at| self.is_eligible(at));
         at..at + eligible.count()
     }
@@ -279,30 +296,32 @@ impl DecodeSet {
         tree: &mut RadixTree,
         requests: &mut Requests,
     ) -> Result<()> {
-        self.new_rows.clear();
-        let kv_lens = &self.rows.kv_len[self.head..];
-        let size = self.page_size;
-        if size.size() == 1 {
-            self.new_rows.extend(run.start as u32..run.end as u32);
-        } else {
-            let begins = |&at: &usize| size.split(kv_lens[at]).1 == 0;
-            self.new_rows.extend(run.filter(begins).map(|at| at as u32));
-        }
         self.new_pages.clear();
+        let size = self.page_size;
+        let run = self.head + run.start..self.head + run.end;
+        let rows = &mut self.rows;
+        if size.size() == 1 {
+            tree.take_each(run.len(), &mut self.new_pages)?;
+            rows.last_page[run.clone()].copy_from_slice(&self.new_pages);
+            let (slots, kv_lens) = (&rows.slot[run.clone()], &rows.kv_len[run.clone()]);
+            let new = slots.iter().zip(kv_lens).zip(&self.new_pages);
+            let new = new.map(|((&slot, &kv_len), &page)| (slot, kv_len, page));
+            self.pages.push(new, &mut self.due);
+            for &number in &self.due {
+                let at = run.start + number as usize;
+                let pages = &mut requests.bodies[rows.index[at] as usize].pages;
+                self.pages.settle(rows.slot[at], rows.kv_len[at] + 1, pages);
+            }
+            return Ok(());
+        }
+        self.new_rows.clear();
+        let begins = |&at: &usize| size.split(rows.kv_len[at]).1 == 0;
+        self.new_rows.extend(run.filter(begins).map(|at| at as u32));
         tree.take_each(self.new_rows.len(), &mut self.new_pages)?;
-        let (slots, last_pages) = (
-            &self.rows.slot[self.head..],
-            &mut self.rows.last_page[self.head..],
-        );
         for (&at, &page) in self.new_rows.iter().zip(&self.new_pages) {
             let at = at as usize;
-            last_pages[at] = page;
-            let column = size.split(kv_lens[at]).0;
-            if self.tails.push_page(slots[at], column, page) {
-                let index = self.rows.index[self.head + at];
-                let pages = &mut requests.bodies[index as usize].pages;
-                self.tails.settle_pages(slots[at], column + 1, pages);
-            }
+            rows.last_page[at] = page;
+            requests.bodies[rows.index[at] as usize].pages.push(page);
         }
         Ok(())
     }
@@ -333,14 +352,14 @@ impl DecodeSet {
             suspicious |= tokens.contains(eos);
         }
         let (slots, kv_lens) = (&rows.slot[run.clone()], &rows.kv_len[run.clone()]);
-        let of_row = slots.iter().zip(kv_lens).zip(&*pending).zip(tokens);
-        for (row, (((&slot, &kv_len), &pending), &token)) in of_row.enumerate() {
-            let len = kv_len + 1 - pending;
-            if self.tails.push_token(slot, len - 1, token) {
-                let index = rows.index[run.start + row];
-                let tokens = &mut requests.bodies[index as usize].tokens;
-                self.tails.settle_tokens(slot, len, tokens);
-            }
+        let new = slots.iter().zip(kv_lens).zip(&*pending).zip(tokens);
+        let new = new.map(|(((&slot, &kv_len), &pending), &token)| (slot, kv_len - pending, token));
+        self.tokens.push(new, &mut self.due);
+        for &number in &self.due {
+            let at = run.start + number as usize;
+            let len = rows.kv_len[at] + 1 - rows.num_pending[at];
+            let tokens = &mut requests.bodies[rows.index[at] as usize].tokens;
+            self.tokens.settle(rows.slot[at], len, tokens);
         }
         if suspicious {
             for (row, token) in tokens.iter().enumerate() {
@@ -365,7 +384,7 @@ impl DecodeSet {
         (0..self.len()).filter(|&at| self.is_eligible(at)).count()
     }
 
-    /// Output that decoding rows may yet make, and the requests that prefill.
+    /// Pages of a row's page table.
     pub fn num_pages(&self, row: &Row, requests: &Requests) -> usize {
         if row.kind.prefills {
             requests.pages(row.index).len()
@@ -379,7 +398,7 @@ impl DecodeSet {
         let mut pages = requests.pages(index).to_vec();
         if let Some(row) = self.find(index).map(|at| self.row(at)) {
             let count = self.num_pages(&row, requests) as u32;
-            self.tails.settle_pages(row.slot, count, &mut pages);
+            self.pages.settle(row.slot, count, &mut pages);
         }
         pages
     }

@@ -1,60 +1,51 @@
-//! The ends of the sequences and page tables of decoding requests: what was added since they were last brought together
-//! with the rest.
+//! The ends of sequences that grow by one entry a step: what was added since they were last brought together with the
+//! rest.
 //!
-//! Keeps true: an end holds at most `LENGTH` entries, as whoever fills it is told to settle it.
+//! Keeps true: an end holds at most `LENGTH` entries, as whoever appends is told whose end must be settled.
 //! Doesn't know: where a sequence begins, who holds a slot.
 //!
-//! Entry t of a slot's sequence stands in plane (t + slot / BLOCK) mod LENGTH, so rows that decode in lockstep write next to
+//! Entry t of a slot's sequence stands in plane (t + slot / BLOCK) mod LENGTH: sequences of the same length write next to
 //! each other, and no step settles all of them at once.
-
-use crate::page_pool::Page;
 
 const LENGTH: usize = 16;
 const BLOCK: usize = 16; // slots in a cache line
 
-pub(crate) struct Tails {
+pub(super) struct Tails<T> {
     num_slots: usize,
-    tokens: Vec<i32>, // LENGTH planes of num_slots
-    pages: Vec<Page>, // the same
+    planes: Vec<T>, // LENGTH of num_slots
 }
 
-impl Tails {
+impl<T: Copy + Default> Tails<T> {
     pub fn new(num_slots: usize) -> Self {
         Self {
             num_slots,
-            tokens: vec![0; LENGTH * num_slots],
-            pages: vec![0; LENGTH * num_slots],
+            planes: vec![T::default(); LENGTH * num_slots],
         }
     }
 
-    /// Token `at` of the sequence. True if it must be settled now.
-    pub fn push_token(&mut self, slot: u32, at: u32, token: i32) -> bool {
-        let (plane, place) = self.locate(slot, at);
-        self.tokens[place] = token;
-        plane == LENGTH - 1
+    /// Append an entry to each of several sequences: the slot, the entry's place in its sequence, the entry. `due` gets
+    /// the numbers of those that must be settled now.
+    pub fn push(&mut self, entries: impl Iterator<Item = (u32, u32, T)>, due: &mut Vec<u32>) {
+        due.clear();
+        let num_slots = self.num_slots;
+        let planes = &mut self.planes[..];
+        for (number, (slot, at, entry)) in (0..).zip(entries) {
+            let plane = plane(slot, at);
+            planes[plane * num_slots + slot as usize] = entry;
+            if plane == LENGTH - 1 {
+                due.push(number);
+            }
+        }
     }
 
-    /// The page of `column`. True if it must be settled now.
-    pub fn push_page(&mut self, slot: u32, column: u32, page: Page) -> bool {
-        let (plane, place) = self.locate(slot, column);
-        self.pages[place] = page;
-        plane == LENGTH - 1
+    /// Complete the sequence of `slot`, which is `len` long.
+    pub fn settle(&self, slot: u32, len: u32, sequence: &mut Vec<T>) {
+        let missing = sequence.len() as u32..len;
+        let planes = &self.planes[..];
+        sequence.extend(missing.map(|at| planes[plane(slot, at) * self.num_slots + slot as usize]));
     }
+}
 
-    /// Complete `tokens` to `len`.
-    pub fn settle_tokens(&self, slot: u32, len: u32, tokens: &mut Vec<i32>) {
-        let missing = tokens.len() as u32..len;
-        tokens.extend(missing.map(|at| self.tokens[self.locate(slot, at).1]));
-    }
-
-    /// Complete `pages` to `len` columns.
-    pub fn settle_pages(&self, slot: u32, len: u32, pages: &mut Vec<Page>) {
-        let missing = pages.len() as u32..len;
-        pages.extend(missing.map(|column| self.pages[self.locate(slot, column).1]));
-    }
-
-    fn locate(&self, slot: u32, at: u32) -> (usize, usize) {
-        let plane = (at as usize + slot as usize / BLOCK) % LENGTH;
-        (plane, plane * self.num_slots + slot as usize)
-    }
+fn plane(slot: u32, at: u32) -> usize {
+    (at as usize + slot as usize / BLOCK) % LENGTH
 }
