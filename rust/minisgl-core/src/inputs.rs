@@ -5,6 +5,9 @@
 
 use crate::error::{Error, Result, broken};
 
+/// Tokens for which a request's sequence has room from the start, so that a decode step need not allocate.
+pub const RESERVED_OUTPUT: usize = 1024;
+
 /// A new request, or one that is added again with what it generated so far. See `minisgl.step.Arrival`.
 #[derive(Clone, Debug, Default)]
 #[allow(missing_docs)]
@@ -87,7 +90,7 @@ fn arrival_error(arrival: &Arrival) -> Option<(&'static str, String)> {
     if length == 0 {
         return Some(("tokens", "must not be empty".into()));
     }
-    if arrival.tokens.iter().any(|&token| token < 0) {
+    if has_negative(&arrival.tokens) {
         return Some(("tokens", "must not be negative".into()));
     }
     if num_prompt < 1 {
@@ -131,10 +134,13 @@ pub(crate) fn check_tokens(
             tokens.len()
         ));
     }
-    // without a branch a row: nearly always none is negative
-    let some = tokens.iter().fold(false, |any, &token| any | (token < 0));
-    if some && sample_rows.iter().any(|&row| tokens[row as usize] < 0) {
+    if has_negative(tokens) && sample_rows.iter().any(|&row| tokens[row as usize] < 0) {
         return broken(format!("step {step} sampled a negative token"));
     }
     Ok(())
+}
+
+/// Looks at all of them, which is faster than a branch each.
+fn has_negative(tokens: &[i32]) -> bool {
+    tokens.iter().fold(0, |all, &token| all | token) < 0
 }

@@ -22,7 +22,7 @@ mod slots;
 
 pub use config::{CachePolicy, Config, Limits};
 pub use error::{Error, Result};
-pub use inputs::{Arrival, Event};
+pub use inputs::{Arrival, Event, RESERVED_OUTPUT};
 pub use metadata::{Plan, RingEntry};
 pub use output::{Entry, FinishReason, Stats};
 pub use scheduler::Scheduler;

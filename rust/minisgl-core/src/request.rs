@@ -8,7 +8,7 @@
 //! While it decodes its row in the decode set is the truth, and what is here as old as the last `settle`.
 
 use crate::error::{Result, broken};
-use crate::inputs::Arrival;
+use crate::inputs::{Arrival, RESERVED_OUTPUT};
 use crate::output::FinishReason;
 use crate::page_pool::Page;
 use crate::radix::{NO_NODE, NodeId};
@@ -209,8 +209,6 @@ impl Requests {
         self.detail(index).handle.unwrap_or(NO_NODE)
     }
 }
-
-const RESERVED_OUTPUT: usize = 1024;
 
 /// A checked number of tokens is not negative.
 fn length(tokens: i64) -> usize {

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use minisgl_core::{Arrival, Error, Event, Scheduler};
+use minisgl_core::{Arrival, Error, Event, RESERVED_OUTPUT, Scheduler};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -103,14 +103,21 @@ fn convert_arrival(index: usize, event: &Bound<'_, PyAny>) -> PyResult<Arrival> 
         return Err(refuse("tokens", reason));
     };
     let req_id = get(intern!(py, "req_id"))?;
+    let max_tokens = number(intern!(py, "max_tokens"))?;
+    let tokens = view.as_slice(py);
+    let room = usize::try_from(max_tokens)
+        .unwrap_or(0)
+        .min(RESERVED_OUTPUT);
+    let mut sequence = Vec::with_capacity(tokens.len() + room);
+    sequence.extend_from_slice(tokens);
     Ok(Arrival {
         req_id: req_id
             .extract()
             .map_err(|_| refuse("req_id", "must be a signed 64-bit integer"))?,
-        tokens: view.as_slice(py).to_vec(),
+        tokens: sequence,
         num_prompt: number(intern!(py, "num_prompt"))?,
         num_generated: number(intern!(py, "num_generated"))?,
-        max_tokens: number(intern!(py, "max_tokens"))?,
+        max_tokens,
         min_tokens: number(intern!(py, "min_tokens"))?,
         stop_ids: stop_ids(&get(intern!(py, "stop_ids"))?)?,
         ignore_eos: flag(intern!(py, "ignore_eos"))?,
