@@ -1,101 +1,133 @@
-//! Which leaf of the radix tree goes next.
+//! How the radix tree gives pages back.
 //!
-//! Keeps true: under LRU all unlocked nodes stand in one list by stamp. A parent is never older than its children, so
-//! the head is a leaf that may go: O(1). Under LFU the unlocked leaves stand in an ordered set: O(log n).
-//! Doesn't know: what the pages hold, how the tree is changed.
+//! Keeps true: only unlocked leaves are trimmed. Under LRU all unlocked nodes stand in one list by stamp. A parent is never
+//! older than its children, so the head is a leaf that may go: O(1). Under LFU the unlocked leaves stand in an ordered set:
+//! O(log n).
+//! Doesn't know: who wants the pages.
 
 use std::collections::BTreeSet;
 
-use super::tree::{NO_NODE, NodeId};
-
-/// Neighbours of a node in the list of unlocked nodes.
-#[derive(Clone, Copy)]
-struct Link {
-    prev: NodeId,
-    next: NodeId,
-}
-
-const UNLINKED: Link = Link {
-    prev: NO_NODE,
-    next: NO_NODE,
-};
-
-/// The list of unlocked nodes, oldest first. Links are by node id, outside of the nodes.
-pub(super) struct LruList {
-    links: Vec<Link>,
-    head: NodeId,
-    tail: NodeId,
-}
-
-impl LruList {
-    pub fn new() -> Self {
-        Self {
-            links: Vec::new(),
-            head: NO_NODE,
-            tail: NO_NODE,
-        }
-    }
-
-    pub fn head(&self) -> Option<NodeId> {
-        (self.head != NO_NODE).then_some(self.head)
-    }
-
-    pub fn clear(&mut self) {
-        self.links.clear();
-        self.head = NO_NODE;
-        self.tail = NO_NODE;
-    }
-
-    /// The youngest of all.
-    pub fn push(&mut self, node: NodeId) {
-        self.insert_between(node, self.tail, NO_NODE);
-    }
-
-    /// `node` is as old as `older`, but goes later.
-    pub fn insert_after(&mut self, older: NodeId, node: NodeId) {
-        let next = self.links[older as usize].next;
-        self.insert_between(node, older, next);
-    }
-
-    pub fn remove(&mut self, node: NodeId) {
-        let Link { prev, next } = self.links[node as usize];
-        match prev {
-            NO_NODE => self.head = next,
-            _ => self.links[prev as usize].next = next,
-        }
-        match next {
-            NO_NODE => self.tail = prev,
-            _ => self.links[next as usize].prev = prev,
-        }
-        self.links[node as usize] = UNLINKED;
-    }
-
-    fn insert_between(&mut self, node: NodeId, prev: NodeId, next: NodeId) {
-        if self.links.len() <= node as usize {
-            self.links.resize(node as usize + 1, UNLINKED);
-        }
-        self.links[node as usize] = Link { prev, next };
-        match prev {
-            NO_NODE => self.head = node,
-            _ => self.links[prev as usize].next = node,
-        }
-        match next {
-            NO_NODE => self.tail = node,
-            _ => self.links[next as usize].prev = node,
-        }
-    }
-
-    /// All nodes of the list, oldest first. For checks.
-    pub fn nodes(&self) -> Vec<NodeId> {
-        let mut found = Vec::new();
-        let mut at = self.head;
-        while at != NO_NODE {
-            found.push(at);
-            at = self.links[at as usize].next;
-        }
-        found
-    }
-}
+use super::nodes::{NodeId, ROOT};
+use super::tree::RadixTree;
+use crate::config::CachePolicy;
+use crate::error::{Result, broken};
+use crate::page_pool::Page;
 
 /// The unlocked leaves by frequency, then stamp.
 pub(super) type LfuSet = BTreeSet<(u64, u64, NodeId)>;
+
+impl RadixTree {
+    /// Get pages: first evict as many as the pool lacks, which puts them on its stack, then pop all onto `into`.
+    pub fn take(&mut self, num_pages: usize, into: &mut Vec<Page>) -> Result<()> {
+        let free = self.pool.num_free();
+        if free < num_pages {
+            self.evict(num_pages - free)?;
+        }
+        self.pool.pop_many(num_pages, into)
+    }
+
+    /// As `take` of one page, so many times: what the pool has, then evicted pages one by one.
+    pub fn take_each(&mut self, num_pages: usize, into: &mut Vec<Page>) -> Result<()> {
+        let free = self.pool.num_free().min(num_pages);
+        self.pool.pop_many(free, into)?;
+        let mut missing = num_pages - free;
+        while missing > 0 {
+            let (id, kept) = self.next_cut(missing)?;
+            let pages = &self.nodes.get(id).pages[kept..];
+            missing -= pages.len();
+            into.extend(pages.iter().rev());
+            self.cut(id, kept);
+        }
+        Ok(())
+    }
+
+    /// Trim the oldest unlocked leaf from its end, page by page, then the next, until `num_pages` are freed.
+    pub fn evict(&mut self, mut num_pages: usize) -> Result<()> {
+        while num_pages > 0 {
+            let (id, kept) = self.next_cut(num_pages)?;
+            let pages = &self.nodes.get(id).pages[kept..];
+            num_pages -= pages.len();
+            self.pool.push(pages.iter().rev().copied())?;
+            self.cut(id, kept);
+        }
+        Ok(())
+    }
+
+    /// The leaf that goes next, and how many of its pages stay if `num_pages` are wanted.
+    fn next_cut(&self, num_pages: usize) -> Result<(NodeId, usize)> {
+        self.count(1);
+        match self.next_leaf() {
+            Some(id) => {
+                let len = self.nodes.get(id).pages.len();
+                Ok((id, len.saturating_sub(num_pages)))
+            }
+            None => broken("more pages were evicted than the radix tree can give"),
+        }
+    }
+
+    /// Take the pages from `kept` on off an unlocked leaf.
+    fn cut(&mut self, id: NodeId, kept: usize) {
+        let size = self.page_size;
+        let leaf = self.nodes.get_mut(id);
+        self.num_evictable -= leaf.pages.len() - kept;
+        if kept == 0 {
+            self.remove(id);
+        } else {
+            leaf.pages.truncate(kept);
+            leaf.tokens.truncate(kept * size);
+        }
+    }
+
+    fn remove(&mut self, id: NodeId) {
+        self.becomes_locked(id); // out of the order
+        let parent = self.nodes.get(id).parent;
+        self.nodes.retire(id);
+        if self.policy == CachePolicy::Lfu {
+            self.add_leaf(parent);
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------- eviction order
+
+    pub(super) fn becomes_unlocked(&mut self, id: NodeId) {
+        match self.policy {
+            CachePolicy::Lfu => self.add_leaf(id),
+            _ => self.lru.push(id),
+        }
+    }
+
+    pub(super) fn becomes_locked(&mut self, id: NodeId) {
+        let node = self.nodes.get(id);
+        if node.stamp == 0 {
+            return; // never unlocked so far
+        }
+        match self.policy {
+            CachePolicy::Lfu => {
+                self.lfu.remove(&(node.frequency, node.stamp, id));
+            }
+            _ => self.lru.remove(id),
+        }
+    }
+
+    fn add_leaf(&mut self, id: NodeId) {
+        let node = self.nodes.get(id);
+        if id != ROOT && node.lock == 0 && node.num_children == 0 {
+            self.lfu.insert((node.frequency, node.stamp, id));
+        }
+    }
+
+    fn next_leaf(&self) -> Option<NodeId> {
+        match self.policy {
+            CachePolicy::Lfu => self.lfu.first().map(|&(_, _, id)| id),
+            _ => self.lru.head(),
+        }
+    }
+
+    /// The unlocked nodes (LRU) or unlocked leaves (LFU) that eviction knows. For checks.
+    pub fn known_to_eviction(&self) -> Vec<NodeId> {
+        match self.policy {
+            CachePolicy::Lfu => self.lfu.iter().map(|&(_, _, id)| id).collect(),
+            _ => self.lru.nodes(),
+        }
+    }
+}

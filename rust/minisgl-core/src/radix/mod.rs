@@ -1,8 +1,11 @@
 //! The prefix cache: a radix tree over whole pages (`tree`) and the order in which it gives pages back (`evict`).
 
 mod evict;
+mod lru;
+mod nodes;
 #[cfg(test)]
 mod tests;
 mod tree;
 
-pub(crate) use tree::{Match, NO_NODE, NodeId, ROOT, RadixTree};
+pub(crate) use nodes::{NO_NODE, NodeId, ROOT};
+pub(crate) use tree::{Match, RadixTree};

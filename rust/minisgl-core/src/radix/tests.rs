@@ -1,6 +1,7 @@
 //! What the tree's operations cost, counted in elementary operations instead of time: pages compared, tokens copied,
 //! nodes visited.
 
+use super::nodes::Nodes;
 use super::{ROOT, RadixTree};
 use crate::config::CachePolicy;
 use crate::page_pool::PagePool;
@@ -64,4 +65,26 @@ fn an_eviction_costs_the_same_among_many_leaves() {
             assert_eq!(cost(&mut tree, |tree| tree.evict(3).expect("unlocked")), 1);
         }
     }
+}
+
+#[test]
+fn the_table_of_children_grows_with_the_nodes() {
+    let mut nodes = Nodes::new(2, 1);
+    let first_page = |child: i32| [child / 10, child % 10];
+    let ids: Vec<_> = (0..1000)
+        .map(|child| {
+            let id = nodes.create(ROOT);
+            nodes.get_mut(id).tokens.extend(first_page(child));
+            nodes.hang(id);
+            id
+        })
+        .collect();
+    for id in ids.iter().step_by(3) {
+        nodes.retire(*id);
+    }
+    for (child, id) in (0..).zip(ids) {
+        let expected = (child % 3 != 0).then_some(id);
+        assert_eq!(nodes.child(ROOT, &first_page(child)), expected);
+    }
+    assert_eq!(nodes.len(), 666);
 }

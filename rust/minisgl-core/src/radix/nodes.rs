@@ -1,0 +1,216 @@
+//! The nodes of the radix tree, and by which of them a page of tokens goes on below another.
+//!
+//! Keeps true: a node hangs below its parent under the tokens of its first page, by which siblings differ.
+//! Doesn't know: locks, the order of eviction.
+//!
+//! Children are found by (parent, hash of their first page's tokens) in one table for the whole tree: heads of chains that
+//! go through the nodes. Hashes may collide, so tokens are always compared. The table is as large as the pool at start and
+//! touched then, up to `MAX_HEADS`, and doubles when there are more nodes.
+
+use crate::page_pool::Page;
+
+/// A node of the arena.
+pub(crate) type NodeId = u32;
+pub(crate) const NO_NODE: NodeId = NodeId::MAX;
+pub(crate) const ROOT: NodeId = 0;
+const MAX_HEADS: usize = 1 << 20;
+
+/// An edge and its lower end: `pages` hold the KV of `tokens`.
+#[derive(Default)]
+pub(crate) struct Node {
+    pub parent: NodeId,
+    pub tokens: Vec<i32>,
+    pub pages: Vec<Page>,
+    pub num_children: u32,
+    pub lock: u32,
+    pub(super) stamp: u64,
+    pub(super) frequency: u64,
+    key: u64,      // of parent and first page
+    chain: NodeId, // the next node under the same head
+}
+
+/// All nodes, those that were removed too until their ids are used again.
+pub(super) struct Nodes {
+    nodes: Vec<Node>,
+    unused: Vec<NodeId>,
+    heads: Vec<NodeId>, // a power of two
+    page_size: usize,
+    num_hung: usize,
+}
+
+impl Nodes {
+    /// The root alone; room for `expected` nodes.
+    pub fn new(page_size: usize, expected: usize) -> Self {
+        let num_heads = expected.clamp(1, MAX_HEADS).next_power_of_two();
+        Self {
+            nodes: vec![root()],
+            unused: Vec::with_capacity(expected.min(MAX_HEADS)),
+            heads: vec![NO_NODE; num_heads],
+            page_size,
+            num_hung: 0,
+        }
+    }
+
+    pub fn get(&self, id: NodeId) -> &Node {
+        &self.nodes[id as usize]
+    }
+
+    pub fn get_mut(&mut self, id: NodeId) -> &mut Node {
+        &mut self.nodes[id as usize]
+    }
+
+    pub fn two(&mut self, a: NodeId, b: NodeId) -> Option<[&mut Node; 2]> {
+        self.nodes.get_disjoint_mut([a as usize, b as usize]).ok()
+    }
+
+    /// Nodes that hang below another.
+    pub fn len(&self) -> usize {
+        self.num_hung
+    }
+
+    /// All nodes but the root, in no order.
+    pub fn ids(&self) -> impl Iterator<Item = NodeId> + '_ {
+        (1..self.nodes.len() as NodeId).filter(|&id| self.get(id).parent != NO_NODE)
+    }
+
+    pub fn clear(&mut self) {
+        self.nodes.clear();
+        self.nodes.push(root());
+        self.unused.clear();
+        self.heads.fill(NO_NODE);
+        self.num_hung = 0;
+    }
+
+    /// A node without tokens that does not hang yet.
+    pub fn create(&mut self, parent: NodeId) -> NodeId {
+        let id = self.unused.pop().unwrap_or_else(|| {
+            self.nodes.push(Node::default());
+            self.nodes.len() as NodeId - 1
+        });
+        let node = self.get_mut(id);
+        node.parent = parent;
+        node.num_children = 0;
+        node.chain = NO_NODE;
+        node.lock = 0;
+        node.stamp = 0;
+        node.frequency = 0;
+        id
+    }
+
+    /// Take a leaf out; its arrays keep their room for whoever gets its id.
+    pub fn retire(&mut self, id: NodeId) {
+        self.unhang(id);
+        let node = self.get_mut(id);
+        node.parent = NO_NODE;
+        node.tokens.clear();
+        node.pages.clear();
+        self.unused.push(id);
+    }
+
+    /// The child of `parent` that begins with the tokens of `first_page`.
+    pub fn child(&self, parent: NodeId, first_page: &[i32]) -> Option<NodeId> {
+        if self.get(parent).num_children == 0 {
+            return None;
+        }
+        let key = key(parent, first_page);
+        let mut at = self.heads[self.head(key)];
+        while at != NO_NODE {
+            let node = self.get(at);
+            if node.key == key
+                && node.parent == parent
+                && node.tokens[..self.page_size] == *first_page
+            {
+                return Some(at);
+            }
+            at = node.chain;
+        }
+        None
+    }
+
+    /// Make `id`, whose tokens are there, known below its parent.
+    pub fn hang(&mut self, id: NodeId) {
+        if self.num_hung == self.heads.len() {
+            self.double();
+        }
+        let node = self.get(id);
+        let (parent, key) = (
+            node.parent,
+            key(node.parent, &node.tokens[..self.page_size]),
+        );
+        self.get_mut(id).key = key;
+        self.chain(id);
+        self.get_mut(parent).num_children += 1;
+        self.num_hung += 1;
+    }
+
+    /// Make `id` unknown below its parent.
+    pub fn unhang(&mut self, id: NodeId) {
+        let &Node {
+            parent,
+            key,
+            chain: next,
+            ..
+        } = self.get(id);
+        self.get_mut(parent).num_children -= 1;
+        self.num_hung -= 1;
+        let head = self.head(key);
+        let mut at = self.heads[head];
+        if at == id {
+            self.heads[head] = next;
+            return;
+        }
+        while at != NO_NODE {
+            let node = self.get_mut(at);
+            if node.chain == id {
+                node.chain = next;
+                return;
+            }
+            at = node.chain;
+        }
+    }
+
+    fn head(&self, key: u64) -> usize {
+        key as usize & (self.heads.len() - 1)
+    }
+
+    fn chain(&mut self, id: NodeId) {
+        let head = self.head(self.get(id).key);
+        self.get_mut(id).chain = self.heads[head];
+        self.heads[head] = id;
+    }
+
+    fn double(&mut self) {
+        let num_heads = 2 * self.heads.len();
+        for mut at in std::mem::replace(&mut self.heads, vec![NO_NODE; num_heads]) {
+            while at != NO_NODE {
+                let next = self.get(at).chain;
+                self.chain(at);
+                at = next;
+            }
+        }
+    }
+}
+
+fn root() -> Node {
+    Node {
+        parent: NO_NODE,
+        chain: NO_NODE,
+        ..Node::default()
+    }
+}
+
+fn key(parent: NodeId, first_page: &[i32]) -> u64 {
+    let mut hash = u64::from(parent);
+    for &token in first_page {
+        hash = mix(hash ^ u64::from(token as u32));
+    }
+    hash
+}
+
+/// The finalizer of splitmix64 (Steele, Lea, Flood 2014).
+fn mix(value: u64) -> u64 {
+    let mut x = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
