@@ -63,18 +63,28 @@ impl StepOutput {
         }
     }
 
-    fn int32(
+    /// Array number `which`, of one field of each entry.
+    fn array<const SIZE: usize>(
         &self,
         py: Python<'_>,
         which: usize,
-        field: impl Fn(&Entry) -> i32,
+        field: impl Fn(&Entry) -> [u8; SIZE],
     ) -> PyResult<Py<PyAny>> {
-        let bytes = || {
-            self.entries
-                .iter()
-                .flat_map(|entry| field(entry).to_ne_bytes())
+        let make = || {
+            let bytes = PyBytes::new_with(py, SIZE * self.entries.len(), |bytes| {
+                for (to, entry) in bytes.chunks_exact_mut(SIZE).zip(&self.entries) {
+                    to.copy_from_slice(&field(entry));
+                }
+                Ok(())
+            })?;
+            let numpy = Numpy::get(py)?;
+            let dtype = if SIZE == 8 {
+                &numpy.int64
+            } else {
+                &numpy.int32
+            };
+            numpy.from_buffer.call1(py, (bytes, dtype))
         };
-        let make = || numpy_array(py, &bytes().collect::<Vec<u8>>(), "int32");
         Ok(self.arrays[which].get_or_try_init(py, make)?.clone_ref(py))
     }
 }
@@ -87,36 +97,43 @@ impl StepOutput {
 
     #[getter]
     fn req_ids(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let bytes = || {
-            self.entries
-                .iter()
-                .flat_map(|entry| entry.req_id.to_ne_bytes())
-        };
-        let make = || numpy_array(py, &bytes().collect::<Vec<u8>>(), "int64");
-        Ok(self.arrays[0].get_or_try_init(py, make)?.clone_ref(py))
+        self.array(py, 0, |entry| entry.req_id.to_ne_bytes())
     }
 
     #[getter]
     fn tokens(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.int32(py, 1, |entry| entry.token)
+        self.array(py, 1, |entry| entry.token.to_ne_bytes())
     }
 
     #[getter]
     fn reasons(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.int32(py, 2, |entry| entry.reason as i32)
+        self.array(py, 2, |entry| (entry.reason as i32).to_ne_bytes())
     }
 
     #[getter]
     fn rows(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.int32(py, 3, |entry| entry.row)
+        self.array(py, 3, |entry| entry.row.to_ne_bytes())
     }
 }
 
-/// A read-only array over a copy of `bytes`.
-fn numpy_array(py: Python<'_>, bytes: &[u8], dtype: &str) -> PyResult<Py<PyAny>> {
-    static FROM_BUFFER: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let from_buffer = FROM_BUFFER.get_or_try_init(py, || {
-        Ok::<_, PyErr>(py.import("numpy")?.getattr("frombuffer")?.unbind())
-    })?;
-    from_buffer.call1(py, (PyBytes::new(py, bytes), dtype))
+/// What makes a read-only array over the memory of a `bytes`.
+struct Numpy {
+    from_buffer: Py<PyAny>,
+    int32: Py<PyAny>,
+    int64: Py<PyAny>,
+}
+
+impl Numpy {
+    fn get(py: Python<'_>) -> PyResult<&Self> {
+        static NUMPY: PyOnceLock<Numpy> = PyOnceLock::new();
+        NUMPY.get_or_try_init(py, || {
+            let numpy = py.import("numpy")?;
+            let dtype = |name: &str| Ok::<_, PyErr>(numpy.call_method1("dtype", (name,))?.unbind());
+            Ok(Self {
+                from_buffer: numpy.getattr("frombuffer")?.unbind(),
+                int32: dtype("int32")?,
+                int64: dtype("int64")?,
+            })
+        })
+    }
 }

@@ -1,0 +1,190 @@
+//! Runs of decode rows: scheduling them, and taking their tokens.
+//!
+//! Keeps true: a row is scheduled only if the token it makes is within the request's limits, which is known before the
+//! token is; its input is the last token of the sequence, known to the host or not.
+//! Doesn't know: where a run ends for reasons of others (prefill rows between, no more pages).
+
+use std::ops::Range;
+
+use super::DecodeSet;
+use crate::error::Result;
+use crate::metadata::RingEntry;
+use crate::radix::RadixTree;
+use crate::request::Requests;
+
+impl DecodeSet {
+    /// Whether the row at `at` may decode now. Not while it prefills; not once its last token is in flight; a
+    /// `no_overlap` request not while any token is.
+    pub(super) fn is_eligible(&self, at: usize) -> bool {
+        let (rows, at) = (&self.rows, self.head + at);
+        let kind = rows.kind[at];
+        rows.left[at] > 0 && !kind.prefills && !(kind.no_overlap && rows.num_pending[at] > 0)
+    }
+
+    /// The rows from `at` on that may decode now.
+    pub fn run_from(&self, at: usize) -> Range<usize> {
+        let left = &self.rows.left[self.head + at..];
+        // what a plain decode step comes to, without a branch a row
+        if self.num_special == 0 && !left.iter().fold(false, |any, &left| any | (left == 0)) {
+            return at..self.len();
+        }
+        let eligible = (at..self.len()).take_while(|&at| self.is_eligible(at));
+        at..at + eligible.count()
+    }
+
+    /// Shorten a run to the rows for which `num_pages` suffice, one for each that begins a page.
+    pub fn cut(&self, run: Range<usize>, num_pages: usize) -> Range<usize> {
+        if num_pages >= run.len() {
+            return run;
+        }
+        let mut left = num_pages;
+        for at in run.clone() {
+            if self.begins_page(at) {
+                if left == 0 {
+                    return run.start..at;
+                }
+                left -= 1;
+            }
+        }
+        run
+    }
+
+    fn begins_page(&self, at: usize) -> bool {
+        self.page_size.split(self.rows.kv_len[self.head + at]).1 == 0
+    }
+
+    /// Every row of a run computes the KV of its last token and makes the next one. Rows that begin a page take it from
+    /// `tree`, in order, which has enough. What the engine needs of a row is written into `entry` from row `to` on:
+    /// input, slot and length, and as `out_loc` its last page; `write_step` does the rest.
+    ///
+    /// A token that is not committed yet stands as -(slot + 1): the engine takes it from its own last_token[slot].
+    pub fn schedule(
+        &mut self,
+        run: Range<usize>,
+        step: i64,
+        tree: &mut RadixTree,
+        requests: &mut Requests,
+        entry: &mut RingEntry,
+        to: usize,
+    ) -> Result<()> {
+        self.take_pages(run.clone(), tree, requests)?;
+        let n = run.len();
+        let run = self.head + run.start..self.head + run.end;
+        let rows = &mut self.rows;
+        rows.last_step[run.clone()].fill(step as u32);
+        for left in &mut rows.left[run.clone()] {
+            *left -= 1;
+        }
+        let slots = &rows.slot[run.clone()];
+        let pending = &mut rows.num_pending[run.clone()];
+        let ids = entry.input_ids[to..to + n].iter_mut();
+        let places = entry.req_slots[to..to + n].iter_mut();
+        let known = &rows.last_token[run.clone()];
+        for ((((id, place), pending), &slot), &known) in
+            ids.zip(places).zip(pending).zip(slots).zip(known)
+        {
+            *id = if *pending == 0 {
+                known
+            } else {
+                -(slot as i32) - 1
+            };
+            *place = slot as i32;
+            *pending += 1;
+        }
+        let lens = entry.seq_lens[to..to + n].iter_mut();
+        for (kv_len, len) in rows.kv_len[run.clone()].iter_mut().zip(lens) {
+            *kv_len += 1;
+            *len = *kv_len as i32;
+        }
+        let out_loc = entry.out_loc[to..to + n].iter_mut();
+        for (&page, out) in rows.last_page[run].iter().zip(out_loc) {
+            *out = page as i32;
+        }
+        Ok(())
+    }
+
+    fn take_pages(
+        &mut self,
+        run: Range<usize>,
+        tree: &mut RadixTree,
+        requests: &mut Requests,
+    ) -> Result<()> {
+        self.new_pages.clear();
+        let size = self.page_size;
+        let run = self.head + run.start..self.head + run.end;
+        let rows = &mut self.rows;
+        if size.size() == 1 {
+            tree.take_each(run.len(), &mut self.new_pages)?;
+            rows.last_page[run.clone()].copy_from_slice(&self.new_pages);
+            let (slots, kv_lens) = (&rows.slot[run.clone()], &rows.kv_len[run.clone()]);
+            let new = slots.iter().zip(kv_lens).zip(&self.new_pages);
+            let new = new.map(|((&slot, &kv_len), &page)| (slot, kv_len, page));
+            self.pages.push(new, &mut self.due);
+            for &number in &self.due {
+                let at = run.start + number as usize;
+                let pages = &mut requests.bodies[rows.index[at] as usize].pages;
+                self.pages.settle(rows.slot[at], rows.kv_len[at] + 1, pages);
+            }
+            return Ok(());
+        }
+        self.new_rows.clear();
+        let begins = |&at: &usize| size.split(rows.kv_len[at]).1 == 0;
+        self.new_rows.extend(run.filter(begins).map(|at| at as u32));
+        tree.take_each(self.new_rows.len(), &mut self.new_pages)?;
+        for (&at, &page) in self.new_rows.iter().zip(&self.new_pages) {
+            let at = at as usize;
+            rows.last_page[at] = page;
+            requests.bodies[rows.index[at] as usize].pages.push(page);
+        }
+        Ok(())
+    }
+
+    /// The rows from `at` on take `tokens`, as many as there are. `may_end` is told of each row that the token may end,
+    /// in order: its place among the tokens, and its length in tokens.
+    pub fn take_tokens(
+        &mut self,
+        at: usize,
+        tokens: &[i32],
+        eos_ids: &[i32],
+        requests: &mut Requests,
+        mut may_end: impl FnMut(&Requests, usize, u32),
+    ) {
+        let run = self.head + at..self.head + at + tokens.len();
+        let rows = &mut self.rows;
+        rows.last_token[run.clone()].copy_from_slice(tokens);
+        let pending = &mut rows.num_pending[run.clone()];
+        let left = &rows.left[run.clone()];
+        let mut suspicious = self.num_stopping > 0;
+        for (pending, &left) in pending.iter_mut().zip(left) {
+            *pending -= 1;
+            suspicious |= *pending + left == 0;
+        }
+        for eos in eos_ids {
+            suspicious |= tokens.contains(eos);
+        }
+        let (slots, kv_lens) = (&rows.slot[run.clone()], &rows.kv_len[run.clone()]);
+        let new = slots.iter().zip(kv_lens).zip(&*pending).zip(tokens);
+        let new = new.map(|(((&slot, &kv_len), &pending), &token)| (slot, kv_len - pending, token));
+        self.tokens.push(new, &mut self.due);
+        for &number in &self.due {
+            let at = run.start + number as usize;
+            let len = rows.kv_len[at] + 1 - rows.num_pending[at];
+            let tokens = &mut requests.bodies[rows.index[at] as usize].tokens;
+            self.tokens.settle(rows.slot[at], len, tokens);
+        }
+        if suspicious {
+            for (row, token) in tokens.iter().enumerate() {
+                let of = rows.get(run.start + row);
+                let used_up = of.left + of.num_pending == 0;
+                if used_up || of.kind.has_stop_ids || eos_ids.contains(token) {
+                    may_end(requests, row, of.len());
+                }
+            }
+        }
+    }
+
+    /// Whom the rows from `at` on are called by clients.
+    pub fn req_ids(&self, at: usize) -> &[i64] {
+        &self.rows.req_id[self.head + at..]
+    }
+}
