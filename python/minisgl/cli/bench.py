@@ -14,6 +14,7 @@ import importlib
 from collections.abc import Sequence
 
 COMMANDS = {
+    "ab": "minisgl.bench.ab",
     "control-plane": "minisgl.cli.bench_control_plane",
     "gate": "minisgl.bench.gate",
     "offline": "minisgl.cli.bench_offline",

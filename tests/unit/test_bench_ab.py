@@ -1,0 +1,180 @@
+"""`minisgl bench ab`: pairs in alternating order, fresh servers, a planted difference found, an equal pair not."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+import pytest
+
+from minisgl.bench import ab, arms
+from minisgl.bench.ab import compare, figures_table, paired, verdict
+from minisgl.bench.arms import Arm, parse_env, sources
+from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
+from minisgl.bench.stats import paired_difference
+from minisgl.cli import main
+from minisgl.config import ConfigError
+
+A, B = Arm("A", ("--cpu-backend", "python")), Arm("B", ("--cpu-backend", "rust_hotpath"), (("X", "1"),))
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Pretended(ServerProcess):
+    """A server that is only written down."""
+
+    started: ClassVar[list[Launch]] = []
+    left: Sequence[str] = ()
+
+    def __init__(self, launch: Launch) -> None:
+        super().__init__(launch)
+        self.launched = launch
+
+    def start(self) -> ServerProcess:
+        self.started.append(self.launched)
+        self.start_s = 1.0
+        return self
+
+    def stop(self) -> int:
+        self.exit_code, self.stop_s, self.left_behind = 0, 0.5, list(self.left)
+        return 0
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> type[Pretended]:
+    monkeypatch.setattr(ab, "ServerProcess", Pretended)
+    monkeypatch.setattr(Pretended, "started", [])
+    return Pretended
+
+
+def drifting(factor_b: float) -> Callable[[ServerProcess], dict[str, float]]:
+    """Throughput that falls by a third over the runs; arm B's is `factor_b` times A's."""
+    rng, count = random.Random(5), iter(range(10**6))
+
+    def measure(server: ServerProcess) -> dict[str, float]:
+        assert isinstance(server, Pretended)
+        base = 1000 * 0.98 ** next(count) * rng.uniform(0.99, 1.01)
+        tok_s = base * (factor_b if "rust_hotpath" in server.launched.flags else 1)
+        return {"output_tok_s": tok_s, "ttft_p99_ms": 1e6 / tok_s, "failures": 0.0}
+
+    return measure
+
+
+def test_order_alternates_and_every_run_has_its_own_server(pretended: type[Pretended]) -> None:
+    runs = compare((A, B), ("--engine", "echo"), 3, drifting(1.0))
+    assert "".join("A" if "python" in launch.flags else "B" for launch in pretended.started) == "ABBAAB"
+    assert pretended.started[1].flags == ("--engine", "echo", "--cpu-backend", "rust_hotpath")
+    assert dict(pretended.started[1].env) == {"X": "1"} and not pretended.started[0].env
+    assert {name: len(found) for name, found in runs.items()} == {"A": 3, "B": 3}
+    assert runs["A"][0]["start_s"] == 1.0 and runs["A"][0]["stop_s"] == 0.5
+
+
+def test_a_planted_difference_is_found_and_named(pretended: type[Pretended]) -> None:
+    found = paired((A, B), compare((A, B), (), 8, drifting(1.1)), 0.95)
+    ratio = found["output_tok_s"].ratio
+    assert ratio is not None and ratio.low < 0.1 < ratio.high and ratio.high - ratio.low < 0.08
+    assert verdict("output_tok_s", found["output_tok_s"]) == "better"
+    assert verdict("ttft_p99_ms", found["ttft_p99_ms"]) == "better"
+    assert verdict("failures", found["failures"]) == "no difference seen"
+    assert "| output_tok_s |" in figures_table((A, B), found)
+
+
+def test_equal_arms_show_none(pretended: type[Pretended]) -> None:
+    found = paired((A, B), compare((A, B), (), 8, drifting(1.0)), 0.95)
+    assert verdict("output_tok_s", found["output_tok_s"]) == "no difference seen"
+
+
+@pytest.mark.parametrize(("name", "said"), [("output_tok_s", "worse"), ("ttft_p99_ms", "better"), ("stop_s", "better")])
+def test_less_is_better_but_for_throughput(name: str, said: str) -> None:
+    assert verdict(name, paired_difference([2.0, 2.1, 2.0], [1.0, 1.1, 1.0])) == said
+
+
+def test_a_server_that_leaves_something_is_no_result(
+    pretended: type[Pretended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretended, "left", ["file socket"])
+    with pytest.raises(ConfigError, match="file socket"):
+        compare((A, B), (), 1, drifting(1.0))
+
+
+def test_a_server_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"arm A: .*none-such") as caught:
+        compare((Arm("A", ("--engine", "none-such")), B), (), 1, drifting(1.0))
+    assert isinstance(caught.value.__cause__, ServerFailed)
+
+
+def test_two_real_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arms_flags = ["--a-name", "python", "--a-flags=--cpu-backend python", "--b-env", "MINISGL_CPU_BACKEND=rust_hotpath"]
+    load = ["--pairs", "2", "--load", "--concurrency 2 --num-requests 4 --input-len 8 --output-len 8"]
+    assert main(["bench", "ab", *arms_flags, *load, "--out", str(tmp_path / "run"), "--", "--engine", "echo"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["pairs"] == 2
+    assert {"output_tok_s", "ttft_p99_ms", "start_s", "stop_s"} <= set(result["metrics"])
+    raw = json.loads((tmp_path / "run" / "raw.json").read_text())
+    assert len(raw["runs"]["python"]) == len(raw["runs"]["B"]) == 2
+    assert "--engine echo" in (tmp_path / "run" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [(["--pairs", "0"], "--pairs 0"), (["--b-name", "A"], "--b-name A"), (["--a-env", "X"], "NAME=VALUE"),
+     (["--confidence", "1"], "--confidence"), (["--a-revision", "no-such-revision"], "git rev-parse")],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "ab", *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_environments() -> None:
+    assert parse_env(["A=b=c", "D="]) == (("A", "b=c"), ("D", ""))
+
+
+def worktrees() -> set[str]:
+    """Those that a comparison makes; others come and go."""
+    listing = subprocess.run(["git", "worktree", "list"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return {line.split()[0] for line in listing.splitlines() if "minisgl-revisions-" in line}
+
+
+def test_a_revision_is_a_checkout_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code is what runs; at the end it is gone. The extension is not built here: that takes minutes."""
+    built: list[Path] = []
+    monkeypatch.setattr(arms, "_build", lambda tree, target: built.append(tree))
+    before = worktrees()
+    with sources([Arm("now"), Arm("then", revision="HEAD"), Arm("again", revision="HEAD")]) as found:
+        assert found["now"] is None and found["then"] is not None
+        assert found["then"] == found["again"] and len(built) == 1
+        main_file = found["then"] / "minisgl" / "__main__.py"
+        main_file.write_text("import sys\nsys.exit('the code of the revision')\n")
+        with pytest.raises(ServerFailed, match="the code of the revision"):
+            ServerProcess(Launch(source=found["then"])).start()
+    assert not built[0].exists() and worktrees() == before
+
+
+def test_a_build_that_fails_is_said_and_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = worktrees()
+    monkeypatch.setattr(arms, "CARGO", ("git", "no-such-subcommand"))
+    with pytest.raises(ConfigError, match="no-such-subcommand"), sources([Arm("then", revision="HEAD")]):
+        pass
+    assert worktrees() == before
+
+
+def test_the_measured_server_answers(pretended: type[Pretended]) -> None:
+    """What `measure` counts is what came: a server that cuts answers short is no result."""
+
+    def cut(request: Any) -> httpx.Response:
+        return httpx.Response(200, text='data: {"choices": [], "usage": {"completion_tokens": 3}}\n\n')
+
+    from minisgl.bench import measure
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(cut), base_url="http://127.0.0.1:9") as http:
+            await measure._ask(http, "m", "p", 4)
+
+    import asyncio
+
+    with pytest.raises(ConfigError, match="3 tokens instead of 4"):
+        asyncio.run(ask())
