@@ -10,7 +10,7 @@ import pytest
 from minisgl.config import EngineConfig
 from minisgl.engine.sim.clock import RealClock, VirtualClock
 from minisgl.message import AbortRequest
-from minisgl.runner.build import build_engine
+from minisgl.runner.build import build_engine, build_sim
 from minisgl.step import FinishReason, StepBuffers, StepLimits, StepPlan
 from tests.helpers_sim import ALPHABET, EOS, Sim, constant, request
 
@@ -112,11 +112,8 @@ def test_clocks_are_never_early() -> None:
 
 def test_what_it_says_of_itself() -> None:
     said: list[str] = []
-    engine = build_engine(
-        EngineConfig(engine="sim", sim_profile="qwen3-8b-h200"),
-        lambda text, *_: said.append(text),
-        clock=VirtualClock(),
-    )
+    config = EngineConfig(engine="sim", sim_profile="qwen3-8b-h200")
+    engine = build_engine(config, lambda text, *_: said.append(text))
     info = engine.info
     assert info.name == "sim" and info.simulated == "qwen3-8b-h200" and "simulated" in info.device
     assert any("simulated" in line and "qwen3-8b-h200" in line for line in said)
@@ -127,9 +124,9 @@ def test_what_it_says_of_itself() -> None:
 def test_texts_are_words() -> None:
     from minisgl.tokenizer import Tokenizer
 
-    engine = build_engine(EngineConfig(engine="sim"), lambda *_: None)
+    engine = build_sim(EngineConfig(engine="sim"), lambda *_: None)
     tokenizer = Tokenizer.load(engine.info.model_dir or "")
-    alphabet = engine._alphabet  # type: ignore[attr-defined]
+    alphabet = engine._alphabet
     words = [tokenizer.decode([token]) for token in alphabet.tolist()]
     assert len(words) > 200 and " the" in words and "." in words
     assert all(word in ".," or (word[0] == " " and word[1:].isalpha() and word.islower()) for word in words)

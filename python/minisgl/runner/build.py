@@ -13,6 +13,7 @@ import numpy as np
 
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import Engine, EngineInfo
+from minisgl.engine.sim import SimEngine
 from minisgl.engine.sim.clock import Clock
 from minisgl.progress import Report
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
@@ -30,14 +31,13 @@ SIM_NUM_TOKENS = 1_048_576  # of the KV pool
 SIM_WORDS = 1024
 
 
-def build_engine(config: EngineConfig, report: Report, *, clock: Clock | None = None) -> Engine:
-    """Load what `config` asks for; raises `ConfigError` and the errors of weights/ with what to change. `clock`: of a
-    simulated engine, instead of the machine's."""
+def build_engine(config: EngineConfig, report: Report) -> Engine:
+    """Load what `config` asks for; raises `ConfigError` and the errors of weights/ with what to change."""
     config.check()
     if config.engine == "echo":
         return _build_echo(config)
     if config.engine == "sim":
-        return _build_sim(config, report, clock)
+        return build_sim(config, report)
     from minisgl.engine.loading import load_engine  # imports torch
 
     return load_engine(config, report)
@@ -59,9 +59,8 @@ def _build_echo(config: EngineConfig) -> Engine:
     return engine
 
 
-def _build_sim(config: EngineConfig, report: Report, clock: Clock | None) -> Engine:
-    """Only the tokenizer of `--model` is read."""
-    from minisgl.engine.sim import SimEngine
+def build_sim(config: EngineConfig, report: Report, clock: Clock | None = None) -> SimEngine:
+    """A simulated engine on the machine's clock, or on `clock`. Only the tokenizer of `--model` is read."""
     from minisgl.engine.sim.profile import load_profile
     from minisgl.weights.sources import resolve_model
 

@@ -58,6 +58,8 @@ class SimEngine:
         self._profile = profile
         self._clock = clock or RealClock()
         self._busy_until = 0.0
+        self.busy_s = 0.0
+        """What the device has been given to do so far."""
         self._seeds: U64 = np.zeros(max_rows + 1, np.uint64)
 
     @property
@@ -71,7 +73,9 @@ class SimEngine:
         start = end = self._clock.now()
         if self._profile.takes_time and plan.num_rows:
             start = max(start, self._busy_until)
-            end = self._busy_until = start + self._profile.seconds(_load(plan, entry))
+            seconds = self._profile.seconds(_load(plan, entry))
+            end = self._busy_until = start + seconds
+            self.busy_s += seconds
         return SimStep(StepResult(self._tokens(plan, entry)), self._clock, start, end)
 
     def close(self) -> None:

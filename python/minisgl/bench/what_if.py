@@ -1,0 +1,167 @@
+"""`minisgl bench what-if`: what a trace would see on hardware that is not there, in virtual time.
+
+Keeps true: the result depends on the settings alone: same seed, same report. It says that it is simulated.
+Doesn't know: how a run goes (virtual_run.py).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minisgl.bench.plots import cdf_plot
+from minisgl.bench.report import Report, print_result, table
+from minisgl.bench.stats import summary
+from minisgl.bench.traces import TraceRequest, read_trace
+from minisgl.bench.virtual_run import Floats, VirtualRun, VirtualServer
+from minisgl.config import ConfigError, EngineConfig
+from minisgl.engine.sim.profile import load_profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """`time_scales`: a run for each; at 2 the trace's requests come twice as fast. Times in seconds."""
+
+    engine: EngineConfig
+    trace: str
+    max_requests: int | None = None
+    time_scales: tuple[float, ...] = (1.0,)
+    seed: int = 0
+    host_s: float = 0.0
+    slo_ttft_s: float = 1.0
+    slo_tpot_s: float = 0.05
+
+    def check(self) -> WhatIf:
+        """Raise `ConfigError` for what cannot be, else return self."""
+        if self.engine.engine != "sim":
+            raise ConfigError(f"--engine {self.engine.engine}: only the simulated engine runs in virtual time")
+        if self.engine.sim_profile == "null":
+            raise ConfigError("--sim-profile null: takes no time: name a profile or a file")
+        if any(not 0 < scale < float("inf") for scale in self.time_scales):
+            raise ConfigError(f"--time-scale {self.time_scales}: must be above 0")
+        if self.max_requests is not None and self.max_requests < 1:
+            raise ConfigError(f"--requests {self.max_requests}: must be at least 1")
+        for name, value in (("--host-us", self.host_s), ("--slo", self.slo_ttft_s), ("--slo", self.slo_tpot_s)):
+            if not 0 <= value < float("inf"):
+                raise ConfigError(f"{name} {value}: must be 0 or more")
+        return self
+
+
+def simulate(settings: WhatIf) -> dict[str, Any]:
+    """Run every time scale; raises `ConfigError`. What comes back depends on `settings` alone."""
+    return _simulate(settings.check())[0]
+
+
+def run_what_if(settings: WhatIf, out: Path | None, *, command: str) -> int:
+    report = None if out is None else Report(out, f"What if: {Path(settings.trace).name}, simulated", command=command)
+    began = time.perf_counter()
+    result, runs = _simulate(settings.check())
+    took = time.perf_counter() - began
+    virtual = sum(run.end_s for run in runs.values())
+    print(f"simulated {virtual:,.0f} s in {took:.1f} s", file=sys.stderr)
+    shown = _table(result)
+    print(shown)
+    if report is not None:
+        ttft = {f"x{scale:g}": _ttft(run)[~run.refused].tolist() for scale, run in runs.items()}
+        plot = cdf_plot(report.folder / "ttft.png", ttft, title="Simulated TTFT", x_label="s", log_x=True)
+        report.section("Simulated", _about(settings), shown)
+        report.section("TTFT", plot)
+        report.write({"result": result})
+    print_result(result)
+    return 0
+
+
+def _simulate(settings: WhatIf) -> tuple[dict[str, Any], dict[float, VirtualRun]]:
+    trace = read_trace(settings.trace)[: settings.max_requests]
+    runs = {scale: _run(settings, trace, scale) for scale in settings.time_scales}
+    result = {
+        "bench": "what-if",
+        "simulated": load_profile(settings.engine.sim_profile).name,
+        "trace": Path(settings.trace).name,
+        "requests": len(trace),
+        "seed": settings.seed,
+        "host_us": settings.host_s * 1e6,
+        "slo_ttft_s": settings.slo_ttft_s,
+        "slo_tpot_s": settings.slo_tpot_s,
+        "runs": [_figures(settings, scale, run) for scale, run in runs.items()],
+    }
+    return result, runs
+
+
+def _run(settings: WhatIf, trace: Sequence[TraceRequest], scale: float) -> VirtualRun:
+    arrivals = np.array([one.arrival_s for one in trace]) / scale
+    return VirtualServer(settings.engine, len(trace), settings.host_s).run(trace, arrivals, settings.seed)
+
+
+def _ttft(run: VirtualRun) -> Floats:
+    found: Floats = run.first_token_s - run.arrival_s
+    return found
+
+
+def _figures(settings: WhatIf, scale: float, run: VirtualRun) -> dict[str, Any]:
+    done = ~run.refused
+    ttft, e2e = _ttft(run)[done], (run.last_token_s - run.arrival_s)[done]
+    several = done & (run.num_tokens > 1)
+    tpot = np.full(len(done), 0.0)
+    tpot[several] = (run.last_token_s - run.first_token_s)[several] / (run.num_tokens[several] - 1)
+    good = (ttft <= settings.slo_ttft_s) & (tpot[done] <= settings.slo_tpot_s)
+    generated = int(run.num_tokens.sum())
+    prompts = int(run.num_prompt[done].sum())
+    stats = run.stats
+    return {
+        "time_scale": scale,
+        "completed": int(done.sum()),
+        "refused": int(run.refused.sum()),
+        "virtual_s": run.end_s,
+        "steps": run.num_steps,
+        "mean_rows": run.num_rows / run.num_steps,
+        "device_busy": run.busy_s / run.end_s,
+        "output_tok_s": generated / run.end_s,
+        "total_tok_s": (generated + prompts) / run.end_s,
+        "goodput_req_s": int(good.sum()) / run.end_s,
+        "within_slo": float(good.mean()) if len(good) else 0.0,
+        "hit_rate": stats.num_cached_tokens_total / max(1, stats.num_prompt_tokens_total),
+        "retractions": stats.num_retracted_total,
+        "ttft_s": summary(ttft.tolist()),
+        "tpot_s": summary(tpot[several].tolist()),
+        "e2e_s": summary(e2e.tolist()),
+    }
+
+
+def _table(result: dict[str, Any]) -> str:
+    head = ("time scale", "completed", "refused", "output tok/s", "hit rate", "busy", "rows", "within SLO")
+    latencies = ("TTFT p50 s", "TTFT p99 s", "TPOT p50 ms", "TPOT p99 ms")
+    rows = []
+    for run in result["runs"]:
+        ttft, tpot = run["ttft_s"], run["tpot_s"]
+        rows.append(
+            (
+                run["time_scale"],
+                run["completed"],
+                run["refused"],
+                run["output_tok_s"],
+                run["hit_rate"],
+                run["device_busy"],
+                run["mean_rows"],
+                run["within_slo"],
+                ttft["p50"],
+                ttft["p99"],
+                1e3 * tpot["p50"],
+                1e3 * tpot["p99"],
+            )
+        )
+    return table((*head, *latencies), rows)
+
+
+def _about(settings: WhatIf) -> str:
+    return (
+        f"Nothing of this ran on the hardware it speaks of: step times are those of the profile "
+        f"`{load_profile(settings.engine.sim_profile).name}`, prompts are made up from the trace's lengths and prefixes. "
+        "Scheduling, paging and the prefix cache are the server's own. Without text, HTTP and network."
+    )

@@ -1,0 +1,64 @@
+"""`minisgl bench what-if`: flags of the simulation in virtual time.
+
+Doesn't know: how it is simulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from minisgl.bench.report import public_command
+from minisgl.bench.traces import NAMES
+from minisgl.bench.what_if import WhatIf, run_what_if
+from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, engine_config
+
+
+def add_parser(commands: Commands) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        "what-if",
+        help="a trace on simulated hardware, in virtual time",
+        description="A production trace through the server's step loop and control plane, with step times of a "
+        "simulated device and a clock that is only counted: an hour in seconds. Same flags and seed, same result.",
+        formatter_class=Formatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run, command="bench")
+    job = parser.add_argument_group("workload")
+    job.add_argument(
+        "--trace",
+        default="mooncake-conversation",
+        metavar="NAME|FILE",
+        help=f"{', '.join(NAMES)} (from MINISGL_DATA), or a .jsonl or .csv file in one of their formats",
+    )
+    job.add_argument("--requests", type=int, help="only the first so many (default: all)")
+    job.add_argument(
+        "--time-scale",
+        type=float,
+        nargs="+",
+        default=[1.0],
+        metavar="X",
+        help="X times as fast; a run each",
+    )
+    job.add_argument("--workload-seed", type=int, default=0, help="of the prompts' tokens")
+    job.add_argument("--host-us", type=float, default=0.0, help="what the step loop itself takes for a step")
+    job.add_argument("--slo-ttft-ms", type=float, default=1000.0, help="a request is good with a first token by then")
+    job.add_argument("--slo-tpot-ms", type=float, default=50.0, help="and so much time between its tokens")
+    job.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report (default: nothing)")
+    add_engine_arguments(parser)
+    parser.set_defaults(engine="sim", sim_profile="qwen3-8b-h200", max_running_requests=256, max_prefill_length=8192)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    settings = WhatIf(
+        engine=engine_config(args),
+        trace=args.trace,
+        max_requests=args.requests,
+        time_scales=tuple(args.time_scale),
+        seed=args.workload_seed,
+        host_s=args.host_us / 1e6,
+        slo_ttft_s=args.slo_ttft_ms / 1e3,
+        slo_tpot_s=args.slo_tpot_ms / 1e3,
+    )
+    return run_what_if(settings, args.out, command=public_command(args.arguments))

@@ -1,0 +1,193 @@
+"""Traces, and what becomes of them in virtual time: exact times, nothing left out, the same every time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from minisgl.bench.traces import BLOCK, NAMES, TraceRequest, prompt_tokens, read_trace
+from minisgl.bench.virtual_run import VirtualRun, VirtualServer
+from minisgl.bench.what_if import WhatIf, simulate
+from minisgl.cli import bench
+from minisgl.config import ConfigError, EngineConfig
+
+PROFILE = {"name": "ten-ms", "table": {"rows": [1], "prefill_tokens": [0], "kv_len": [1], "ms": [[[10]]]}}
+MOONCAKE = [
+    {"timestamp": 4000, "input_length": 600, "output_length": 3, "hash_ids": [1, 3]},
+    {"timestamp": 1000, "input_length": 512, "output_length": 0, "hash_ids": [1]},
+    {"timestamp": 3000, "input_length": 1000, "output_length": 9, "hash_ids": [1, 2]},
+]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> EngineConfig:
+    file = tmp_path / "ten-ms.yaml"
+    file.write_text(json.dumps(PROFILE))
+    return EngineConfig(engine="sim", sim_profile=str(file), cpu_backend="python", num_pages=400, max_seq_len=2048)
+
+
+@pytest.fixture
+def mooncake(tmp_path: Path) -> str:
+    file = tmp_path / "trace.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in MOONCAKE))
+    return str(file)
+
+
+def run(config: EngineConfig, *requests: TraceRequest, host_s: float = 0.0) -> VirtualRun:
+    arrivals = np.array([one.arrival_s for one in requests])
+    return VirtualServer(config, len(requests), host_s).run(requests, arrivals, seed=0)
+
+
+def test_an_arrival_in_the_middle_of_a_step_waits_for_the_next_free_plan(engine: EngineConfig) -> None:
+    """With overlap the step after the running one is planned already."""
+    requests = TraceRequest(0.0, 8, 20), TraceRequest(0.005, 8, 3)
+    ahead = run(engine, *requests)
+    assert ahead.first_token_s == pytest.approx([0.01, 0.03]) and ahead.last_token_s == pytest.approx([0.20, 0.05])
+    plain = run(msgspec.structs.replace(engine, overlap=False), *requests)
+    assert plain.first_token_s == pytest.approx([0.01, 0.02]) and plain.last_token_s == pytest.approx([0.20, 0.04])
+    assert plain.num_tokens.tolist() == ahead.num_tokens.tolist() == [20, 3]
+
+
+def test_idle_time_passes_at_once(engine: EngineConfig) -> None:
+    found = run(engine, TraceRequest(0.0, 8, 2), TraceRequest(1000.0, 8, 2))
+    assert found.first_token_s == pytest.approx([0.01, 1000.01])
+    assert found.end_s == pytest.approx(1000.02) and found.busy_s == pytest.approx(0.04)
+    assert found.num_steps < 20
+
+
+def test_a_slow_host_shows_only_without_overlap_or_above_the_step(engine: EngineConfig) -> None:
+    request = TraceRequest(0.0, 8, 21)
+    assert run(engine, request, host_s=0.004).end_s == pytest.approx(0.21, abs=0.01)
+    alone = msgspec.structs.replace(engine, overlap=False)
+    assert run(alone, request, host_s=0.004).last_token_s[0] == pytest.approx(21 * 0.014)
+
+
+def test_what_does_not_fit_is_refused_and_counted(engine: EngineConfig, mooncake: str) -> None:
+    small = msgspec.structs.replace(engine, max_seq_len=900)
+    found = run(small, TraceRequest(0.0, 901, 2), TraceRequest(0.0, 10, 2))
+    assert found.refused.tolist() == [True, False] and found.num_tokens.tolist() == [0, 2]
+    result = simulate(WhatIf(engine=small, trace=mooncake))["runs"][0]
+    assert result["refused"] == 1 and result["completed"] == 2
+
+
+def test_figures_of_a_run(engine: EngineConfig, mooncake: str) -> None:
+    """One at a time; by hand: 512 + 1000 + 600 in, 1 + 9 + 3 out; 512 of each later prompt are cached."""
+    found = simulate(WhatIf(engine=engine, trace=mooncake, slo_ttft_s=0.0105))["runs"][0]
+    assert found["completed"] == 3 and found["refused"] == 0 and found["steps"] == pytest.approx(13, abs=6)
+    assert found["virtual_s"] == pytest.approx(3.03) and found["device_busy"] == pytest.approx(0.13 / 3.03)
+    assert found["output_tok_s"] == pytest.approx(13 / 3.03) and found["total_tok_s"] == pytest.approx(2125 / 3.03)
+    assert found["hit_rate"] == pytest.approx(1024 / 2112)
+    assert found["ttft_s"]["max"] == pytest.approx(0.01) and found["tpot_s"]["mean"] == pytest.approx(0.01)
+    assert found["e2e_s"]["max"] == pytest.approx(0.09) and found["within_slo"] == 1.0
+    late = simulate(WhatIf(engine=engine, trace=mooncake, slo_ttft_s=0.0095))["runs"][0]
+    assert late["within_slo"] == 0.0 and late["goodput_req_s"] == 0.0
+
+
+def test_time_scale_changes_arrivals_alone(engine: EngineConfig, mooncake: str) -> None:
+    once, twice = simulate(WhatIf(engine=engine, trace=mooncake, time_scales=(1.0, 2.0)))["runs"]
+    assert twice["virtual_s"] == pytest.approx(once["virtual_s"] - 1.5) and twice["hit_rate"] == once["hit_rate"]
+
+
+def test_the_same_settings_give_the_same_result(engine: EngineConfig, tmp_path: Path) -> None:
+    """Both control planes too: they decide the same."""
+    rng = np.random.default_rng(3)
+    lines = [
+        {
+            "timestamp": int(ms),
+            "input_length": int(length),
+            "output_length": int(rng.integers(1, 40)),
+            "hash_ids": [0, 1, 2 + i % 5][: -(-int(length) // BLOCK)],
+        }
+        for i, (ms, length) in enumerate(zip(rng.integers(0, 2000, 40), rng.integers(1, 1500, 40), strict=True))
+    ]
+    file = tmp_path / "many.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    results = [
+        simulate(WhatIf(engine=msgspec.structs.replace(engine, cpu_backend=plane), trace=str(file)))
+        for plane in ("python", "python", "rust_hotpath")
+    ]
+    assert results[0] == results[1] == results[2]
+    assert results[0]["runs"][0]["mean_rows"] > 2
+
+
+def test_reading_mooncake(mooncake: str) -> None:
+    assert read_trace(mooncake) == [
+        TraceRequest(0.0, 512, 1, (1,)),
+        TraceRequest(2.0, 1000, 9, (1, 2)),
+        TraceRequest(3.0, 600, 3, (1, 3)),
+    ]
+
+
+def test_reading_azure(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    rows = "2023-11-16 18:15:46.6805900,374,44", "2023-11-16 18:15:50.9951690,0,109"
+    file.write_text("\n".join(("TIMESTAMP,ContextTokens,GeneratedTokens", *rows)) + "\n")
+    first, second = read_trace(str(file))
+    assert first == TraceRequest(0.0, 374, 44) and (second.input_len, second.output_len) == (1, 109)
+    assert second.arrival_s == pytest.approx(4.314579)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x.jsonl", "{}\n"),
+        ("x.jsonl", "not json\n"),
+        ("x.jsonl", '{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]}\n'),
+        ("x.csv", "A,B\n1,2\n"),
+        ("x.csv", ""),
+        ("x.txt", "anything"),
+    ],
+)
+def test_bad_traces_are_refused(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match="trace"):
+        read_trace(str(tmp_path / name))
+
+
+def test_missing_traces_say_where_they_should_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        read_trace(str(tmp_path / "gone.csv"))
+    monkeypatch.delenv("MINISGL_DATA", raising=False)
+    with pytest.raises(ConfigError, match="MINISGL_DATA"):
+        read_trace(next(iter(NAMES)))
+
+
+def test_prompts_share_what_their_blocks_share() -> None:
+    one, two, three = TraceRequest(0, 1500, 1, (1, 2, 3)), TraceRequest(0, 1400, 1, (1, 2, 4)), TraceRequest(0, 600, 1)
+    a, b = prompt_tokens(one, 0, 1000), prompt_tokens(two, 1, 1000)
+    assert a.dtype == np.int32 and len(a) == 1500 and a.min() >= 0 and a.max() < 1000
+    assert (a[: 2 * BLOCK] == b[: 2 * BLOCK]).all() and (a[2 * BLOCK : 1400] == b[2 * BLOCK :]).mean() < 0.02
+    assert len(set(a.tolist())) > 700
+    assert (prompt_tokens(one, 7, 1000) == a).all() and (prompt_tokens(one, 0, 1000, seed=1) == a).mean() < 0.02
+    c, d = prompt_tokens(three, 0, 1000), prompt_tokens(three, 1, 1000)
+    assert (c == d).mean() < 0.02 and (c[:88] == c[512:]).mean() < 0.2
+
+
+def test_the_command(engine: EngineConfig, mooncake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "report"
+    flags = ["--trace", mooncake, "--sim-profile", engine.sim_profile, "--num-pages", "400", "--out", str(out)]
+    assert bench.main(["what-if", *flags]) == 0
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert printed["bench"] == "what-if" and printed["simulated"] == "ten-ms" and printed["runs"][0]["completed"] == 3
+    text = (out / "README.md").read_text()
+    assert "imulated" in text and "ten-ms" in text and str(tmp_path) not in text
+    assert json.loads((out / "raw.json").read_text())["result"] == printed
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--engine", "echo"], "--engine"),
+        (["--sim-profile", "null"], "--sim-profile"),
+        (["--time-scale", "0"], "--time-scale"),
+        (["--requests", "0"], "--requests"),
+        (["--host-us", "-1"], "--host-us"),
+    ],
+)
+def test_settings_that_cannot_be(flags: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        bench.main(["what-if", *flags])
