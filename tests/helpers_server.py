@@ -93,6 +93,16 @@ def prompt_text(request: AddRequest) -> str:
     return bytes(token for token in prompt_ids(request) if token < 256).decode()
 
 
+def one_token(req_id: int, token: int) -> StepTokens:
+    """A step of one row."""
+    return StepTokens(
+        step=0,
+        req_ids=np.array([req_id], np.int64).tobytes(),
+        tokens=np.array([token], np.int32).tobytes(),
+        reasons=np.array([FinishReason.NONE], np.int32).tobytes(),
+    )
+
+
 def failed_step(req_id: int, error: str) -> StepTokens:
     """The end of a request whose forward failed."""
     return StepTokens(
@@ -337,6 +347,7 @@ class Frontend:
         if self._wait_ready and self.client.ready is not None:
             await self.client.ready
         with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32768)  # little hides what a client does not read
             listener.bind(("127.0.0.1", 0))
             listener.listen()
             listener.setblocking(False)

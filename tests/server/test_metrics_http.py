@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl.message import AbortRequest
-from tests.helpers_server import STATS, Frontend, check_error, failed_step, frontend
+from tests.helpers_server import STATS, WAIT_S, Frontend, check_error, failed_step, frontend, one_token
 
 TABLE = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| (`minisgl:.*?) \| (\w+) \|", re.MULTILINE)
@@ -113,10 +114,25 @@ def test_a_client_that_left_is_an_abort(server: Frontend) -> None:
 
 
 def test_gaps_are_fewer_than_tokens(server: Frontend) -> None:
-    """Tokens that come with the first one have no gap that anybody saw, so the count may be lower, never higher."""
+    """A gap for each token that came after the first one, on its own."""
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(complete, server, "gaps hang:", max_tokens=20)
+        request = server.engine.wait_for_request("gaps ")
+        for sent in range(1, 5):
+            server.engine.send(one_token(request.req_id, ord("a")))
+            while samples(server).get("minisgl:generated_tokens_total") != sent:
+                pass
+        server.engine.send(failed_step(request.req_id, "enough"))
+        with pytest.raises(AssertionError):
+            waiting.result(WAIT_S)
+    assert samples(server)["minisgl:itl_seconds_count"] == 3
+
+
+def test_gaps_are_no_longer_than_answers(server: Frontend) -> None:
+    """Tokens that come with the first one have no gap that anybody saw."""
     complete(server, "say:abcdefgh", max_tokens=8)
     found = samples(server)
-    assert 1 <= found["minisgl:itl_seconds_count"] <= 7
+    assert found["minisgl:itl_seconds_count"] <= 7
     assert found["minisgl:itl_seconds_sum"] <= found["minisgl:e2e_seconds_sum"]
 
 

@@ -32,7 +32,7 @@ from minisgl.server.operations import add_operations
 from minisgl.server.record import RequestRecord
 from minisgl.server.slow_clients import SlowClients
 from minisgl.server.tokenize import answer_detokenize, answer_tokenize
-from minisgl.server.transport import ClientGone, NoResponse, json_response, read_body, unless_gone
+from minisgl.server.transport import ClientGone, NoResponse, json_response, read_body
 from minisgl.tokenizer import Tokenizer
 
 Answer = Callable[[ServerContext, Request, bytes, RequestRecord], Coroutine[Any, Any, Response]]
@@ -100,7 +100,7 @@ def _handler(context: ServerContext, answer: Answer) -> Callable[[Request], Awai
                 body = await read_body(request, limits.max_body_bytes, limits.slow_client_timeout)
                 if context.log_prompts:
                     record.prompt, record.output = body.decode(errors="replace"), ""
-                return await unless_gone(request.receive, answer(context, request, body, record))
+                return await answer(context, request, body, record)
         except ClientGone:
             return NoResponse()
         except TimeoutError as error:  # a stream has its own clock from here on

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
 
+from minisgl.sampling_params import SamplingParams
 from minisgl.server.bodies import ChatRequest
 from minisgl.server.context import ServerContext, checked
-from minisgl.server.errors import bad_value
-from minisgl.server.generation import Generation, ScoredToken, collect
+from minisgl.server.errors import ApiError, bad_value
+from minisgl.server.generation import Delta, Generation, ScoredToken, collect
 from minisgl.server.logprobs import chat_logprobs
 from minisgl.server.protocol import parse
 from minisgl.server.record import RequestRecord
-from minisgl.server.transport import SSE_DONE, StreamResponse, json_response, sse, sse_error
+from minisgl.server.transport import SSE_DONE, StreamResponse, json_bytes, json_response, sse, sse_error
+
+TEXT_MARK = "\x00text\x00"
 
 
 async def answer_chat(context: ServerContext, request: Request, body: bytes, record: RequestRecord) -> Response:
@@ -39,20 +42,32 @@ async def answer_chat(context: ServerContext, request: Request, body: bytes, rec
     context.check_vocabulary(sampling)
     ids = await context.encode_chat(chat.messages, chat)
 
-    answer = _Answer(context, sampling.n, with_logprobs=sampling.logprobs is not None)
     begin = partial(context.generation, [ids], sampling, record, priority=chat.priority or 0)
+    answer = _Answer(context, begin, sampling, include_usage=chat.include_usage)
     if chat.stream:
-        return StreamResponse(answer.stream(begin, chat.include_usage), "text/event-stream", sse_error)
-
+        return StreamResponse(answer, "text/event-stream")
     with begin() as generation:
         return json_response(await answer.collect(generation))
 
 
 class _Answer:
-    def __init__(self, context: ServerContext, n: int, *, with_logprobs: bool) -> None:
+    """Whole, or as the `Pieces` of a stream."""
+
+    def __init__(
+        self,
+        context: ServerContext,
+        begin: Callable[[], Generation],
+        sampling: SamplingParams,
+        *,
+        include_usage: bool,
+    ) -> None:
+        self.begin = begin
         self._tokenizer = context.tokenizer
-        self._n = n
-        self._with_logprobs = with_logprobs
+        self._n = sampling.n
+        self._with_logprobs = sampling.logprobs is not None
+        self._include_usage = include_usage
+        self._has_begun = False
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands around the text
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": context.model_name}
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
@@ -75,24 +90,42 @@ class _Answer:
             "usage": generation.usage(),
         }
 
-    async def stream(self, begin: Callable[[], Generation], include_usage: bool) -> AsyncIterator[bytes]:
+    # ------------------------------------------------------------------------------------------------------ pieces
+
+    def piece(self, generation: Generation, deltas: list[Delta]) -> bytes:
+        frames = []
+        if not self._has_begun:  # the roles go with the first tokens: an early failure is an HTTP error
+            self._has_begun = True
+            frames = [self._chunk(i, {"role": "assistant", "content": ""}) for i in range(self._n)]
+        for delta in deltas:
+            if delta.tokens:
+                frames.append(self._chunk(delta.index, {"content": delta.text}, self._logprobs(delta.tokens)))
+            elif delta.text:
+                frames.append(self._text_chunk(delta.index, delta.text))
+            if delta.finish_reason is not None:
+                frames.append(self._chunk(delta.index, {}, None, delta.finish_reason))
+        return frames[0] if len(frames) == 1 else b"".join(frames)
+
+    def end(self, generation: Generation) -> bytes:
+        if not self._include_usage:
+            return SSE_DONE
         head = {**self._head, "object": "chat.completion.chunk"}
-        usage: dict[str, Any] = {"usage": None} if include_usage else {}
+        return sse({**head, "choices": [], "usage": generation.usage()}) + SSE_DONE
 
-        def chunk(index: int, delta: dict[str, Any], logprobs: Any = None, finish_reason: str | None = None) -> bytes:
-            choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-            return sse({**head, "choices": [choice], **usage})
+    def error(self, error: ApiError) -> bytes:
+        return sse_error(error)
 
-        with begin() as generation:
-            roles = [chunk(i, {"role": "assistant", "content": ""}) for i in range(self._n)]
-            async for deltas in generation.deltas():
-                frames, roles = roles, []  # the roles go with the first tokens: an early failure is an HTTP error
-                for delta in deltas:
-                    if delta.text or delta.tokens:
-                        frames.append(chunk(delta.index, {"content": delta.text}, self._logprobs(delta.tokens)))
-                    if delta.finish_reason is not None:
-                        frames.append(chunk(delta.index, {}, None, delta.finish_reason))
-                yield b"".join(frames)
-            if include_usage:
-                yield sse({**head, "choices": [], "usage": generation.usage()})
-            yield SSE_DONE
+    def _chunk(
+        self, index: int, delta: dict[str, Any], logprobs: Any = None, finish_reason: str | None = None
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        usage: dict[str, Any] = {"usage": None} if self._include_usage else {}
+        return sse({**self._head, "object": "chat.completion.chunk", "choices": [choice], **usage})
+
+    def _text_chunk(self, index: int, text: str) -> bytes:
+        """The same with all but the text formatted once."""
+        if (parts := self._frames.get(index)) is None:
+            before, after = self._chunk(index, {"content": TEXT_MARK}).split(json_bytes(TEXT_MARK))
+            parts = self._frames[index] = (before, after)
+        before, after = parts
+        return b"%b%b%b" % (before, json_bytes(text), after)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,8 +15,8 @@ from fastapi.responses import Response
 from minisgl.sampling_params import MAX_N, SamplingParams
 from minisgl.server.bodies import CompletionRequest
 from minisgl.server.context import ServerContext, checked
-from minisgl.server.errors import bad_value
-from minisgl.server.generation import Collected, Generation, ScoredToken, collect
+from minisgl.server.errors import ApiError, bad_value
+from minisgl.server.generation import Collected, Delta, Generation, ScoredToken, collect
 from minisgl.server.logprobs import CompletionLogprobs, prompt_logprobs
 from minisgl.server.protocol import parse
 from minisgl.server.record import RequestRecord
@@ -32,11 +32,10 @@ async def answer_completion(context: ServerContext, request: Request, body: byte
     given = completion.prompts()
     prompts = await context.encode_prompts(given, "prompt")
 
-    answer = _Answer(context, options, given, prompts)
     begin = partial(context.generation, prompts, sampling, record, priority=completion.priority or 0)
+    answer = _Answer(context, begin, options, given, prompts)
     if completion.stream:
-        return StreamResponse(answer.stream(begin, completion.include_usage), "text/event-stream", sse_error)
-
+        return StreamResponse(answer, "text/event-stream")
     with begin() as generation:
         return json_response(await answer.collect(generation))
 
@@ -49,6 +48,7 @@ class _Options:
     only_prompt: bool  # max_tokens 0 with echo: one token is computed and dropped
     with_logprobs: bool
     with_prompt_logprobs: bool
+    include_usage: bool  # in a stream
 
 
 def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tuple[_Options, SamplingParams]:
@@ -83,20 +83,26 @@ def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tupl
         only_prompt=only_prompt,
         with_logprobs=logprobs is not None,
         with_prompt_logprobs=completion.prompt_logprobs is not None,
+        include_usage=completion.include_usage,
     )
     return options, sampling
 
 
 class _Answer:
+    """Whole, or as the `Pieces` of a stream."""
+
     def __init__(
         self,
         context: ServerContext,
+        begin: Callable[[], Generation],
         options: _Options,
         given: Sequence[str | list[int]],
         prompts: Sequence[Int32Array],
     ) -> None:
+        self.begin = begin
         self._tokenizer = context.tokenizer
         self._options = options
+        self._pieces: dict[int, _Piece] = {}  # of a stream, by choice
         self._given = given
         self._prompts = prompts
         self._head = {
@@ -118,22 +124,27 @@ class _Answer:
                 choices.append(piece.choice(generation, one.text, one.tokens, one.finish_reason))
         return {**self._head, "choices": choices, "usage": self._usage(generation)}
 
-    async def stream(self, begin: Callable[[], Generation], include_usage: bool) -> AsyncIterator[bytes]:
-        usage: dict[str, Any] = {"usage": None} if include_usage else {}
-        pieces: dict[int, _Piece] = {}
-        with begin() as generation:
-            async for deltas in generation.deltas():
-                frames = []
-                for delta in deltas:
-                    piece = pieces.get(delta.index) or pieces.setdefault(
-                        delta.index, _Piece(self, delta.index, delta.index)
-                    )
-                    choice = piece.choice(generation, delta.text, delta.tokens, delta.finish_reason)
-                    frames.append(sse({**self._head, "choices": [choice], **usage}))
-                yield b"".join(frames)
-            if include_usage:
-                yield sse({**self._head, "choices": [], "usage": self._usage(generation)})
-            yield SSE_DONE
+    # ------------------------------------------------------------------------------------------------------ pieces
+
+    def piece(self, generation: Generation, deltas: list[Delta]) -> bytes:
+        usage: dict[str, Any] = {"usage": None} if self._options.include_usage else {}
+        frames = []
+        for delta in deltas:
+            if (piece := self._pieces.get(delta.index)) is None:
+                piece = self._pieces[delta.index] = _Piece(self, delta.index, delta.index)
+            choice = piece.choice(generation, delta.text, delta.tokens, delta.finish_reason)
+            frames.append(sse({**self._head, "choices": [choice], **usage}))
+        return b"".join(frames)
+
+    def end(self, generation: Generation) -> bytes:
+        if not self._options.include_usage:
+            return SSE_DONE
+        return sse({**self._head, "choices": [], "usage": self._usage(generation)}) + SSE_DONE
+
+    def error(self, error: ApiError) -> bytes:
+        return sse_error(error)
+
+    # ----------------------------------------------------------------------------------------------------- choices
 
     def prompt_text(self, index: int) -> str:
         given = self._given[index // self._options.best_of]

@@ -1,7 +1,7 @@
 """The HTTP process's end of the engine: submit requests, receive their tokens.
 
 Keeps true: request ids are never reused; every submitted request gets exactly one terminal chunk, also when the engine
-dies; a stream holds no more than its own undelivered tokens; at most one wake-up of a waiter per step.
+dies; a stream holds no more than its own undelivered tokens; a listener is told once of all that is there.
 Doesn't know: HTTP, text, how the engine process is started.
 """
 
@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 import numpy as np
 import zmq
-import zmq.asyncio
 
 from minisgl.message import (
     AbortRequest,
@@ -24,6 +24,7 @@ from minisgl.message import (
     EngineReady,
     EngineStats,
     FinishRequest,
+    FromEngine,
     Heartbeat,
     LoadProgress,
     MessageError,
@@ -39,14 +40,25 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason, Int32Array
 
 LINGER_MS = 500
+MAX_QUEUED_FRAMES = 4  # that nobody has read; beyond, the engine waits for this process
+MAX_FRAMES = 16  # of one turn of the event loop
 
 
 class EngineGone(RuntimeError):
     """The engine process failed or was stopped."""
 
 
+class Listener(Protocol):
+    """Who waits for requests. `is_told` is the client's: whether `tell` is due for what came."""
+
+    is_told: bool
+
+    def tell(self) -> None:
+        """Something came for one or more of its requests. Must not raise."""
+
+
 class RequestHandle:
-    """One request in the engine. `take` empties what has come; `wake` is set whenever something comes."""
+    """One request in the engine. `take` empties what has come."""
 
     __slots__ = (
         "_logprobs",
@@ -54,19 +66,19 @@ class RequestHandle:
         "cached_len",
         "engine_gone",
         "error",
+        "listener",
         "num_prompt",
         "prompt_logprobs",
         "reason",
         "req_id",
         "waits",
-        "wake",
     )
 
-    def __init__(self, req_id: int, wake: asyncio.Event, num_prompt: int) -> None:
+    def __init__(self, req_id: int, listener: Listener, num_prompt: int) -> None:
         self.req_id = req_id
         self.num_prompt = num_prompt
         self.waits = True  # for its first step
-        self.wake = wake
+        self.listener = listener
         self._tokens: list[int] = []
         self.reason = FinishReason.NONE
         self.error: str | None = None
@@ -82,7 +94,9 @@ class RequestHandle:
 
     def take_logprobs(self) -> list[TokenLogprobs]:
         """Those of the tokens since the last call, if the request asked for them."""
-        logprobs, self._logprobs = self._logprobs, []
+        if not (logprobs := self._logprobs):
+            return logprobs
+        self._logprobs = []
         return logprobs
 
     def put(self, token: int, reason: int, logprobs: TokenLogprobs | None = None) -> None:
@@ -92,25 +106,26 @@ class RequestHandle:
                 self._logprobs.append(logprobs)
         if reason:
             self.reason = FinishReason(reason)
-        self.wake.set()
 
 
 class EngineClient:
     """Binds both sockets; the engine process connects. Use on one event loop, `start` first."""
 
     def __init__(self, to_engine: str, from_engine: str) -> None:
-        self._context = zmq.asyncio.Context()
-        self._outbox = zmq.Context(self._context).socket(zmq.PUSH)  # plain: with no limit it is never full
+        self._context = zmq.Context()
+        self._outbox = self._context.socket(zmq.PUSH)  # with no limit it is never full
         self._outbox.setsockopt(zmq.SNDHWM, 0)
         self._outbox.setsockopt(zmq.LINGER, LINGER_MS)
         self._outbox.bind(to_engine)
         self._inbox = self._context.socket(zmq.PULL)
-        self._inbox.setsockopt(zmq.RCVHWM, 0)
+        self._inbox.setsockopt(zmq.RCVHWM, MAX_QUEUED_FRAMES)
         self._inbox.bind(from_engine)
+        self._inbox_fd = int(self._inbox.getsockopt(zmq.FD))
         self._live: dict[int, RequestHandle] = {}
         self._next_id = 0
         self._pending: list[ToEngine] = []
-        self._reader: asyncio.Task[None] | None = None
+        self._told: list[Listener] = []  # for whom something came, in the order in which it did
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it reads
         self._failure: str | None = None
         self.ready: asyncio.Future[EngineReady] | None = None
         self.stats: EngineStats | None = None
@@ -147,25 +162,24 @@ class EngineClient:
         return self._num_waiting_tokens
 
     def start(self) -> None:
-        self.ready = asyncio.get_running_loop().create_future()
+        loop = self._loop = asyncio.get_running_loop()
+        self.ready = loop.create_future()
         self.ready.add_done_callback(lambda future: future.exception())  # a failure may come with nobody waiting
-        self._reader = asyncio.create_task(self._read())
-        self._reader.add_done_callback(self._reader_ended)
-
-    def _reader_ended(self, reader: asyncio.Task[None]) -> None:
-        """Whatever ends the reading ends the requests that wait for it: none may hang."""
-        if not reader.cancelled() and (error := reader.exception()) is not None:
-            self.fail(f"receiving from the engine failed: {type(error).__name__}: {error}")
+        loop.add_reader(self._inbox_fd, self._on_readable)
+        loop.call_soon(self._on_readable)  # the descriptor tells of changes only
 
     async def close(self) -> None:
         """Shut down and close the sockets."""
         self.shut_down()
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.wait({self._reader})
+        self._stop_reading()
         self._outbox.close()
         self._inbox.close()
         self._context.term()
+
+    def _stop_reading(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self._inbox_fd)
+            self._loop = None
 
     def shut_down(self) -> None:
         """Tell the engine to shut down. Live requests end with an error."""
@@ -187,16 +201,17 @@ class EngineClient:
             handle.error = text
             handle.engine_gone = True
             handle.put(-1, FinishReason.ERROR)
+            handle.listener.tell()
 
     # ---------------------------------------------------------------------------------------------------- requests
 
     def submit(
-        self, prompt: Int32Array, sampling: SamplingParams, wake: asyncio.Event, priority: int = 0
+        self, prompt: Int32Array, sampling: SamplingParams, listener: Listener, priority: int = 0
     ) -> RequestHandle:
         """Send a request whose `sampling` is resolved (seed, max_tokens, n = 1). Raises `EngineGone`."""
         if self._failure is not None:
             raise EngineGone(self._failure)
-        handle = RequestHandle(self._next_id, wake, len(prompt))
+        handle = RequestHandle(self._next_id, listener, len(prompt))
         self._next_id += 1
         self._live[handle.req_id] = handle
         self._num_waiting += 1
@@ -240,33 +255,55 @@ class EngineClient:
 
     # ----------------------------------------------------------------------------------------------------- receive
 
-    async def _read(self) -> None:
-        while self._failure is None:
-            frame = await self._inbox.recv()
+    def _on_readable(self) -> None:
+        """Take what is there, then tell those it is for: tokens of several steps leave in one write. Whatever fails
+        here ends the requests that wait for it: none may hang."""
+        if self._loop is None:
+            return
+        try:
+            self._receive(self._loop)
+        except MessageError as error:
+            self.fail(f"a message from the engine cannot be read: {error}")
+        except (ValueError, TypeError, KeyError, zmq.ZMQError) as error:
+            self.fail(f"receiving from the engine failed: {type(error).__name__}: {error}")
+        told, self._told = self._told, []
+        for listener in told:
+            listener.is_told = False
+            listener.tell()
+        if self._failure is not None:
+            self._stop_reading()
+
+    def _receive(self, loop: asyncio.AbstractEventLoop) -> None:
+        for _ in range(MAX_FRAMES):
             try:
-                messages = decode_from_engine(frame)
-            except MessageError as error:
-                self.fail(f"a message from the engine cannot be read: {error}")
+                frame = self._inbox.recv(zmq.NOBLOCK)
+            except zmq.Again:
                 return
-            for message in messages:
-                match message:
-                    case StepTokens():
-                        self._dispatch(message)
-                    case EngineStats():
-                        self.stats = message
-                    case Heartbeat():
-                        self.beat, self.beat_time = message, time.monotonic()
-                    case LoadProgress(text, done, total):
-                        self.on_progress(text, done, total)
-                    case EngineReady():
-                        if self.ready is not None and not self.ready.done():
-                            self.ready.set_result(message)
-                            self.beat_time = time.monotonic()  # from now on it must beat
-                    case EngineFailed(text):
-                        self.fail(text)
-            await asyncio.sleep(
-                0
-            )  # recv does not yield while frames are there: let the streams send what this one brought
+            for message in decode_from_engine(frame):
+                self._take(message)
+        loop.call_soon(self._on_readable)  # others' turn; the descriptor does not tell again of what is left
+
+    def _take(self, message: FromEngine) -> None:
+        match message:
+            case StepTokens():
+                self._dispatch(message)
+            case EngineStats():
+                self.stats = message
+            case Heartbeat():
+                self.beat, self.beat_time = message, time.monotonic()
+            case LoadProgress(text, done, total):
+                self.on_progress(text, done, total)
+            case EngineReady():
+                if self.ready is not None and not self.ready.done():
+                    self.ready.set_result(message)
+                    self.beat_time = time.monotonic()  # from now on it must beat
+            case EngineFailed(text):
+                self.fail(text)
+
+    def _tell(self, listener: Listener) -> None:
+        if not listener.is_told:
+            listener.is_told = True
+            self._told.append(listener)
 
     def _dispatch(self, message: StepTokens) -> None:
         live = self._live
@@ -291,6 +328,7 @@ class EngineClient:
                 self._drop(req_id)
                 handle.error = message.errors.get(req_id)
             handle.put(token, reason, logprobs.get(index))
+            self._tell(handle.listener)
 
 
 def resolve(sampling: SamplingParams, seed: int, max_tokens: int) -> SamplingParams:

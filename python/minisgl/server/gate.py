@@ -12,6 +12,7 @@ import hmac
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from minisgl.server.connection import CONNECTION, Connection
 from minisgl.server.errors import ApiError
 from minisgl.server.record import RequestRecord, request_id
 from minisgl.server.slow_clients import SlowClients
@@ -54,14 +55,30 @@ class Gate:
         if counts:
             self._enter()
         try:
-            if self._allows(scope["path"], headers.get(b"authorization", b"")):
-                await self._app(scope, receive, answer)
-            else:
+            if not self._allows(scope["path"], headers.get(b"authorization", b"")):
                 await _refuse(record, scope, receive, answer)
+            elif counts:
+                await self._unless_gone(scope, receive, answer)
+            else:
+                await self._app(scope, receive, answer)
         finally:
             if counts:
                 self._leave()
             record.log()
+
+    async def _unless_gone(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; stop when the client goes away, wherever that is."""
+        connection: Connection = scope[CONNECTION]
+        task = asyncio.current_task()
+        connection.cancels(task)
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if not connection.is_lost or task is None:
+                raise
+            task.uncancel()
+        finally:
+            connection.cancels(None)
 
     def _enter(self) -> None:
         self._num_open += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.server.bodies import GenerateRequest, GenerateSampling
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
-from minisgl.server.generation import Generation
+from minisgl.server.generation import Delta, Generation, collect
 from minisgl.server.protocol import parse
 from minisgl.server.record import RequestRecord
 from minisgl.server.transport import StreamResponse, json_line, json_response
@@ -33,15 +33,11 @@ async def answer_generate(context: ServerContext, request: Request, body: bytes,
     prompts = await context.encode_prompts([prompt], field)
     begin = partial(context.generation, prompts, sampling, record, priority=fields.priority or 0)
     if generate.stream:
-        return StreamResponse(_stream(begin), "application/x-ndjson", lambda error: json_line(error.body))
-
+        return StreamResponse(_Lines(begin), "application/x-ndjson")
     with begin() as generation:
-        parts: list[str] = []
-        done: dict[str, Any] = {}
-        async for deltas in generation.deltas():
-            parts.extend(delta.text for delta in deltas)
-            done = _end(generation, deltas[-1].finish_reason)
-        return json_response({"text": "".join(parts), "token_ids": generation.token_ids(0), **done})
+        [found] = await collect(generation, 1)
+        done = _end(generation, found.finish_reason)
+        return json_response({"text": found.text, "token_ids": generation.token_ids(0), **done})
 
 
 def _sampling(fields: GenerateSampling, defaults: Mapping[str, Any]) -> SamplingParams:
@@ -64,10 +60,20 @@ def _end(generation: Generation, finish_reason: str | None) -> dict[str, Any]:
     return {"finish_reason": finish_reason, "usage": generation.usage()}
 
 
-async def _stream(begin: Callable[[], Generation]) -> AsyncIterator[bytes]:
-    with begin() as generation:
-        async for deltas in generation.deltas():
-            lines = [json_line({"text_delta": delta.text}) for delta in deltas if delta.text]
-            if (reason := deltas[-1].finish_reason) is not None:
-                lines.append(json_line({"event": "done", **_end(generation, reason)}))
-            yield b"".join(lines)
+class _Lines:
+    """The `Pieces` of a stream."""
+
+    def __init__(self, begin: Callable[[], Generation]) -> None:
+        self.begin = begin
+
+    def piece(self, generation: Generation, deltas: list[Delta]) -> bytes:
+        lines = [json_line({"text_delta": delta.text}) for delta in deltas if delta.text]
+        if (reason := deltas[-1].finish_reason) is not None:
+            lines.append(json_line({"event": "done", **_end(generation, reason)}))
+        return b"".join(lines)
+
+    def end(self, generation: Generation) -> bytes:
+        return b""
+
+    def error(self, error: ApiError) -> bytes:
+        return json_line(error.body)

@@ -1,6 +1,7 @@
 """One HTTP request's generations: prompts times n choices, from tokens to text deltas and usage.
 
-Keeps true: leaving the `with` block aborts whatever still runs; deltas of all choices come by one wake-up.
+Keeps true: leaving the `with` block aborts whatever still runs; deltas of all choices come by one call, in the turn of
+the event loop in which their tokens came, without waking a task; while it is held, tokens stay where they are.
 Doesn't know: OpenAI's shapes, transports.
 """
 
@@ -9,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
 from minisgl.message import TokenLogprobs
 from minisgl.metrics import Metrics
@@ -78,11 +80,17 @@ class Generation:
         self._record = record
         self._timeout_s = timeout_s
         self._expired = False
-        self._wake = asyncio.Event()
+        self.is_told = False  # the client's, see its `Listener`
+        self._first: asyncio.Future[list[Delta]] | None = None  # while `first` waits
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ended.add_done_callback(_seen)  # a failure may come with nobody waiting
+        self._sink: Callable[[list[Delta]], None] | None = None
+        self._is_held = False
         self._prompts = prompts
         self._n = sampling.n
         self._sampling = sampling
         self._choices: list[_Choice] = []
+        self._open: list[tuple[int, _Choice]] = []
         self._timer: asyncio.TimerHandle | None = None
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         try:
@@ -91,11 +99,12 @@ class Generation:
                 max_tokens = left if sampling.max_tokens is None else min(sampling.max_tokens, left)
                 for j in range(sampling.n):
                     resolved = resolve(sampling, choice_seed(seed, j), max_tokens)
-                    handle = client.submit(prompt, resolved, self._wake, priority)
+                    handle = client.submit(prompt, resolved, self, priority)
                     self._choices.append(_Choice(handle, TextStream(tokenizer, sampling.stop)))
         except EngineGone as error:
             self.abort()
             raise engine_gone(str(error)) from error
+        self._open = list(enumerate(self._choices))
         metrics.accepted(len(self._choices))
         record.prompt_tokens = sum(map(len, prompts)) * sampling.n
         if timeout_s is not None:
@@ -113,7 +122,7 @@ class Generation:
         self._expired = True
         for choice in self._choices:
             self._client.abort(choice.handle)
-        self._wake.set()
+        self._fail(too_late(self._timeout_s or 0.0))
 
     def abort(self) -> None:
         """End what still runs. Idempotent."""
@@ -130,22 +139,67 @@ class Generation:
         self._record.finish_reasons.append(reason)
         self._record.cached_tokens += choice.handle.cached_len or 0
 
-    async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """What came since the last time, until every choice has ended. Raises `ApiError` if one fails."""
-        open_choices = list(enumerate(self._choices))
-        while open_choices:
-            await self._wake.wait()
-            self._wake.clear()
-            if self._expired:
-                raise too_late(self._timeout_s or 0.0)
-            now = time.monotonic()
-            found = []
-            for index, choice in open_choices:
-                if (delta := self._advance(index, choice, now)) is not None:
-                    found.append(delta)
-            if found:
-                open_choices = [pair for pair in open_choices if not pair[1].done]
-                yield found
+    # ------------------------------------------------------------------------------------------------------ deltas
+
+    async def first(self) -> list[Delta]:
+        """What comes first. Raises `ApiError` if a choice fails before."""
+        if self._ended.done():
+            self._ended.result()
+        self._first = asyncio.get_running_loop().create_future()
+        self.tell()
+        return await self._first
+
+    async def follow(self, sink: Callable[[list[Delta]], None]) -> None:
+        """`sink` gets what came since `first` (or from the beginning), as it comes, until every choice has ended.
+        Raises `ApiError` if one fails, and what `sink` raises."""
+        self._sink = sink
+        self.tell()
+        await self._ended
+
+    def hold(self) -> None:
+        """Nobody can take deltas now."""
+        self._is_held = True
+
+    def resume(self) -> None:
+        self._is_held = False
+        self.tell()
+
+    def tell(self) -> None:
+        if self._is_held or self._ended.done() or (self._sink is None and self._first is None):
+            return
+        try:
+            if found := self._poll(time.monotonic()):
+                self._pass_on(found)
+            if not self._open:
+                self._ended.set_result(None)
+        except Exception as error:  # the request's own task raises it: other listeners are told of theirs
+            self._fail(error)
+
+    def _pass_on(self, deltas: list[Delta]) -> None:
+        if self._sink is not None:
+            self._sink(deltas)
+        elif self._first is not None:
+            first, self._first = self._first, None
+            if not first.done():
+                first.set_result(deltas)
+
+    def _fail(self, error: Exception) -> None:
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(error)
+        if not self._ended.done():
+            self._ended.set_exception(error)
+
+    def _poll(self, now: float) -> list[Delta]:
+        """What came since the last time."""
+        found = []
+        has_ended = False
+        for index, choice in self._open:
+            if (delta := self._advance(index, choice, now)) is not None:
+                found.append(delta)
+                has_ended |= choice.done
+        if has_ended:
+            self._open = [pair for pair in self._open if not pair[1].done]
+        return found
 
     def _advance(self, index: int, choice: _Choice, now: float) -> Delta | None:
         handle = choice.handle
@@ -247,11 +301,19 @@ async def collect(generation: Generation, num_choices: int) -> list[Collected]:
     """Wait for everything. Raises `ApiError` if a choice fails."""
     parts: list[list[str]] = [[] for _ in range(num_choices)]
     choices = [Collected() for _ in range(num_choices)]
-    async for deltas in generation.deltas():
+
+    def sink(deltas: list[Delta]) -> None:
         for delta in deltas:
             parts[delta.index].append(delta.text)
             choices[delta.index].tokens.extend(delta.tokens)
             choices[delta.index].finish_reason = delta.finish_reason
+
+    await generation.follow(sink)
     for choice, texts in zip(choices, parts, strict=True):
         choice.text = "".join(texts)
     return choices
+
+
+def _seen(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()

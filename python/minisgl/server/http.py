@@ -18,9 +18,9 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from minisgl.server.connection import CONNECTION, Connection
 from minisgl.server.errors import ApiError
 from minisgl.server.gate import RECORD
-from minisgl.server.transport import ABORT
 
 _log = logging.getLogger("minisgl.server")
 GRACE_S = 2
@@ -44,16 +44,18 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        for cycle in self._cycles:
-            if not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
+        open_ = self._unanswered()
+        for cycle in open_:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
+        for cycle in open_:
+            _connection_of(cycle).lost()
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0
         super().on_message_begin()
-        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
+        self.scope[CONNECTION] = Connection(self.transport)  # type: ignore[literal-required]
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.abort)
 
@@ -67,6 +69,16 @@ class _Protocol(HttpToolsProtocol):
 
     def _unanswered(self) -> tuple[RequestResponseCycle, ...]:
         return tuple(cycle for cycle in self._cycles if not cycle.response_complete)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if open_ := self._unanswered():
+            _connection_of(open_[0]).paused(self.loop.time())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if open_ := self._unanswered():
+            _connection_of(open_[0]).resumed()
 
     def scope_of_answer(self) -> Mapping[str, Any]:
         """Of the request that is being answered; empty without one."""
@@ -98,6 +110,11 @@ class _Protocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode("ascii") + body)
         self.transport.close()
+
+
+def _connection_of(cycle: RequestResponseCycle) -> Connection:
+    connection: Connection = cycle.scope[CONNECTION]  # type: ignore[literal-required]
+    return connection
 
 
 class _Server(uvicorn.Server):

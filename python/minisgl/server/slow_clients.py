@@ -9,40 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from minisgl.server.connection import Connection
 
 _log = logging.getLogger("minisgl.server")
-
-
-@dataclass(slots=True, eq=False)
-class Stream:
-    """`blocked_since` is the loop's time at which its current write began, None while it writes nothing."""
-
-    request_id: str
-    abort: Callable[[], None]
-    blocked_since: float | None = None
 
 
 class SlowClients:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._streams: set[Stream] = set()
+        self._streams: dict[Connection, str] = {}  # and the id of the request
         self._sweeper: asyncio.Task[None] | None = None
         self.num_dropped = 0
 
     @contextmanager
-    def watch(self, request_id: str, abort: Callable[[], None]) -> Iterator[Stream]:
-        """For the life of a stream. `abort` closes its connection without waiting for the client."""
-        stream = Stream(request_id, abort)
-        self._streams.add(stream)
+    def watch(self, request_id: str, connection: Connection) -> Iterator[None]:
+        """For the life of a stream."""
+        self._streams[connection] = request_id
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
         try:
-            yield stream
+            yield
         finally:
-            self._streams.discard(stream)
+            self._streams.pop(connection, None)
 
     async def _sweep(self) -> None:
         """One task for all streams, as long as there are any: a timer for every write would cost more than the
@@ -51,14 +42,15 @@ class SlowClients:
         while self._streams:
             await asyncio.sleep(self._timeout_s / 4)
             now = loop.time()
-            for stream in list(self._streams):
-                if stream.blocked_since is not None and now - stream.blocked_since > self._timeout_s:
-                    self._streams.discard(stream)
+            for connection, request_id in list(self._streams.items()):
+                since = connection.blocked_since
+                if since is not None and now - since > self._timeout_s:
+                    del self._streams[connection]
                     self.num_dropped += 1
                     _log.warning(
                         "%s: dropped: its client has read nothing for %.1f s (--slow-client-timeout)",
-                        stream.request_id,
-                        now - stream.blocked_since,
+                        request_id,
+                        now - since,
                     )
-                    stream.abort()
+                    connection.abort()
         self._sweeper = None

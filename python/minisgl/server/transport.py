@@ -1,35 +1,25 @@
-"""Between handlers and the ASGI server: bodies under a limit, disconnects as events, streams.
+"""Between handlers and the ASGI server: bodies under a limit, answers, streams.
 
-Keeps true: a client that goes away cancels its handler at the transport's event, streaming or not; a body over the
-limit is refused without being held; a stream's status waits for its first piece: an early failure is a proper status.
+Keeps true: a body over the limit is refused without being held; a stream's status waits for its first piece: an early
+failure is a proper status; what a slow client has not read is bounded.
 Doesn't know: what is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Protocol
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from minisgl.server.connection import CONNECTION, Connection
 from minisgl.server.errors import SERVER, ApiError
 from minisgl.server.gate import RECORD, SLOW_CLIENTS
+from minisgl.server.generation import Delta, Generation
 from minisgl.server.slow_clients import SlowClients
-
-T = TypeVar("T")
-
-
-ABORT = "minisgl.abort"
-"""Key of the ASGI scope: closes the connection without waiting for the client to read (http.py puts it there)."""
-
-
-def _nothing() -> None:
-    return None
 
 
 class ClientGone(Exception):
@@ -76,79 +66,60 @@ def _too_slow(size: int, timeout_s: float) -> ApiError:
     return error
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`; if the client goes away first, cancel it and raise `ClientGone`. The body must have been read."""
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_disconnect(receive))
-    try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
-    finally:
-        for one in (task, watch):
-            if not one.done():
-                one.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await one
+class Pieces(Protocol):
+    """The body of a stream, made piece by piece."""
 
+    def begin(self) -> Generation:
+        """Submit to the engine. Raises `ApiError`."""
 
-async def _disconnect(receive: Receive) -> None:
-    message: Message = {"type": ""}
-    while message["type"] != "http.disconnect":
-        message = await receive()
+    def piece(self, generation: Generation, deltas: list[Delta]) -> bytes: ...
+
+    def end(self, generation: Generation) -> bytes:
+        """What comes after every choice has ended."""
+
+    def error(self, error: ApiError) -> bytes:
+        """The last piece instead, if a choice fails."""
 
 
 class StreamResponse(Response):
-    """Sends the pieces of `pieces` as they come. An `ApiError` before the first one is a normal error answer; a later
-    one is the last piece, made by `error_piece`."""
+    """Sends pieces as tokens come, straight into the connection. An `ApiError` before the first one is a normal error
+    answer."""
 
-    def __init__(self, pieces: AsyncIterator[bytes], media_type: str, error_piece: Callable[[ApiError], bytes]) -> None:
+    def __init__(self, pieces: Pieces, media_type: str) -> None:
         self._pieces = pieces
-        self._error_piece = error_piece
         self.status_code = 200
         self.media_type = media_type
         self.background = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        abort: Callable[[], None] = scope.get(ABORT, _nothing)
-        slow_clients: SlowClients = scope[SLOW_CLIENTS]
-        with contextlib.suppress(ClientGone), slow_clients.watch(scope[RECORD].request_id, abort) as stream:
-            clock = asyncio.get_running_loop().time
-
-            async def watched(message: Message) -> None:
-                stream.blocked_since = clock()
-                await send(message)
-                stream.blocked_since = None
-
-            await unless_gone(receive, self._run(scope, receive, watched))
-
-    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
         try:
-            async for piece in self._pieces:
-                if not started:
-                    started = True
-                    await self._start(send)
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            with self._pieces.begin() as generation:
+                first = await generation.first()
+                started = True
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                await self._stream(scope, generation, first)
+                last = self._pieces.end(generation)
         except ApiError as error:
             scope[RECORD].error = error.body["error"]["code"]
             if not started:
                 await error.response()(scope, receive, send)
                 return
-            await send({"type": "http.response.body", "body": self._error_piece(error), "more_body": True})
-        finally:
-            await self._close()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            last = self._pieces.error(error)
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _start(self, send: Callable[[Message], Awaitable[None]]) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+    async def _stream(self, scope: Scope, generation: Generation, first: list[Delta]) -> None:
+        connection: Connection = scope[CONNECTION]
+        slow_clients: SlowClients = scope[SLOW_CLIENTS]
+        piece, write = self._pieces.piece, connection.write
+        with slow_clients.watch(scope[RECORD].request_id, connection):
+            connection.on_pause, connection.on_resume = generation.hold, generation.resume
+            write(piece(generation, first))
+            await generation.follow(lambda deltas: write(piece(generation, deltas)))
 
-    async def _close(self) -> None:
-        """Run the generator's own clean-up now, not when the collector finds it."""
-        if (aclose := getattr(self._pieces, "aclose", None)) is not None:
-            await aclose()
+
+json_bytes = msgspec.json.Encoder().encode
 
 
 def sse(data: object) -> bytes:
@@ -172,16 +143,15 @@ def json_response(data: object) -> Response:
 
 
 __all__ = [
-    "ABORT",
     "SERVER",
     "SSE_DONE",
     "ClientGone",
     "NoResponse",
     "StreamResponse",
+    "json_bytes",
     "json_line",
     "json_response",
     "read_body",
     "sse",
     "sse_error",
-    "unless_gone",
 ]
