@@ -32,6 +32,8 @@ from minisgl.server.http import HttpServer
 from minisgl.server.log import say, set_up
 from minisgl.tokenizer import Tokenizer, read_chat_template
 
+SWITCH_INTERVAL_S = 0.0005  # the thread that encodes prompts waits as long for a busy event loop, not ten times as long
+
 
 def run_server(config: ServerConfig) -> int:
     """Serve until a signal or the engine's end; returns the exit code."""
@@ -147,6 +149,7 @@ async def _serve(
     if defaults:
         say(f"sampling defaults of the model: {show_defaults(defaults)} (--generation-config none: without)")
     app = build_app(client, tokenizer, config, defaults)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     http = HttpServer(app.asgi, listener, slow_client_timeout_s=config.limits.slow_client_timeout)
     await http.start()
     app.context.metrics.start()

@@ -15,7 +15,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import zmq
@@ -40,6 +41,10 @@ from minisgl.scheduler.backend import Chosen
 
 STATS_INTERVAL_S = 0.1
 LINGER_MS = 1000
+# Steps that may be on their way to the HTTP process. If it cannot follow, the engine waits: a queue would only grow,
+# and the first token of a new request would stand at its end.
+MAX_QUEUED_FRAMES = 2
+SEND_BUFFER_BYTES = 4096
 
 
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +66,8 @@ class Link:
         self._inbox.setsockopt(zmq.RCVHWM, 0)
         self._inbox.connect(config.to_engine)
         self._outbox = self._context.socket(zmq.PUSH)
-        self._outbox.setsockopt(zmq.SNDHWM, 0)
+        self._outbox.setsockopt(zmq.SNDHWM, MAX_QUEUED_FRAMES)
+        self._outbox.setsockopt(zmq.SNDBUF, SEND_BUFFER_BYTES)
         self._outbox.setsockopt(zmq.LINGER, LINGER_MS)
         self._outbox.connect(config.from_engine)
         self.timers = step_timers(config.engine.profile_steps, lambda text: self.send([LoadProgress(text)]))
@@ -74,9 +80,24 @@ class Link:
         self._poller = zmq.Poller()
         self._poller.register(self._inbox, zmq.POLLIN)
         self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
+        self._full = zmq.Poller()
+        self._full.register(self._outbox, zmq.POLLOUT)
+        self._full.register(sys.stdin.fileno(), zmq.POLLIN)
 
     def send(self, messages: Sequence[FromEngine]) -> None:
-        self._outbox.send(self._transport.encode(messages))
+        """Waits until the HTTP process follows. Raises `ParentGone`."""
+        frame = self._transport.encode(messages)
+        while True:
+            try:
+                self._outbox.send(frame, zmq.NOBLOCK)
+                return
+            except zmq.Again:
+                ready = dict(self._full.poll())
+                self._check_parent(ready)
+
+    def _check_parent(self, ready: Mapping[Any, int]) -> None:
+        if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
+            raise ParentGone
 
     def receive(self, *, block: bool) -> list[ToEngine]:
         """Every message that is there; with `block`, wait for the first. Raises `ParentGone`."""
@@ -88,8 +109,7 @@ class Link:
         if block:
             timers.awake(timers.idle)
         self.pulse.enter("working")
-        if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
-            raise ParentGone
+        self._check_parent(ready)
         messages: list[ToEngine] = []
         while True:
             try:

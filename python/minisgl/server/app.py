@@ -7,6 +7,7 @@ Doesn't know: processes, sockets, how the engine is started.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.config import ServerConfig
 from minisgl.metrics import Metrics
@@ -23,7 +24,7 @@ from minisgl.server.chat import answer_chat
 from minisgl.server.completions import answer_completion
 from minisgl.server.context import ServerContext
 from minisgl.server.engine_client import EngineClient
-from minisgl.server.errors import ApiError, install_handlers
+from minisgl.server.errors import ApiError, install_handlers, internal_error
 from minisgl.server.gate import RECORD, Gate
 from minisgl.server.generate import answer_generate
 from minisgl.server.limits import too_late
@@ -35,7 +36,9 @@ from minisgl.server.tokenize import answer_detokenize, answer_tokenize
 from minisgl.server.transport import ClientGone, NoResponse, json_response, read_body
 from minisgl.tokenizer import Tokenizer
 
+_log = logging.getLogger("minisgl.server")
 Answer = Callable[[ServerContext, Request, bytes, RequestRecord], Coroutine[Any, Any, Response]]
+Handler = Callable[[Request], Awaitable[Response]]
 GENERATING: dict[str, Answer] = {
     "/v1/chat/completions": answer_chat,
     "/v1/completions": answer_completion,
@@ -76,12 +79,13 @@ def build_app(
         log_prompts=config.log_prompts,
         defaults=defaults,
     )
-    for path, answer in (GENERATING | OTHER).items():
-        app.post(path)(_handler(context, answer))
+    handlers = {path: _handler(context, answer) for path, answer in (GENERATING | OTHER).items()}
+    for path, handler in handlers.items():
+        app.post(path)(handler)  # for the OpenAPI page and other methods
     _add_models(app, context)
     add_operations(app, context)
     install_openapi(app)
-    gate = Gate(app, api_key=config.api_key, slow_clients=slow_clients)
+    gate = Gate(_Direct(handlers, app), api_key=config.api_key, slow_clients=slow_clients)
     outermost: ASGIApp = gate
     if config.cors_origins:
         outermost = CORSMiddleware(
@@ -90,7 +94,29 @@ def build_app(
     return Application(outermost, context, gate)
 
 
-def _handler(context: ServerContext, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+class _Direct:
+    """POST endpoints without the layers of the framework, which cost more than ours; the rest goes through them."""
+
+    def __init__(self, handlers: Mapping[str, Handler], app: ASGIApp) -> None:
+        self._handlers = handlers
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handler = self._handlers.get(scope["path"]) if scope["method"] == "POST" else None
+        if handler is None:
+            await self._app(scope, receive, send)
+            return
+        try:
+            response = await handler(Request(scope, receive))
+            await response(scope, receive, send)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+        except Exception as error:
+            _log.exception("%s: a bug", scope[RECORD].request_id)
+            await internal_error(error).response()(scope, receive, send)
+
+
+def _handler(context: ServerContext, answer: Answer) -> Handler:
     async def handle(request: Request) -> Response:
         record: RequestRecord = request.scope[RECORD]
         limits = context.limits

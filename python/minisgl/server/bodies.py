@@ -189,6 +189,12 @@ class ChatMessage(Body):
     tool_calls: Items[dict[str, Any]] | None = _field("An assistant's calls, for templates that show them.")
     tool_call_id: StrictStr | None = _field("The call that a tool's message answers.")
 
+    def num_chars(self) -> int:
+        """Of its text, about."""
+        if isinstance(self.content, list):
+            return sum(len(part.text) for part in self.content)
+        return len(self.content or "")
+
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it. They know no developer: it is the newer name of system."""
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}

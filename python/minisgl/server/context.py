@@ -1,15 +1,13 @@
 """What every handler needs, and the checks that need the model: names, vocabulary, context length.
 
-Keeps true: immutable after start; tokenization happens in a bounded pool, off the event loop.
+Keeps true: immutable after start; tokenization happens off the event loop.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, Protocol, TypeVar
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,6 +16,7 @@ from minisgl.message import EngineReady
 from minisgl.metrics import Metrics
 from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.server.bodies import ChatMessage
+from minisgl.server.encoding import Encoder
 from minisgl.server.engine_client import EngineClient
 from minisgl.server.errors import ApiError, bad_value, engine_gone, from_param_error
 from minisgl.server.generation import Generation
@@ -26,8 +25,6 @@ from minisgl.server.record import RequestRecord
 from minisgl.step import Int32Array
 from minisgl.tokenizer import ChatTemplateError, Tokenizer, TooManyTokens
 
-NUM_TOKENIZER_THREADS = 2
-T = TypeVar("T")
 TEMPLATE_NAMES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self", "kwargs"}
 )
@@ -69,7 +66,7 @@ class ServerContext:
         self.defaults = dict(defaults or {})  # of the model, by the names of `SamplingParams`
         self.queue = Queue(client, limits)
         self.draining = False
-        self._pool = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, "tokenize")
+        self._encoder = Encoder(tokenizer)
 
     @property
     def info(self) -> EngineReady:
@@ -84,11 +81,12 @@ class ServerContext:
         _ = self.info
         self.queue.check_room()
 
-    async def _in_pool(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run in a tokenizer thread: the event loop serves the others meanwhile. Counts as waiting."""
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """What is being encoded counts as waiting."""
         self.queue.num_encoding += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args, **kwargs))
+            yield
         finally:
             self.queue.num_encoding -= 1
 
@@ -122,24 +120,35 @@ class ServerContext:
             if name in TEMPLATE_NAMES:
                 raise bad_value("chat_template_kwargs", name, "this name is set by the request's own fields")
 
-        def work() -> Int32Array:
+        def text() -> str:
             shaped = [message.for_template() for message in messages]
-            text = self.tokenizer.apply_chat_template(
+            return self.tokenizer.apply_chat_template(
                 shaped, **variables, add_generation_prompt=begins, continue_final_message=continues
             )
-            return self.tokenizer.encode(text, add_special_tokens=False, most=most)
 
+        num_chars = sum(message.num_chars() for message in messages)
         try:
-            ids = await self._in_pool(work)
+            with self._counted():
+                return await self._encoder.encode(text, num_chars, add_special_tokens=False, most=most)
         except ChatTemplateError as error:
             raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
-        return ids
 
     async def encode_text(self, text: str, add_special_tokens: bool) -> Int32Array:
-        return await self._in_pool(self.tokenizer.encode, text, add_special_tokens)
+        with self._counted():
+            return await self._encoder.encode(lambda: text, len(text), add_special_tokens=add_special_tokens)
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return await self._in_pool(self.tokenizer.decode, ids, skip_special_tokens)
+        with self._counted():
+            return await self._encoder.run(lambda: self.tokenizer.decode(ids, skip_special_tokens))
+
+    async def _encode_all(self, texts: list[str]) -> list[Int32Array]:
+        most = self.info.max_seq_len
+        with self._counted():
+            if len(texts) == 1:
+                text = texts[0]
+                ids = await self._encoder.encode(lambda: text, len(text), add_special_tokens=True, most=most)
+                return [ids]
+            return await self._encoder.run(lambda: self.tokenizer.encode_batch(texts, most=most))
 
     async def encode_prompts(self, prompts: Sequence[str | list[int]], field: str) -> list[Int32Array]:
         """Texts through the tokenizer, ids checked against the vocabulary."""
@@ -148,7 +157,7 @@ class ServerContext:
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if texts:
             try:
-                batch = await self._in_pool(self.tokenizer.encode_batch, texts, most=self.info.max_seq_len)
+                batch = await self._encode_all(texts)
             except TooManyTokens as error:
                 raise self._too_long(error.count, field) from error
             encoded = iter(batch)

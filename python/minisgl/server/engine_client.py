@@ -8,6 +8,7 @@ Doesn't know: HTTP, text, how the engine process is started.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import time
 from collections.abc import Callable
@@ -40,8 +41,9 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason, Int32Array
 
 LINGER_MS = 500
-MAX_QUEUED_FRAMES = 4  # that nobody has read; beyond, the engine waits for this process
-MAX_FRAMES = 16  # of one turn of the event loop
+MAX_QUEUED_FRAMES = 3  # that nobody has read; beyond, the engine waits for this process
+MAX_FRAMES = 6  # taken at once
+MAX_TOLD = 1000  # listeners in one turn of the event loop
 
 
 class EngineGone(RuntimeError):
@@ -124,7 +126,7 @@ class EngineClient:
         self._live: dict[int, RequestHandle] = {}
         self._next_id = 0
         self._pending: list[ToEngine] = []
-        self._told: list[Listener] = []  # for whom something came, in the order in which it did
+        self._told: collections.deque[Listener] = collections.deque()  # for whom something came, in that order
         self._loop: asyncio.AbstractEventLoop | None = None  # while it reads
         self._failure: str | None = None
         self.ready: asyncio.Future[EngineReady] | None = None
@@ -256,32 +258,44 @@ class EngineClient:
     # ----------------------------------------------------------------------------------------------------- receive
 
     def _on_readable(self) -> None:
-        """Take what is there, then tell those it is for: tokens of several steps leave in one write. Whatever fails
-        here ends the requests that wait for it: none may hang."""
-        if self._loop is None:
+        """Take what is there, then tell those it is for, a slice at a time, others' turns between: tokens of several
+        steps leave in one write. Frames are left where they are until all have been told, so that the engine waits for
+        a server that cannot follow."""
+        if self._loop is None or self._told:
             return
+        self._flush()
         try:
-            self._receive(self._loop)
+            has_more = self._receive()
         except MessageError as error:
             self.fail(f"a message from the engine cannot be read: {error}")
         except (ValueError, TypeError, KeyError, zmq.ZMQError) as error:
             self.fail(f"receiving from the engine failed: {type(error).__name__}: {error}")
-        told, self._told = self._told, []
-        for listener in told:
-            listener.is_told = False
-            listener.tell()
+        else:
+            if self._told:
+                self._tell_some()
+            elif has_more:
+                self._loop.call_soon(self._on_readable)
         if self._failure is not None:
             self._stop_reading()
 
-    def _receive(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _tell_some(self) -> None:
+        told = self._told
+        for _ in range(min(len(told), MAX_TOLD)):
+            listener = told.popleft()
+            listener.is_told = False
+            listener.tell()
+        if self._loop is not None:  # the socket's descriptor tells only once of what is left
+            self._loop.call_soon(self._tell_some if told else self._on_readable)
+
+    def _receive(self) -> bool:
+        """Take up to `MAX_FRAMES`; whether there may be more. Whatever fails here ends the requests that wait for it:
+        none may hang."""
         for _ in range(MAX_FRAMES):
-            try:
-                frame = self._inbox.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            for message in decode_from_engine(frame):
+            if not int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                return False  # cheaper to ask than to be refused
+            for message in decode_from_engine(self._inbox.recv(zmq.NOBLOCK)):
                 self._take(message)
-        loop.call_soon(self._on_readable)  # others' turn; the descriptor does not tell again of what is left
+        return True
 
     def _take(self, message: FromEngine) -> None:
         match message:

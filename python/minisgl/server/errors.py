@@ -51,6 +51,10 @@ def engine_gone(message: str) -> ApiError:
     return ApiError(503, message, kind=SERVER, code="engine_unavailable")
 
 
+def internal_error(error: Exception) -> ApiError:
+    return ApiError(500, f"internal error: {type(error).__name__}", kind=SERVER, code="internal_error")
+
+
 def install_handlers(app: FastAPI) -> None:
     """Give every error of the app the one shape."""
 
@@ -66,7 +70,7 @@ def install_handlers(app: FastAPI) -> None:
         return answer.response()
 
     async def on_bug(_: Request, error: Exception) -> Response:
-        return ApiError(500, f"internal error: {type(error).__name__}", kind=SERVER, code="internal_error").response()
+        return internal_error(error).response()
 
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)

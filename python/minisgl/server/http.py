@@ -171,6 +171,7 @@ class HttpServer:
             access_log=False,
             timeout_graceful_shutdown=GRACE_S,
             server_header=False,
+            proxy_headers=False,
         )
         self._server = _Server(config)
         self.connections: set[Any] = self._server.server_state.connections

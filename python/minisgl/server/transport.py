@@ -8,6 +8,7 @@ Doesn't know: what is sent.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Protocol
 
 import msgspec
@@ -16,10 +17,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from minisgl.server.connection import CONNECTION, Connection
-from minisgl.server.errors import SERVER, ApiError
+from minisgl.server.errors import SERVER, ApiError, internal_error
 from minisgl.server.gate import RECORD, SLOW_CLIENTS
 from minisgl.server.generation import Delta, Generation
 from minisgl.server.slow_clients import SlowClients
+
+_log = logging.getLogger("minisgl.server")
 
 
 class ClientGone(Exception):
@@ -107,6 +110,11 @@ class StreamResponse(Response):
                 await error.response()(scope, receive, send)
                 return
             last = self._pieces.error(error)
+        except Exception as error:
+            if not started:
+                raise
+            _log.exception("%s: a bug", scope[RECORD].request_id)
+            last = self._pieces.error(internal_error(error))
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _stream(self, scope: Scope, generation: Generation, first: list[Delta]) -> None:

@@ -1,0 +1,133 @@
+"""Prompts to token ids off the event loop: a lane for short texts, several at once, and one for all else.
+
+Keeps true: the event loop serves the others meanwhile; a long text delays no short one; a text that cannot be encoded
+fails alone. A lane is one thread: more of them would only wait for each other's turn at the interpreter.
+Doesn't know: requests, limits of the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from minisgl.step import Int32Array
+from minisgl.tokenizer import Tokenizer, TooManyTokens
+
+MAX_SHORT_CHARS = 16_384
+MAX_BATCH = 16
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """`result` becomes what `work` returns or raises; of a `_Text`, its ids."""
+
+    work: Callable[[], Any]
+    result: asyncio.Future[Any]
+
+
+@dataclass(slots=True, eq=False)
+class _Text(_Job):
+    add_special_tokens: bool
+    most: int | None
+
+
+class Encoder:
+    """Its threads are daemons and start with the first job: they end with the process, whatever they are doing."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._short: queue.SimpleQueue[_Text] = queue.SimpleQueue()
+        self._long: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """In the lane for what may take long."""
+        self._start()
+        job = _Job(work, asyncio.get_running_loop().create_future())
+        self._long.put(job)
+        return await job.result  # type: ignore[no-any-return]
+
+    async def encode(
+        self, text: Callable[[], str], num_chars: int, *, add_special_tokens: bool, most: int | None = None
+    ) -> Int32Array:
+        """Ids of what `text` returns, which is about `num_chars` long. Raises what `text` and `Tokenizer.encode` do."""
+        if num_chars > MAX_SHORT_CHARS:
+            return await self.run(lambda: self._tokenizer.encode(text(), add_special_tokens, most=most))
+        self._start()
+        job = _Text(text, asyncio.get_running_loop().create_future(), add_special_tokens, most)
+        self._short.put(job)
+        return await job.result  # type: ignore[no-any-return]
+
+    # ------------------------------------------------------------------------------------------------- the threads
+
+    def _start(self) -> None:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            for name, lane in (("encode-short", self._work_short), ("encode-long", self._work_long)):
+                threading.Thread(target=lane, name=name, daemon=True).start()
+
+    def _work_long(self) -> None:
+        while True:
+            job = self._long.get()
+            if not job.result.cancelled():
+                self._deliver([(job, _outcome(job.work))])
+
+    def _work_short(self) -> None:
+        while True:
+            jobs = [self._short.get()]
+            while len(jobs) < MAX_BATCH and not self._short.empty():
+                jobs.append(self._short.get())
+            found: list[tuple[_Job, Any]] = []
+            texts: list[tuple[_Text, str]] = []
+            for job in jobs:
+                if not job.result.cancelled():
+                    outcome = _outcome(job.work)
+                    if isinstance(outcome, str):
+                        texts.append((job, outcome))
+                    else:
+                        found.append((job, outcome))
+            for special in (False, True):
+                if same := [pair for pair in texts if pair[0].add_special_tokens is special]:
+                    outcomes = self._encode([text for _, text in same], special)
+                    found.extend((job, _checked(ids, job.most)) for (job, _), ids in zip(same, outcomes, strict=True))
+            self._deliver(found)
+
+    def _encode(self, texts: Sequence[str], special: bool) -> list[Any]:
+        """Ids or an exception for each."""
+        try:
+            return list(self._tokenizer.encode_batch(texts, special))
+        except ValueError as error:
+            return [error] if len(texts) == 1 else [self._encode([text], special)[0] for text in texts]
+
+    def _deliver(self, found: list[tuple[_Job, Any]]) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(_set_results, found)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            return
+
+
+def _outcome(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except Exception as error:  # handed over to whoever waits
+        return error
+
+
+def _checked(ids: Any, most: int | None) -> Any:
+    return TooManyTokens(len(ids)) if most is not None and not isinstance(ids, Exception) and len(ids) > most else ids
+
+
+def _set_results(found: list[tuple[_Job, Any]]) -> None:
+    for job, outcome in found:
+        if job.result.done():
+            continue
+        if isinstance(outcome, Exception):
+            job.result.set_exception(outcome)
+        else:
+            job.result.set_result(outcome)
