@@ -69,6 +69,8 @@ def build_app(
         lambda: client.failure is None,
         aliases_for=config.model_name if config.metrics_aliases == "vllm" else None,
     )
+    client.dispatch = metrics.dispatch
+    client.transport = metrics.transport(measured=config.engine.transport_stats)
     context = ServerContext(
         client,
         tokenizer,

@@ -66,7 +66,7 @@ class ServerContext:
         self.defaults = dict(defaults or {})  # of the model, by the names of `SamplingParams`
         self.queue = Queue(client, limits)
         self.draining = False
-        self._encoder = Encoder(tokenizer)
+        self._encoder = Encoder(tokenizer, metrics.tokenize)
 
     @property
     def info(self) -> EngineReady:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from minisgl.metrics.meters import Meter
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer, TooManyTokens
 
@@ -39,8 +41,9 @@ class _Text(_Job):
 class Encoder:
     """Its threads are daemons and start with the first job: they end with the process, whatever they are doing."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, meter: Meter) -> None:
         self._tokenizer = tokenizer
+        self._meter = meter  # time to render and encode
         self._short: queue.SimpleQueue[_Text] = queue.SimpleQueue()
         self._long: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -75,13 +78,16 @@ class Encoder:
         while True:
             job = self._long.get()
             if not job.result.cancelled():
-                self._deliver([(job, _outcome(job.work))])
+                began = time.perf_counter_ns()
+                found = [(job, _outcome(job.work))]
+                self._deliver(found, began)
 
     def _work_short(self) -> None:
         while True:
             jobs = [self._short.get()]
             while len(jobs) < MAX_BATCH and not self._short.empty():
                 jobs.append(self._short.get())
+            began = time.perf_counter_ns()
             found: list[tuple[_Job, Any]] = []
             texts: list[tuple[_Text, str]] = []
             for job in jobs:
@@ -95,7 +101,7 @@ class Encoder:
                 if same := [pair for pair in texts if pair[0].add_special_tokens is special]:
                     outcomes = self._encode([text for _, text in same], special)
                     found.extend((job, _checked(ids, job.most)) for (job, _), ids in zip(same, outcomes, strict=True))
-            self._deliver(found)
+            self._deliver(found, began)
 
     def _encode(self, texts: Sequence[str], special: bool) -> list[Any]:
         """Ids or an exception for each."""
@@ -104,12 +110,22 @@ class Encoder:
         except ValueError as error:
             return [error] if len(texts) == 1 else [self._encode([text], special)[0] for text in texts]
 
-    def _deliver(self, found: list[tuple[_Job, Any]]) -> None:
+    def _deliver(self, found: list[tuple[_Job, Any]], began: int) -> None:
         assert self._loop is not None
         try:
-            self._loop.call_soon_threadsafe(_set_results, found)
+            self._loop.call_soon_threadsafe(self._set_results, found, time.perf_counter_ns() - began)
         except RuntimeError:  # the loop is closed: nobody waits any more
             return
+
+    def _set_results(self, found: list[tuple[_Job, Any]], ns: int) -> None:
+        self._meter.add(ns, len(found))
+        for job, outcome in found:
+            if job.result.done():
+                continue
+            if isinstance(outcome, Exception):
+                job.result.set_exception(outcome)
+            else:
+                job.result.set_result(outcome)
 
 
 def _outcome(work: Callable[[], Any]) -> Any:
@@ -121,13 +137,3 @@ def _outcome(work: Callable[[], Any]) -> Any:
 
 def _checked(ids: Any, most: int | None) -> Any:
     return TooManyTokens(len(ids)) if most is not None and not isinstance(ids, Exception) and len(ids) > most else ids
-
-
-def _set_results(found: list[tuple[_Job, Any]]) -> None:
-    for job, outcome in found:
-        if job.result.done():
-            continue
-        if isinstance(outcome, Exception):
-            job.result.set_exception(outcome)
-        else:
-            job.result.set_result(outcome)

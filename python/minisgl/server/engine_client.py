@@ -34,9 +34,9 @@ from minisgl.message import (
     StepTokens,
     ToEngine,
     TokenLogprobs,
-    decode_from_engine,
-    encode,
 )
+from minisgl.metrics.meters import Meter
+from minisgl.metrics.transport import Transport
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason, Int32Array
 
@@ -135,6 +135,8 @@ class EngineClient:
         self.beat_time = 0.0  # time.monotonic of its arrival
         self._num_waiting = 0  # sent, and not known to have a row
         self._num_waiting_tokens = 0
+        self.transport = Transport()  # encodes and decodes
+        self.dispatch: Meter | None = None  # time to hand out what came
         self.on_progress: Callable[[str, int, int], None] = lambda text, done, total: None
 
     # ------------------------------------------------------------------------------------------------------- state
@@ -252,7 +254,7 @@ class EngineClient:
     def _flush(self) -> None:
         if self._pending and not self._outbox.closed:
             with contextlib.suppress(zmq.Again):  # nobody is connected: not yet, or the engine process is dead
-                self._outbox.send(encode(self._pending), zmq.NOBLOCK)
+                self._outbox.send(self.transport.encode(self._pending), zmq.NOBLOCK)
             self._pending.clear()
 
     # ----------------------------------------------------------------------------------------------------- receive
@@ -264,6 +266,7 @@ class EngineClient:
         if self._loop is None or self._told:
             return
         self._flush()
+        began = time.perf_counter_ns()
         try:
             has_more = self._receive()
         except MessageError as error:
@@ -272,18 +275,21 @@ class EngineClient:
             self.fail(f"receiving from the engine failed: {type(error).__name__}: {error}")
         else:
             if self._told:
-                self._tell_some()
+                self._tell_some(began)
             elif has_more:
                 self._loop.call_soon(self._on_readable)
         if self._failure is not None:
             self._stop_reading()
 
-    def _tell_some(self) -> None:
+    def _tell_some(self, began: int | None = None) -> None:
         told = self._told
+        began = began or time.perf_counter_ns()
         for _ in range(min(len(told), MAX_TOLD)):
             listener = told.popleft()
             listener.is_told = False
             listener.tell()
+        if self.dispatch is not None:
+            self.dispatch.add(time.perf_counter_ns() - began)
         if self._loop is not None:  # the socket's descriptor tells only once of what is left
             self._loop.call_soon(self._tell_some if told else self._on_readable)
 
@@ -293,7 +299,7 @@ class EngineClient:
         for _ in range(MAX_FRAMES):
             if not int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return False  # cheaper to ask than to be refused
-            for message in decode_from_engine(self._inbox.recv(zmq.NOBLOCK)):
+            for message in self.transport.decode_from_engine(self._inbox.recv(zmq.NOBLOCK)):
                 self._take(message)
         return True
 

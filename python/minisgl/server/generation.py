@@ -211,7 +211,9 @@ class Generation:
             self._end(choice, "error")
             raise self._failure(handle)
         ended_by_token = reason is FinishReason.STOP and bool(tokens)
+        began = time.perf_counter_ns()
         text, num_used = self._push(choice, tokens[:-1] if ended_by_token else tokens)
+        self._metrics.detokenize.add(time.perf_counter_ns() - began, len(tokens))
         if tokens:
             self._count(choice, tokens[:num_used] if choice.stream.stopped else tokens, now)
         if reason and not choice.stream.stopped:
