@@ -6,8 +6,10 @@ runs come from a seed or from hypothesis, which shrinks.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -24,24 +26,33 @@ OUTPUT_ARRAYS = ("req_ids", "tokens", "reasons", "rows")
 
 
 class Divergence(AssertionError):
-    """The first difference, with everything that led to it."""
+    """The first difference, with what led to it."""
+
+    def __init__(self, what: str, config: ControlPlaneConfig, log: list[tuple[int, object]]) -> None:
+        self.what = what
+        calls = "\n".join(f"  {step}: {data}" for step, data in log)
+        super().__init__(f"{what}\n{config}\n{calls}")
 
 
 @dataclass
 class Pair:
-    """`log` holds the calls so far: the events of a schedule, or the tokens of a commit."""
+    """`log` holds the last `keep` calls: the events of a schedule, or the tokens of a commit. `seconds` are those spent
+    in the calls of each."""
 
     config: ControlPlaneConfig
+    keep: int | None = None
     ours: Any = field(init=False)
     theirs: Any = field(init=False)
-    log: list[tuple[int, object]] = field(default_factory=list)
+    log: deque[tuple[int, object]] = field(init=False)
+    seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
     def __post_init__(self) -> None:
         self.ours, self.theirs = ReferenceControlPlane(self.config), make_rust_hotpath(self.config)
+        self.log = deque(maxlen=self.keep)
 
     def schedule(self, step: int, events: list[Event]) -> StepPlan:
         self.log.append((step, events))
-        plan, other = self.ours.schedule(step, Events(list(events))), self.theirs.schedule(step, Events(list(events)))
+        plan, other = self._both(lambda plane: plane.schedule(step, Events(list(events))))
         for name in PLAN_FIELDS:
             self._same(f"plan.{name}", getattr(plan, name), getattr(other, name))
         regions = zip(
@@ -51,30 +62,44 @@ class Pair:
             strict=True,
         )
         for name, one, two in regions:
-            self._same(name, one.tolist(), two.tolist())
+            self._same_array(name, one, two)
         self._same("stats", self.ours.stats(), self.theirs.stats())
         return plan  # type: ignore[no-any-return]
 
     def commit(self, step: int, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> list[int]:
         """The ids that ended."""
         self.log.append((step, tokens.tolist()))
-        output, other = self.ours.commit(step, tokens), self.theirs.commit(step, tokens)
+        output, other = self._both(lambda plane: plane.commit(step, tokens))
         for name in OUTPUT_ARRAYS:
-            one, two = getattr(output, name), getattr(other, name)
-            self._same(f"output.{name}", (one.dtype, one.tolist()), (two.dtype, two.tolist()))
+            self._same_array(f"output.{name}", getattr(output, name), getattr(other, name))
         self._same("stats", self.ours.stats(), self.theirs.stats())
         return output.req_ids[output.reasons != 0].tolist()  # type: ignore[no-any-return]
 
     def check(self) -> None:
-        self.theirs.check()
+        self.check_pages()
         self._same("tree", sorted(self.ours.tree_pages()), sorted(self.theirs.tree_pages()))
+
+    def check_pages(self) -> None:
+        """All but the trees, whose paths grow with the square of long prompts."""
+        self.theirs.check()
         self._same("free pages", self.ours.free_pages(), self.theirs.free_pages())
         self._same("ratio", self.ours.reserve_ratio, self.theirs.reserve_ratio)
 
+    def _both(self, call: Callable[[Any], Any]) -> tuple[Any, Any]:
+        found = []
+        for i, plane in enumerate((self.ours, self.theirs)):
+            began = perf_counter()
+            found.append(call(plane))
+            self.seconds[i] += perf_counter() - began
+        return found[0], found[1]
+
+    def _same_array(self, what: str, one: np.ndarray[Any, Any], two: np.ndarray[Any, Any]) -> None:
+        if one.dtype != two.dtype or one.tobytes() != two.tobytes():
+            self._same(what, (one.dtype, one.tolist()), (two.dtype, two.tolist()))
+
     def _same(self, what: str, one: object, two: object) -> None:
         if one != two:
-            calls = "\n".join(f"  {step}: {data}" for step, data in self.log)
-            raise Divergence(f"{what}: {one} != {two}\n{self.config}\n{calls}")
+            raise Divergence(f"{what}: {one} != {two}", self.config, list(self.log))
 
 
 def draw_config(draw: Draw) -> ControlPlaneConfig:

@@ -1,0 +1,107 @@
+"""Prefix hit rates of the radix cache over a trace, beside a plain LRU of whole blocks that is simulated here.
+
+One request at a time, page size 512, as the blocks of the trace. The plain LRU knows blocks by id, touches those of a
+prompt from first to last and forgets the oldest; what counts is the unbroken run of known blocks from the first on.
+
+Keeps true: both count the same thing: prompt tokens found, of all prompt tokens; a block that is not whole is no page.
+Doesn't know: time. (Requests follow one another in the order of the trace.)
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from benchmark.control_plane.trace_data import BLOCK, VOCABULARY, Request, prompt_maker
+from minisgl.scheduler.api import CachePolicy, ControlPlaneConfig
+from minisgl.scheduler.backend import make_control_plane
+from minisgl.step import Arrival, Events
+
+
+def whole_blocks(request: Request) -> tuple[int, ...]:
+    return request.blocks[: request.input_len // BLOCK]
+
+
+def plain_lru(requests: list[Request], capacity: int) -> float:
+    """Share of prompt tokens that an LRU of `capacity` blocks finds."""
+    known: OrderedDict[int, None] = OrderedDict()
+    found = total = 0
+    for request in requests:
+        blocks = whole_blocks(request)
+        found += BLOCK * next((i for i, one in enumerate(blocks) if one not in known), len(blocks))
+        total += request.input_len
+        for one in blocks:
+            known[one] = None
+            known.move_to_end(one)
+        while len(known) > capacity:
+            known.popitem(last=False)
+    return found / total
+
+
+def radix(requests: list[Request], num_pages: int, cache: CachePolicy, backend: str = "rust_hotpath") -> int:
+    """Prompt tokens that the control plane's cache finds. A request that runs holds its pages out of `num_pages`."""
+    config = ControlPlaneConfig(
+        num_pages=num_pages,
+        page_size=BLOCK,
+        max_running_requests=1,
+        max_prefill_length=10**6,
+        context_len=10**6,
+        cache=cache,
+    )
+    plane = make_control_plane(backend, config)
+    make, step, token = prompt_maker(), 0, np.array([VOCABULARY + 1], np.int32)
+    for place, request in enumerate(requests):
+        tokens = make(place, request)
+        events = Events([Arrival(place, tokens, len(tokens), 1)])
+        while plane.stats().num_live or len(events):
+            plan = plane.schedule(step, events)
+            plane.commit(step, token[: plan.num_rows])
+            events, step = Events(), step + 1
+    assert plane.stats().num_prompt_tokens_total == sum(one.input_len for one in requests), "a prompt was refused"
+    return plane.stats().num_cached_tokens_total
+
+
+def unlimited(requests: list[Request]) -> dict[str, float]:
+    """With room for everything: what the cache finds, and where the rest of the trace's own rate goes.
+
+    `published_by_blocks` is the rate that the trace is published with: of blocks, the last of a prompt counted as one
+    however short it is."""
+    ever: set[int] = set()
+    whole: set[int] = set()
+    total = by_blocks = recomputed = blocks = blocks_found = 0
+    for request in requests:
+        blocks += len(request.blocks)
+        blocks_found += next((i for i, one in enumerate(request.blocks) if one not in ever), len(request.blocks))
+        ever.update(request.blocks)
+        own = whole_blocks(request)
+        known = next((i for i, one in enumerate(own) if one not in whole), len(own))
+        whole.update(own)
+        total += request.input_len
+        by_blocks += known * BLOCK
+        recomputed += BLOCK if known * BLOCK == request.input_len else 0
+    found = radix(requests, len(ever) + 3 * len(requests) + BLOCK, "lru")
+    return {
+        "found": found / total,
+        "by_whole_blocks": by_blocks / total,
+        "published_by_blocks": blocks_found / blocks,
+        "recomputed_last_pages": recomputed / total,
+        "unaccounted_tokens": by_blocks - recomputed - found,
+    }
+
+
+def by_pool_size(requests: list[Request], sizes: list[int]) -> list[dict[str, Any]]:
+    """One record a pool size: shares of prompt tokens found by the radix cache (LRU, LFU) and by the plain LRU."""
+    total = sum(one.input_len for one in requests)
+    records = []
+    for size in sizes:
+        record = {
+            "pool_blocks": size,
+            "radix_lru": radix(requests, size, "lru") / total,
+            "radix_lfu": radix(requests, size, "lfu") / total,
+            "plain_lru": plain_lru(requests, size),
+        }
+        print("hit rate", record, flush=True)
+        records.append(record)
+    return records
