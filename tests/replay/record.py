@@ -1,6 +1,7 @@
-"""Small fixed scenarios for a control plane, and the digests of every decision it makes in them.
+"""Makes the corpus: small traces by kind, and the digest of every decision in them.
 
-`python -m tests.replay.record` writes `decisions.json` anew; commit that only with the reason why decisions changed.
+`python -m tests.replay.record` writes `corpus/*.trace.gz` and `corpus/digests.json` anew. Commit that only with the
+reason why decisions changed.
 
 Keeps true: events and tokens come from an integer generator that is written out here, so that every machine, Python
 version and implementation sees the same ones.
@@ -9,19 +10,24 @@ Doesn't know: whether the decisions are good; other tests do.
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
+from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, Stats
 from minisgl.scheduler.backend import make_control_plane
-from minisgl.scheduler.reference.digest import output_digest, plan_digest
-from minisgl.step import Abort, Arrival, Event, Events, ForwardFailed, StepPlan
+from minisgl.scheduler.trace import RecordingControlPlane, parse_trace, replay
+from minisgl.step import Abort, Arrival, Event, Events, Finish, ForwardFailed
 
-DECISIONS = Path(__file__).with_name("decisions.json")
+CORPUS = Path(__file__).with_name("corpus")
+DIGESTS = CORPUS / "digests.json"
+SUFFIX = ".trace.gz"
+DIGITS = 8  # hexadecimal, of each call's digest: the file stays small
 EOS = 99
 MAX_STEPS = 2000
 
@@ -43,7 +49,9 @@ class Numbers:
 @dataclass(frozen=True)
 class Scenario:
     """`num_requests` arrive, `burst` at a time, every `gap` steps; each prompt is `shared_len` common tokens, then own
-    ones. `abort_every` n: at each n-th step one of the requests so far is aborted, ended or not."""
+    ones, some behind an earlier prompt (`follow_ups`, in percent). `told_every` n: at each n-th step one of the
+    requests so far is told to end, ended or not: by `Finish` if its id is odd and `finishes` is set, else by `Abort`.
+    One sampled token in `eos_every` ends a sequence."""
 
     num_requests: int
     prompt_len: tuple[int, int]
@@ -51,9 +59,13 @@ class Scenario:
     burst: int = 1
     gap: int = 1
     shared_len: int = 0
-    abort_every: int = 0
+    follow_ups: int = 0
+    told_every: int = 0
+    finishes: bool = False
     fail_at: tuple[int, ...] = ()
     num_priorities: int = 1
+    stops: bool = False  # some have stop ids, a minimum length, or go on after an end of sequence
+    eos_every: int = 40
     overlap: bool = True
     config: dict[str, object] = field(default_factory=dict)
 
@@ -69,64 +81,123 @@ class Scenario:
         return ControlPlaneConfig(**(values | self.config))  # type: ignore[arg-type]
 
 
-SCENARIOS = {
-    "short": Scenario(40, (1, 12), (1, 16), gap=2, config={"graph_sizes": (1, 2, 4, 8)}),
-    "long": Scenario(8, (100, 400), (4, 40), gap=5, config={"page_size": 16, "num_pages": 128}),
-    "shared_prefix": Scenario(40, (1, 30), (1, 16), shared_len=70),
-    "bursty": Scenario(60, (4, 60), (1, 24), burst=12, gap=15, num_priorities=3, config={"max_running_requests": 16}),
-    "retraction": Scenario(30, (4, 20), (40, 80), burst=4, gap=4, config={"num_pages": 48, "page_size": 2}),
-    "aborts": Scenario(60, (1, 50), (1, 40), burst=3, abort_every=2, shared_len=9, config={"page_size": 1}),
-    "failures": Scenario(30, (1, 40), (4, 20), burst=2, shared_len=12, fail_at=(3, 11, 30)),
-    "no_overlap": Scenario(30, (1, 40), (1, 20), overlap=False, config={"cache": "lfu", "num_pages": 40}),
-    "naive": Scenario(30, (1, 40), (1, 20), shared_len=20, config={"cache": "naive", "num_pages": 64}),
+def sized(kind: str, tokens: int, scenario: Scenario) -> dict[str, Scenario]:
+    """The scenario with a pool of about `tokens` tokens in pages of 1, 4 and 16, one of them with LFU."""
+    found = {}
+    for page_size, cache in ((1, "lru"), (4, "lfu"), (16, "lru")):
+        config = {"page_size": page_size, "cache": cache, "num_pages": -(-tokens // page_size)} | scenario.config
+        found[f"{kind}-page{page_size}-{cache}"] = Scenario(**(vars(scenario) | {"config": config}))
+    return found
+
+
+BURSTY = Scenario(
+    50,
+    (4, 60),
+    (1, 24),
+    burst=10,
+    gap=15,
+    num_priorities=3,
+    config={"max_running_requests": 16, "graph_sizes": (4, 16)},
+)
+# The second burst comes when the estimate of outputs has fallen to its lowest: far too many are admitted.
+RETRACTION = Scenario(48, (4, 20), (60, 120), burst=24, gap=600, eos_every=1000, config={"max_running_requests": 24})
+SCENARIOS: dict[str, Scenario] = {
+    **sized("short", 320, Scenario(40, (1, 12), (1, 16), gap=2, stops=True, config={"graph_sizes": (1, 2, 4, 8)})),
+    **sized("long", 1600, Scenario(12, (100, 400), (4, 40), gap=5, follow_ups=40)),
+    **sized("shared_prefix", 640, Scenario(40, (1, 30), (1, 16), burst=2, shared_len=70, follow_ups=30)),
+    **sized("bursty", 800, BURSTY),
+    **sized("retraction", 640, RETRACTION),
+    **sized("aborts", 400, Scenario(60, (1, 50), (1, 40), burst=3, told_every=2, finishes=True, shared_len=9)),
+    "seldom_retracted-page1-lru": Scenario(
+        60,
+        (4, 20),
+        (60, 150),
+        burst=4,
+        gap=4,
+        eos_every=1000,
+        config={"page_size": 1, "num_pages": 640, "max_running_requests": 16},
+    ),
+    "failures-page4-lru": Scenario(30, (1, 40), (4, 20), burst=2, shared_len=12, fail_at=(3, 11, 30)),
+    "no_overlap-page4-lfu": Scenario(
+        30, (1, 40), (1, 20), overlap=False, stops=True, config={"cache": "lfu", "num_pages": 40}
+    ),
+    "naive-page4": Scenario(30, (1, 40), (1, 20), shared_len=20, config={"cache": "naive", "num_pages": 64}),
 }
 
 
-def events_of(scenario: Scenario, step: int, ids: list[int], numbers: Numbers) -> Iterator[Event]:
-    """The events of `step` but for failures; ids that arrive are appended to `ids`."""
+def events_of(scenario: Scenario, step: int, prompts: list[list[int]], numbers: Numbers) -> Iterator[Event]:
+    """The events of `step` but for failures; prompts that arrive are appended to `prompts`; their places are ids."""
     if step % scenario.gap == 0:
-        for _ in range(min(scenario.burst, scenario.num_requests - len(ids))):
-            own = [numbers.below(50) for _ in range(numbers.between(*scenario.prompt_len))]
-            tokens = np.array([*range(scenario.shared_len), *own], np.int32)
-            max_tokens, priority = numbers.between(*scenario.max_tokens), numbers.below(scenario.num_priorities)
-            ids.append(len(ids))
-            yield Arrival(ids[-1], tokens, len(tokens), max_tokens, priority=priority)
-    if ids and scenario.abort_every and step % scenario.abort_every == 0:
-        yield Abort(ids[numbers.below(len(ids))])
+        for _ in range(min(scenario.burst, scenario.num_requests - len(prompts))):
+            yield arrival(scenario, prompts, numbers)
+    if prompts and scenario.told_every and step % scenario.told_every == 0:
+        req_id = numbers.below(len(prompts))
+        yield Finish(req_id) if scenario.finishes and req_id % 2 else Abort(req_id)
 
 
-def decisions(scenario: Scenario, plane: ControlPlane) -> Iterator[str]:
-    """Drive `plane` to the end of the scenario; one line of two digests (a plan, or an output) per call."""
-    numbers, sampled, ids = Numbers(1), Numbers(2), list[int]()
+def arrival(scenario: Scenario, prompts: list[list[int]], numbers: Numbers) -> Arrival:
+    start = list(range(scenario.shared_len))
+    if prompts and numbers.below(100) < scenario.follow_ups:
+        start = prompts[numbers.below(len(prompts))]
+    tokens = start + [numbers.below(50) for _ in range(numbers.between(*scenario.prompt_len))]
+    tokens = tokens[: scenario.control_plane_config().context_len - 1]
+    prompts.append(tokens)
+    return Arrival(
+        len(prompts) - 1,
+        np.array(tokens, np.int32),
+        len(tokens),
+        numbers.between(*scenario.max_tokens),
+        stop_ids=(7, 8) if scenario.stops and numbers.below(3) == 0 else (),
+        min_tokens=numbers.below(6) if scenario.stops else 0,
+        ignore_eos=scenario.stops and numbers.below(3) == 0,
+        priority=numbers.below(scenario.num_priorities),
+    )
+
+
+def drive(scenario: Scenario, plane: ControlPlane) -> Stats:
+    """Drive `plane` to the end of the scenario; its counts then."""
+    numbers, sampled, prompts = Numbers(1), Numbers(2), list[list[int]]()
     in_flight: list[tuple[int, int]] = []  # step, rows
-
-    def commit() -> str:
-        step, num_rows = in_flight.pop(0)
-        tokens = np.array([EOS if sampled.below(40) == 0 else sampled.below(50) for _ in range(num_rows)], np.int32)
-        return f"commit {step} {output_digest(plane.commit(step, tokens)):016x}"
-
     for step in range(MAX_STEPS):
-        events = list(events_of(scenario, step, ids, numbers))
+        events = list(events_of(scenario, step, prompts, numbers))
         if step in scenario.fail_at and in_flight:
             events.insert(0, ForwardFailed(in_flight[0][0]))
             in_flight.clear()
-        plan: StepPlan = plane.schedule(step, Events(events))
-        yield f"schedule {step} {plan_digest(plan, plane.buffers):016x}"
-        in_flight.append((step, plan.num_rows))
+        in_flight.append((step, plane.schedule(step, Events(events)).num_rows))
         idle = plane.stats().num_live == 0
         while len(in_flight) > scenario.overlap or (in_flight and idle):
-            yield commit()
-        if idle and plane.stats().num_live == 0 and len(ids) == scenario.num_requests:
-            return
+            done, num_rows = in_flight.pop(0)
+            tokens = [EOS if sampled.below(scenario.eos_every) == 0 else sampled.below(50) for _ in range(num_rows)]
+            plane.commit(done, np.array(tokens, np.int32))
+        if idle and plane.stats().num_live == 0 and len(prompts) == scenario.num_requests:
+            return plane.stats()
     raise AssertionError("the scenario did not come to an end")
 
 
-def record(make: Callable[[ControlPlaneConfig], ControlPlane]) -> dict[str, list[str]]:
-    return {name: list(decisions(s, make(s.control_plane_config()))) for name, s in SCENARIOS.items()}
+def record(scenario: Scenario, backend: str = "python") -> bytes:
+    """The trace of the scenario, in the format of `minisgl serve --record-trace`."""
+    config = scenario.control_plane_config()
+    file = io.BytesIO()
+    drive(scenario, RecordingControlPlane(make_control_plane(backend, config), config, file))
+    return file.getvalue()
+
+
+def shortened(digest: int) -> str:
+    return f"{digest:016x}"[:DIGITS]
 
 
 def main() -> None:
-    DECISIONS.write_text(json.dumps(record(lambda config: make_control_plane("python", config)), indent=0) + "\n")
+    CORPUS.mkdir(exist_ok=True)
+    for old in CORPUS.glob(f"*{SUFFIX}"):
+        old.unlink()
+    digests = {}
+    for name, scenario in SCENARIOS.items():
+        data = record(scenario)
+        (CORPUS / (name + SUFFIX)).write_bytes(gzip.compress(data, mtime=0))
+        trace = parse_trace(data, name)
+        found = replay(trace, make_control_plane("python", trace.config)).digests
+        digests[name] = "".join(shortened(one) for one in found)
+    DIGESTS.write_text(json.dumps(digests, indent=0) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,13 +3,17 @@
 A trace is a file of msgpack frames, each behind its length (4 bytes, little-endian): first the configuration, then one
 frame a call, written before the call is made, so that a call which breaks the control plane is in it.
 
+A file may be compressed with gzip afterwards, as the corpus in `tests/replay` is.
+
 Keeps true: a trace that was cut off is read up to the cut; the same trace gives the same digests on every machine.
 Doesn't know: engines. (The recorded tokens stand in for one.)
 """
 
 from __future__ import annotations
 
+import gzip
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +22,7 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
-from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, Stats
+from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlaneError, Stats
 from minisgl.scheduler.reference.digest import output_digest, plan_digest
 from minisgl.step import (
     Abort,
@@ -34,6 +38,7 @@ from minisgl.step import (
 )
 
 VERSION = 1
+GZIP = b"\x1f\x8b"
 
 
 class TraceError(ValueError):
@@ -158,14 +163,30 @@ class Trace:
     config: ControlPlaneConfig
     calls: list[tuple[int, Events | Int32Array]]
 
+    def call_name(self, index: int) -> str:
+        """Such as "commit(12)"."""
+        step, given = self.calls[index]
+        return f"{'schedule' if isinstance(given, Events) else 'commit'}({step})"
+
 
 def read_trace(path: Path) -> Trace:
     """Raises `TraceError`, `OSError`."""
-    frames = _frames(path)
+    data = path.read_bytes()
+    if data.startswith(GZIP):
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise TraceError(f"{path.name}: {error}") from error
+    return parse_trace(data, path.name)
+
+
+def parse_trace(data: bytes, name: str) -> Trace:
+    """`name` is what errors call it. Raises `TraceError`."""
+    frames = _frames(data, name)
     header = next(frames, None)
     if not isinstance(header, _Header) or header.version != VERSION:
-        raise TraceError(f"{path.name}: not a trace of version {VERSION}")
-    fields = {name: getattr(header, name) for name in _Header.__struct_fields__ if name != "version"}
+        raise TraceError(f"{name}: not a trace of version {VERSION}")
+    fields = {field: getattr(header, field) for field in _Header.__struct_fields__ if field != "version"}
     calls: list[tuple[int, Events | Int32Array]] = []
     for frame in frames:
         match frame:
@@ -174,12 +195,11 @@ def read_trace(path: Path) -> Trace:
             case _Commit(step, tokens):
                 calls.append((step, np.frombuffer(tokens, np.int32)))
             case _Header():
-                raise TraceError(f"{path.name}: a second header")
+                raise TraceError(f"{name}: a second header")
     return Trace(ControlPlaneConfig(**fields), calls)
 
 
-def _frames(path: Path) -> Iterator[_Header | _Schedule | _Commit]:
-    data = path.read_bytes()
+def _frames(data: bytes, name: str) -> Iterator[_Header | _Schedule | _Commit]:
     at = 0
     while at + 4 <= len(data):
         size = int.from_bytes(data[at : at + 4], "little")
@@ -188,31 +208,43 @@ def _frames(path: Path) -> Iterator[_Header | _Schedule | _Commit]:
         try:
             yield _decoder.decode(data[at + 4 : at + 4 + size])
         except msgspec.MsgspecError as error:
-            raise TraceError(f"{path.name}: byte {at}: {error}") from error
+            raise TraceError(f"{name}: byte {at}: {error}") from error
         at += 4 + size
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Digests by call, and the seconds that the calls took in all."""
+    """What the calls decided, by digest, and how long each took; up to a call that failed, which `error` tells of."""
 
     digests: list[int]
-    seconds: float
-    num_steps: int
+    schedule_ns: list[int]
+    commit_ns: list[int]
+    error: str = ""
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.schedule_ns)
+
+    @property
+    def seconds(self) -> float:
+        return (sum(self.schedule_ns) + sum(self.commit_ns)) / 1e9
 
 
 def replay(trace: Trace, plane: ControlPlane) -> Replay:
-    """Drive `plane` with the calls of `trace`."""
-    digests, seconds, num_steps = list[int](), 0.0, 0
+    """Drive `plane` with the calls of `trace`. One that decides differently may find a later call impossible: then that
+    is where the replay ends."""
+    digests, schedule_ns, commit_ns = list[int](), list[int](), list[int]()
     for step, given in trace.calls:
-        began = time.perf_counter()
-        if isinstance(given, Events):
-            plan = plane.schedule(step, given)
-            seconds += time.perf_counter() - began
-            digests.append(plan_digest(plan, plane.buffers))
-            num_steps += 1
-        else:
-            output = plane.commit(step, given)
-            seconds += time.perf_counter() - began
-            digests.append(output_digest(output))
-    return Replay(digests, seconds, num_steps)
+        began = time.perf_counter_ns()
+        try:
+            if isinstance(given, Events):
+                plan = plane.schedule(step, given)
+                schedule_ns.append(time.perf_counter_ns() - began)
+                digests.append(plan_digest(plan, plane.buffers))
+            else:
+                output = plane.commit(step, given)
+                commit_ns.append(time.perf_counter_ns() - began)
+                digests.append(output_digest(output))
+        except (ControlPlaneError, ValueError) as error:
+            return Replay(digests, schedule_ns, commit_ns, f"{type(error).__name__}: {error}")
+    return Replay(digests, schedule_ns, commit_ns)

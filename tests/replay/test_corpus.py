@@ -1,0 +1,133 @@
+"""The control planes decide what they decided when the corpus was recorded.
+
+A refactor must leave every digest as it is. A change of policy records the corpus anew (`tests/replay/record.py`) and
+says why in its commit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
+from minisgl.scheduler.reference import ReferenceControlPlane, admission, scheduler
+from minisgl.scheduler.reference.radix.tree import RadixTree
+from minisgl.scheduler.reference.request import Request, make_request
+from minisgl.scheduler.trace import read_trace, replay
+from minisgl.step import FinishReason
+from tests.replay.record import CORPUS, DIGESTS, DIGITS, SCENARIOS, SUFFIX, drive, record, shortened
+
+Factory = Callable[[ControlPlaneConfig], ControlPlane]
+RECORDED: dict[str, str] = json.loads(DIGESTS.read_text())
+MAX_BYTES = 600_000
+
+
+def difference(name: str, make: Factory) -> str | None:
+    """The first call of a recorded trace in which a control plane decides otherwise."""
+    trace = read_trace(CORPUS / (name + SUFFIX))
+    recorded = [RECORDED[name][at : at + DIGITS] for at in range(0, len(RECORDED[name]), DIGITS)]
+    assert len(recorded) == len(trace.calls)
+    found = replay(trace, make(trace.config))
+    for call, (now, then) in enumerate(zip(found.digests, recorded, strict=False)):
+        if shortened(now) != then:
+            return f"trace {name!r}: call {call}, {trace.call_name(call)}, is the first that differs"
+    return f"trace {name!r}: {found.error}" if found.error else None
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_decisions_are_the_recorded_ones(name: str, control_plane: Factory) -> None:
+    assert difference(name, control_plane) is None
+
+
+def test_the_corpus_is_what_the_recorder_makes() -> None:
+    assert list(RECORDED) == list(SCENARIOS)
+    assert sorted(file.name for file in CORPUS.glob(f"*{SUFFIX}")) == sorted(name + SUFFIX for name in SCENARIOS)
+    for name, scenario in SCENARIOS.items():
+        assert gzip.decompress((CORPUS / (name + SUFFIX)).read_bytes()) == record(scenario, "rust_hotpath"), name
+    assert sum(file.stat().st_size for file in CORPUS.iterdir()) < MAX_BYTES
+
+
+def test_scenarios_reach_what_they_are_for(control_plane: Factory) -> None:
+    for name, scenario in SCENARIOS.items():
+        plane = control_plane(scenario.control_plane_config())
+        stats = drive(scenario, plane)
+        plane.check()
+        assert ("retract" in name) == (stats.num_retracted_total > 2), name
+        if "shared_prefix" in name:
+            assert stats.num_cached_tokens_total > stats.num_prompt_tokens_total / 2, name
+        if "naive" in name:
+            assert stats.num_cached_tokens_total == 0
+        if name.split("-")[0] in ("long", "bursty"):
+            assert stats.num_free_pages < 4, f"{name}: nothing was evicted"
+
+
+# ------------------------------------------------------------------------------------ one decision changed a little
+
+
+def newest_first(patch: pytest.MonkeyPatch) -> None:
+    def make(*args: Any) -> Request:
+        request = make_request(*args)
+        priority, count, req_id = request.order
+        return dataclasses.replace(request, order=(priority, -count, req_id))
+
+    patch.setattr(scheduler, "make_request", make)
+
+
+def length_wins_over_stop(patch: pytest.MonkeyPatch) -> None:
+    def accept(self: Request, token: int) -> FinishReason:
+        reason = original(self, token)
+        return FinishReason.LENGTH if len(self.tokens) >= self.max_len else reason
+
+    original = Request.accept
+    patch.setattr(Request, "accept", accept)
+
+
+def quicker_to_forget(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(admission, "RATIO_UP", 240)
+
+
+def bolder_estimate(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(admission, "RATIO_START", 700)
+
+
+def evict_pages_in_the_other_order(patch: pytest.MonkeyPatch) -> None:
+    def evict(self: RadixTree, num_pages: int) -> None:
+        before = self.pool.num_free
+        original(self, num_pages)
+        taken = [self.pool.pop() for _ in range(self.pool.num_free - before)]
+        self.pool.push(taken)
+
+    original = RadixTree.evict
+    patch.setattr(RadixTree, "evict", evict)
+
+
+def match_a_page_less(patch: pytest.MonkeyPatch) -> None:
+    original = RadixTree.match
+    patch.setattr(
+        RadixTree,
+        "match",
+        lambda self, handle, tokens, first, last: original(self, handle, tokens, first, max(first, last - 1)),
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        newest_first,
+        length_wins_over_stop,
+        quicker_to_forget,
+        bolder_estimate,
+        evict_pages_in_the_other_order,
+        match_a_page_less,
+    ],
+)
+def test_a_changed_decision_is_seen(
+    change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(monkeypatch)
+    assert any(difference(name, ReferenceControlPlane) for name in SCENARIOS)

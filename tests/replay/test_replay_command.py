@@ -1,0 +1,128 @@
+"""`minisgl replay`: comparing and timing backends over a trace, and the summary of a shadow's report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minisgl import cli
+from minisgl.cli import replay_run
+from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
+from minisgl.scheduler.backend import BACKENDS, make_control_plane
+from minisgl.scheduler.faulty import make_faulty
+from minisgl.scheduler.shadow import ShadowControlPlane
+from minisgl.scheduler.shadow_report import summarize_report
+from minisgl.step import Arrival, Events
+from tests.replay.record import CORPUS
+
+TRACE = str(CORPUS / "short-page4-lfu.trace.gz")
+CONFIG = ControlPlaneConfig(24, 4, 4, 16, 64, (2,))
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, dict[str, Any]]:
+    """Exit code, all that was printed, the last line."""
+    code = cli.main(["replay", *arguments])
+    text = capsys.readouterr().out
+    return code, text, json.loads(text.splitlines()[-1])
+
+
+def with_other_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference of these knows another end of sequence."""
+
+    def make(name: str, config: ControlPlaneConfig) -> ControlPlane:
+        if name == "python":
+            fields = {field: getattr(config, field) for field in config.__slots__} | {"eos_ids": (7,)}
+            config = ControlPlaneConfig(**fields)
+        return make_control_plane(name, config)
+
+    monkeypatch.setattr(replay_run, "make_control_plane", make)
+
+
+def test_both_backends_agree_and_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, report = run(capsys, TRACE, "--backend", "python", "--backend", "rust_hotpath", "--repeat", "3")
+    assert code == 0 and report["first_difference"] is None and report["errors"] == {}
+    assert list(report["us_per_step"]) == ["python", "rust_hotpath"] and all(report["us_per_step"].values())
+    assert text.count("median: schedule") == 2
+
+
+def test_one_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, report = run(capsys, TRACE, "--backend", "rust_hotpath", "--backend", "rust_hotpath")
+    assert code == 0 and list(report["us_per_step"]) == ["rust_hotpath"]
+
+
+def test_backends_are_both_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tuple(run(capsys, TRACE)[2]["us_per_step"]) == BACKENDS
+
+
+def test_the_first_difference_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with_other_ends(monkeypatch)
+    code, text, report = run(capsys, TRACE)
+    assert code == 1 and report["first_difference"] > 0
+    assert f"differ first in call {report['first_difference']}: commit(" in text
+
+
+def test_a_backend_that_fails_differs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def make(name: str, config: ControlPlaneConfig) -> ControlPlane:
+        plane = make_control_plane(name, config)
+        return make_faulty(plane, "commit:9:before") if name == "rust_hotpath" else plane
+
+    monkeypatch.setattr(replay_run, "make_control_plane", make)
+    code, text, report = run(capsys, TRACE)
+    assert code == 1 and "rust_hotpath: commit(9) failed" in text and "on order" in report["errors"]["rust_hotpath"]
+    assert "differ first in call" in text
+    assert run(capsys, TRACE, "--backend", "rust_hotpath")[0] == 1
+
+
+@pytest.mark.parametrize("arguments", [[], [TRACE, "--report", "x"], [TRACE, "--repeat", "0"], ["--report", "missing"]])
+def test_what_makes_no_sense_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["replay", *arguments]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def report_of(path: Path, eos: int = 1) -> None:
+    other = ControlPlaneConfig(24, 4, 4, 16, 64, (eos,))
+    plane = ShadowControlPlane(make_control_plane("python", CONFIG), make_control_plane("python", other), report=path)
+    for step in range(6):
+        events = Events([Arrival(0, np.arange(5, dtype=np.int32), 5, 20)] if step == 0 else [])
+        plan = plane.schedule(step, events)
+        plane.commit(step, np.full(plan.num_rows, 1 if step > 2 else 5, np.int32))
+
+
+def test_a_report_is_summarized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report_of(tmp_path / "report")
+    num_lines = len((tmp_path / "report").read_text().splitlines())
+    code, text, report = run(capsys, "--report", str(tmp_path / "report"))
+    assert code == 1 and report["differences"] == num_lines == sum(report["what"].values())
+    assert report["first"] == "commit(3)" and report["what"]["output.reasons"] == 1
+    assert "the first, in commit(3): output.reasons\n  primary [0]\n  shadow  [1]\n" in text
+    assert "schedule(3) []" in text
+
+
+def test_a_report_that_was_cut_off_is_read_up_to_the_cut(tmp_path: Path) -> None:
+    report_of(tmp_path / "report")
+    whole = summarize_report(tmp_path / "report")
+    (tmp_path / "cut").write_bytes((tmp_path / "report").read_bytes()[:-3])
+    assert summarize_report(tmp_path / "cut").num_diffs == whole.num_diffs - 1
+
+
+def test_an_empty_report_has_no_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "report").touch()
+    code, _, report = run(capsys, "--report", str(tmp_path / "report"))
+    assert code == 0 and report == {"differences": 0, "what": {}, "first": None}
+
+
+@pytest.mark.parametrize("text", ["nothing\n{}\n", "[1]\n", '{"what": 1}\n'])
+def test_what_is_no_report_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "report").write_text(text)
+    assert cli.main(["replay", "--report", str(tmp_path / "report")]) == 2
+    assert "report: line 1" in capsys.readouterr().err
+
+
+def test_a_damaged_archive_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "trace").write_bytes(Path(TRACE).read_bytes()[:-20])
+    assert cli.main(["replay", str(tmp_path / "trace")]) == 2
+    assert capsys.readouterr().err.startswith("minisgl replay: trace: ")
