@@ -160,8 +160,9 @@ def _table(result: dict[str, Any]) -> str:
 
 
 def _about(settings: WhatIf) -> str:
+    name = load_profile(settings.engine.sim_profile).name
     return (
-        f"Nothing of this ran on the hardware it speaks of: step times are those of the profile "
-        f"`{load_profile(settings.engine.sim_profile).name}`, prompts are made up from the trace's lengths and prefixes. "
-        "Scheduling, paging and the prefix cache are the server's own. Without text, HTTP and network."
+        f"Nothing of this ran on the hardware it speaks of: step times are those of the profile `{name}`, prompts are "
+        "made up from the trace's lengths and prefixes. Scheduling, paging and the prefix cache are the server's own. "
+        "Without text, HTTP and network."
     )
