@@ -7,14 +7,15 @@ runs come from a seed or from hypothesis, which shrinks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import cycle
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from minisgl.scheduler.api import ControlPlaneConfig
+from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.reference import ReferenceControlPlane
 from minisgl.scheduler.reference.digest import live_regions
 from minisgl.scheduler.rust_hotpath import make_rust_hotpath
@@ -30,6 +31,7 @@ class Divergence(AssertionError):
 
     def __init__(self, what: str, config: ControlPlaneConfig, log: list[tuple[int, object]]) -> None:
         self.what = what
+        self.script: Script | None = None  # set by `run`
         calls = "\n".join(f"  {step}: {data}" for step, data in log)
         super().__init__(f"{what}\n{config}\n{calls}")
 
@@ -87,9 +89,12 @@ class Pair:
 
     def _both(self, call: Callable[[Any], Any]) -> tuple[Any, Any]:
         found = []
-        for i, plane in enumerate((self.ours, self.theirs)):
+        for i, (name, plane) in enumerate((("python", self.ours), ("rust_hotpath", self.theirs))):
             began = perf_counter()
-            found.append(call(plane))
+            try:
+                found.append(call(plane))
+            except (ControlPlaneError, ValueError) as error:
+                raise Divergence(f"{name} fails: {error}", self.config, list(self.log)) from error
             self.seconds[i] += perf_counter() - began
         return found[0], found[1]
 
@@ -140,42 +145,121 @@ def draw_arrival(draw: Draw, req_id: int, limit: int, sequences: list[list[int]]
     )
 
 
+@dataclass(frozen=True)
+class ScriptStep:
+    """One step of a run: the reserve ratio set before it, its events, and the tokens of the commit behind it; `failed`
+    says that its forward fails instead. With fewer tokens than rows they come again from the first on."""
+
+    events: tuple[Event, ...] = ()
+    tokens: tuple[int, ...] = ()
+    ratio: int | None = None
+    failed: bool = False
+
+
+class Player:
+    """Takes a pair through steps, with or without overlap. `live` are the ids that have not ended."""
+
+    def __init__(self, config: ControlPlaneConfig, overlap: bool) -> None:
+        self.pair = Pair(config)
+        self.live: list[int] = []
+        self.overlap = overlap
+        self._step = 0
+        self._in_flight: list[StepPlan] = []
+        self._failed = False
+
+    def schedule(self, events: Sequence[Event], ratio: int | None) -> None:
+        if ratio is not None:
+            self.pair.ours.reserve_ratio = self.pair.theirs.reserve_ratio = ratio
+        told: list[Event] = []
+        if self._failed:
+            told.append(ForwardFailed(self._in_flight[0].step))
+            self._in_flight.clear()
+            self._failed = False
+        self.live += [event.req_id for event in events if isinstance(event, Arrival)]
+        self._in_flight.append(self.pair.schedule(self._step, [*told, *events]))
+        self._step += 1
+
+    def fail(self) -> None:
+        """The forward of the oldest step fails: the next schedule tells of it."""
+        self._failed = True
+
+    @property
+    def num_rows_due(self) -> int | None:
+        """Rows of the step that is to be committed now, if one is."""
+        return self._in_flight[0].num_rows if len(self._in_flight) > self.overlap else None
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        plan = self._in_flight.pop(0)
+        ended = set(self.pair.commit(plan.step, np.array(tokens, np.int32)))
+        self.live = [req_id for req_id in self.live if req_id not in ended]
+
+    def play(self, step: ScriptStep) -> None:
+        """Raises `Divergence`."""
+        self.schedule(step.events, step.ratio)
+        if step.failed:
+            self.fail()
+        elif (num_rows := self.num_rows_due) is not None:
+            self.commit([token for token, _ in zip(cycle(step.tokens or (0,)), range(num_rows), strict=False)])
+
+
+@dataclass
+class Script:
+    """What was done in a run, so that it can be done again."""
+
+    config: ControlPlaneConfig
+    overlap: bool
+    steps: list[ScriptStep] = field(default_factory=list)
+
+    def play(self) -> Divergence | None:
+        """What it comes to."""
+        try:
+            player = Player(self.config, self.overlap)
+            for step in self.steps:
+                player.play(step)
+            player.pair.check()
+        except Divergence as error:
+            return error
+        return None
+
+
 def run(draw: Draw, num_steps: int) -> Pair:
-    """`num_steps` steps of one configuration. Raises `Divergence`."""
+    """`num_steps` steps of one configuration. Raises `Divergence`, with the script that led to it."""
     config = draw_config(draw)
-    pair = Pair(config)
-    limit = config.limits().max_seq_len
-    overlap = draw(0, 1) == 1
+    script = Script(config, overlap=draw(0, 1) == 1)
+    try:
+        return _run(draw, num_steps, script)
+    except Divergence as error:
+        error.script = script
+        raise
+
+
+def _run(draw: Draw, num_steps: int, script: Script) -> Pair:
+    player = Player(script.config, script.overlap)
+    limit = script.config.limits().max_seq_len
     load = draw(1, 6)
-    next_id, live, sequences = 1, list[int](), list[list[int]]()
-    in_flight: list[StepPlan] = []
-    failed = False
-    for step in range(num_steps):
+    next_id, sequences = 1, list[list[int]]()
+    for _ in range(num_steps):
         events: list[Event] = []
-        if failed:
-            events.append(ForwardFailed(in_flight[0].step))
-            in_flight.clear()
         for _ in range(draw(0, 2) if draw(0, load) == 0 else 0):
             events.append(draw_arrival(draw, next_id, limit, sequences))
             sequences = [*sequences[-8:], events[-1].tokens.tolist()]  # type: ignore[union-attr]
-            live.append(next_id)
             next_id += 1
-        if live and draw(0, 12) == 0:
-            req_id = live[draw(0, len(live) - 1)] if draw(0, 9) else 10**9
+        if player.live and draw(0, 12) == 0:
+            req_id = player.live[draw(0, len(player.live) - 1)] if draw(0, 9) else 10**9
             events.append(Abort(req_id) if draw(0, 1) else Finish(req_id))
-        if draw(0, 40) == 0:
-            pair.ours.reserve_ratio = pair.theirs.reserve_ratio = (102, 1024)[draw(0, 1)]
-        in_flight.append(pair.schedule(step, events))
-        failed = draw(0, 150) == 0
-        if failed:
+        ratio = (102, 1024)[draw(0, 1)] if draw(0, 40) == 0 else None
+        script.steps.append(ScriptStep(tuple(events), ratio=ratio))
+        player.schedule(events, ratio)
+        if draw(0, 150) == 0:
+            script.steps[-1] = replace(script.steps[-1], failed=True)
+            player.fail()
             continue
-        while len(in_flight) > (1 if overlap else 0):
-            plan = in_flight.pop(0)
-            tokens = np.array([draw(0, 2) for _ in range(plan.num_rows)], np.int32)
-            ended = set(pair.commit(plan.step, tokens))
-            live = [req_id for req_id in live if req_id not in ended]
+        if (num_rows := player.num_rows_due) is not None:
+            tokens = [draw(0, 2) for _ in range(num_rows)]
+            script.steps[-1] = replace(script.steps[-1], tokens=tuple(tokens))
+            player.commit(tokens)
         if draw(0, 7) == 0:
-            pair.check()
-    pair.ours.check()
-    pair.check()
-    return pair
+            player.pair.check()
+    player.pair.ours.check()
+    player.pair.check()
+    return player.pair

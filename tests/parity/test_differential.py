@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from minisgl.scheduler.api import Stats
+from minisgl.scheduler.reference.radix.tree import RadixTree
+from minisgl.scheduler.reference.request import Request
+from minisgl.step import FinishReason
 from tests.helpers_parity import Divergence, run
+from tests.helpers_shrink import described, minimal
 
 STEPS = 250  # of one run
 
@@ -30,11 +36,47 @@ def test_a_million_steps() -> None:
         check_seed(seed)
 
 
-def check_seed(seed: int):  # type: ignore[no-untyped-def]
+def check_seed(seed: int) -> Stats:
+    """A divergence comes with the smallest run that shows one."""
     try:
-        return run(random.Random(seed).randint, STEPS).theirs.stats()
+        return run(random.Random(seed).randint, STEPS).theirs.stats()  # type: ignore[no-any-return]
     except Divergence as error:
-        raise AssertionError(f"seed {seed}: {error}") from error
+        assert error.script is not None
+        raise AssertionError(f"seed {seed}: {described(minimal(error.script, error))}") from error
+
+
+def free_whole_leaves(patch: pytest.MonkeyPatch) -> None:
+    def evict(self: RadixTree, num_pages: int) -> None:
+        leaf = self.heap.peek()
+        original(self, num_pages if leaf is None else max(num_pages, len(leaf.pages)))
+
+    original = RadixTree.evict
+    patch.setattr(RadixTree, "evict", evict)
+
+
+def forget_the_minimum(patch: pytest.MonkeyPatch) -> None:
+    """A stop id ends an answer however short it is."""
+
+    def accept(self: Request, token: int) -> FinishReason:
+        reason = original(self, token)
+        return FinishReason.STOP if token in self.stop_ids else reason
+
+    original = Request.accept
+    patch.setattr(Request, "accept", accept)
+
+
+@pytest.mark.parametrize("change", [free_whole_leaves, forget_the_minimum])
+def test_a_divergence_comes_with_a_minimal_list_of_events(
+    change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one control plane changed on purpose, at the first seed that notices."""
+    change(monkeypatch)
+    with pytest.raises(AssertionError, match=r"seed \d+: ") as caught:
+        for seed in range(20):
+            check_seed(seed)
+    steps = [line for line in str(caught.value).splitlines() if line.startswith("step ")]
+    assert "".join(steps).count("Arrival(") <= 4
+    assert len(steps) <= 6
 
 
 @given(data=st.data())
