@@ -40,6 +40,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest minisgl._rust
 	$(BIN)/python tools/check_public_text.py
 	cargo fmt --check
 	cargo clippy --quiet --workspace --all-targets --locked -- -D warnings

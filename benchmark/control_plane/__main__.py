@@ -1,8 +1,9 @@
-"""Time of a step's control plane, schedule + commit as seen from Python, for both implementations in one run.
+"""Time of a step's control plane, schedule + commit as seen from Python, for both implementations in one run; and of
+single operations of the prefix cache (evict_one, match_1024, insert_1024), Rust's as seen from Rust.
 
     minisgl bench control-plane [--backend rust_hotpath python] [--case NAME ...] [--gate] [--out FILE]
 
-Prints median, minimum and p99 of each case's steps in us, beside its bar; the last line of stdout is JSON with the
+Prints median, minimum and p99 of each case in us, beside its bar; the last line of stdout is JSON with the
 medians. Refuses a debug build of the extension, and a missing one. `--gate` fails when a bar is missed. The garbage
 collector is off while a case runs.
 """
@@ -17,10 +18,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmark.control_plane import tree
 from benchmark.control_plane.cases import CASES
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.backend import BACKENDS, make_control_plane
 
+NAMES = (*CASES, *tree.REFERENCE)
 SMALLEST = ControlPlaneConfig(num_pages=1, page_size=1, max_running_requests=1, max_prefill_length=1, context_len=2)
 
 
@@ -43,14 +46,18 @@ def refusal(backends: Sequence[str]) -> str | None:
 
 
 def measure(backend: str, name: str) -> dict[str, float]:
-    """Median, minimum and 99th percentile in us over the steps of a case."""
-    case, repeats, _ = CASES[name]
+    """Median, minimum and 99th percentile in us over the steps, or operations, of a case."""
     gc.collect()
     gc.disable()
     try:
-        times = sorted(case(lambda config: make_control_plane(backend, config), repeats[backend]))
+        if name in CASES:
+            case, repeats, _ = CASES[name]
+            times = case(lambda config: make_control_plane(backend, config), repeats[backend])
+        else:
+            times = tree.times(backend, name, tree.REPEATS[name][backend])
     finally:
         gc.enable()
+    times.sort()
     return {
         "median": round(statistics.median(times), 3),
         "min": round(times[0], 3),
@@ -63,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend", nargs="+", choices=BACKENDS, default=list(reversed(BACKENDS)), help="which to measure"
     )
     parser.add_argument(
-        "--case", nargs="+", choices=tuple(CASES), default=list(CASES), metavar="NAME", help="which cases to measure"
+        "--case", nargs="+", choices=NAMES, default=list(NAMES), metavar="NAME", help="which cases to measure"
     )
     parser.add_argument("--gate", action="store_true", help="exit with 1 when a bar is missed")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
@@ -85,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     for name in options.case:
         for backend in options.backend:
             found = figures[backend][name] = measure(backend, name)
-            bar = CASES[name].bars.get(backend)
+            bar = (CASES[name].bars if name in CASES else tree.bars(name)).get(backend)
             missed += bar is not None and found["median"] > bar
             text = "" if bar is None else f"  at most {bar:g}: {'missed' if found['median'] > bar else 'met'}"
             columns = "".join(f"{key} {value:10.2f}  " for key, value in found.items())

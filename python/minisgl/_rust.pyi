@@ -1,10 +1,26 @@
 """The compiled part of the package; stubtest holds this file against it."""
 
-from typing import TypedDict, final
+from typing import Literal, TypedDict, final, type_check_only
 
 from minisgl.scheduler.api import ControlPlaneConfig, Stats
 from minisgl.step import Events, Int32Array, Int64Array, StepBuffers
 
+__all__ = [
+    "ControlPlane",
+    "RadixCacheHandle",
+    "RadixCacheManager",
+    "StepOutput",
+    "StepPlan",
+    "build_info",
+    "make_input_mapping",
+    "make_metadata_buffers",
+    "make_positions",
+    "make_write_mapping",
+    "measure",
+    "prefill_admission_plan",
+]
+
+@type_check_only
 class BuildInfo(TypedDict):
     version: str
     profile: str  # release or debug
@@ -77,3 +93,65 @@ class ControlPlane:
     def page_table(self, req_id: int) -> list[int]: ...
     def free_pages(self) -> list[int]: ...
     reserve_ratio: int
+
+# ---------------------------------------------------------------------------------- pieces, see docs/control-plane.md
+
+@final
+class RadixCacheHandle:
+    """The end of a matched prefix. Unlocked, it is good until the next eviction."""
+
+    @property
+    def cached_len(self) -> int: ...
+
+@final
+class RadixCacheManager:
+    """A prefix cache over pages 0 .. num_pages - 1, which the caller gives out and gets back.
+
+    Raises `ValueError` for bad arguments (nothing is changed then), `ControlPlaneError` for a broken invariant.
+    """
+
+    def __new__(
+        cls, num_pages: int, page_size: int = 1, policy: Literal["lru", "lfu"] = "lru"
+    ) -> RadixCacheManager: ...
+    def match_prefix(self, tokens: Int32Array) -> tuple[RadixCacheHandle, Int32Array]:
+        """The handle of the longest cached prefix of `tokens`, and its pages [cached_len // page_size]."""
+
+    def lock_handle(self, handle: RadixCacheHandle, unlock: bool = False) -> None:
+        """Keep the pages of a handle from eviction, or take one such lock back."""
+
+    def insert_prefix(self, tokens: Int32Array, pages: Int32Array) -> int:
+        """Let `tokens` [len(pages) * page_size] enter with their pages; returns how many of the first pages the cache
+        had already: the caller keeps its own of those."""
+
+    def evict(self, num_pages: int) -> Int32Array:
+        """Take pages out, those of the prefixes that are due first. They are the caller's then."""
+
+    def size_info(self) -> tuple[int, int]:
+        """Pages that may be evicted, and pages that are locked."""
+
+    def check_integrity(self) -> None:
+        """Check everything that must hold. O(everything)."""
+
+    def tree_pages(self) -> list[tuple[tuple[int, ...], int]]: ...
+
+def prefill_admission_plan(
+    num_tokens: Int32Array,
+    num_matched_pages: Int32Array,
+    max_output: Int32Array,
+    *,
+    budget: int,
+    num_slots: int,
+    num_pages: int,
+    page_size: int = 1,
+    reserve_ratio: int = 716,
+    needed_by_started: int = 0,
+    any_started: bool = False,
+) -> tuple[Int32Array, Int32Array]: ...
+def make_positions(starts: Int32Array, extend_lens: Int32Array) -> Int32Array: ...
+def make_input_mapping(req_slots: Int32Array, extend_lens: Int32Array) -> Int32Array: ...
+def make_write_mapping(seq_lens: Int32Array, samples: Int32Array) -> Int32Array: ...
+def make_metadata_buffers(
+    page_tables: Int32Array, starts: Int32Array, extend_lens: Int32Array, page_size: int = 1
+) -> dict[str, Int32Array]: ...
+def measure(case: Literal["evict_one", "match_1024", "insert_1024"], repeats: int) -> list[float]:
+    """The times of single operations in us, for benchmark/control_plane."""

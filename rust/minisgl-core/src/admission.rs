@@ -67,35 +67,43 @@ pub(crate) fn size_chunk(
         max_match,
     );
     let remaining = length - (num_pages + found.pages.len()) * size;
-    let mut chunk = Chunk {
+    let available = tree.num_available() - found.num_unlocked;
+    let mut share = share(budget, remaining, available, size);
+    if found.pages.len() + share.num_new_pages > max_page_changes {
+        share = Share::default();
+    }
+    Chunk {
         found,
-        num_tokens: 0,
-        num_new_pages: 0,
-        lacks_pages: false,
-    };
+        num_tokens: share.num_tokens,
+        num_new_pages: share.num_new_pages,
+        lacks_pages: share.lacks_pages,
+    }
+}
+
+/// What a row gets of `remaining` tokens; see `Chunk`.
+#[derive(Default)]
+pub(crate) struct Share {
+    pub num_tokens: usize,
+    pub num_new_pages: usize,
+    pub lacks_pages: bool,
+}
+
+pub(crate) fn share(budget: i64, remaining: usize, available: usize, size: usize) -> Share {
     let mut num_tokens = usize::try_from(budget).unwrap_or(0).min(remaining);
     if num_tokens < remaining {
         num_tokens -= num_tokens % size;
     }
-    if num_tokens == 0 {
-        return chunk;
-    }
-    let available = tree.num_available() - chunk.found.num_unlocked;
     let mut num_new_pages = num_tokens.div_ceil(size);
+    let lacks_pages = num_tokens > 0 && available == 0;
     if num_new_pages > available {
         num_new_pages = available;
         num_tokens = available * size;
     }
-    if num_tokens == 0 {
-        chunk.lacks_pages = true;
-        return chunk;
+    Share {
+        num_tokens,
+        num_new_pages,
+        lacks_pages,
     }
-    if chunk.found.pages.len() + num_new_pages > max_page_changes {
-        return chunk;
-    }
-    chunk.num_tokens = num_tokens;
-    chunk.num_new_pages = num_new_pages;
-    chunk
 }
 
 /// Lock what was matched, take the pages, and let the full ones enter the tree, locked by the request.

@@ -79,6 +79,15 @@ pub(crate) struct PageSize {
 }
 
 impl PageSize {
+    pub fn new(tokens: usize) -> Self {
+        let size = tokens as u32;
+        Self {
+            size,
+            mask: if size.is_power_of_two() { size - 1 } else { 0 },
+            shift: size.trailing_zeros(),
+        }
+    }
+
     pub fn size(self) -> u32 {
         self.size
     }
@@ -101,11 +110,6 @@ impl PageSize {
 
 impl Limits {
     pub(crate) fn pages(&self) -> PageSize {
-        let size = self.page_size as u32;
-        PageSize {
-            size,
-            mask: if size.is_power_of_two() { size - 1 } else { 0 },
-            shift: size.trailing_zeros(),
-        }
+        PageSize::new(self.page_size)
     }
 }

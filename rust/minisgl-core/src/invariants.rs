@@ -31,7 +31,7 @@ pub(crate) fn check_all(plane: &Scheduler) -> Result<()> {
 }
 
 /// Shape: links, whole pages, keys, counters, and that every unlocked leaf can be found by eviction.
-fn check_tree(tree: &RadixTree) -> Result<()> {
+pub(crate) fn check_tree(tree: &RadixTree) -> Result<()> {
     let (mut evictable, mut protected, mut count) = (0, 0, 0);
     let mut leaves = BTreeSet::new();
     let mut unlocked = BTreeSet::new();

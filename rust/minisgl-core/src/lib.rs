@@ -14,6 +14,7 @@ mod invariants;
 mod metadata;
 mod output;
 mod page_pool;
+mod pieces;
 mod radix;
 mod request;
 mod retraction;
@@ -25,6 +26,11 @@ pub use error::{Error, Result};
 pub use inputs::{Arrival, Event, RESERVED_OUTPUT};
 pub use metadata::{Plan, RingEntry};
 pub use output::{Entry, FinishReason, Stats};
+pub use pieces::{
+    Candidate, Metadata, Room, make_input_mapping, make_metadata_buffers, make_positions,
+    make_write_mapping, prefill_admission_plan,
+};
+pub use radix::{Handle, RadixCacheManager};
 pub use scheduler::Scheduler;
 
 /// What was compiled.

@@ -194,16 +194,7 @@ impl Scheduler {
     /// Each cached page, with all tokens from the start of the sequence to the page's end.
     #[must_use]
     pub fn tree_pages(&self) -> Vec<(Vec<i32>, Page)> {
-        let size = self.limits.page_size;
-        let mut found = Vec::new();
-        for id in self.tree.ids() {
-            let (tokens, pages) = self.tree.path(id);
-            let own = self.tree.node(id).pages.len();
-            for column in pages.len() - own..pages.len() {
-                found.push((tokens[..(column + 1) * size].to_vec(), pages[column]));
-            }
-        }
-        found
+        self.tree.tree_pages()
     }
 
     /// The pages of a live request, by column; empty while it waits. None if it isn't live.

@@ -4,11 +4,15 @@
 
 use pyo3::prelude::*;
 
+mod arrays;
 #[allow(unsafe_code)]
 mod buffers;
+mod cache;
 mod control_plane;
 mod errors;
 mod events;
+mod measure;
+mod pieces;
 mod step;
 
 /// Cargo features of this crate that are on, `extension-module` aside, which every built module has.
@@ -19,5 +23,13 @@ fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(control_plane::build_info, module)?)?;
     module.add_class::<control_plane::ControlPlane>()?;
     module.add_class::<step::StepPlan>()?;
-    module.add_class::<step::StepOutput>()
+    module.add_class::<step::StepOutput>()?;
+    module.add_class::<cache::RadixCacheManager>()?;
+    module.add_class::<cache::RadixCacheHandle>()?;
+    module.add_function(wrap_pyfunction!(measure::measure, module)?)?;
+    module.add_function(wrap_pyfunction!(pieces::prefill_admission_plan, module)?)?;
+    module.add_function(wrap_pyfunction!(pieces::make_positions, module)?)?;
+    module.add_function(wrap_pyfunction!(pieces::make_input_mapping, module)?)?;
+    module.add_function(wrap_pyfunction!(pieces::make_write_mapping, module)?)?;
+    module.add_function(wrap_pyfunction!(pieces::make_metadata_buffers, module)?)
 }

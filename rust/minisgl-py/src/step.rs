@@ -5,6 +5,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyBytes;
 
+use crate::arrays::Numpy;
+
 /// The header of a step.
 #[pyclass(frozen, get_all, module = "minisgl._rust")]
 pub(crate) struct StepPlan {
@@ -113,27 +115,5 @@ impl StepOutput {
     #[getter]
     fn rows(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.array(py, 3, |entry| entry.row.to_ne_bytes())
-    }
-}
-
-/// What makes a read-only array over the memory of a `bytes`.
-struct Numpy {
-    from_buffer: Py<PyAny>,
-    int32: Py<PyAny>,
-    int64: Py<PyAny>,
-}
-
-impl Numpy {
-    fn get(py: Python<'_>) -> PyResult<&Self> {
-        static NUMPY: PyOnceLock<Numpy> = PyOnceLock::new();
-        NUMPY.get_or_try_init(py, || {
-            let numpy = py.import("numpy")?;
-            let dtype = |name: &str| Ok::<_, PyErr>(numpy.call_method1("dtype", (name,))?.unbind());
-            Ok(Self {
-                from_buffer: numpy.getattr("frombuffer")?.unbind(),
-                int32: dtype("int32")?,
-                int64: dtype("int64")?,
-            })
-        })
     }
 }

@@ -2,10 +2,12 @@
 
 mod evict;
 mod lru;
+mod manager;
 mod nodes;
 #[cfg(test)]
 mod tests;
 mod tree;
 
+pub use manager::{Handle, RadixCacheManager};
 pub(crate) use nodes::{NO_NODE, NodeId, ROOT};
 pub(crate) use tree::{Match, RadixTree};

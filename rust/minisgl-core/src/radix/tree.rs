@@ -163,6 +163,20 @@ impl RadixTree {
         (tokens, pages)
     }
 
+    /// Each cached page, with all tokens from the start of the sequence to the page's end, in no order.
+    pub fn tree_pages(&self) -> Vec<(Vec<i32>, Page)> {
+        let size = self.page_size;
+        let mut found = Vec::new();
+        for id in self.ids() {
+            let (tokens, pages) = self.path(id);
+            let own = self.node(id).pages.len();
+            for column in pages.len() - own..pages.len() {
+                found.push((tokens[..(column + 1) * size].to_vec(), pages[column]));
+            }
+        }
+        found
+    }
+
     // ----------------------------------------------------------------------------------------------------- locks
 
     /// Move a handle from `handle` down to the end of `found`, which was found below it; returns the new handle. The
@@ -311,7 +325,7 @@ impl RadixTree {
     }
 
     /// One lock more on the nodes from `target` up to, but without, `handle`.
-    fn lock(&mut self, handle: NodeId, target: NodeId) -> Result<()> {
+    pub(super) fn lock(&mut self, handle: NodeId, target: NodeId) -> Result<()> {
         let mut at = target;
         while at != handle {
             self.count(1);

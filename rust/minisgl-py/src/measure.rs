@@ -1,0 +1,142 @@
+//! Times of single operations of the prefix cache, taken in Rust: what a benchmark cannot see from Python.
+//!
+//! Keeps true: the tree has `NUM_NODES` nodes at each timed operation; what prepares one is off the clock, and so is fresh
+//! memory: a node that comes takes the place of one that went, as in a server whose pool is full.
+//! The trees are those of `benchmark/control_plane/tree.py`, which times the reference in the same way.
+
+use std::time::Instant;
+
+use minisgl_core::{CachePolicy, Error, RadixCacheManager};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::errors::to_python;
+
+const NUM_NODES: usize = 100_000;
+const LENGTH: usize = 1024;
+const NUM_PROMPTS: usize = 64;
+const NUM_EDGES: usize = 8; // of a prompt that is matched
+
+/// A tree of page size 1, and pages to put into it.
+struct Tree {
+    cache: RadixCacheManager,
+    unused: Vec<u32>,
+    next_token: i32,
+}
+
+type Result<T> = std::result::Result<T, Error>;
+
+impl Tree {
+    fn new(num_pages: usize) -> Result<Self> {
+        Ok(Self {
+            cache: RadixCacheManager::new(num_pages, 1, CachePolicy::Lru)?,
+            unused: (0..num_pages as u32).rev().collect(),
+            next_token: 0,
+        })
+    }
+
+    /// `length` tokens that nobody has, and pages for all of `tokens`, which end with them.
+    fn prompt(&mut self, mut tokens: Vec<i32>, length: usize) -> (Vec<i32>, Vec<u32>) {
+        let first = self.next_token;
+        self.next_token += length as i32;
+        tokens.extend(first..self.next_token);
+        let pages = self.unused.split_off(self.unused.len() - tokens.len());
+        (tokens, pages)
+    }
+
+    fn insert(&mut self, tokens: &[i32], pages: Vec<u32>) -> Result<()> {
+        let had = self.cache.insert_prefix(tokens, &pages)?;
+        self.unused.extend(&pages[..had]);
+        Ok(())
+    }
+
+    fn evict(&mut self, num_pages: usize) -> Result<()> {
+        let pages = self.cache.evict(num_pages)?;
+        self.unused.extend(pages);
+        Ok(())
+    }
+}
+
+fn timed<T>(times: &mut Vec<f64>, work: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let result = std::hint::black_box(work());
+    times.push(start.elapsed().as_nanos() as f64 / 1000.0);
+    result
+}
+
+/// One page out of leaves of one page.
+fn evict_one(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
+    let mut tree = Tree::new(NUM_NODES)?;
+    for _ in 0..NUM_NODES {
+        let (tokens, pages) = tree.prompt(Vec::new(), 1);
+        tree.insert(&tokens, pages)?;
+    }
+    for _ in 0..repeats {
+        let freed = timed(times, || tree.cache.evict(1))?;
+        tree.unused.extend(freed);
+        let (tokens, pages) = tree.prompt(Vec::new(), 1);
+        tree.insert(&tokens, pages)?;
+    }
+    Ok(())
+}
+
+/// Prompts of `LENGTH` tokens in `NUM_EDGES` edges each, among leaves of one page.
+fn match_1024(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
+    let mut tree = Tree::new(2 * NUM_NODES)?;
+    let mut prompts = Vec::new();
+    for _ in 0..NUM_PROMPTS {
+        let (tokens, pages) = tree.prompt(Vec::new(), LENGTH);
+        tree.insert(&tokens, pages)?;
+        for edge in 1..NUM_EDGES {
+            let shared = tokens[..edge * LENGTH / NUM_EDGES].to_vec();
+            let (branch, pages) = tree.prompt(shared, 1);
+            tree.insert(&branch, pages)?;
+        }
+        prompts.push(tokens);
+    }
+    // each prompt is NUM_EDGES nodes, and one more for each branch
+    for _ in NUM_PROMPTS * (2 * NUM_EDGES - 1)..NUM_NODES {
+        let (tokens, pages) = tree.prompt(Vec::new(), 1);
+        tree.insert(&tokens, pages)?;
+    }
+    for at in 0..repeats {
+        let tokens = &prompts[at * 37 % NUM_PROMPTS];
+        let (handle, _) = timed(times, || tree.cache.match_prefix(tokens))?;
+        assert_eq!(handle.cached_len(), LENGTH);
+    }
+    Ok(())
+}
+
+/// A new prompt of `LENGTH` tokens; the oldest one goes before.
+fn insert_1024(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
+    let mut tree = Tree::new(NUM_NODES + repeats * LENGTH)?;
+    for _ in 0..repeats {
+        let (tokens, pages) = tree.prompt(Vec::new(), LENGTH);
+        tree.insert(&tokens, pages)?;
+    }
+    for _ in repeats..NUM_NODES {
+        let (tokens, pages) = tree.prompt(Vec::new(), 1);
+        tree.insert(&tokens, pages)?;
+    }
+    for _ in 0..repeats {
+        tree.evict(LENGTH)?;
+        let (tokens, pages) = tree.prompt(Vec::new(), LENGTH);
+        let had = timed(times, || tree.cache.insert_prefix(&tokens, &pages))?;
+        assert_eq!(had, 0);
+    }
+    Ok(())
+}
+
+/// The times of `repeats` operations in us; `case` is evict_one, match_1024 or insert_1024.
+#[pyfunction]
+pub(crate) fn measure(py: Python<'_>, case: &str, repeats: usize) -> PyResult<Vec<f64>> {
+    let mut times = Vec::with_capacity(repeats);
+    let done = match case {
+        "evict_one" => evict_one(repeats, &mut times),
+        "match_1024" => match_1024(repeats, &mut times),
+        "insert_1024" => insert_1024(repeats, &mut times),
+        other => return Err(PyValueError::new_err(format!("case: {other:?}: unknown"))),
+    };
+    done.map_err(|error| to_python(py, &error))?;
+    Ok(times)
+}
