@@ -76,7 +76,7 @@ def test_a_divergence_comes_with_a_minimal_list_of_events(
             check_seed(seed)
     steps = [line for line in str(caught.value).splitlines() if line.startswith("step ")]
     assert "".join(steps).count("Arrival(") <= 4
-    assert len(steps) <= 6
+    assert len(steps) <= 10
 
 
 @given(data=st.data())
