@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 
 from minisgl.message import AbortRequest, FinishRequest
+from minisgl.server.engine_client import RequestHandle
+from minisgl.server.generation import Generation
+from minisgl.server.record import RequestRecord
 from tests.helpers_server import WAIT_S, Frontend, chat_body, failed_step, frontend
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -152,3 +156,21 @@ def test_a_client_that_leaves_with_another_request_behind_the_first(server: Fron
         server.wait_until(lambda: any(one.pipeline for one in server.connections))
     server.engine.wait_for_end(AbortRequest, {request.req_id})
     check_nothing_lives(server)
+
+
+def test_answers_need_no_garbage_collection(server: Frontend) -> None:
+    """Cycles of every request would add up to pauses for all of them."""
+    gc.collect()
+    gc.disable()
+    try:
+        with server.http() as http:
+            for path in (CHAT, TEXT, GENERATE):
+                for stream in (False, True):
+                    http.post(path, json=body_of(path, "say:abc", stream=stream))
+        with send(server, TEXT, body_of(TEXT, "cycles hang:abc", stream=True)) as connection:
+            read_until(connection, b'c"')
+        check_nothing_lives(server)
+        kinds = (Generation, RequestHandle, RequestRecord)
+        server.wait_until(lambda: not any(isinstance(one, kinds) for one in gc.get_objects()))
+    finally:
+        gc.enable()

@@ -120,8 +120,8 @@ class _Answer:
             first = prompt * options.best_of
             for at in _best(found[first : first + options.best_of], options.n):
                 one = found[first + at]
-                piece = _Piece(self, first + at, len(choices))
-                choices.append(piece.choice(generation, one.text, one.tokens, one.finish_reason))
+                piece = _Piece(first + at, len(choices), CompletionLogprobs(self._tokenizer))
+                choices.append(self._choice(piece, generation, one.text, one.tokens, one.finish_reason))
         return {**self._head, "choices": choices, "usage": self._usage(generation)}
 
     # ------------------------------------------------------------------------------------------------------ pieces
@@ -131,8 +131,9 @@ class _Answer:
         frames = []
         for delta in deltas:
             if (piece := self._pieces.get(delta.index)) is None:
-                piece = self._pieces[delta.index] = _Piece(self, delta.index, delta.index)
-            choice = piece.choice(generation, delta.text, delta.tokens, delta.finish_reason)
+                logprobs = CompletionLogprobs(self._tokenizer)
+                piece = self._pieces[delta.index] = _Piece(delta.index, delta.index, logprobs)
+            choice = self._choice(piece, generation, delta.text, delta.tokens, delta.finish_reason)
             frames.append(sse({**self._head, "choices": [choice], **usage}))
         return b"".join(frames)
 
@@ -146,7 +147,33 @@ class _Answer:
 
     # ----------------------------------------------------------------------------------------------------- choices
 
-    def prompt_text(self, index: int) -> str:
+    def _choice(
+        self, piece: _Piece, generation: Generation, text: str, tokens: Sequence[ScoredToken], finish_reason: str | None
+    ) -> dict[str, Any]:
+        """The next part of a choice; what concerns the prompt comes with the first."""
+        options, about_prompt = self._options, dict[str, Any]()
+        if options.only_prompt:
+            text, tokens = "", ()
+            finish_reason = finish_reason and "length"
+        if piece.is_first:
+            piece.is_first = False
+            if options.with_prompt_logprobs:
+                prompt = generation.prompt_tokens(piece.source)
+                about_prompt["prompt_logprobs"] = prompt_logprobs(self._tokenizer, prompt)
+            if options.echo:
+                text = self._prompt_text(piece.source) + text
+                if options.with_logprobs:
+                    tokens = [*generation.prompt_tokens(piece.source), *tokens]
+        logprobs = piece.logprobs.piece(tokens) if options.with_logprobs else None
+        return {
+            "index": piece.index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+            **about_prompt,
+        }
+
+    def _prompt_text(self, index: int) -> str:
         given = self._given[index // self._options.best_of]
         return given if isinstance(given, str) else self._tokenizer.decode(given)
 
@@ -156,51 +183,15 @@ class _Answer:
             usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
         return usage
 
-    @property
-    def options(self) -> _Options:
-        return self._options
 
-    def new_logprobs(self) -> CompletionLogprobs:
-        return CompletionLogprobs(self._tokenizer)
-
-    def prompt_logprobs(self, tokens: Sequence[ScoredToken]) -> list[dict[str, Any] | None]:
-        return prompt_logprobs(self._tokenizer, tokens)
-
-
+@dataclass(slots=True, eq=False)
 class _Piece:
-    """One choice, piece by piece; what concerns the prompt comes with the first."""
+    """How far a choice has come: `source` is its index in the generation, `index` that in the answer."""
 
-    def __init__(self, answer: _Answer, source: int, index: int) -> None:
-        self._answer = answer
-        self._source = source
-        self._index = index
-        self._logprobs = answer.new_logprobs()
-        self._is_first = True
-
-    def choice(
-        self, generation: Generation, text: str, tokens: Sequence[ScoredToken], finish_reason: str | None
-    ) -> dict[str, Any]:
-        options, about_prompt = self._answer.options, dict[str, Any]()
-        if options.only_prompt:
-            text, tokens = "", ()
-            finish_reason = finish_reason and "length"
-        if self._is_first:
-            self._is_first = False
-            if options.with_prompt_logprobs:
-                prompt = generation.prompt_tokens(self._source)
-                about_prompt["prompt_logprobs"] = self._answer.prompt_logprobs(prompt)
-            if options.echo:
-                text = self._answer.prompt_text(self._source) + text
-                if options.with_logprobs:
-                    tokens = [*generation.prompt_tokens(self._source), *tokens]
-        logprobs = self._logprobs.piece(tokens) if options.with_logprobs else None
-        return {
-            "index": self._index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-            **about_prompt,
-        }
+    source: int
+    index: int
+    logprobs: CompletionLogprobs
+    is_first: bool = True
 
 
 def _best(choices: Sequence[Collected], n: int) -> list[int]:

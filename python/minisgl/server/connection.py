@@ -1,14 +1,15 @@
 """One request's way to its client, below ASGI: pieces of a stream go straight into the transport's buffer.
 
 Keeps true: a client that goes away cancels the task that answers it, at the transport's event; a client that does not
-read is known at once (`on_pause`), so that nobody formats what cannot be sent.
+read is known at once, so that nobody formats what cannot be sent.
 Doesn't know: what is sent, and to which request of the connection the transport belongs now (http.py does).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 CONNECTION = "minisgl.connection"
@@ -20,23 +21,30 @@ def _nothing() -> None:
 
 
 class Connection:
-    """`on_pause` and `on_resume` are called when the client lags behind and when it has caught up."""
-
-    __slots__ = ("_task", "_transport", "blocked_since", "is_lost", "on_pause", "on_resume")
+    __slots__ = ("_on_pause", "_on_resume", "_task", "_transport", "blocked_since", "is_lost")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._task: asyncio.Task[Any] | None = None
         self.is_lost = False
         self.blocked_since: float | None = None  # the loop's time since which the client has not caught up
-        self.on_pause: Callable[[], None] = _nothing
-        self.on_resume: Callable[[], None] = _nothing
+        self._on_pause: Callable[[], None] = _nothing
+        self._on_resume: Callable[[], None] = _nothing
 
     def cancels(self, task: asyncio.Task[Any] | None) -> None:
         """Cancel `task` when the client goes away."""
         self._task = task
         if self.is_lost and task is not None:
             task.cancel()
+
+    @contextmanager
+    def tells(self, on_pause: Callable[[], None], on_resume: Callable[[], None]) -> Iterator[None]:
+        """Call these when the client lags behind, and when it has caught up."""
+        self._on_pause, self._on_resume = on_pause, on_resume
+        try:
+            yield
+        finally:
+            self._on_pause = self._on_resume = _nothing
 
     def write(self, piece: bytes) -> None:
         """A chunk of an answer that has begun (RFC 9112, 7.1). Never blocks; nothing may be written while paused
@@ -57,8 +65,8 @@ class Connection:
 
     def paused(self, now: float) -> None:
         self.blocked_since = now
-        self.on_pause()
+        self._on_pause()
 
     def resumed(self) -> None:
         self.blocked_since = None
-        self.on_resume()
+        self._on_resume()

@@ -116,6 +116,7 @@ class Generation:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.abort()
+        self._choices, self._open, self._sink = [], [], None  # their handles know this: cycles wait for the collector
 
     def _expire(self) -> None:
         """Free the engine now: whoever sends the error may still be waiting for a slow client."""

@@ -121,8 +121,10 @@ class StreamResponse(Response):
         connection: Connection = scope[CONNECTION]
         slow_clients: SlowClients = scope[SLOW_CLIENTS]
         piece, write = self._pieces.piece, connection.write
-        with slow_clients.watch(scope[RECORD].request_id, connection):
-            connection.on_pause, connection.on_resume = generation.hold, generation.resume
+        with (
+            slow_clients.watch(scope[RECORD].request_id, connection),
+            connection.tells(generation.hold, generation.resume),
+        ):
             write(piece(generation, first))
             await generation.follow(lambda deltas: write(piece(generation, deltas)))
 
