@@ -171,6 +171,6 @@ def test_answers_need_no_garbage_collection(server: Frontend) -> None:
             read_until(connection, b'c"')
         check_nothing_lives(server)
         kinds = (Generation, RequestHandle, RequestRecord)
-        server.wait_until(lambda: not any(isinstance(one, kinds) for one in gc.get_objects()))
+        server.wait_until(lambda: not any(type(one) in kinds for one in gc.get_objects()))
     finally:
         gc.enable()
