@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minisgl.models import Decoder, build_model, load_config
-from minisgl.weights import load_weights
+from minisgl.weights.checkpoint import load_weights
 
 CPU = torch.device("cpu")
 LOGITS_WITHIN = 1e-4

@@ -34,7 +34,7 @@ from minisgl.message import AddRequest, FromEngine, StepTokens, ToEngine
 from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
-from minisgl.weights import resolve_model
+from minisgl.weights.sources import resolve_model
 
 QWEN3_06B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from minisgl.weights import find_smollm2
+from minisgl.weights.sources import find_smollm2
 from tests.helpers_e2e import serving
 
 NUM_OUT = 64

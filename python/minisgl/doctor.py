@@ -116,7 +116,7 @@ def _backends() -> list[Finding]:
         return probe
 
     def embedded() -> str:
-        from minisgl.weights import find_smollm2
+        from minisgl.weights.sources import find_smollm2
 
         return f"{find_smollm2().name} ({find_smollm2().stat().st_size / 1e6:.0f} MB)"
 

@@ -152,9 +152,9 @@ async def _serve(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     http = HttpServer(app.asgi, listener, slow_client_timeout_s=config.limits.slow_client_timeout)
     await http.start()
-    app.context.metrics.start()
     gc.collect()
     gc.freeze()  # what lives now lives as long as the server: collections need not visit it
+    app.context.metrics.start()
     _greet(config, listener, ready, time.monotonic() - began)
     died = asyncio.ensure_future(process.wait())
     stop = asyncio.ensure_future(signals.stop.wait())

@@ -14,7 +14,7 @@ import pytest
 
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
-from minisgl.weights import find_smollm2
+from minisgl.weights.sources import find_smollm2
 from tests.helpers_e2e import ServerProcess, serving
 
 try:

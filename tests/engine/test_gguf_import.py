@@ -20,8 +20,9 @@ from minisgl import envs
 from minisgl.config import ConfigError
 from minisgl.models import load_config
 from minisgl.tokenizer.tokenizer import Tokenizer
-from minisgl.weights import gguf_import, resolve_model
+from minisgl.weights import gguf_import
 from minisgl.weights.gguf_import import import_gguf
+from minisgl.weights.sources import resolve_model
 from tests.helpers_models import LOGITS_WITHIN, DenseSequence, load, reference_logits, tiny_model
 
 _LAYER = {

@@ -15,8 +15,8 @@ from safetensors import safe_open
 from minisgl import envs
 from minisgl.models import Decoder, load_config
 from minisgl.tokenizer.tokenizer import Tokenizer
-from minisgl.weights import find_smollm2
 from minisgl.weights.gguf_import import import_gguf
+from minisgl.weights.sources import find_smollm2
 from tests.helpers_models import DenseSequence, assert_greedy, greedy, load
 
 PROMPTS = (

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from minisgl.config import ConfigError
 from minisgl.models import Decoder, build_model, load_config
-from minisgl.weights import dummy_weights, load_weights
+from minisgl.weights.checkpoint import dummy_weights, load_weights
 from tests.helpers_models import CPU, DenseSequence, save, tiny_model
 
 
@@ -115,7 +115,7 @@ def test_progress_counts_every_tensor_once(tmp_path: Path) -> None:
 
 _PEAK = """
 import sys, psutil, torch
-from minisgl.weights import load_weights
+from minisgl.weights.checkpoint import load_weights
 names = [f"{i}.weight" for i in range(6)]
 wanted = {name: torch.empty(8 << 20) for name in names}
 before = psutil.Process().memory_info().rss

@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from minisgl.config import ConfigError
-from minisgl.weights import find_smollm2, resolve_model
+from minisgl.weights.sources import find_smollm2, resolve_model
 
 HUB_ID = "someone/some-model"
 

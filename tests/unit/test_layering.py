@@ -123,7 +123,17 @@ NO_TORCH = (
     "envs",
     "generation_config",
 )
-NO_TORCH_PROCESS = ("cli", "chat.terminal", "supervisor", "doctor", "runner.launch")  # and whatever leads to it
+NO_TORCH_PROCESS = (  # and whatever leads to it
+    "cli",
+    "chat.terminal",
+    "supervisor",
+    "doctor",
+    "runner.launch",
+    "runner.process",
+    "engine.sim",
+    "weights.gguf_import",
+    "weights.sources",
+)
 HEAVY = {"torch", "transformers"}
 
 

@@ -20,7 +20,8 @@ from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread
 from minisgl.models import Decoder, ModelConfig, build_model, load_config
 from minisgl.progress import BAR_INTERVAL_S, Report
-from minisgl.weights import dummy_weights, load_weights, resolve_model
+from minisgl.weights.checkpoint import dummy_weights, load_weights
+from minisgl.weights.sources import resolve_model
 
 MAX_POOL_BYTES = 4 * 2**30  # without --num-pages: a laptop has other things to do with its memory
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

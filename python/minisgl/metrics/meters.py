@@ -39,6 +39,9 @@ class Meter:
         self.total_ns += ns
         self._window_ns = max(self._window_ns, ns)
 
+    def reset(self) -> None:
+        self.count = self.total_ns = self._longest_ns = self._before_ns = self._window_ns = 0
+
     def next_window(self) -> None:
         self._longest_ns = max(self._longest_ns, self._window_ns)
         self._before_ns, self._window_ns = self._window_ns, 0
@@ -57,6 +60,12 @@ class Meters:
 
     def __getitem__(self, name: str) -> Meter:
         return self._meters[name]
+
+    def reset(self) -> None:
+        """Count from now on."""
+        self._window_began = time.perf_counter_ns()
+        for meter in self._meters.values():
+            meter.reset()
 
     def readings(self) -> dict[str, MeterReading]:
         """`recent` covers at least the last `WINDOW_NS`, less if they are read more seldom than that."""
