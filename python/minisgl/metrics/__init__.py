@@ -65,8 +65,8 @@ class Metrics(Collector):
         self._lag = LoopLag(self._meters["pause"], lambda: self._num_accepted > sum(self._num_finished.values()))
 
     def start(self) -> None:
-        """Watch the running event loop and this process's garbage collector, until `stop`. What was metered before, while the
-        server was starting, is forgotten."""
+        """Watch the running event loop and this process's garbage collector, until `stop`. What was metered while the
+        server was starting is forgotten."""
         self._meters.reset()
         self._gc.start()
         self._lag.start()

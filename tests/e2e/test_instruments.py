@@ -1,0 +1,67 @@
+"""What a real server says of where its time goes: /stats, measured messages, a Chrome trace, other names."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.helpers_e2e import serving
+
+NUM_TOKENS = 50
+
+
+def test_figures_of_both_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where the trace goes
+    flags = ("--engine", "sim", "--profile-steps", "20", "--metrics-aliases", "vllm", "--served-model-name", "m/x")
+    with serving(*flags, env={"MINISGL_TRANSPORT_LATENCY_STATS": "1"}) as server:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
+            body = {"prompt": "one two three", "max_tokens": NUM_TOKENS}
+            assert http.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == NUM_TOKENS
+            deadline = time.monotonic() + 20
+            while (stats := http.get("/stats").json())["engine"]["num_rows_total"] < NUM_TOKENS:
+                assert time.monotonic() < deadline  # the last snapshot is on its way
+            families = http.get("/metrics").text
+        _check_stats(stats)
+        assert re.search(r'^vllm:generation_tokens_total\{engine="0",model_name="m/x"\} 50\.0$', families, re.MULTILINE)
+        assert re.search(r'^minisgl:transport_seconds_total\{part="queue",process="http"\} \d', families, re.MULTILINE)
+        _check_trace(tmp_path, server.lines)
+
+
+def _check_stats(stats: dict[str, dict[str, object]]) -> None:
+    assert stats["simulated"] == "null"
+    http, engine = stats["http"], stats["engine"]
+    assert http["requests_finished"] == {"stop": 0, "length": 1, "abort": 0, "error": 0}
+    assert http["generated_tokens"] == NUM_TOKENS
+    meters: dict[str, dict[str, dict[str, float]]] = {name: stats[name]["meters"] for name in ("http", "engine")}  # type: ignore[misc]
+    for name in ("tokenize", "detokenize", "dispatch", "encode", "decode", "queue"):
+        assert meters["http"][name]["count"] >= 1 and meters["http"][name]["total_s"] > 0, name
+    for name in (
+        "idle",
+        "receive",
+        "schedule",
+        "launch",
+        "wait",
+        "commit",
+        "send",
+        "pause",
+        "encode",
+        "decode",
+        "queue",
+    ):
+        assert meters["engine"][name]["count"] >= 1 and meters["engine"][name]["longest_s"] > 0, name
+    assert meters["engine"]["schedule"]["count"] >= NUM_TOKENS
+    assert engine["num_rows_total"] == NUM_TOKENS
+    assert all(one["cpu_s"] > 0.05 and one["resident_bytes"] > 2**24 for one in (http, engine))  # type: ignore[operator]
+
+
+def _check_trace(folder: Path, lines: list[str]) -> None:
+    (file,) = folder.glob("minisgl-profile-*.json")
+    assert any(file.name in line for line in lines)
+    events = [event for event in json.loads(file.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert sum(event["name"] == "forward" for event in events) == 20
+    assert {"schedule", "launch", "wait", "commit", "send"} <= {event["name"] for event in events}
