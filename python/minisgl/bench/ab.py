@@ -26,6 +26,7 @@ from minisgl.config import ConfigError
 Figures = dict[str, float]
 Measure = Callable[[ServerProcess], Figures]
 MORE_IS_BETTER = ("tok_s", "requests_s", "goodput")
+NEITHER = ("steps", "rows_per_step")
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -121,6 +122,8 @@ def verdict(name: str, found: PairedDifference) -> str:
     """What the interval says; many figures are compared, so one that stands alone may be chance."""
     if not found.difference.excludes_zero:
         return "no difference seen"
+    if name in NEITHER:
+        return "differs"
     more_is_better = any(part in name for part in MORE_IS_BETTER)
     return "better" if (found.difference.estimate > 0) == more_is_better else "worse"
 

@@ -1,18 +1,17 @@
-"""The figures of one server under one load, for comparisons: what `bench ab` and gates call.
+"""The figures of one server under one load, for comparisons: what `bench ab` calls for each run.
 
-Keeps true: a failed request makes the run no result.
+Keeps true: warm-up is outside the figures; a failed request, or an answer of another length, makes the run no result.
 Doesn't know: arms, pairs.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
+import math
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,96 +19,135 @@ import httpx
 
 from minisgl.bench.server_process import ServerProcess
 from minisgl.bench.stats import summary
+from minisgl.bench.stream_client import Answer, RequestFailed, closed_loop
 from minisgl.config import ConfigError
 
-WORDS = ["time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school"]
+WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")
+SCHEDULER = ("schedule", "commit")
+LOOP = (*SCHEDULER, "receive", "launch", "wait", "send")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A closed loop of `concurrency` clients, chat completions streamed. Lengths in words and tokens."""
+    """A closed loop of `concurrency` clients, chat completions streamed. `input_len` counts words, `output_len` tokens;
+    each answer's length lies between `output_len` and `max_output_len` (0: all alike), and so for prompts. The first
+    `shared_len` words are common to all prompts."""
 
     concurrency: int = 16
     num_requests: int = 64
     input_len: int = 200
+    max_input_len: int = 0
     output_len: int = 128
+    max_output_len: int = 0
+    shared_len: int = 0
     seed: int = 0
 
     def describe(self) -> str:
+        def span(low: int, high: int) -> str:
+            return f"{low} to {high}" if high > low else f"{low}"
+
         return (
-            f"{self.num_requests} requests of {self.input_len} words, {self.output_len} tokens out, "
-            f"{self.concurrency} at once"
+            f"{self.num_requests} requests of {span(self.input_len, self.max_input_len)} words ({self.shared_len} of "
+            f"them shared), {span(self.output_len, self.max_output_len)} tokens out, {self.concurrency} at once"
         )
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def bodies(self, model: str) -> list[dict[str, object]]:
+        rng = random.Random(self.seed)
+        shared = rng.choices(WORDS, k=self.shared_len)
+
+        def one() -> dict[str, object]:
+            words = rng.randint(self.input_len, max(self.input_len, self.max_input_len))
+            text = " ".join([*shared, *rng.choices(WORDS, k=max(words - self.shared_len, 1))])
+            return {
+                "model": model,
+                "messages": [{"role": "user", "content": text}],
+                "max_tokens": rng.randint(self.output_len, max(self.output_len, self.max_output_len)),
+                "ignore_eos": True,
+                "temperature": 0,
+            }
+
+        return [one() for _ in range(self.num_requests)]
 
 
 def load_from(flags: Sequence[str]) -> Load:
     parser = argparse.ArgumentParser(prog="minisgl bench ab --load", allow_abbrev=False)
     for name, default in Load().as_dict().items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
-    return Load(**vars(parser.parse_args(list(flags))))
+    load = Load(**vars(parser.parse_args(list(flags))))
+    for name in ("concurrency", "num_requests", "input_len", "output_len"):
+        if getattr(load, name) < 1:
+            raise ConfigError(f"--load: --{name.replace('_', '-')} {getattr(load, name)}: must be at least 1")
+    return load
 
 
 def measure(server: ServerProcess, load: Load) -> dict[str, float]:
-    """Raises `ConfigError` when a request failed."""
-    asyncio.run(_run(server, Load(load.concurrency, 2 * load.concurrency, load.input_len, 8, load.seed + 1)))
-    before, began = server.cpu_seconds(), time.perf_counter()
-    answers = asyncio.run(_run(server, load))
-    wall_s, after = time.perf_counter() - began, server.cpu_seconds()
-    num_tokens = load.num_requests * load.output_len
-    ttft = summary([1e3 * (times[1] - times[0]) for times in answers])
-    itl = summary([1e3 * (b - a) for times in answers for a, b in pairwise(times[1:])])
-    cpu = {f"{role}_cpu_us_per_token": 1e6 * (after[role] - before[role]) / num_tokens for role in after}
-    rss = {f"{role}_rss_mib": size / 2**20 for role, size in server.rss_bytes().items()}
-    return {
+    """Throughput, latencies, CPU by process, time of the scheduler. Raises `ConfigError` when a request failed."""
+    warm_up = replace(load, num_requests=2 * load.concurrency, output_len=16, max_output_len=0, seed=load.seed + 1)
+    try:
+        _ask(server, warm_up)
+        before, stats_before = server.cpu_seconds(), _stats(server)
+        began = time.perf_counter()
+        answers = _ask(server, load)
+        wall_s = time.perf_counter() - began
+        after, stats_after = server.cpu_seconds(), _stats(server)
+    except RequestFailed as error:
+        raise ConfigError(str(error)) from error
+    num_tokens = sum(answer.num_tokens for answer in answers)
+    found = {
         "output_tok_s": num_tokens / wall_s,
+        **_latencies(answers),
+        **{f"{role}_cpu_us_per_token": 1e6 * (after[role] - before[role]) / num_tokens for role in after},
+        **_steps(stats_before, stats_after),
+        **{f"{role}_rss_mib": size / 2**20 for role, size in server.rss_bytes().items()},
+    }
+    return {name: value for name, value in found.items() if math.isfinite(value)}  # answers in one piece have no ITL
+
+
+def _ask(server: ServerProcess, load: Load) -> list[Answer]:
+    bodies = load.bodies(server.model)
+    answers = closed_loop(server.url, bodies, load.concurrency)
+    asked = sum(int(str(body["max_tokens"])) for body in bodies)
+    if (got := sum(answer.num_tokens for answer in answers)) != asked:
+        raise RequestFailed(f"{got} tokens came instead of {asked}")
+    return answers
+
+
+def _latencies(answers: Sequence[Answer]) -> dict[str, float]:
+    ttft = summary([1e3 * (answer.pieces[0] - answer.sent) for answer in answers])
+    itl = summary([1e3 * (b - a) for answer in answers for a, b in pairwise(answer.pieces)])
+    e2e = summary([1e3 * (answer.pieces[-1] - answer.sent) for answer in answers])
+    return {
         "ttft_p50_ms": ttft["p50"],
         "ttft_p99_ms": ttft["p99"],
+        "itl_p50_ms": itl["p50"],
         "itl_p99_ms": itl["p99"],
-        **cpu,
-        **rss,
+        "e2e_p99_ms": e2e["p99"],
     }
 
 
-async def _run(server: ServerProcess, load: Load) -> list[list[float]]:
-    """Of each request: when it was sent, and when each piece of text came."""
-    rng = random.Random(load.seed)
-    prompts = [" ".join(rng.choices(WORDS, k=load.input_len)) for _ in range(load.num_requests)]
-    found: list[list[float]] = []
-    limits = httpx.Limits(max_connections=load.concurrency)
-    async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits) as http:
-
-        async def client() -> None:
-            while prompts:
-                found.append(await _ask(http, server.model, prompts.pop(), load.output_len))
-
-        await asyncio.gather(*(client() for _ in range(load.concurrency)))
-    return found
+def _stats(server: ServerProcess) -> dict[str, Any]:
+    """The server's own counts; empty for one that has none (an older revision)."""
+    answer = httpx.get(f"{server.url}/stats")
+    found: dict[str, Any] = answer.json() if answer.status_code == 200 else {}
+    return found.get("engine") or {}
 
 
-async def _ask(http: httpx.AsyncClient, model: str, prompt: str, output_len: int) -> list[float]:
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": output_len,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
+def _steps(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
+    """us per step of the loop's parts. The last message of an idle engine carries all of them."""
+    steps = after.get("num_steps_total", 0) - before.get("num_steps_total", 0)
+    if steps <= 0 or "meters" not in after:
+        return {}
+
+    def us(part: str) -> float:
+        return float(1e6 * (after["meters"][part]["total_s"] - before["meters"][part]["total_s"]) / steps)
+
+    rows = after["num_rows_total"] - before["num_rows_total"]
+    return {
+        "scheduler_us_per_step": sum(us(part) for part in SCHEDULER),
+        **{f"{part}_us_per_step": us(part) for part in LOOP if part in after["meters"]},
+        "rows_per_step": rows / steps,
+        "steps": float(steps),
     }
-    times, count = [time.perf_counter()], 0
-    async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
-        if answer.status_code != 200:
-            raise ConfigError(f"a request failed: {answer.status_code}: {(await answer.aread())[:300]!r}")
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line[6:])
-            if chunk.get("usage"):
-                count = chunk["usage"]["completion_tokens"]
-            if chunk["choices"]:
-                times.append(time.perf_counter())
-    if count != output_len:
-        raise ConfigError(f"a request failed: {count} tokens instead of {output_len}")
-    return times
