@@ -12,7 +12,7 @@ from minisgl.engine.echo import EchoEngine, EchoModel
 from minisgl.message import AbortRequest, AddRequest, FinishRequest, FromEngine, StepTokens, ToEngine
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
-from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError
+from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.faulty import make_faulty
 from minisgl.step import FinishReason
@@ -62,11 +62,11 @@ def requests(seed: int) -> list[tuple[int, list[int], SamplingParams]]:
 
 
 def drive(
-    order: str | None, primary: str, seed: int, *, overlap: bool, fail_steps: Sequence[int] = ()
+    order: str | None, primary: str | ControlPlane, seed: int, *, overlap: bool, fail_steps: Sequence[int] = ()
 ) -> tuple[Clients, StepLoop]:
     engine = EchoEngine(num_pages=96, page_size=4, max_rows=8, max_seq_len=200, context_len=200, worker_thread=False)
     engine.fail_steps.update(fail_steps)
-    plane = make_control_plane(primary, CONFIG)
+    plane = make_control_plane(primary, CONFIG) if isinstance(primary, str) else primary
     clients = Clients()
     loop = StepLoop(
         plane if order is None else make_faulty(plane, order),

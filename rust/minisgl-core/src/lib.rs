@@ -9,6 +9,7 @@ mod admission;
 mod config;
 mod decode_set;
 mod error;
+mod faults;
 mod inputs;
 mod invariants;
 mod metadata;
@@ -23,6 +24,8 @@ mod slots;
 
 pub use config::{CachePolicy, Config, Limits};
 pub use error::{Error, Result};
+#[cfg(feature = "test-panics")]
+pub use faults::{Call, Moment};
 pub use inputs::{Arrival, Event, RESERVED_OUTPUT};
 pub use metadata::{Plan, RingEntry};
 pub use output::{Entry, FinishReason, Stats};

@@ -20,6 +20,7 @@ use crate::admission::ReserveRatio;
 use crate::config::{Config, Limits, PageSize};
 use crate::decode_set::DecodeSet;
 use crate::error::{Error, Result, broken};
+use crate::faults::{Call, Faults, Moment};
 use crate::inputs::{Event, check_event};
 use crate::invariants::{TableWatch, check_all};
 use crate::metadata::{DecidedStep, Plan, RingEntry};
@@ -63,6 +64,7 @@ pub struct Scheduler {
     last_step: Option<i64>,
     ends: Vec<Entry>,
     watch: TableWatch,
+    faults: Faults,
     dead: Option<String>,
 }
 
@@ -96,6 +98,7 @@ impl Scheduler {
             last_step: None,
             ends: Vec::with_capacity(rows),
             watch: TableWatch::default(),
+            faults: Faults::default(),
             dead: None,
             page_size: limits.pages(),
             config,
@@ -112,6 +115,12 @@ impl Scheduler {
     /// Make every later call an error.
     pub fn poison(&mut self, why: String) {
         self.dead.get_or_insert(why);
+    }
+
+    /// Panic in the call for a step.
+    #[cfg(feature = "test-panics")]
+    pub fn panic_at(&mut self, call: Call, step: i64, moment: Moment) {
+        self.faults.order = Some((call, step, moment));
     }
 
     // ----------------------------------------------------------------------------------------------------- calls
@@ -234,12 +243,16 @@ impl Scheduler {
             let oldest = self.in_flight[0].step;
             return broken(format!("schedule({step}) came before commit({oldest})"));
         }
+        self.faults.point(Call::Schedule, step, Moment::Before);
         self.last_step = Some(step);
         for event in events {
             self.apply(event)?;
         }
         self.decide(step, entry)?;
-        Ok(self.write(entry, ring_index))
+        self.faults.point(Call::Schedule, step, Moment::Amid);
+        let plan = self.write(entry, ring_index);
+        self.faults.point(Call::Schedule, step, Moment::After);
+        Ok(plan)
     }
 
     // ---------------------------------------------------------------------------------------------------- errors

@@ -155,6 +155,25 @@ impl ControlPlane {
         self.scheduler.free_pages().to_vec()
     }
 
+    /// Panic on order: "schedule" or "commit" of a step, "before", "amid" or "after" it takes effect.
+    #[cfg(feature = "test-panics")]
+    fn panic_at(&mut self, call: &str, step: i64, moment: &str) -> PyResult<()> {
+        use minisgl_core::{Call, Moment};
+        let call = match call {
+            "schedule" => Call::Schedule,
+            "commit" => Call::Commit,
+            other => return Err(PyValueError::new_err(format!("call: {other:?}: unknown"))),
+        };
+        let moment = match moment {
+            "before" => Moment::Before,
+            "amid" => Moment::Amid,
+            "after" => Moment::After,
+            other => return Err(PyValueError::new_err(format!("moment: {other:?}: unknown"))),
+        };
+        self.scheduler.panic_at(call, step, moment);
+        Ok(())
+    }
+
     /// Which share of the output they may still make requests are expected to make, in 1/1024. Tests set it.
     #[getter]
     fn get_reserve_ratio(&mut self) -> usize {

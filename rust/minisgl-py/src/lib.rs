@@ -16,7 +16,11 @@ mod pieces;
 mod step;
 
 /// Cargo features of this crate that are on, `extension-module` aside, which every built module has.
-const FEATURES: [&str; 0] = [];
+const FEATURES: &[&str] = if cfg!(feature = "test-panics") {
+    &["test-panics"]
+} else {
+    &[]
+};
 
 #[pymodule]
 fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -5,6 +5,7 @@
 
 use super::{InFlight, Scheduler};
 use crate::error::{Result, broken};
+use crate::faults::{Call, Moment};
 use crate::inputs::check_tokens;
 use crate::output::{Entry, FinishReason};
 use crate::request::{Index, Requests, State};
@@ -16,6 +17,7 @@ impl Scheduler {
         tokens: &[i32],
         into: &mut Vec<Entry>,
     ) -> Result<()> {
+        self.faults.point(Call::Commit, step, Moment::Before);
         let done = match self.in_flight.front() {
             Some(flight) if flight.step == step => self.in_flight.pop_front(),
             _ => None,
@@ -38,11 +40,13 @@ impl Scheduler {
                 }
             };
         }
+        self.faults.point(Call::Commit, step, Moment::Amid);
         for index in ending {
             self.end(index)?;
         }
         self.free_ended(step);
         self.spare.push(done);
+        self.faults.point(Call::Commit, step, Moment::After);
         Ok(())
     }
 
