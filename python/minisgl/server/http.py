@@ -24,6 +24,7 @@ from minisgl.server.gate import RECORD
 
 _log = logging.getLogger("minisgl.server")
 GRACE_S = 2
+NUM_LISTENERS = 8
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8  # requests behind the one that is answered; more are read when it is their turn
 
@@ -182,7 +183,9 @@ class HttpServer:
 
     async def start(self) -> None:
         """Return when connections are accepted."""
-        self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        # an event loop accepts one connection a turn from each listener: many come at once to a fresh server
+        listeners = [self._listener, *(self._listener.dup() for _ in range(NUM_LISTENERS - 1))]
+        self._task = asyncio.create_task(self._server.serve(sockets=listeners))
         while not self._server.started:
             if self._task.done():
                 self._task.result()
