@@ -42,7 +42,7 @@ from minisgl.step import FinishReason, Int32Array
 
 LINGER_MS = 500
 MAX_QUEUED_FRAMES = 3  # that nobody has read; beyond, the engine waits for this process
-MAX_FRAMES = 6  # taken at once: tokens of as many steps leave in one write
+MAX_FRAMES = 6  # taken at once
 MAX_TOLD = 256  # listeners in one turn of the event loop
 
 
@@ -60,19 +60,19 @@ class Listener(Protocol):
 
 
 class RequestHandle:
-    """One request in the engine. `take` empties what has come."""
+    """One request in the engine. `tokens` and `logprobs` hold what has come, until they are taken."""
 
     __slots__ = (
-        "_logprobs",
-        "_tokens",
         "cached_len",
         "engine_gone",
         "error",
         "listener",
+        "logprobs",
         "num_prompt",
         "prompt_logprobs",
         "reason",
         "req_id",
+        "tokens",
         "waits",
     )
 
@@ -81,33 +81,25 @@ class RequestHandle:
         self.num_prompt = num_prompt
         self.waits = True  # for its first step
         self.listener = listener
-        self._tokens: list[int] = []
+        self.tokens: list[int] = []
         self.reason = FinishReason.NONE
         self.error: str | None = None
         self.engine_gone = False
         self.cached_len: int | None = None
-        self._logprobs: list[TokenLogprobs] = []
+        self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}  # by first position
 
     def take(self) -> list[int]:
         """Tokens since the last call, the stop token that ended the request included."""
-        tokens, self._tokens = self._tokens, []
+        tokens, self.tokens = self.tokens, []
         return tokens
 
     def take_logprobs(self) -> list[TokenLogprobs]:
         """Those of the tokens since the last call, if the request asked for them."""
-        if not (logprobs := self._logprobs):
+        if not (logprobs := self.logprobs):
             return logprobs
-        self._logprobs = []
+        self.logprobs = []
         return logprobs
-
-    def put(self, token: int, reason: int, logprobs: TokenLogprobs | None = None) -> None:
-        if token >= 0:
-            self._tokens.append(token)
-            if logprobs is not None:
-                self._logprobs.append(logprobs)
-        if reason:
-            self.reason = FinishReason(reason)
 
 
 class EngineClient:
@@ -204,7 +196,7 @@ class EngineClient:
         for handle in live.values():
             handle.error = text
             handle.engine_gone = True
-            handle.put(-1, FinishReason.ERROR)
+            handle.reason = FinishReason.ERROR
             handle.listener.tell()
 
     # ---------------------------------------------------------------------------------------------------- requests
@@ -320,11 +312,6 @@ class EngineClient:
             case EngineFailed(text):
                 self.fail(text)
 
-    def _tell(self, listener: Listener) -> None:
-        if not listener.is_told:
-            listener.is_told = True
-            self._told.append(listener)
-
     def _dispatch(self, message: StepTokens) -> None:
         live = self._live
         if message.bound_ids:
@@ -339,16 +326,24 @@ class EngineClient:
         ids = np.frombuffer(message.req_ids, np.int64).tolist()
         tokens = np.frombuffer(message.tokens, np.int32).tolist()
         reasons = np.frombuffer(message.reasons, np.int32).tolist()
-        logprobs = {found.index: found for found in message.logprobs}
-        for index, (req_id, token, reason) in enumerate(zip(ids, tokens, reasons, strict=True)):
+        for found in message.logprobs:
+            if (handle := live.get(ids[found.index])) is not None:
+                handle.logprobs.append(found)
+        told = self._told
+        for req_id, token, reason in zip(ids, tokens, reasons, strict=True):  # once a token: no calls on the way
             handle = live.get(req_id)
             if handle is None:
                 continue  # aborted or finished here, the engine did not know yet
+            if token >= 0:
+                handle.tokens.append(token)
             if reason:
                 self._drop(req_id)
+                handle.reason = FinishReason(reason)
                 handle.error = message.errors.get(req_id)
-            handle.put(token, reason, logprobs.get(index))
-            self._tell(handle.listener)
+            listener = handle.listener
+            if not listener.is_told:
+                listener.is_told = True
+                told.append(listener)
 
 
 def resolve(sampling: SamplingParams, seed: int, max_tokens: int) -> SamplingParams:
