@@ -3,6 +3,8 @@ single operations of the prefix cache (evict_one, match_1024, insert_1024), Rust
 
     minisgl bench control-plane [--backend rust_hotpath python] [--case NAME ...] [--gate] [--out FILE]
 
+    minisgl bench control-plane --growth [SWEEP ...] [--out DIR]
+
 Prints median, minimum and p99 of each case in us, beside its bar; the last line of stdout is JSON with the
 medians. Refuses a debug build of the extension, and a missing one. `--gate` fails when a bar is missed. The garbage
 collector is off while a case runs.
@@ -11,15 +13,16 @@ collector is off while a case runs.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmark.control_plane import tree
 from benchmark.control_plane.cases import CASES
+from benchmark.control_plane.growth import SWEEPS, run_growth
+from benchmark.control_plane.timing import measured
+from minisgl.bench.report import print_result, public_command
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.backend import BACKENDS, make_control_plane
 
@@ -47,22 +50,10 @@ def refusal(backends: Sequence[str]) -> str | None:
 
 def measure(backend: str, name: str) -> dict[str, float]:
     """Median, minimum and 99th percentile in us over the steps, or operations, of a case."""
-    gc.collect()
-    gc.disable()
-    try:
-        if name in CASES:
-            case, repeats, _ = CASES[name]
-            times = case(lambda config: make_control_plane(backend, config), repeats[backend])
-        else:
-            times = tree.times(backend, name, tree.REPEATS[name][backend])
-    finally:
-        gc.enable()
-    times.sort()
-    return {
-        "median": round(statistics.median(times), 3),
-        "min": round(times[0], 3),
-        "p99": round(times[len(times) * 99 // 100], 3),
-    }
+    if name in CASES:
+        case, repeats, _ = CASES[name]
+        return measured(lambda: case(lambda config: make_control_plane(backend, config), repeats[backend]))
+    return measured(lambda: tree.times(backend, name, tree.REPEATS[name][backend]))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +64,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--case", nargs="+", choices=NAMES, default=list(NAMES), metavar="NAME", help="which cases to measure"
     )
     parser.add_argument("--gate", action="store_true", help="exit with 1 when a bar is missed")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
+    parser.add_argument(
+        "--growth",
+        nargs="*",
+        choices=tuple(SWEEPS),
+        metavar="SWEEP",
+        help=f"instead of the cases: growth with {', '.join(SWEEPS)} (default: all)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="PATH", help="write all figures: a JSON file; with --growth a folder with plots"
+    )
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -87,6 +87,11 @@ def run(options: argparse.Namespace) -> int:
     if why is not None:
         print(f"benchmark.control_plane: {why}", file=sys.stderr)
         return 2
+    if options.growth is not None:
+        sweeps = options.growth or list(SWEEPS)
+        command = public_command(getattr(options, "arguments", []))
+        print_result({"build": "release", "us": run_growth(options.backend, sweeps, options.out, command)})
+        return 0
     figures: dict[str, dict[str, dict[str, float]]] = {backend: {} for backend in options.backend}
     missed = 0
     for name in options.case:

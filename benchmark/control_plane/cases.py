@@ -21,6 +21,7 @@ Case = Callable[[Make, int], list[float]]
 NEVER = 1 << 20
 TOKEN = 7  # sampled by every row; no stop id
 EOS = 2
+SMALLEST_POOL = 124_000  # that `churn` fills in its warm-up
 
 
 class Loop:
@@ -59,62 +60,73 @@ class Loop:
         return plan
 
 
-def decode(batch: int) -> Case:
-    """`batch` rows decode from 512 tokens on, page size 1: every row gets a page in every step."""
+def decode(batch: int, context: int = 512, page_size: int = 1) -> Case:
+    """`batch` rows decode from `context` tokens on; with page size 1 every row gets a page in every step."""
 
     def case(make: Make, repeats: int) -> list[float]:
         warm = 50
-        length = 512 + warm + repeats + 2
-        config = ControlPlaneConfig(batch * 2 * length, 1, batch, batch * 512, 2 * length, (EOS,))
+        length = context + warm + repeats + 2
+        pages = batch * 2 * -(-length // page_size)
+        config = ControlPlaneConfig(pages, page_size, batch, batch * context, 2 * length, (EOS,))
         loop = Loop(make, config)
-        loop.run([loop.arrival(512, length - 512) for _ in range(batch)])
+        loop.run([loop.arrival(context, length - context) for _ in range(batch)])
         for _ in range(warm):
             loop.run()
         for _ in range(repeats):
             plan = loop.timed(loop.empty, batch)
-            assert plan.num_decode_rows == plan.num_rows == plan.num_page_ids == batch
+            assert plan.num_decode_rows == plan.num_rows == batch
+            assert page_size > 1 or plan.num_page_ids == batch
         return loop.times_us
 
     return case
 
 
-def churn_256(make: Make, repeats: int) -> list[float]:
+def churn(pages: int) -> Case:
     """256 rows; in every step one request ends by its length and one of 200 tokens comes; the pool is full of cache."""
-    batch, life = 256, 256
-    config = ControlPlaneConfig(124_000, 1, batch, 8192, 1024, (EOS,))
-    loop = Loop(make, config)
-    for first in range(batch):  # one a step: from here on one ends a step
-        loop.run([loop.arrival(200, life)])
-        assert first < life
-    for _ in range(200):
-        loop.run([loop.arrival(200, life)])
-    for _ in range(repeats):
-        plan = loop.timed(Events([loop.arrival(200, life)]), batch)
-        assert (plan.num_rows, plan.num_decode_rows, plan.num_bound, plan.num_released) == (batch, batch - 1, 1, 1)
-        assert plan.num_free_pages == 0 and plan.num_retracted == 0, "the pool is not full"
-    return loop.times_us
+
+    def case(make: Make, repeats: int) -> list[float]:
+        batch, life = 256, 256
+        config = ControlPlaneConfig(pages, 1, batch, 8192, 1024, (EOS,))
+        loop = Loop(make, config)
+        for _ in range((pages - SMALLEST_POOL) // 8000):
+            loop.run([loop.arrival(200, 1) for _ in range(40)])
+        for _ in range(batch):  # one a step: from here on one ends a step
+            loop.run([loop.arrival(200, life)])
+        for _ in range(200):
+            loop.run([loop.arrival(200, life)])
+        for _ in range(repeats):
+            plan = loop.timed(Events([loop.arrival(200, life)]), batch)
+            assert (plan.num_rows, plan.num_decode_rows, plan.num_bound, plan.num_released) == (batch, batch - 1, 1, 1)
+            assert plan.num_free_pages == 0 and plan.num_retracted == 0, "the pool is not full"
+        return loop.times_us
+
+    return case
 
 
-def decode_256_evict_16(make: Make, repeats: int) -> list[float]:
+def decode_256_evict_16(leaves: int) -> Case:
     """256 rows, page size 16, a sixteenth of them at a page border in each step: 16 pages, all by eviction, from a
-    tree of 64k leaves of one page."""
-    batch, size, leaves = 256, 16, 65_536
-    pages = leaves + batch * (528 // size + 1)
-    config = ControlPlaneConfig(pages, size, batch, batch * 544, 16_384, (EOS,))
-    loop = Loop(make, config)
-    for _ in range(leaves // batch):
-        loop.run([loop.arrival(size + 1, 1) for _ in range(batch)])
-    assert loop.plane.stats().num_evictable_pages == leaves
-    loop.run([loop.arrival(512 + i % size, 8192) for i in range(batch)])
-    while loop.run().num_free_pages:
-        pass
-    left = loop.run().num_evictable_pages
-    for _ in range(repeats):
-        plan = loop.timed(loop.empty, batch)
-        assert plan.num_decode_rows == batch and plan.num_page_ids == 16
-        assert plan.num_evictable_pages == left - 16, "16 pages are to be evicted"
-        left -= 16
-    return loop.times_us
+    tree of so many leaves of one page."""
+
+    def case(make: Make, repeats: int) -> list[float]:
+        batch, size = 256, 16
+        pages = leaves + batch * (528 // size + 1)
+        config = ControlPlaneConfig(pages, size, batch, batch * 544, 16_384, (EOS,))
+        loop = Loop(make, config)
+        for _ in range(leaves // batch):
+            loop.run([loop.arrival(size + 1, 1) for _ in range(batch)])
+        assert loop.plane.stats().num_evictable_pages == leaves
+        loop.run([loop.arrival(512 + i % size, repeats + 64) for i in range(batch)])
+        while loop.run().num_free_pages:
+            pass
+        left = loop.run().num_evictable_pages
+        for _ in range(repeats):
+            plan = loop.timed(loop.empty, batch)
+            assert plan.num_decode_rows == batch and plan.num_page_ids == 16
+            assert plan.num_evictable_pages == left - 16, "16 pages are to be evicted"
+            left -= 16
+        return loop.times_us
+
+    return case
 
 
 def prefill_16x512(make: Make, repeats: int) -> list[float]:
@@ -150,7 +162,7 @@ CASES: dict[str, Spec] = {
     "decode_32": spec(decode(32), (2000, 1.5), 400),
     "decode_256": spec(decode(256), (1000, 4.0), 200, 1500.0),
     "decode_512": spec(decode(512), (600, 8.0), 100),
-    "churn_256": spec(churn_256, (2000, 10.0), 200),
-    "decode_256_evict_16": spec(decode_256_evict_16, (2000, 10.0), 200),
+    "churn_256": spec(churn(SMALLEST_POOL), (2000, 10.0), 200),
+    "decode_256_evict_16": spec(decode_256_evict_16(65_536), (2000, 10.0), 200),
     "prefill_16x512": spec(prefill_16x512, (100, 50.0), 20),
 }

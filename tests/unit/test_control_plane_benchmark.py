@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmark.control_plane import __main__ as bench
-from benchmark.control_plane import cases
+from benchmark.control_plane import cases, growth
 from minisgl import _rust, cli
 from minisgl.cli import bench_control_plane
 from minisgl.scheduler.api import ControlPlaneConfig
-from minisgl.scheduler.backend import make_control_plane
+from minisgl.scheduler.backend import BACKENDS, make_control_plane
 from minisgl.scheduler.reference import ReferenceControlPlane
 
 
@@ -21,7 +22,9 @@ def reference(config: ControlPlaneConfig) -> ReferenceControlPlane:
     return ReferenceControlPlane(config)
 
 
-@pytest.mark.parametrize("case", [cases.decode(1), cases.decode(32), cases.churn_256, cases.prefill_16x512])
+@pytest.mark.parametrize(
+    "case", [cases.decode(1), cases.decode(32), cases.churn(cases.SMALLEST_POOL), cases.prefill_16x512]
+)
 def test_one_time_per_step(case: cases.Case) -> None:
     times = case(reference, 4)
     assert len(times) == 4 and min(times) > 0
@@ -33,7 +36,7 @@ def test_a_pool_that_is_not_full_is_no_churn() -> None:
         return ReferenceControlPlane(ControlPlaneConfig(**(fields | {"num_pages": 2 * config.num_pages})))
 
     with pytest.raises(AssertionError, match="the pool is not full"):
-        cases.churn_256(roomy, 1)
+        cases.churn(cases.SMALLEST_POOL)(roomy, 1)
 
 
 def test_the_last_line_is_the_result(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,3 +90,26 @@ def test_without_the_extension_one_line_says_so(
     monkeypatch.delattr("minisgl._rust")
     assert bench.main(["--case", "decode_1"]) == 2
     assert "extension is missing" in capsys.readouterr().err
+
+
+def test_growth_is_measured_and_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name, sizes in {"batch": (1, 3), "context": (16, 32)}.items():
+        monkeypatch.setitem(growth.SWEEPS, name, replace(growth.SWEEPS[name], sizes=sizes))
+    monkeypatch.setattr(growth, "REPEATS", {"python": 2, "rust_hotpath": 2})
+    assert cli.main(["bench", "control-plane", "--growth", "batch", "context", "--out", str(tmp_path)]) == 0
+    us = json.loads(capsys.readouterr().out.splitlines()[-1])["us"]
+    assert {name: list(sizes) for name, sizes in us["context"].items()} == {name: ["16", "32"] for name in BACKENDS}
+    raw = json.loads((tmp_path / "raw.json").read_text())
+    assert raw["us"]["batch"]["python"]["3"]["median"] == us["batch"]["python"]["3"] > 0
+    report = (tmp_path / "README.md").read_text()
+    assert "minisgl bench control-plane --growth batch context" in report and "| rows |" in report
+
+
+@pytest.mark.parametrize("name", growth.SWEEPS)
+def test_every_sweep_has_cases_that_hold_their_load(name: str) -> None:
+    sweep = growth.SWEEPS[name]
+    size = sweep.sizes[0]
+    repeats = min(3, sweep.max_repeats(size))
+    assert len(sweep.make(size)(lambda config: make_control_plane("rust_hotpath", config), repeats)) == repeats
