@@ -10,7 +10,7 @@ import pytest
 
 from benchmark.token_parity import first_difference, is_near_tie
 from minisgl.config import ConfigError
-from minisgl.weights import find_smollm2
+from minisgl.weights.sources import find_smollm2
 from tests.helpers_e2e import serving
 
 try:
