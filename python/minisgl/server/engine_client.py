@@ -113,6 +113,7 @@ class EngineClient:
         self._outbox.bind(to_engine)
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.RCVHWM, MAX_QUEUED_FRAMES)
+        self._inbox.setsockopt(zmq.LINGER, 0)  # else a full inbox of a dead engine never closes
         self._inbox.bind(from_engine)
         self._inbox_fd = int(self._inbox.getsockopt(zmq.FD))
         self._live: dict[int, RequestHandle] = {}
