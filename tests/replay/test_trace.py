@@ -12,6 +12,8 @@ import httpx
 import numpy as np
 import pytest
 
+from minisgl.config import EngineConfig
+from minisgl.runner.build import build_engine, choose_control_plane
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.faulty import make_faulty
@@ -81,9 +83,14 @@ def test_a_shadow_that_differs_is_reported_and_left_out_in_the_end(tmp_path: Pat
     report = tmp_path / "report"
     other = ControlPlaneConfig(24, 4, 4, 16, 64, (1,), graph_sizes=(1, 2, 4))  # another end of sequence
     plane = ShadowControlPlane(
-        make_control_plane("python", CONFIG), make_control_plane("python", other), report=report, max_diffs=5
+        make_control_plane("python", CONFIG),
+        make_control_plane("python", other),
+        report=report,
+        max_diffs=5,
+        tell=(told := list[str]()).append,
     )
     load(plane)
+    assert len(told) == 2 and "differs first in commit(" in told[0] and "left out from now on" in told[1]
     lines = [json.loads(line) for line in report.read_text().splitlines()]
     assert len(lines) >= 5 and "5 differences" in plane.summary.stopped
     assert lines[0]["what"].startswith("output.") and lines[0]["trail"][-1]["call"] == "commit"
@@ -95,6 +102,18 @@ def test_a_shadow_that_fails_does_not_disturb() -> None:
     )
     load(plane)
     assert "on order" in plane.summary.stopped and plane.stats() is not None
+
+
+def test_without_the_extension_a_shadow_compares_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "minisgl._rust", None)
+    monkeypatch.delattr("minisgl._rust", raising=False)
+    config = EngineConfig(engine="echo", num_pages=16, shadow=True)
+    engine = build_engine(config, lambda *report: None)
+    told: list[str] = []
+    chosen = choose_control_plane(config, engine.info, told.append)
+    engine.close()
+    assert chosen.name == "python" and not isinstance(chosen.control_plane, ShadowControlPlane)
+    assert len(told) == 1 and "nothing is compared: extension missing" in told[0]
 
 
 def test_a_server_records_what_replay_drives(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Doesn't know: processes, sockets.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from minisgl.scheduler.trace import RecordingControlPlane
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer
 
+Tell = Callable[[str], None]
 ECHO_CONTEXT_LEN = 8192
 ECHO_NUM_PAGES = 8192
 SIM_CONTEXT_LEN = 32_768
@@ -116,31 +118,35 @@ def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlane
     )
 
 
-def choose_control_plane(config: EngineConfig, info: EngineInfo) -> Chosen:
-    """The control plane that `config` asks for. Raises `ConfigError`."""
+def choose_control_plane(config: EngineConfig, info: EngineInfo, tell: Tell = lambda line: None) -> Chosen:
+    """The control plane that `config` asks for; a shadow's lines go to `tell`. Raises `ConfigError`."""
     if config.max_seq_len is not None and config.max_seq_len > info.context_len:
         raise ConfigError(f"max_seq_len: {config.max_seq_len}: the model's context is {info.context_len}")
     try:
         chosen = choose(config.cpu_backend, control_plane_config(config, info))
-        return replace(chosen, control_plane=_wrapped(config, chosen, control_plane_config(config, info)))
     except ValueError as error:
         raise ConfigError(f"--cpu-backend {config.cpu_backend}: {error}") from error
+    return replace(chosen, control_plane=_wrapped(config, chosen, control_plane_config(config, info), tell))
 
 
-def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig) -> ControlPlane:
+def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig, tell: Tell) -> ControlPlane:
     """The control plane with what `config` hangs around it: a fault, a shadow, a recorder, from the inside out."""
     plane = chosen.control_plane
     if config.faulty_control_plane:
         plane = make_faulty(plane, config.faulty_control_plane)
     if config.shadow:
-        other = choose("python" if chosen.name == "rust_hotpath" else "rust_hotpath", settings).control_plane
-        plane = ShadowControlPlane(
-            plane,
-            other,
-            report=Path(config.shadow_report) if config.shadow_report else None,
-            every_n=config.shadow_every_n,
-            max_diffs=config.shadow_max_diffs,
-        )
+        other = choose("python" if chosen.name == "rust_hotpath" else "rust_hotpath", settings)
+        if other.fallback:
+            tell(f"shadow: nothing is compared: {other.fallback}")
+        else:
+            plane = ShadowControlPlane(
+                plane,
+                other.control_plane,
+                report=Path(config.shadow_report) if config.shadow_report else None,
+                every_n=config.shadow_every_n,
+                max_diffs=config.shadow_max_diffs,
+                tell=tell,
+            )
     if config.record_trace:
         try:
             file = Path(config.record_trace).open("wb")  # noqa: SIM115  (open as long as the process)

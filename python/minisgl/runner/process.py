@@ -128,7 +128,7 @@ class Link:
 def serve(config: ProcessConfig, link: Link) -> None:
     engine = build_engine(config.engine, lambda *report: link.send([LoadProgress(*report)]))
     try:
-        chosen = choose_control_plane(config.engine, engine.info)
+        chosen = choose_control_plane(config.engine, engine.info, lambda line: link.send([LoadProgress(line)]))
         if chosen.fallback:
             link.send([LoadProgress(f"control plane: python serves instead of rust_hotpath: {chosen.fallback}")])
         link.send([_ready(engine, chosen)])

@@ -32,7 +32,8 @@ class ShadowSummary:
 
 
 class ShadowControlPlane:
-    """Compares every `every_n`-th step and the counts after each; gives up after `max_diffs` differences."""
+    """Compares every `every_n`-th step and the counts after it; gives up after `max_diffs` differences. `tell` gets a
+    line at the first difference, and when it gives up."""
 
     def __init__(
         self,
@@ -42,12 +43,14 @@ class ShadowControlPlane:
         report: Path | None = None,
         every_n: int = 1,
         max_diffs: int = 100,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._primary = primary
         self._shadow = shadow
         self._report = report
         self._every_n = max(1, every_n)
         self._max_diffs = max_diffs
+        self._tell = tell
         self._trail: deque[dict[str, Any]] = deque(maxlen=TRAIL)
         self.summary = ShadowSummary()
 
@@ -86,7 +89,7 @@ class ShadowControlPlane:
             compare()
         except (ControlPlaneError, ValueError) as error:
             self._differs("error", "none", f"{type(error).__name__}: {error}")
-            self.summary.stopped = f"the shadow failed: {error}"
+            self._stop(f"the shadow failed: {error}")
 
     def _compare_plans(self, plan: StepPlan, other: StepPlan) -> None:
         if plan.step % self._every_n:
@@ -109,14 +112,21 @@ class ShadowControlPlane:
                 self._differs(f"output.{name}", one.tolist(), two.tolist())
         self._same("stats", asdict(self._primary.stats()), asdict(self._shadow.stats()))
 
+    def _stop(self, why: str) -> None:
+        self.summary.stopped = why
+        self._tell(f"shadow: left out from now on: {why}")
+
     def _same(self, what: str, one: object, two: object) -> None:
         if one != two:
             self._differs(what, one, two)
 
     def _differs(self, what: str, primary: object, shadow: object) -> None:
         self.summary.num_diffs += 1
-        if self.summary.num_diffs >= self._max_diffs:
-            self.summary.stopped = f"{self._max_diffs} differences"
+        if self.summary.num_diffs == 1:
+            call = self._trail[-1]
+            self._tell(f"shadow: differs first in {call['call']}({call['step']}): {what}")
+        if self.summary.num_diffs == self._max_diffs:
+            self._stop(f"{self._max_diffs} differences")
         if self._report is not None:
             line = {"what": what, "primary": primary, "shadow": shadow, "trail": list(self._trail)}
             with self._report.open("a", encoding="utf-8") as file:
