@@ -1,6 +1,10 @@
 """The compiled part of the package; stubtest holds this file against it."""
 
+from collections.abc import Callable, Sequence
 from typing import Literal, TypedDict, final, type_check_only
+
+import numpy as np
+from numpy.typing import NDArray
 
 from minisgl.scheduler.api import ControlPlaneConfig, Stats
 from minisgl.step import Events, Int32Array, Int64Array, StepBuffers
@@ -27,6 +31,57 @@ class BuildInfo(TypedDict):
     features: list[str]
 
 def build_info() -> BuildInfo: ...
+
+@type_check_only
+class LoadResult(TypedDict):
+    """One row per request that was begun, by index; times are seconds since `started`, NaN for what did not happen."""
+
+    index: NDArray[np.int64]
+    scheduled: NDArray[np.float64]  # its arrival; closed loop: when its client was free
+    connected: NDArray[np.float64]  # NaN: over a connection that was there
+    sent: NDArray[np.float64]
+    headers: NDArray[np.float64]
+    first: NDArray[np.float64]  # first and last event with text
+    last: NDArray[np.float64]
+    end: NDArray[np.float64]
+    events: NDArray[np.int64]
+    text_events: NDArray[np.int64]
+    prompt_tokens: NDArray[np.int64]  # of the server's `usage`; -1: it said nothing
+    completion_tokens: NDArray[np.int64]
+    cached_tokens: NDArray[np.int64]
+    status: NDArray[np.int64]  # HTTP; 0: none came
+    failure: NDArray[np.int64]  # index into `failures`; 0: none
+    bytes: NDArray[np.int64]  # of the body
+    gaps: NDArray[np.float32]  # seconds between events with text, of one request after the other
+    num_gaps: NDArray[np.int64]  # how many of `gaps` are whose
+    errors: list[str]
+    failures: list[str]  # names
+    started: float  # on the clock of `time.monotonic`
+    duration_s: float
+    cpu_s: float  # of the generator's threads
+
+def run_load(
+    url: str,
+    bodies: Sequence[bytes],
+    *,
+    chains: Sequence[int],
+    arrivals: Sequence[float] | None = None,
+    concurrency: int = 0,
+    ramp_s: float = 0.0,
+    stop_after_s: float = ...,
+    method: str = "POST",
+    headers: Sequence[tuple[str, str]] = (),
+    keep_alive: bool = True,
+    connect_timeout_s: float = 10.0,
+    timeout_s: float = 600.0,
+    threads: int = 1,
+    progress: Callable[[int, int, int, int], object] | None = None,
+) -> LoadResult:
+    """Send requests to `url` (http only), wait for the ends. Request i has body `i % len(bodies)`; `chains` are numbers
+    of requests that follow one another. Open loop with `arrivals` (ascending seconds, one per chain), else closed loop
+    with `concurrency` clients that begin over `ramp_s` seconds and nothing after `stop_after_s`. `progress` gets the
+    requests finished, of these failed, in flight, and the text events, ten times a second. `ValueError` for a plan that
+    makes no sense, `RuntimeError` if the generator broke; a signal's exception cancels the run."""
 
 @final
 class StepPlan:

@@ -1,0 +1,163 @@
+//! What an event of an OpenAI-compatible stream says, read without parsing its JSON.
+//!
+//! A key is searched with its quotes and colon: inside a JSON string its quotes would be escaped, so text that a model
+//! wrote cannot be taken for one. Keeps true: no allocation. Doesn't know: HTTP, time.
+
+use memchr::memmem;
+
+/// Token counts of a `usage` object; -1 where it says nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// `prompt_tokens`
+    pub prompt: i64,
+    /// `completion_tokens`
+    pub completion: i64,
+    /// `cached_tokens` of `prompt_tokens_details`
+    pub cached: i64,
+}
+
+impl Usage {
+    /// Nothing is known.
+    pub const UNKNOWN: Self = Self {
+        prompt: -1,
+        completion: -1,
+        cached: -1,
+    };
+}
+
+/// The kinds of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// Text for the reader.
+    Text,
+    /// `[DONE]`
+    Done,
+    /// An `error` object: the answer has failed.
+    Error,
+    /// A role, a finish reason, usage, a chunk without text.
+    Other,
+}
+
+const TEXT_KEYS: [&[u8]; 5] = [
+    b"\"content\":",
+    b"\"text\":",
+    b"\"reasoning_content\":",
+    b"\"reasoning\":",
+    b"\"arguments\":",
+];
+
+/// Classify the data of an event. A key whose string is not empty makes it `Text`.
+pub fn classify(data: &[u8]) -> Frame {
+    if data == b"[DONE]" {
+        return Frame::Done;
+    }
+    if TEXT_KEYS.iter().any(|key| has_text(data, key)) {
+        return Frame::Text;
+    }
+    match value_of(data, b"\"error\":") {
+        Some(value)
+            if value
+                .first()
+                .is_some_and(|byte| matches!(byte, b'{' | b'"')) =>
+        {
+            Frame::Error
+        }
+        _ => Frame::Other,
+    }
+}
+
+/// The counts of a `usage` object, if there is one that is not null.
+pub fn usage(data: &[u8]) -> Option<Usage> {
+    let object = value_of(data, b"\"usage\":")?;
+    if object.first() != Some(&b'{') {
+        return None;
+    }
+    let count = |key: &[u8]| value_of(object, key).and_then(number).unwrap_or(-1);
+    Some(Usage {
+        prompt: count(b"\"prompt_tokens\":"),
+        completion: count(b"\"completion_tokens\":"),
+        cached: count(b"\"cached_tokens\":"),
+    })
+}
+
+fn has_text(data: &[u8], key: &[u8]) -> bool {
+    value_of(data, key).is_some_and(|value| value.len() > 1 && value[0] == b'"' && value[1] != b'"')
+}
+
+/// What follows the first `key`, spaces skipped.
+fn value_of<'a>(data: &'a [u8], key: &[u8]) -> Option<&'a [u8]> {
+    let at = memmem::find(data, key)? + key.len();
+    Some(data[at..].trim_ascii_start())
+}
+
+fn number(value: &[u8]) -> Option<i64> {
+    let digits = value
+        .iter()
+        .take_while(|byte| byte.is_ascii_digit())
+        .count();
+    std::str::from_utf8(&value[..digits]).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_told_from_chunks_around_it() {
+        let cases: [(&str, Frame); 10] = [
+            (
+                r#"{"choices":[{"delta":{"role":"assistant","content":""}}]}"#,
+                Frame::Other,
+            ),
+            (r#"{"choices":[{"delta":{"content":"a"}}]}"#, Frame::Text),
+            (r#"{"choices": [{"delta": {"content": "a"}}]}"#, Frame::Text),
+            (
+                r#"{"choices":[{"delta":{"content":null,"reasoning_content":"h"}}]}"#,
+                Frame::Text,
+            ),
+            (
+                r#"{"choices":[{"text":"a","finish_reason":null}]}"#,
+                Frame::Text,
+            ),
+            (
+                r#"{"choices":[{"text":"","finish_reason":"length"}]}"#,
+                Frame::Other,
+            ),
+            (
+                r#"{"choices":[],"usage":{"prompt_tokens":3}}"#,
+                Frame::Other,
+            ),
+            (r#"{"error":{"message":"no"}}"#, Frame::Error),
+            (
+                r#"{"choices":[{"text":"","x":1}],"error":null}"#,
+                Frame::Other,
+            ),
+            ("[DONE]", Frame::Done),
+        ];
+        for (data, frame) in cases {
+            assert_eq!(classify(data.as_bytes()), frame, "{data}");
+        }
+    }
+
+    #[test]
+    fn written_json_is_no_key() {
+        let data = br#"{"choices":[{"delta":{"content":"{\"usage\":{\"completion_tokens\":9}, \"error\":{}"}}]}"#;
+        assert_eq!(usage(data), None);
+        assert_eq!(classify(data), Frame::Text);
+    }
+
+    #[test]
+    fn usage_with_and_without_details() {
+        let full = br#"{"usage": {"prompt_tokens": 12, "completion_tokens":34,"prompt_tokens_details":{"cached_tokens":8}}}"#;
+        let expected = Usage {
+            prompt: 12,
+            completion: 34,
+            cached: 8,
+        };
+        assert_eq!(usage(full), Some(expected));
+        assert_eq!(usage(br#"{"usage":null,"choices":[]}"#), None);
+        let short = usage(br#"{"usage":{"completion_tokens":5}}"#)
+            .map(|u| (u.prompt, u.completion, u.cached));
+        assert_eq!(short, Some((-1, 5, -1)));
+    }
+}

@@ -1,0 +1,25 @@
+//! A load generator for OpenAI-compatible servers: many streaming requests, and when each of their tokens came.
+//!
+//! Open loop (arrival times are given; latencies count from them, so a stalled server cannot hide its stall) or closed
+//! loop (so many clients, each sends its next request when its last one has ended). Plain HTTP/1.1.
+//!
+//! Keeps true: a request that failed says so and why, and is never taken for a fast one; times are seconds since the
+//! start; what the generator itself costs is measured and part of the outcome.
+//! Doesn't know: Python, what is in the requests.
+
+#![deny(unsafe_code)]
+
+mod cpu;
+mod exchange;
+mod frame;
+mod plan;
+mod record;
+mod run;
+mod sse;
+
+pub use cpu::monotonic_s;
+pub use frame::{Frame, Usage, classify, usage};
+pub use plan::{Arrivals, Plan, PlanError, Target};
+pub use record::{FAILURES, Failure, Record};
+pub use run::{Outcome, Shared, run};
+pub use sse::Splitter;

@@ -1,0 +1,305 @@
+//! Carries out a plan: threads with a runtime of one thread each, that share nothing but counters.
+//!
+//! Keeps true: in an open loop no request waits for another one's answer; a cancelled run ends within a tenth of a
+//! second, and what was in flight counts as failed. Doesn't know: what a request's answer means.
+
+use std::future::Future;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::cpu::{monotonic_s, thread_cpu_s};
+use crate::exchange::{Connection, exchange};
+use crate::plan::{Arrivals, Plan, PlanError};
+use crate::record::{Failure, Record};
+
+const LOOK_FOR_STOP: Duration = Duration::from_millis(50);
+
+/// Counters that others read while a run goes on, and the way to cancel it.
+#[derive(Default)]
+pub struct Shared {
+    /// Set to cancel.
+    pub stop: AtomicBool,
+    /// Requests that are over.
+    pub finished: AtomicU64,
+    /// Of these, failed.
+    pub failed: AtomicU64,
+    /// Requests begun and not over.
+    pub in_flight: AtomicU64,
+    /// Events with text.
+    pub tokens: AtomicU64,
+}
+
+/// Everything about a run.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The requests that were begun, by index.
+    pub records: Vec<Record>,
+    /// When it started, on the monotonic clock.
+    pub started: f64,
+    /// How long it took.
+    pub duration_s: f64,
+    /// CPU seconds of the generator's threads.
+    pub cpu_s: f64,
+}
+
+/// What the tasks of a thread share.
+struct Context {
+    plan: Arc<Plan>,
+    shared: Arc<Shared>,
+    start: Instant,
+    /// The index of the first request of each chain.
+    firsts: Arc<Vec<usize>>,
+    /// The next chain that a client takes, of all threads.
+    next: Arc<AtomicUsize>,
+    records: Mutex<Vec<Record>>,
+    idle: Mutex<Vec<Connection>>,
+}
+
+/// Send everything, wait for the ends. Blocks the calling thread, which tells the others when a request is due.
+pub fn run(plan: Plan, shared: &Arc<Shared>) -> Result<Outcome, PlanError> {
+    plan.check()?;
+    let cpu_before = thread_cpu_s();
+    let plan = Arc::new(plan);
+    let firsts = Arc::new(first_of_each(&plan.chains));
+    let next = Arc::new(AtomicUsize::new(0));
+    let (started, start) = (monotonic_s(), Instant::now());
+    let mut senders = Vec::new();
+    let mut threads = Vec::new();
+    for number in 0..plan.threads {
+        let context = Arc::new(Context {
+            plan: Arc::clone(&plan),
+            shared: Arc::clone(shared),
+            start,
+            firsts: Arc::clone(&firsts),
+            next: Arc::clone(&next),
+            records: Mutex::default(),
+            idle: Mutex::default(),
+        });
+        let (sender, due) = unbounded_channel();
+        senders.push(sender);
+        threads.push(thread::spawn(move || work(&context, number, due)));
+    }
+    dispatch(&plan, shared, start, &senders);
+    drop(senders);
+    let (mut records, mut cpu_s) = (Vec::new(), 0.0);
+    for one in threads {
+        let (of_thread, cpu) = one
+            .join()
+            .map_err(|_| PlanError("a thread panicked".into()))??;
+        records.extend(of_thread);
+        cpu_s += cpu;
+    }
+    records.sort_unstable_by_key(|record| record.index);
+    Ok(Outcome {
+        records,
+        started,
+        duration_s: start.elapsed().as_secs_f64(),
+        cpu_s: cpu_s + thread_cpu_s() - cpu_before,
+    })
+}
+
+/// In an open loop: hand each chain to a thread when it is due. The operating system's sleep is finer than a runtime's
+/// timer, which ticks in milliseconds.
+fn dispatch(plan: &Plan, shared: &Shared, start: Instant, threads: &[UnboundedSender<usize>]) {
+    let Arrivals::At(times) = &plan.arrivals else {
+        return;
+    };
+    for (chain, time) in times.iter().enumerate() {
+        let due = Duration::from_secs_f64(*time);
+        while let Some(left) = due.checked_sub(start.elapsed()) {
+            if shared.stop.load(Relaxed) {
+                return;
+            }
+            thread::sleep(left.min(LOOK_FOR_STOP));
+        }
+        if threads[chain % threads.len()].send(chain).is_err() {
+            return; // that thread is over: it was cancelled
+        }
+    }
+}
+
+fn first_of_each(chains: &[usize]) -> Vec<usize> {
+    let mut next = 0;
+    let first = |length: &usize| {
+        next += length;
+        next - length
+    };
+    chains.iter().map(first).collect()
+}
+
+/// A thread of the generator: its records and its CPU seconds.
+fn work(
+    context: &Arc<Context>,
+    number: usize,
+    due: UnboundedReceiver<usize>,
+) -> Result<(Vec<Record>, f64), PlanError> {
+    let cpu_before = thread_cpu_s();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| PlanError(error.to_string()))?;
+    let all = async {
+        match context.plan.arrivals {
+            Arrivals::At(_) => open_loop(context, due).await,
+            Arrivals::Clients { count, ramp_s, .. } => {
+                let mine = (number..count).step_by(context.plan.threads);
+                let delays = mine.map(|client| ramp_s * client as f64 / count as f64);
+                closed_loop(context, delays).await
+            }
+        }
+    };
+    let result = runtime.block_on(unless_stopped(&context.shared, all));
+    drop(runtime); // ends every task
+    result.map_err(PlanError)?;
+    let mut records = std::mem::take(
+        &mut *context
+            .records
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner),
+    );
+    for record in &mut records {
+        if record.end.is_nan() {
+            record.failure = Failure::Cancelled;
+            record.end = context.start.elapsed().as_secs_f64();
+        }
+    }
+    Ok((records, thread_cpu_s() - cpu_before))
+}
+
+async fn unless_stopped(
+    shared: &Shared,
+    all: impl Future<Output = Result<(), String>>,
+) -> Result<(), String> {
+    let mut all = std::pin::pin!(all);
+    loop {
+        match timeout(LOOK_FOR_STOP, &mut all).await {
+            Ok(result) => return result,
+            Err(_) if shared.stop.load(Relaxed) => return Ok(()),
+            Err(_) => {}
+        }
+    }
+}
+
+async fn open_loop(
+    context: &Arc<Context>,
+    mut due: UnboundedReceiver<usize>,
+) -> Result<(), String> {
+    let mut tasks = JoinSet::new();
+    while let Some(chain) = due.recv().await {
+        let context = Arc::clone(context);
+        tasks.spawn(async move {
+            let mut idle = pool(&context).pop();
+            context.chain(chain, &mut idle).await;
+            if let Some(connection) = idle {
+                pool(&context).push(connection);
+            }
+        });
+        while let Some(ended) = tasks.try_join_next() {
+            ended.map_err(|error| error.to_string())?;
+        }
+    }
+    join(tasks).await
+}
+
+async fn closed_loop(
+    context: &Arc<Context>,
+    delays: impl Iterator<Item = f64>,
+) -> Result<(), String> {
+    let mut tasks = JoinSet::new();
+    for delay in delays {
+        let context = Arc::clone(context);
+        tasks.spawn(async move {
+            if delay > 0.0 {
+                sleep(Duration::from_secs_f64(delay)).await;
+            }
+            let mut idle = None;
+            while !context.over() {
+                let chain = context.next.fetch_add(1, Relaxed);
+                if chain >= context.firsts.len() {
+                    break;
+                }
+                context.chain(chain, &mut idle).await;
+            }
+        });
+    }
+    join(tasks).await
+}
+
+async fn join(mut tasks: JoinSet<()>) -> Result<(), String> {
+    while let Some(ended) = tasks.join_next().await {
+        ended.map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+fn pool(context: &Context) -> std::sync::MutexGuard<'_, Vec<Connection>> {
+    context.idle.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Context {
+    /// Whether no more requests are to be begun.
+    fn over(&self) -> bool {
+        match self.plan.arrivals {
+            Arrivals::At(_) => false,
+            Arrivals::Clients { stop_after_s, .. } => {
+                self.start.elapsed().as_secs_f64() >= stop_after_s
+            }
+        }
+    }
+
+    /// Send the requests of a chain, one after the other.
+    async fn chain(&self, chain: usize, idle: &mut Option<Connection>) {
+        for turn in 0..self.plan.chains[chain] {
+            if turn > 0 && self.over() {
+                return;
+            }
+            let now = self.start.elapsed().as_secs_f64();
+            let scheduled = match &self.plan.arrivals {
+                Arrivals::At(times) if turn == 0 => times[chain],
+                _ => now,
+            };
+            let kept = Kept {
+                context: self,
+                record: Record::new(self.firsts[chain] + turn, scheduled),
+            };
+            kept.exchange(idle).await;
+        }
+    }
+}
+
+/// A record that is kept however its request ends, also when its task is dropped.
+struct Kept<'a> {
+    context: &'a Context,
+    record: Record,
+}
+
+impl Kept<'_> {
+    async fn exchange(mut self, idle: &mut Option<Connection>) {
+        let Context {
+            plan,
+            shared,
+            start,
+            ..
+        } = self.context;
+        exchange(plan, shared, *start, idle, &mut self.record).await;
+    }
+}
+
+impl Drop for Kept<'_> {
+    fn drop(&mut self) {
+        let record = std::mem::replace(&mut self.record, Record::new(0, 0.0));
+        let mut records = self
+            .context
+            .records
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        records.push(record);
+    }
+}

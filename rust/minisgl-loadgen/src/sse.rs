@@ -1,0 +1,100 @@
+//! Splits a byte stream into server-sent events, however the bytes were cut on their way.
+//!
+//! Keeps true: an event is given out once, when its blank line is there; lines end with LF or CR LF.
+//! Doesn't know: what is in an event.
+
+use memchr::memchr;
+
+/// The splitter's state between two pieces of the stream.
+#[derive(Default)]
+pub struct Splitter {
+    line: Vec<u8>,
+    data: Vec<u8>,
+    num_data_lines: usize,
+}
+
+impl Splitter {
+    /// Take in a piece of the stream; `event` gets the data of each event that it completes. Several `data:` lines of
+    /// one event are joined with LF. Other fields and comments are dropped.
+    pub fn push(&mut self, mut bytes: &[u8], mut event: impl FnMut(&[u8])) {
+        while let Some(end) = memchr(b'\n', bytes) {
+            if self.line.is_empty() {
+                self.end_of_line(&bytes[..end], &mut event);
+            } else {
+                let mut line = std::mem::take(&mut self.line);
+                line.extend_from_slice(&bytes[..end]);
+                self.end_of_line(&line, &mut event);
+                line.clear();
+                self.line = line; // its memory is used again
+            }
+            bytes = &bytes[end + 1..];
+        }
+        self.line.extend_from_slice(bytes);
+    }
+
+    fn end_of_line(&mut self, line: &[u8], event: &mut impl FnMut(&[u8])) {
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        if line.is_empty() {
+            if self.num_data_lines > 0 {
+                event(&self.data);
+            }
+            self.data.clear();
+            self.num_data_lines = 0;
+        } else if let Some(value) = line.strip_prefix(b"data:") {
+            if self.num_data_lines > 0 {
+                self.data.push(b'\n');
+            }
+            self.data
+                .extend_from_slice(value.strip_prefix(b" ").unwrap_or(value));
+            self.num_data_lines += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(pieces: &[&[u8]]) -> Vec<String> {
+        let (mut splitter, mut events) = (Splitter::default(), Vec::new());
+        for piece in pieces {
+            splitter.push(piece, |data| {
+                events.push(String::from_utf8_lossy(data).into_owned());
+            });
+        }
+        events
+    }
+
+    const STREAM: &str = ": hello\n\ndata: {\"a\":\"\u{e4}\u{1f600}\"}\n\nevent: x\ndata:one\ndata: two\n\ndata: [DONE]\n\n";
+    const EVENTS: [&str; 3] = ["{\"a\":\"\u{e4}\u{1f600}\"}", "one\ntwo", "[DONE]"];
+
+    #[test]
+    fn any_two_cuts_give_the_same_events() {
+        for text in [STREAM.to_owned(), STREAM.replace('\n', "\r\n")] {
+            let bytes = text.as_bytes();
+            for first in 0..=bytes.len() {
+                for second in first..=bytes.len() {
+                    let pieces = [&bytes[..first], &bytes[first..second], &bytes[second..]];
+                    assert_eq!(split(&pieces), EVENTS, "cut at {first} and {second}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn byte_by_byte() {
+        let pieces: Vec<&[u8]> = STREAM.as_bytes().chunks(1).collect();
+        assert_eq!(split(&pieces), EVENTS);
+    }
+
+    #[test]
+    fn an_event_without_its_blank_line_is_not_given_out() {
+        assert_eq!(split(&[b"data: a\n\ndata: b\n"]), ["a"]);
+        assert_eq!(split(&[b"data: a\n\ndata: b"]), ["a"]);
+    }
+
+    #[test]
+    fn empty_data_is_an_event_and_no_data_is_none() {
+        assert_eq!(split(&[b"data:\n\n\n\nid: 7\n\ndata: x\n\n"]), ["", "x"]);
+    }
+}
