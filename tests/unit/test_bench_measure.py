@@ -6,12 +6,14 @@ import contextlib
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
 
 import pytest
 
 from minisgl.bench import measure
 from minisgl.bench.measure import Load, load_from
-from minisgl.bench.stream_client import RequestFailed, closed_loop
+from minisgl.bench.stream_client import RequestFailed, closed_loop, open_loop
 from minisgl.config import ConfigError
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -29,24 +31,30 @@ def whole(tokens: int = 3) -> list[bytes]:
 
 
 @contextlib.contextmanager
-def scripted(answer: Callable[[int], list[bytes] | None]) -> Iterator[tuple[str, list[int]]]:
+def scripted(
+    answer: Callable[[int], list[bytes] | None], requests_per_connection: int = 1000
+) -> Iterator[tuple[str, list[int]]]:
     """A server that writes `answer(n)` to its n-th request, piece by piece; None: it closes the connection. Yields its
     address and the connection that each request came on."""
     seen: list[int] = []
-    lock = threading.Lock()
+    lock, connections = threading.Lock(), count()
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
-            while line := self.rfile.readline():
-                length = 0
+            connection = next(connections)
+            for _ in range(requests_per_connection):
+                length, line = 0, self.rfile.readline()
+                if not line:
+                    return
                 while line.strip():
                     name, _, value = line.partition(b":")
                     length = int(value) if name.lower() == b"content-length" else length
                     line = self.rfile.readline()
                 self.rfile.read(length)
                 with lock:
-                    seen.append(id(self))
-                    pieces = answer(len(seen) - 1)
+                    seen.append(connection)
+                    number = len(seen) - 1
+                pieces = answer(number)
                 if pieces is None:
                     return
                 for piece in pieces:
@@ -75,6 +83,39 @@ def test_answers_are_counted_and_timed() -> None:
     for answer in answers:
         assert answer.num_tokens == 3 and 1 <= len(answer.pieces) <= 3
         assert answer.sent < answer.pieces[0] and answer.pieces == sorted(answer.pieces)
+
+
+def test_an_open_loop_sends_when_requests_are_due() -> None:
+    """Late clients count against the server: latencies start when a request was due."""
+    held = threading.Event()
+
+    def answer(n: int) -> list[bytes]:
+        if n == 3:
+            held.set()
+        elif n == 0:
+            assert held.wait(20), "the fourth request waits for the first answer: this is no open loop"
+        return whole()
+
+    with scripted(answer) as (url, seen):
+        answers = open_loop(url, BODIES, [0.0, 0.01, 0.02, 0.03])
+    assert len(answers) == 4 and len(set(seen)) > 1
+    due = sorted(answer.sent for answer in answers)
+    assert [at - due[0] for at in due] == pytest.approx([0.0, 0.01, 0.02, 0.03])
+    assert all(answer.pieces[0] > answer.sent for answer in answers)
+
+
+def test_a_connection_that_was_closed_while_idle_is_replaced() -> None:
+    with scripted(lambda n: whole(), requests_per_connection=1) as (url, seen):
+        answers = open_loop(url, BODIES, [0.0, 0.1, 0.2, 0.3])
+    assert len(answers) == 4 and len(set(seen)) == 4
+
+
+def test_arrivals_are_a_poisson_process_by_seed() -> None:
+    load = Load(num_requests=4000, rate=50.0, seed=2)
+    times = load.times_s()
+    assert times == load.times_s() and times == sorted(times)
+    assert times[-1] == pytest.approx(80, rel=0.1)
+    assert times != replace(load, seed=3).times_s()
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 50])

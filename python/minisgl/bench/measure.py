@@ -19,7 +19,7 @@ import httpx
 
 from minisgl.bench.server_process import ServerProcess
 from minisgl.bench.stats import summary
-from minisgl.bench.stream_client import Answer, RequestFailed, closed_loop
+from minisgl.bench.stream_client import Answer, RequestFailed, closed_loop, open_loop
 from minisgl.config import ConfigError
 
 WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")
@@ -29,7 +29,8 @@ LOOP = (*SCHEDULER, "receive", "launch", "wait", "send")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A closed loop of `concurrency` clients, chat completions streamed. `input_len` counts words, `output_len` tokens;
+    """Chat completions, streamed: by `concurrency` clients in a closed loop, or with `rate` (requests per second) as a
+    Poisson process. `input_len` counts words, `output_len` tokens;
     each answer's length lies between `output_len` and `max_output_len` (0: all alike), and so for prompts. The first
     `shared_len` words are common to all prompts."""
 
@@ -40,6 +41,7 @@ class Load:
     output_len: int = 128
     max_output_len: int = 0
     shared_len: int = 0
+    rate: float = 0.0
     seed: int = 0
 
     def describe(self) -> str:
@@ -48,11 +50,17 @@ class Load:
 
         return (
             f"{self.num_requests} requests of {span(self.input_len, self.max_input_len)} words ({self.shared_len} of "
-            f"them shared), {span(self.output_len, self.max_output_len)} tokens out, {self.concurrency} at once"
+            f"them shared), {span(self.output_len, self.max_output_len)} tokens out, "
+            + (f"{self.rate:g} a second (Poisson)" if self.rate else f"{self.concurrency} at once")
         )
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def times_s(self) -> list[float]:
+        """When each request of an open loop is due."""
+        rng, at = random.Random(self.seed + 1), 0.0
+        return [at := at + rng.expovariate(self.rate) for _ in range(self.num_requests)]
 
     def bodies(self, model: str) -> list[dict[str, object]]:
         rng = random.Random(self.seed)
@@ -75,7 +83,7 @@ class Load:
 def load_from(flags: Sequence[str]) -> Load:
     parser = argparse.ArgumentParser(prog="minisgl bench ab --load", allow_abbrev=False)
     for name, default in Load().as_dict().items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     load = Load(**vars(parser.parse_args(list(flags))))
     for name in ("concurrency", "num_requests", "input_len", "output_len"):
         if getattr(load, name) < 1:
@@ -85,7 +93,9 @@ def load_from(flags: Sequence[str]) -> Load:
 
 def measure(server: ServerProcess, load: Load) -> dict[str, float]:
     """Throughput, latencies, CPU by process, time of the scheduler. Raises `ConfigError` when a request failed."""
-    warm_up = replace(load, num_requests=2 * load.concurrency, output_len=16, max_output_len=0, seed=load.seed + 1)
+    warm_up = replace(
+        load, num_requests=2 * load.concurrency, output_len=16, max_output_len=0, rate=0.0, seed=load.seed + 1
+    )
     try:
         _ask(server, warm_up)
         before, stats_before = server.cpu_seconds(), _stats(server)
@@ -108,7 +118,10 @@ def measure(server: ServerProcess, load: Load) -> dict[str, float]:
 
 def _ask(server: ServerProcess, load: Load) -> list[Answer]:
     bodies = load.bodies(server.model)
-    answers = closed_loop(server.url, bodies, load.concurrency)
+    if load.rate:
+        answers = open_loop(server.url, bodies, load.times_s())
+    else:
+        answers = closed_loop(server.url, bodies, load.concurrency)
     asked = sum(int(str(body["max_tokens"])) for body in bodies)
     if (got := sum(answer.num_tokens for answer in answers)) != asked:
         raise RequestFailed(f"{got} tokens came instead of {asked}")

@@ -1,4 +1,4 @@
-"""A closed loop of streaming chat clients in one event loop, light enough to measure a server on the same machine.
+"""Streaming chat clients in one event loop, closed or open, light enough to measure a server on the same machine.
 
 Frames are counted and never parsed, but for the usage in the last one.
 
@@ -40,34 +40,94 @@ class Answer:
 
 def closed_loop(url: str, bodies: Sequence[dict[str, object]], concurrency: int) -> list[Answer]:
     """Send every body to /v1/chat/completions, `concurrency` at a time; read the streams. Raises `RequestFailed`."""
-    return uvloop.run(_closed_loop(url, bodies, concurrency))
+    return uvloop.run(_Run(url, bodies).closed(concurrency))
 
 
-async def _closed_loop(url: str, bodies: Sequence[dict[str, object]], concurrency: int) -> list[Answer]:
-    parts = urlsplit(url)
-    host, port = parts.hostname or "127.0.0.1", parts.port or 80
-    requests = [_request(f"{host}:{port}", body) for body in reversed(bodies)]
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    answers: list[Answer] = []
-    clients = []
+def open_loop(url: str, bodies: Sequence[dict[str, object]], times_s: Sequence[float]) -> list[Answer]:
+    """Send each body at its time (seconds from the start, ascending), whatever is open then. `sent` is the time it was
+    due: a client that comes late counts against the server, never for it. Raises `RequestFailed`."""
+    return uvloop.run(_Run(url, bodies).open(times_s))
 
-    def broke(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An error in a client's own code must end the run, not leave it waiting."""
-        if not done.done():
-            done.set_exception(context.get("exception") or RuntimeError(context["message"]))
 
-    asyncio.get_running_loop().set_exception_handler(broke)
-    try:
-        for _ in range(min(concurrency, len(bodies))):
-            _, client = await asyncio.get_running_loop().create_connection(
-                lambda: _Client(requests, answers, len(bodies), done), host, port
-            )
-            clients.append(client)
-        await done
-    finally:
-        for client in clients:
+class _Run:
+    """The requests that are left, the answers that came, and clients without anything to do."""
+
+    def __init__(self, url: str, bodies: Sequence[dict[str, object]]) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
+        self._left = [_request(f"{self._host}:{self._port}", body) for body in reversed(bodies)]
+        self._total = len(bodies)
+        self._answers: list[Answer] = []
+        self._clients: list[_Client] = []
+        self._idle: list[_Client] = []
+        self._open = False
+        self._done: asyncio.Future[None]
+
+    async def closed(self, concurrency: int) -> list[Answer]:
+        self._begin()
+        try:
+            for _ in range(min(concurrency, self._total)):
+                (await self._connect()).send(self._left.pop(), time.perf_counter())
+            await self._done
+        finally:
+            self._close()
+        return self._answers
+
+    async def open(self, times_s: Sequence[float]) -> list[Answer]:
+        self._begin()
+        self._open = True
+        began = time.perf_counter()
+        try:
+            for at in times_s:
+                if (left := began + at - time.perf_counter()) > 0:
+                    await asyncio.wait({self._done}, timeout=left)
+                if self._done.done():
+                    break
+                client = self._idle.pop() if self._idle else await self._connect()
+                client.send(self._left.pop(), began + at)
+            await self._done
+        finally:
+            self._close()
+        return self._answers
+
+    def _begin(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._done = loop.create_future()
+
+        def broke(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            """An error in a client's own code must end the run, not leave it waiting."""
+            self.fail(context.get("exception") or RuntimeError(context["message"]))
+
+        loop.set_exception_handler(broke)
+
+    async def _connect(self) -> _Client:
+        client = _Client(self)
+        self._clients.append(client)
+        await asyncio.get_running_loop().create_connection(lambda: client, self._host, self._port)
+        return client
+
+    def _close(self) -> None:
+        for client in self._clients:
             client.close()
-    return answers
+
+    def take(self, client: _Client, answer: Answer) -> None:
+        """An answer came whole: the next request is for this client, or it waits for its time."""
+        self._answers.append(answer)
+        if len(self._answers) == self._total and not self._done.done():
+            self._done.set_result(None)
+        elif self._open:
+            self._idle.append(client)
+        elif self._left:
+            client.send(self._left.pop(), time.perf_counter())
+
+    def lost(self, client: _Client) -> None:
+        """A server may close a connection that nothing was asked on for a while."""
+        if client in self._idle:
+            self._idle.remove(client)
+
+    def fail(self, error: BaseException) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
 
 
 def _request(host: str, body: dict[str, object]) -> bytes:
@@ -77,13 +137,10 @@ def _request(host: str, body: dict[str, object]) -> bytes:
 
 
 class _Client(asyncio.Protocol):
-    """One connection: sends the next request when an answer is whole."""
+    """One connection, one request at a time."""
 
-    def __init__(self, requests: list[bytes], answers: list[Answer], total: int, done: asyncio.Future[None]) -> None:
-        self._requests = requests
-        self._answers = answers
-        self._total = total
-        self._done = done
+    def __init__(self, run: _Run) -> None:
+        self._run = run
         self._transport: asyncio.Transport | None = None
         self._answer: Answer | None = None
         self._head = b""
@@ -91,20 +148,15 @@ class _Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
-        self._next()
 
-    def _next(self) -> None:
-        self._head, self._tail = b"", b""
-        if not self._requests:
-            self._answer = None
-            return
+    def send(self, request: bytes, due: float) -> None:
         assert self._transport is not None
-        self._answer = Answer(time.perf_counter())
-        self._transport.write(self._requests.pop())
+        self._answer, self._head, self._tail = Answer(due), b"", b""
+        self._transport.write(request)
 
     def data_received(self, data: bytes) -> None:
         now, answer = time.perf_counter(), self._answer
-        if answer is None or self._done.done():
+        if answer is None:
             return
         if not self._head.endswith(b"\r\n\r\n"):
             head, found, rest = (self._head + data).partition(b"\r\n\r\n")
@@ -122,22 +174,21 @@ class _Client(asyncio.Protocol):
 
     def _end(self, answer: Answer) -> None:
         usage = USAGE.search(self._tail)
-        if b"data: [DONE]" not in self._tail or usage is None:
+        if b"data: [DONE]" not in self._tail or usage is None or not answer.pieces:
             self._fail("a request failed: its stream ended before its time")
             return
         answer.num_tokens = int(usage[1])
-        self._answers.append(answer)
-        if len(self._answers) == self._total:
-            self._done.set_result(None)
-        self._next()
+        self._answer = None
+        self._run.take(self, answer)
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._answer is not None:
+        if self._answer is None:
+            self._run.lost(self)
+        else:
             self._fail(f"a request failed: the connection was lost: {error or 'closed by the server'}")
 
     def _fail(self, reason: str) -> None:
-        if not self._done.done():
-            self._done.set_exception(RequestFailed(reason))
+        self._run.fail(RequestFailed(reason))
 
     def close(self) -> None:
         self._answer = None

@@ -1,0 +1,136 @@
+"""The same load through `python` and `rust_hotpath`, on several profiles: what the choice of a control plane changes.
+
+    python -m benchmark.online.control_planes --out FOLDER [--pairs 6] [--profile NAME ...]
+
+Each profile is a `minisgl bench ab`: a fresh server for every run, arms in alternating order, paired differences.
+Writes raw.json and a report that answers the targets of the design; the last line of stdout is JSON. The simulated
+profiles read a tokenizer from MINISGL_DATA, or with --tokenizer smollm2 the embedded one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from minisgl import envs
+from minisgl.bench.ab import Figures, compare, figures_table, paired
+from minisgl.bench.arms import Arm
+from minisgl.bench.measure import Load, measure
+from minisgl.bench.plots import bar_breakdown
+from minisgl.bench.report import Report, print_result, table
+from minisgl.bench.stats import Interval, PairedDifference
+
+ARMS = tuple(Arm(name, ("--cpu-backend", name)) for name in ("python", "rust_hotpath"))
+SUMMARY = ("output_tok_s", "ttft_p99_ms", "itl_p99_ms", "scheduler_us_per_step", "engine_cpu_us_per_token")
+PARTS = ("schedule", "commit", "receive", "launch", "wait", "send")
+
+
+class Profile(NamedTuple):
+    flags: tuple[str, ...]
+    load: Load
+
+
+def _sim(profile: str, *flags: str) -> tuple[str, ...]:
+    return ("--engine", "sim", "--sim-profile", profile, "--max-running-requests", "512", *flags)
+
+
+def _load(**changes: Any) -> Load:
+    """256 clients, chat of about 200 tokens in (150 words and the template), 128 out."""
+    return Load(**{"concurrency": 256, "num_requests": 4096, "input_len": 150, "output_len": 128, **changes})
+
+
+MIXED = {"input_len": 20, "max_input_len": 600, "shared_len": 16, "output_len": 16, "max_output_len": 240}
+PROFILES: dict[str, Profile] = {
+    "null, 64 clients": Profile(_sim("null"), _load(concurrency=64)),
+    "null, 256 clients": Profile(_sim("null"), _load()),
+    "null, 256 clients, mixed": Profile(_sim("null"), _load(**MIXED)),
+    "null, 40 requests a second": Profile(_sim("null"), _load(num_requests=400, rate=40.0, output_len=512)),
+    "qwen3-0.6b-h200, 256 clients": Profile(_sim("qwen3-0.6b-h200"), _load(num_requests=2048)),
+    "qwen3-8b-h200, 256 clients": Profile(_sim("qwen3-8b-h200"), _load(num_requests=1024)),
+    "qwen3-8b-h200, 40 requests a second": Profile(
+        _sim("qwen3-8b-h200"), _load(num_requests=600, rate=40.0, output_len=128)
+    ),
+    "echo, 32 clients": Profile(
+        ("--engine", "echo", "--max-running-requests", "32"),
+        _load(concurrency=32, num_requests=96, input_len=40, output_len=64),
+    ),
+    "smollm2, 8 clients": Profile(
+        ("--model", "smollm2", "--max-running-requests", "8"),
+        _load(concurrency=8, num_requests=16, input_len=40, output_len=24),
+    ),
+}
+
+
+def run_profile(profile: Profile, tokenizer: str, pairs: int) -> dict[str, list[Figures]]:
+    model = ("--model", tokenizer) if "sim" in profile.flags else ()
+    return compare(ARMS, (*profile.flags, *model), pairs, lambda server: measure(server, profile.load))
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmark.online.control_planes", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for raw.json and README.md")
+    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--profile", nargs="+", choices=tuple(PROFILES), default=list(PROFILES))
+    data = envs.data_dir()
+    parser.add_argument("--tokenizer", default="smollm2" if data is None else str(data / "tokenizers" / "qwen3"))
+    options = parser.parse_args(args)
+    command = f"python -m benchmark.online.control_planes --pairs {options.pairs} --out FOLDER"
+    report = Report(options.out, "Control plane by control plane", command=command)
+    runs, found = {}, {}
+    for name in options.profile:
+        print(name, file=sys.stderr, flush=True)
+        runs[name] = run_profile(PROFILES[name], options.tokenizer, options.pairs)
+        found[name] = paired(ARMS, runs[name], 0.95)
+        print(f"\n{name}\n\n{figures_table(ARMS, found[name])}", flush=True)
+    _write(report, runs, found, options.pairs)
+    print_result({"benchmark": "control_planes", "profiles": {name: _short(one) for name, one in found.items()}})
+    return 0
+
+
+def _short(found: Mapping[str, PairedDifference]) -> dict[str, Any]:
+    return {name: asdict(found[name].ratio or found[name].difference) for name in SUMMARY if name in found}
+
+
+def _percent(found: PairedDifference | None) -> str:
+    if found is None or found.ratio is None:
+        return ""
+    ratio: Interval = found.ratio
+    return f"{100 * ratio.estimate:+.0f} % [{100 * ratio.low:+.0f}, {100 * ratio.high:+.0f}]"
+
+
+def _write(
+    report: Report,
+    runs: Mapping[str, Mapping[str, Sequence[Figures]]],
+    found: Mapping[str, Mapping[str, PairedDifference]],
+    pairs: int,
+) -> None:
+    figures = (*SUMMARY, "start_s", "stop_s")
+    rows = [(name, *(_percent(by_figure.get(figure)) for figure in figures)) for name, by_figure in found.items()]
+    report.section(
+        "`rust_hotpath` against `python`",
+        f"{pairs} pairs of fresh servers for each profile, in alternating order; paired differences with Student's t "
+        "interval at 95 %. Simulated profiles run no model. Time of the scheduler is that of `schedule` and `commit`.",
+        table(("profile", *figures), rows),
+    )
+    for name, by_figure in found.items():
+        load = PROFILES[name].load.describe()
+        steps = {arm.name: {part: _mean(runs[name][arm.name], f"{part}_us_per_step") for part in PARTS} for arm in ARMS}
+        file = "".join(char if char.isalnum() else "-" for char in name)
+        plot = bar_breakdown(report.folder / f"{file}.png", steps, title=f"{name}: a step of the loop", y_label="us")
+        flags = " ".join(PROFILES[name].flags)
+        report.section(name, f"`{flags}`; {load}.", figures_table(ARMS, by_figure), plot)
+    loads = {name: PROFILES[name].load.as_dict() for name in runs}
+    differences = {name: {k: v.as_dict() for k, v in by_figure.items()} for name, by_figure in found.items()}
+    report.write({"loads": loads, "runs": runs, "differences": differences})
+
+
+def _mean(runs: Sequence[Figures], figure: str) -> float:
+    return sum(run.get(figure, 0.0) for run in runs) / len(runs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
