@@ -9,6 +9,7 @@ import pytest
 
 from minisgl.config import EngineConfig
 from minisgl.engine.sim.clock import RealClock, VirtualClock
+from minisgl.engine.sim.profile import StepLoad
 from minisgl.message import AbortRequest
 from minisgl.runner.build import build_engine, build_sim
 from minisgl.step import FinishReason, StepBuffers, StepLimits, StepPlan
@@ -74,6 +75,35 @@ def test_a_step_begins_when_it_is_launched_if_the_device_is_free() -> None:
 
 def test_a_prompt_in_chunks_costs_a_step_each() -> None:
     assert Sim(constant(10.0), budget=16).run([request(0, 60, 1)]).times[0] == pytest.approx([0.04])
+
+
+def test_what_a_step_has_to_do() -> None:
+    """Two decode rows, a chunk in the middle of a prompt, the end of another: by hand, and tokens where they belong."""
+    sim = Sim(constant(1.0))
+    seen: list[StepLoad] = []
+    sim.engine._profile = _Watched(seen)  # type: ignore[assignment]
+    buffers = StepBuffers(StepLimits(max_rows=8, max_tokens=64, page_size=4, num_pages=512, max_seq_len=4096))
+    entry = buffers.ring[0]
+    entry.extend_lens[:4], entry.seq_lens[:4], entry.sample_rows[:3] = (1, 1, 4, 3), (10, 20, 12, 3), (0, 1, 3)
+    plan = StepPlan(0, 0, num_rows=4, num_decode_rows=2, num_tokens=9, num_samples=3)
+    tokens = sim.engine.launch(plan, buffers, ()).wait().tokens.tolist()
+    pairs = 10 + 20 + (9 + 10 + 11 + 12) + (1 + 2 + 3)
+    assert seen == [StepLoad(rows=4, tokens=9, samples=3, kv_tokens=45, pairs=pairs)]
+    assert tokens[2] == -1 and all(tokens[row] in ALPHABET for row in (0, 1, 3))
+    plan = StepPlan(1, 0, num_rows=2, num_decode_rows=2, num_tokens=2, num_samples=2)
+    sim.engine.launch(plan, buffers, ()).wait()
+    assert seen[1] == StepLoad(rows=2, tokens=2, samples=2, kv_tokens=30, pairs=30)
+
+
+class _Watched:
+    takes_time, eos_one_in = True, 0
+
+    def __init__(self, seen: list[StepLoad]) -> None:
+        self._seen = seen
+
+    def seconds(self, load: StepLoad) -> float:
+        self._seen.append(load)
+        return 0.0
 
 
 def test_launch_returns_before_the_step_ends() -> None:

@@ -87,6 +87,9 @@ def test_requests_and_tokens_are_counted_once(server: Frontend) -> None:
     }
     assert found["minisgl:generated_tokens_total"] == 8 + 2 + 6
     assert found["minisgl:ttft_seconds_count"] == 4 and found["minisgl:e2e_seconds_count"] == 4
+    assert found["minisgl:queue_seconds_count"] == 5 and found["minisgl:queue_seconds_sum"] > 0
+    assert found["minisgl:prompt_length_tokens_count"] == 5 and found["minisgl:answer_length_tokens_count"] == 4
+    assert found["minisgl:answer_length_tokens_sum"] == 8 + 2 + 6
     assert 0 < found["minisgl:ttft_seconds_sum"] <= found["minisgl:e2e_seconds_sum"]
 
 

@@ -68,7 +68,9 @@ def test_laps_add_up_to_the_clock() -> None:
 
 def test_rows_and_tokens_of_steps_are_counted() -> None:
     sim = Sim()
-    sim.run([request(0, 20, 5), request(1, 7, 5)])
+    sim.loop.step([request(0, 20, 5), request(1, 7, 5)])
+    assert sim.loop.timers.last_rows == 2
+    sim.run(())
     assert sim.loop.timers.num_tokens == 20 + 4 + 7 + 4
     assert sim.loop.timers.num_rows == 10 and sim.loop.timers.last_rows == 0
 
@@ -242,10 +244,11 @@ def test_aliases_have_the_same_values() -> None:
     metrics.tokens(4, 0.0, None, 0.3)
     metrics.tokens(2, 0.0, 0.3, 0.5)
     for reason in ("stop", "error", "length"):
-        metrics.finished(reason, 0.0)
+        metrics.finished(reason, 0.0, 40, 6)
+    metrics.queue.observe(0.1)
     families = {one.name: one for one in text_string_to_metric_families(metrics.render().decode())}
     aliases = {name: one for name, one in families.items() if name.startswith("vllm:")}
-    assert len(aliases) == 14
+    assert len(aliases) == 17
     labels = {"model_name": "some/model", "engine": "0"}
     assert all(sample.labels.items() >= labels.items() for one in aliases.values() for sample in one.samples)
     values = {name: one.samples[0].value for name, one in aliases.items() if len(one.samples) == 1}
@@ -265,6 +268,8 @@ def test_aliases_have_the_same_values() -> None:
     for ours, alias in (
         ("ttft_seconds", "time_to_first_token_seconds"),
         ("itl_seconds", "inter_token_latency_seconds"),
+        ("queue_seconds", "request_queue_time_seconds"),
+        ("answer_length_tokens", "request_generation_tokens"),
     ):
         pairs = zip(families[f"minisgl:{ours}"].samples, aliases[f"vllm:{alias}"].samples, strict=True)
         assert all(a.value == b.value and a.labels.get("le") == b.labels.get("le") for a, b in pairs)

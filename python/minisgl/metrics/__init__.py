@@ -27,6 +27,7 @@ from minisgl.metrics.transport import MeasuredTransport, Transport
 __all__ = ["Metrics"]
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 REASONS = ("stop", "length", "abort", "error")
 METERS = ("dispatch", "tokenize", "detokenize", "pause", "gc", "encode", "decode", "queue")
 
@@ -59,6 +60,9 @@ class Metrics(Collector):
         self._ttft = Histogram("minisgl:ttft_seconds", "arrival to first token", SECONDS)
         self._itl = Histogram("minisgl:itl_seconds", "between tokens of a request", SECONDS)
         self._e2e = Histogram("minisgl:e2e_seconds", "arrival to last token", SECONDS)
+        self.queue = Histogram("minisgl:queue_seconds", "given to the engine to having a row", SECONDS)
+        self._prompt = Histogram("minisgl:prompt_length_tokens", "tokens of a prompt", TOKENS)
+        self._answer = Histogram("minisgl:answer_length_tokens", "generated tokens of a finished request", TOKENS)
         self._meters = Meters(METERS)
         self.dispatch, self.tokenize, self.detokenize = map(self._meters.__getitem__, METERS[:3])
         self._gc = GcWatch(self._meters["gc"])
@@ -95,9 +99,12 @@ class Metrics(Collector):
         else:
             self._itl.observe((now - last_time) / count, count)
 
-    def finished(self, reason: str, arrival_time: float) -> None:
+    def finished(self, reason: str, arrival_time: float, num_prompt: int, num_generated: int) -> None:
+        """Tokens of its prompt and of its answer."""
         self._num_finished[reason] += 1
+        self._prompt.observe(num_prompt)
         if reason in ("stop", "length"):
+            self._answer.observe(num_generated)
             self._e2e.observe(time.monotonic() - arrival_time)
 
     # ------------------------------------------------------------------------------------------------------- telling
@@ -116,7 +123,8 @@ class Metrics(Collector):
         yield finished
         generated = float(self._num_generated)
         yield CounterMetricFamily("minisgl:generated_tokens", "tokens received from the engine", value=generated)
-        yield from (self._ttft.collect(), self._itl.collect(), self._e2e.collect())
+        for one in (self._ttft, self._itl, self._e2e, self.queue, self._prompt, self._answer):
+            yield one.collect()
         stats = self._stats()
         meters = {HTTP: self._meters.readings()}
         cpu_s, memory = {HTTP: cpu_seconds()}, {HTTP: resident_bytes()}

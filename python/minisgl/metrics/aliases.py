@@ -24,6 +24,9 @@ VLLM: dict[str, tuple[str, ...]] = {
     "minisgl:ttft_seconds": ("vllm:time_to_first_token_seconds",),
     "minisgl:itl_seconds": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
     "minisgl:e2e_seconds": ("vllm:e2e_request_latency_seconds",),
+    "minisgl:queue_seconds": ("vllm:request_queue_time_seconds",),
+    "minisgl:prompt_length_tokens": ("vllm:request_prompt_tokens",),
+    "minisgl:answer_length_tokens": ("vllm:request_generation_tokens",),
 }
 """By family; counters get their `_total` from the client library. The second names are older ones of the same."""
 _LABELS = {"reason": "finished_reason"}

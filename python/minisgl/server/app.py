@@ -69,7 +69,7 @@ def build_app(
         lambda: client.failure is None,
         aliases_for=config.model_name if config.metrics_aliases == "vllm" else None,
     )
-    client.dispatch = metrics.dispatch
+    client.dispatch, client.queue = metrics.dispatch, metrics.queue
     client.transport = metrics.transport(measured=config.engine.transport_stats)
     context = ServerContext(
         client,

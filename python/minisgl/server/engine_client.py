@@ -35,6 +35,7 @@ from minisgl.message import (
     ToEngine,
     TokenLogprobs,
 )
+from minisgl.metrics.histogram import Histogram
 from minisgl.metrics.meters import Meter
 from minisgl.metrics.transport import Transport
 from minisgl.sampling_params import SamplingParams
@@ -72,6 +73,7 @@ class RequestHandle:
         "prompt_logprobs",
         "reason",
         "req_id",
+        "sent_at",
         "tokens",
         "waits",
     )
@@ -79,6 +81,7 @@ class RequestHandle:
     def __init__(self, req_id: int, listener: Listener, num_prompt: int) -> None:
         self.req_id = req_id
         self.num_prompt = num_prompt
+        self.sent_at = time.monotonic()
         self.waits = True  # for its first step
         self.listener = listener
         self.tokens: list[int] = []
@@ -130,6 +133,7 @@ class EngineClient:
         self._num_waiting_tokens = 0
         self.transport = Transport()  # encodes and decodes
         self.dispatch: Meter | None = None  # time to hand out what came
+        self.queue: Histogram | None = None  # time from sending a request to its first step
         self.on_progress: Callable[[str, int, int], None] = lambda text, done, total: None
 
     # ------------------------------------------------------------------------------------------------------- state
@@ -321,6 +325,8 @@ class EngineClient:
                 if (handle := live.get(req_id)) is not None:
                     handle.cached_len = cached_len
                     self._no_longer_waits(handle)
+                    if self.queue is not None:
+                        self.queue.observe(time.monotonic() - handle.sent_at)
         for chunk in message.prompt_logprobs:
             if (handle := live.get(chunk.req_id)) is not None:
                 handle.prompt_logprobs[chunk.first] = chunk

@@ -136,7 +136,7 @@ class Generation:
 
     def _end(self, choice: _Choice, reason: str) -> None:
         choice.done = True
-        self._metrics.finished(reason, self._record.arrival_time)
+        self._metrics.finished(reason, self._record.arrival_time, choice.handle.num_prompt, choice.num_tokens)
         self._record.finish_reasons.append(reason)
         self._record.cached_tokens += choice.handle.cached_len or 0
 
