@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socketserver
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
@@ -13,13 +14,11 @@ import pytest
 
 from minisgl.bench import measure
 from minisgl.bench.measure import Load, load_from
-from minisgl.bench.stream_client import RequestFailed, closed_loop, open_loop
 from minisgl.config import ConfigError
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 PIECE = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 LAST = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":%d,"total_tokens":1}}\n\ndata: [DONE]\n\n'
-BODIES: list[dict[str, object]] = [{"max_tokens": 3}] * 4
 
 
 def chunk(data: bytes) -> bytes:
@@ -31,30 +30,24 @@ def whole(tokens: int = 3) -> list[bytes]:
 
 
 @contextlib.contextmanager
-def scripted(
-    answer: Callable[[int], list[bytes] | None], requests_per_connection: int = 1000
-) -> Iterator[tuple[str, list[int]]]:
-    """A server that writes `answer(n)` to its n-th request, piece by piece; None: it closes the connection. Yields its
-    address and the connection that each request came on."""
-    seen: list[int] = []
-    lock, connections = threading.Lock(), count()
+def scripted(answer: Callable[[int], list[bytes] | None]) -> Iterator[str]:
+    """A server that writes `answer(n)` to its n-th POST, piece by piece; None: it closes the connection. Yields its
+    address."""
+    numbers = count()
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
-            connection = next(connections)
-            for _ in range(requests_per_connection):
-                length, line = 0, self.rfile.readline()
-                if not line:
-                    return
+            while line := self.rfile.readline():
+                length, asked = 0, line.startswith(b"POST")
                 while line.strip():
                     name, _, value = line.partition(b":")
                     length = int(value) if name.lower() == b"content-length" else length
                     line = self.rfile.readline()
                 self.rfile.read(length)
-                with lock:
-                    seen.append(connection)
-                    number = len(seen) - 1
-                pieces = answer(number)
+                if not asked:
+                    self.wfile.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+                    continue
+                pieces = answer(next(numbers))
                 if pieces is None:
                     return
                 for piece in pieces:
@@ -69,45 +62,57 @@ def scripted(
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}", seen
+            yield f"http://127.0.0.1:{server.server_address[1]}"
         finally:
             server.shutdown()
             thread.join()
 
 
-def test_answers_are_counted_and_timed() -> None:
-    with scripted(lambda n: whole()) as (url, seen):
-        answers = closed_loop(url, BODIES, 2)
-    assert len(answers) == 4 and len(seen) == 4
-    assert len(set(seen)) <= 2  # connections are kept
-    for answer in answers:
-        assert answer.num_tokens == 3 and 1 <= len(answer.pieces) <= 3
-        assert answer.sent < answer.pieces[0] and answer.pieces == sorted(answer.pieces)
+class Server:
+    """As much of a server as `measure` asks for."""
+
+    model = "m"
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def cpu_seconds(self) -> dict[str, float]:
+        return {"http": time.process_time()}
+
+    def rss_bytes(self) -> dict[str, int]:
+        return {"http": 2**20}
 
 
-def test_an_open_loop_sends_when_requests_are_due() -> None:
-    """Late clients count against the server: latencies start when a request was due."""
-    held = threading.Event()
-
-    def answer(n: int) -> list[bytes]:
-        if n == 3:
-            held.set()
-        elif n == 0:
-            assert held.wait(20), "the fourth request waits for the first answer: this is no open loop"
-        return whole()
-
-    with scripted(answer) as (url, seen):
-        answers = open_loop(url, BODIES, [0.0, 0.01, 0.02, 0.03])
-    assert len(answers) == 4 and len(set(seen)) > 1
-    due = sorted(answer.sent for answer in answers)
-    assert [at - due[0] for at in due] == pytest.approx([0.0, 0.01, 0.02, 0.03])
-    assert all(answer.pieces[0] > answer.sent for answer in answers)
+LOAD = Load(concurrency=2, num_requests=4, output_len=3)
 
 
-def test_a_connection_that_was_closed_while_idle_is_replaced() -> None:
-    with scripted(lambda n: whole(), requests_per_connection=1) as (url, seen):
-        answers = open_loop(url, BODIES, [0.0, 0.1, 0.2, 0.3])
-    assert len(answers) == 4 and len(set(seen)) == 4
+def measured(answer: Callable[[int], list[bytes] | None], load: Load = LOAD) -> dict[str, float]:
+    with scripted(answer) as url:
+        return measure.measure(Server(url), load)  # type: ignore[arg-type]
+
+
+def test_answers_are_counted_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "WARM_UP_LEN", 3)
+    found = measured(lambda n: whole())
+    assert found["output_tok_s"] > 0 and found["http_rss_mib"] == 1.0
+    assert 0 < found["ttft_p50_ms"] <= found["ttft_p99_ms"] <= found["e2e_p99_ms"]
+    assert found["client_us_per_token"] > 0
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        ([b"HTTP/1.1 429 Too Many\r\ncontent-length: 5\r\n\r\nbusy!"], "1 of 4 requests failed"),
+        ([HEAD, chunk(PIECE), b"0\r\n\r\n"], "failed|came instead"),
+        (None, "1 of 4 requests failed"),
+        (whole(2), "11 tokens came instead of 12"),
+    ],
+)
+def test_anything_else_is_no_result(monkeypatch: pytest.MonkeyPatch, pieces: list[bytes] | None, said: str) -> None:
+    monkeypatch.setattr(measure, "WARM_UP_LEN", 3)
+    last_of_the_run = 2 * LOAD.concurrency + LOAD.num_requests - 1
+    with pytest.raises(ConfigError, match=said):
+        measured(lambda n: pieces if n == last_of_the_run else whole())
 
 
 def test_arrivals_are_a_poisson_process_by_seed() -> None:
@@ -116,47 +121,6 @@ def test_arrivals_are_a_poisson_process_by_seed() -> None:
     assert times == load.times_s() and times == sorted(times)
     assert times[-1] == pytest.approx(80, rel=0.1)
     assert times != replace(load, seed=3).times_s()
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 50])
-def test_frames_may_be_cut_anywhere(size: int) -> None:
-    data = b"".join(whole())
-    with scripted(lambda n: [data[i : i + size] for i in range(0, len(data), size)]) as (url, _):
-        assert [answer.num_tokens for answer in closed_loop(url, BODIES[:2], 1)] == [3, 3]
-
-
-@pytest.mark.parametrize(
-    ("pieces", "said"),
-    [
-        ([b"HTTP/1.1 429 Too Many\r\ncontent-length: 5\r\n\r\nbusy!"], "429 Too Many"),
-        ([HEAD, chunk(PIECE), b"0\r\n\r\n"], "before its time"),
-        ([HEAD, chunk(b"data: [DONE]\n\n"), b"0\r\n\r\n"], "before its time"),
-        (None, "connection was lost"),
-    ],
-)
-def test_anything_else_ends_the_run(pieces: list[bytes] | None, said: str) -> None:
-    with (
-        scripted(lambda n: pieces if n == 1 else whole()) as (url, _),
-        pytest.raises(RequestFailed, match=said),
-    ):
-        closed_loop(url, BODIES, 2)
-
-
-def test_a_broken_client_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minisgl.bench.stream_client.USAGE", None)
-    with scripted(lambda n: whole()) as (url, _), pytest.raises(AttributeError):
-        closed_loop(url, BODIES, 2)
-
-
-def test_a_shorter_answer_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Server:
-        model = "m"
-
-        def __init__(self, url: str) -> None:
-            self.url = url
-
-    with scripted(lambda n: whole(2)) as (url, _), pytest.raises(ConfigError, match="tokens came instead of"):
-        measure.measure(Server(url), Load(concurrency=1, num_requests=2, output_len=3))  # type: ignore[arg-type]
 
 
 def test_loads_are_deterministic_and_within_their_ranges() -> None:

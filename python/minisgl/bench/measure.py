@@ -7,22 +7,26 @@ Doesn't know: arms, pairs.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
+import numpy as np
 
+from minisgl import _rust
 from minisgl.bench.server_process import ServerProcess
 from minisgl.bench.stats import summary
-from minisgl.bench.stream_client import Answer, RequestFailed, closed_loop, open_loop
 from minisgl.config import ConfigError
 
+if TYPE_CHECKING:
+    from minisgl._rust import LoadResult
+
 WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")
+WARM_UP_LEN = 16
 SCHEDULER = ("schedule", "commit")
 LOOP = (*SCHEDULER, "receive", "launch", "wait", "send")
 
@@ -62,11 +66,11 @@ class Load:
         rng, at = random.Random(self.seed + 1), 0.0
         return [at := at + rng.expovariate(self.rate) for _ in range(self.num_requests)]
 
-    def bodies(self, model: str) -> list[dict[str, object]]:
+    def bodies(self, model: str) -> list[dict[str, Any]]:
         rng = random.Random(self.seed)
         shared = rng.choices(WORDS, k=self.shared_len)
 
-        def one() -> dict[str, object]:
+        def one() -> dict[str, Any]:
             words = rng.randint(self.input_len, max(self.input_len, self.max_input_len))
             text = " ".join([*shared, *rng.choices(WORDS, k=max(words - self.shared_len, 1))])
             return {
@@ -75,6 +79,8 @@ class Load:
                 "max_tokens": rng.randint(self.output_len, max(self.output_len, self.max_output_len)),
                 "ignore_eos": True,
                 "temperature": 0,
+                "stream": True,
+                "stream_options": {"include_usage": True},
             }
 
         return [one() for _ in range(self.num_requests)]
@@ -94,50 +100,59 @@ def load_from(flags: Sequence[str]) -> Load:
 def measure(server: ServerProcess, load: Load) -> dict[str, float]:
     """Throughput, latencies, CPU by process, time of the scheduler. Raises `ConfigError` when a request failed."""
     warm_up = replace(
-        load, num_requests=2 * load.concurrency, output_len=16, max_output_len=0, rate=0.0, seed=load.seed + 1
+        load, num_requests=2 * load.concurrency, output_len=WARM_UP_LEN, max_output_len=0, rate=0.0, seed=load.seed + 1
     )
-    try:
-        _ask(server, warm_up)
-        before, stats_before = server.cpu_seconds(), _stats(server)
-        began = time.perf_counter()
-        answers = _ask(server, load)
-        wall_s = time.perf_counter() - began
-        after, stats_after = server.cpu_seconds(), _stats(server)
-    except RequestFailed as error:
-        raise ConfigError(str(error)) from error
-    num_tokens = sum(answer.num_tokens for answer in answers)
+    _ask(server, warm_up)
+    before, stats_before = server.cpu_seconds(), _stats(server)
+    answers = _ask(server, load)
+    after, stats_after = server.cpu_seconds(), _stats(server)
+    num_tokens = int(answers["completion_tokens"].sum())
     found = {
-        "output_tok_s": num_tokens / wall_s,
+        "output_tok_s": num_tokens / answers["duration_s"],
         **_latencies(answers),
         **{f"{role}_cpu_us_per_token": 1e6 * (after[role] - before[role]) / num_tokens for role in after},
+        "client_us_per_token": 1e6 * answers["cpu_s"] / num_tokens,
         **_steps(stats_before, stats_after),
         **{f"{role}_rss_mib": size / 2**20 for role, size in server.rss_bytes().items()},
     }
     return {name: value for name, value in found.items() if math.isfinite(value)}  # answers in one piece have no ITL
 
 
-def _ask(server: ServerProcess, load: Load) -> list[Answer]:
+def _ask(server: ServerProcess, load: Load) -> LoadResult:
+    """By the generator of `bench serve`. Raises `ConfigError` unless every answer came whole."""
     bodies = load.bodies(server.model)
-    if load.rate:
-        answers = open_loop(server.url, bodies, load.times_s())
-    else:
-        answers = closed_loop(server.url, bodies, load.concurrency)
-    asked = sum(int(str(body["max_tokens"])) for body in bodies)
-    if (got := sum(answer.num_tokens for answer in answers)) != asked:
-        raise RequestFailed(f"{got} tokens came instead of {asked}")
+    plan: dict[str, Any] = {"arrivals": load.times_s()} if load.rate else {"concurrency": load.concurrency}
+    answers = _rust.run_load(
+        f"{server.url}/v1/chat/completions",
+        [json.dumps(body).encode() for body in bodies],
+        chains=[1] * len(bodies),
+        headers=[("content-type", "application/json")],
+        **plan,
+    )
+    failed = np.flatnonzero(answers["failure"])
+    if len(failed):
+        name = answers["failures"][int(answers["failure"][failed[0]])]
+        said = answers["errors"][0] if answers["errors"] else ""
+        raise ConfigError(f"{len(failed)} of {len(bodies)} requests failed: {name}: {said}")
+    asked = np.array([body["max_tokens"] for body in bodies])
+    if not np.array_equal(answers["completion_tokens"], asked[answers["index"]]):
+        raise ConfigError(f"{answers['completion_tokens'].sum()} tokens came instead of {asked.sum()}")
     return answers
 
 
-def _latencies(answers: Sequence[Answer]) -> dict[str, float]:
-    ttft = summary([1e3 * (answer.pieces[0] - answer.sent) for answer in answers])
-    itl = summary([1e3 * (b - a) for answer in answers for a, b in pairwise(answer.pieces)])
-    e2e = summary([1e3 * (answer.pieces[-1] - answer.sent) for answer in answers])
+def _latencies(answers: LoadResult) -> dict[str, float]:
+    """From the time that a request was due: a late client counts against the server."""
+    due = answers["scheduled"]
+    ttft, itl, e2e = (1e3 * values for values in (answers["first"] - due, answers["gaps"], answers["end"] - due))
+    found = {"ttft": summary(ttft), "itl": summary(itl), "e2e": summary(e2e)}
+    longest = float(itl.max()) if len(itl) else math.nan
     return {
-        "ttft_p50_ms": ttft["p50"],
-        "ttft_p99_ms": ttft["p99"],
-        "itl_p50_ms": itl["p50"],
-        "itl_p99_ms": itl["p99"],
-        "e2e_p99_ms": e2e["p99"],
+        "ttft_p50_ms": found["ttft"]["p50"],
+        "ttft_p99_ms": found["ttft"]["p99"],
+        "itl_p50_ms": found["itl"]["p50"],
+        "itl_p99_ms": found["itl"]["p99"],
+        "longest_gap_ms": longest,
+        "e2e_p99_ms": found["e2e"]["p99"],
     }
 
 

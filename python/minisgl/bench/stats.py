@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class PairedDifference:
         return asdict(self)
 
 
-def summary(samples: Sequence[float]) -> dict[str, float]:
+def summary(samples: Sequence[float] | npt.NDArray[np.floating[Any]]) -> dict[str, float]:
     """mean, p50, p90, p99, max of samples; all NaN without one."""
     if not len(samples):
         return dict.fromkeys(("mean", "p50", "p90", "p99", "max"), math.nan)
