@@ -10,6 +10,7 @@ profiles read a tokenizer from MINISGL_DATA, or with --tokenizer smollm2 the emb
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -21,7 +22,7 @@ from minisgl.bench.ab import Figures, compare, figures_table, paired
 from minisgl.bench.arms import Arm
 from minisgl.bench.measure import Load, measure
 from minisgl.bench.plots import bar_breakdown
-from minisgl.bench.report import Report, print_result, table
+from minisgl.bench.report import RAW, Report, print_result, table
 from minisgl.bench.stats import Interval, PairedDifference
 
 ARMS = tuple(Arm(name, ("--cpu-backend", name)) for name in ("python", "rust_hotpath"))
@@ -74,10 +75,15 @@ def main(args: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark.online.control_planes", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for raw.json and README.md")
     parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument(
+        "--again", action="store_true", help="write the report of FOLDER/raw.json again; measure nothing"
+    )
     parser.add_argument("--profile", nargs="+", choices=tuple(PROFILES), default=list(PROFILES))
     data = envs.data_dir()
     parser.add_argument("--tokenizer", default="smollm2" if data is None else str(data / "tokenizers" / "qwen3"))
     options = parser.parse_args(args)
+    if options.again:
+        return _again(options.out)
     command = f"python -m benchmark.online.control_planes --pairs {options.pairs} --out FOLDER"
     report = Report(options.out, "Control plane by control plane", command=command)
     runs, found = {}, {}
@@ -88,6 +94,16 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"\n{name}\n\n{figures_table(ARMS, found[name])}", flush=True)
     _write(report, runs, found, options.pairs)
     print_result({"benchmark": "control_planes", "profiles": {name: _short(one) for name, one in found.items()}})
+    return 0
+
+
+def _again(folder: Path) -> int:
+    raw = json.loads((folder / RAW).read_text(encoding="utf-8"))
+    report = Report(folder, raw["title"], command=raw["command"])
+    report.environment = raw["environment"]
+    runs = raw["runs"]
+    found = {name: paired(ARMS, by_arm, 0.95) for name, by_arm in runs.items()}
+    _write(report, runs, found, len(next(iter(runs.values()))[ARMS[0].name]))
     return 0
 
 

@@ -92,6 +92,14 @@ def test_less_is_better_but_for_throughput(name: str, said: str) -> None:
     assert verdict(name, paired_difference([2.0, 2.1, 2.0], [1.0, 1.1, 1.0])) == said
 
 
+def test_the_verdict_is_that_of_the_interval_shown() -> None:
+    """Ratios agree where differences scatter: the second pair ran on a machine ten times as fast."""
+    found = paired_difference([10.0, 100.0, 11.0], [12.0, 121.0, 13.1])
+    assert found.ratio is not None and found.ratio.excludes_zero and not found.difference.excludes_zero
+    assert verdict("output_tok_s", found) == "better"
+    assert verdict("steps", found) == "differs"
+
+
 def test_a_server_that_leaves_something_is_no_result(
     pretended: type[Pretended], monkeypatch: pytest.MonkeyPatch
 ) -> None:

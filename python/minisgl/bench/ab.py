@@ -119,13 +119,14 @@ def paired(
 
 
 def verdict(name: str, found: PairedDifference) -> str:
-    """What the interval says; many figures are compared, so one that stands alone may be chance."""
-    if not found.difference.excludes_zero:
+    """What the interval that is shown says; of many figures, one that stands alone may be chance."""
+    shown = found.ratio or found.difference
+    if not shown.excludes_zero:
         return "no difference seen"
     if name in NEITHER:
         return "differs"
     more_is_better = any(part in name for part in MORE_IS_BETTER)
-    return "better" if (found.difference.estimate > 0) == more_is_better else "worse"
+    return "better" if (shown.estimate > 0) == more_is_better else "worse"
 
 
 def figures_table(arms: tuple[Arm, ...], differences: Mapping[str, PairedDifference]) -> str:

@@ -1,0 +1,44 @@
+"""Control plane by control plane: the report says what the runs say, and can be written again from the raw data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmark.online import control_planes
+from benchmark.online.control_planes import PROFILES
+
+
+def pretended(arms: Any, shared: Any, pairs: int, measure: Any) -> dict[str, list[dict[str, float]]]:
+    """Half the time per step, and a fifth more tokens."""
+    return {
+        "python": [{"output_tok_s": 1000.0 + i, "scheduler_us_per_step": 400.0, "start_s": 2.0} for i in range(pairs)],
+        "rust_hotpath": [
+            {"output_tok_s": 1.2 * (1000.0 + i), "scheduler_us_per_step": 200.0 + i, "start_s": 2.0}
+            for i in range(pairs)
+        ],
+    }
+
+
+def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(control_planes, "compare", pretended)
+    profiles = list(PROFILES)[:2]
+    assert control_planes.main(["--out", str(tmp_path), "--pairs", "3", "--profile", *profiles]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["profiles"]
+    assert found[profiles[0]]["output_tok_s"]["estimate"] == pytest.approx(0.2)
+    report = (tmp_path / "README.md").read_text()
+    assert "| +20 % [+20, +20] |" in report and "-50 %" in report
+    (tmp_path / "README.md").unlink()
+    assert control_planes.main(["--out", str(tmp_path), "--again"]) == 0
+    assert (tmp_path / "README.md").read_text() == report
+
+
+@pytest.mark.parametrize("name", list(PROFILES))
+def test_loads_fit_their_servers(name: str) -> None:
+    profile = PROFILES[name]
+    rows = int(profile.flags[profile.flags.index("--max-running-requests") + 1])
+    assert profile.load.concurrency <= rows or profile.load.rate
+    assert len(profile.load.bodies("m")) == profile.load.num_requests
