@@ -18,6 +18,7 @@ COMMANDS = {
     "control-plane": "minisgl.cli.bench_control_plane",
     "gate": "minisgl.bench.gate",
     "offline": "minisgl.cli.bench_offline",
+    "serve": "minisgl.bench.serve",
     "what-if": "minisgl.cli.bench_what_if",
 }
 

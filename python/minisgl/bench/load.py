@@ -1,0 +1,205 @@
+"""One load on one server: the generator runs, and meanwhile the server's processes are looked at.
+
+Keeps true: what is sampled costs little (a few reads of /proc twice a second); a server that is not local is measured
+from outside alone.
+Doesn't know: which loads there are, what is made of the figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import psutil
+from tqdm import tqdm
+
+from minisgl.bench.render import PATHS, Endpoint, Line, probe, words
+from minisgl.bench.server_process import ServerProcess
+from minisgl.config import ConfigError
+
+if TYPE_CHECKING:
+    from minisgl._rust import LoadResult
+
+SAMPLE_S = 0.5
+HTTP_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Who is measured. `own`: the one that was started for it, whose processes can be looked at."""
+
+    url: str
+    model: str
+    api_key: str | None = None
+    own: ServerProcess | None = None
+
+    def headers(self) -> list[tuple[str, str]]:
+        key = [] if self.api_key is None else [("authorization", f"Bearer {self.api_key}")]
+        return [("content-type", "application/json"), ("accept", "text/event-stream"), *key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is sent. `arrivals` (open loop) or `concurrency` (closed loop)."""
+
+    bodies: Sequence[bytes]
+    chains: Sequence[int]
+    endpoint: Endpoint = "chat"
+    arrivals: Sequence[float] | None = None
+    concurrency: int = 0
+    ramp_s: float = 0.0
+    duration_s: float = math.inf  # closed loop: nothing is begun later
+    keep_alive: bool = True
+    timeout_s: float = 600.0
+    threads: int = 1
+
+
+@dataclass(slots=True)
+class Sample:
+    """One moment: seconds since the start, events with text so far, requests in flight."""
+
+    at: float
+    tokens: int
+    in_flight: int
+
+
+@dataclass(slots=True)
+class Measured:
+    """A load that is over. By role of the server's processes: CPU seconds used, bytes at most; empty: not local."""
+
+    result: LoadResult
+    samples: list[Sample] = field(default_factory=list)
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    rss_bytes: dict[str, int] = field(default_factory=dict)
+
+
+class Watch:
+    """The processes of a server, found once: finding them is what costs."""
+
+    def __init__(self, own: ServerProcess | None) -> None:
+        self._processes: Mapping[str, psutil.Process] = {} if own is None else own.processes()
+        self.rss_bytes: dict[str, int] = {}
+
+    def cpu_seconds(self) -> dict[str, float]:
+        found = {}
+        for role, process in self._processes.items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found[role] = float(sum(process.cpu_times()[:2]))
+        return found
+
+    def look(self) -> None:
+        for role, process in self._processes.items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self.rss_bytes[role] = max(self.rss_bytes.get(role, 0), int(process.memory_info().rss))
+
+
+def generator() -> Callable[..., LoadResult]:
+    """`run_load` of the extension. Raises `ConfigError` if this installation has none."""
+    try:
+        from minisgl._rust import run_load
+    except ImportError as error:
+        raise ConfigError(f"the load generator is part of the Rust extension, which does not load: {error}") from error
+    return run_load
+
+
+def measure(server: Server, load: Load, label: str) -> Measured:
+    """Send `load`, with a bar called `label` on a terminal. Raises `ConfigError` for a load that makes no sense."""
+    watch, samples = Watch(server.own), list[Sample]()
+    began, looked = time.monotonic(), 0.0
+    before = watch.cpu_seconds()
+    endless = math.isfinite(load.duration_s)
+    with tqdm(total=None if endless else sum(load.chains), desc=label, unit="req", disable=None, leave=False) as bar:
+
+        def progress(finished: int, failed: int, in_flight: int, tokens: int) -> None:
+            nonlocal looked
+            now = time.monotonic()
+            samples.append(Sample(now - began, tokens, in_flight))
+            if now - looked >= SAMPLE_S:
+                looked = now
+                watch.look()
+            bar.n = finished
+            bar.set_postfix(failed=failed, in_flight=in_flight, refresh=False)
+            bar.refresh()
+
+        try:
+            result = generator()(
+                server.url + PATHS[load.endpoint],
+                load.bodies,
+                chains=load.chains,
+                arrivals=load.arrivals,
+                concurrency=load.concurrency,
+                ramp_s=load.ramp_s,
+                stop_after_s=load.duration_s,
+                headers=server.headers(),
+                keep_alive=load.keep_alive,
+                timeout_s=load.timeout_s,
+                threads=load.threads,
+                progress=progress,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    after = watch.cpu_seconds()
+    watch.look()
+    for sample in samples:
+        sample.at += began - result["started"]
+    used = {role: after[role] - before.get(role, 0.0) for role in after}
+    return Measured(result, samples, used, watch.rss_bytes)
+
+
+def first_model(url: str, api_key: str | None) -> str:
+    """The first model that the server at `url` names. Raises `ConfigError`."""
+    try:
+        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        answer = httpx.get(url + "/v1/models", headers=headers, timeout=HTTP_TIMEOUT_S)
+        return str(answer.raise_for_status().json()["data"][0]["id"])
+    except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
+        raise ConfigError(
+            f"--base-url: {url}/v1/models: {error!r}: give --model if the server has no such list"
+        ) from error
+
+
+def calibrate(server: Server, endpoint: Endpoint, extra: Mapping[str, Any]) -> Line:
+    """Ask the server for one token twice, and see what it counts in the prompts. Raises `ConfigError`."""
+    headers = dict(server.headers())
+
+    def count(num_words: int) -> int:
+        text = words(("probe",), num_words)
+        prompt = {"prompt": text} if endpoint == "completions" else {"messages": [{"role": "user", "content": text}]}
+        body = {**extra, "model": server.model, "max_tokens": 1, **prompt}
+        try:
+            answer = httpx.post(server.url + PATHS[endpoint], json=body, headers=headers, timeout=HTTP_TIMEOUT_S)
+            if answer.is_error:
+                raise ConfigError(f"the server refuses a prompt of {num_words} words: {answer.text[:300]}")
+            return int(answer.json()["usage"]["prompt_tokens"])
+        except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"the server does not say how many tokens a prompt has: {error!r}") from error
+
+    return probe(count)
+
+
+def cold_connects(server: Server, count: int) -> LoadResult:
+    """`count` connections at once, each with one small request (`GET /health`)."""
+    return generator()(
+        server.url + "/health",
+        [b""],
+        chains=[1] * count,
+        arrivals=[0.0] * count,
+        method="GET",
+        headers=server.headers()[2:],
+        keep_alive=False,
+        timeout_s=HTTP_TIMEOUT_S,
+    )
+
+
+def idle_cpu(server: Server, seconds: float) -> dict[str, float]:
+    """Share of a core that each of the server's processes uses while nothing is asked of it."""
+    watch = Watch(server.own)
+    began, before = time.monotonic(), watch.cpu_seconds()
+    time.sleep(seconds)
+    after, took = watch.cpu_seconds(), time.monotonic() - began
+    return {role: (after[role] - before[role]) / took for role in after}

@@ -1,0 +1,139 @@
+"""`minisgl bench serve`: flags of the serving benchmark.
+
+Doesn't know: how anything is sent or computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from minisgl import envs
+from minisgl.bench.report import public_command
+from minisgl.bench.serve_frontend import frontend_settings
+from minisgl.bench.serve_metrics import Slo
+from minisgl.bench.serve_run import Serve, run_serve
+from minisgl.bench.workloads import WORKLOADS, WorkloadSettings
+from minisgl.config import ConfigError
+
+DEFAULT_CONCURRENCY = [1, 16, 64]
+DEFAULT_REQUESTS = 256
+EPILOG = """examples:
+  minisgl bench serve -- --model Qwen/Qwen3-0.6B                   a server of its own, with these flags
+  minisgl bench serve --base-url http://127.0.0.1:8000             any OpenAI-compatible server
+  minisgl bench serve --workload chat --rate 2 4 8 --out report    open loop, three rates
+  minisgl bench serve --scenario frontend --out report             the table of the HTTP path"""
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "serve",
+        help="latency and throughput of a server under load",
+        description="Load on a server over HTTP: closed loop (--concurrency: so many clients, each sends its next "
+        "request when its last one has ended) or open loop (--rate, or the arrivals of a trace; latencies count from "
+        "the moment in which a request was due).",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run)
+    server = parser.add_argument_group("server")
+    server.add_argument("--base-url", metavar="URL", help="a running server (default: one of its own, flags after --)")
+    server.add_argument("--model", dest="served_model", help="the name to ask for (default: the server's first)")
+    server.add_argument("--api-key", help="its key (default: MINISGL_API_KEY)")
+    server.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="default: %(default)s")
+    server.add_argument("--extra-body", metavar="JSON", help="fields of every request, over the default ignore_eos")
+    server.add_argument("flags", nargs="*", metavar="-- FLAG", help="flags of minisgl serve")
+    _add_load(parser)
+    _add_workload(parser)
+    out = parser.add_argument_group("result")
+    out.add_argument("--slo-ttft-ms", type=float, help="goodput: the limit of a good answer's TTFT")
+    out.add_argument("--slo-tpot-ms", type=float, help="of its time per output token")
+    out.add_argument("--slo-e2e-ms", type=float, help="of the whole")
+    out.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report with plots")
+    return parser
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
+    load = parser.add_argument_group("load")
+    load.add_argument("--scenario", choices=("frontend",), help="a whole setting; other flags change parts of it")
+    load.add_argument("--concurrency", type=int, nargs="+", metavar="N", help="closed loop, by number of clients")
+    load.add_argument("--rate", type=float, nargs="+", metavar="R", help="open loop, Poisson, requests a second")
+    load.add_argument("--trace-arrivals", action="store_true", help="open loop with the arrivals of a trace workload")
+    load.add_argument("--num-requests", type=int, help="per point (default: 256)")
+    load.add_argument("--duration", type=float, metavar="S", help="closed loop: send for so long instead")
+    load.add_argument("--warmup-requests", type=int, help="sent before each point and not counted (default: a quarter)")
+    load.add_argument("--repeat", type=int, default=1, help="how often each point is measured (default: 1)")
+    load.add_argument("--no-keep-alive", action="store_true", help="a new connection for each request")
+    load.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of a request (default: 600)")
+    load.add_argument("--ramp", type=float, default=0.0, metavar="S", help="let clients begin over so many seconds")
+    load.add_argument("--client-threads", type=int, default=1, help="of the load generator (default: 1)")
+
+
+def _add_workload(parser: argparse.ArgumentParser) -> None:
+    work = parser.add_argument_group("workload")
+    work.add_argument("--workload", choices=tuple(WORKLOADS), default="random", help="default: %(default)s")
+    work.add_argument("--input-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="tokens (traces: MAX is a limit)")
+    work.add_argument("--output-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="tokens (traces: MAX is a limit)")
+    work.add_argument("--seed", type=int, default=0, help="of lengths, texts and arrivals (default: 0)")
+    work.add_argument("--num-prefixes", type=int, default=8, help="shared-prefix: how many (default: 8)")
+    work.add_argument("--prefix-len", type=int, default=1024, help="shared-prefix: tokens of each (default: 1024)")
+    work.add_argument("--turns", type=int, default=4, help="multi-turn: per chat (default: 4)")
+    work.add_argument("--time-scale", type=float, default=1.0, help="traces: 2 sends them twice as fast (default: 1)")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.base_url is not None and args.flags:
+        raise ConfigError(f"{args.flags[0]}: belongs to a server, and with --base-url none is started")
+    if args.scenario is not None:
+        frontend_settings(args)
+    workload = WorkloadSettings(
+        num_requests=args.num_requests or DEFAULT_REQUESTS,
+        input_len=_range(args.input_len),
+        output_len=_range(args.output_len),
+        seed=args.seed,
+        num_prefixes=args.num_prefixes,
+        prefix_len=args.prefix_len,
+        turns=args.turns,
+        time_scale=args.time_scale,
+    )
+    settings = Serve(
+        base_url=args.base_url,
+        model=args.served_model,
+        api_key=args.api_key or envs.api_key(),
+        flags=tuple(args.flags),
+        endpoint=args.endpoint,
+        extra=_extra(args.extra_body),
+        workload=args.workload,
+        workload_settings=workload,
+        concurrency=tuple(args.concurrency or (() if args.rate or args.trace_arrivals else DEFAULT_CONCURRENCY)),
+        rates=tuple(args.rate or ()),
+        trace_arrivals=args.trace_arrivals,
+        duration_s=math.inf if args.duration is None else args.duration,
+        warmup_requests=args.warmup_requests,
+        repeat=args.repeat,
+        keep_alive=not args.no_keep_alive,
+        timeout_s=args.timeout,
+        ramp_s=args.ramp,
+        threads=args.client_threads,
+        slo=Slo(args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms),
+        frontend=args.scenario == "frontend",
+    )
+    return run_serve(settings, args.out, command=public_command(args.arguments))
+
+
+def _range(given: list[int] | None) -> tuple[int, int] | None:
+    return None if given is None else (given[0], given[1])
+
+
+def _extra(text: str | None) -> dict[str, Any]:
+    try:
+        extra = json.loads(text or "{}")
+    except ValueError as error:
+        raise ConfigError(f"--extra-body: not JSON: {error}") from error
+    if not isinstance(extra, dict):
+        raise ConfigError("--extra-body: must be a JSON object")
+    return {"ignore_eos": True, **extra}

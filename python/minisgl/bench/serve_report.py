@@ -1,0 +1,156 @@
+"""The result of `minisgl bench serve`: one line a point, and a report with plots.
+
+Keeps true: with repeats, a point's figure is the median of its repeats, whose figures are all in the raw JSON.
+Doesn't know: how anything was measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from minisgl.bench.load import Server
+from minisgl.bench.plots import Series, cdf_plot, line_plot
+from minisgl.bench.report import Report, table
+from minisgl.bench.serve_metrics import latencies
+
+if TYPE_CHECKING:
+    from minisgl.bench.serve_run import Measurement, Serve
+
+HEAD = (
+    "load",
+    "ok",
+    "failed",
+    "output tok/s",
+    "TTFT p50 ms",
+    "TTFT p99 ms",
+    "TPOT p50 ms",
+    "ITL p99 ms",
+    "longest pause ms",
+    "E2E p99 ms",
+    "server CPU us/token",
+    "HTTP CPU us/token",
+    "RSS MiB",
+    "client CPU us/token",
+)
+
+
+def result_of(
+    settings: Serve, server: Server, found: Sequence[Measurement], extras: Mapping[str, Any]
+) -> dict[str, Any]:
+    points = []
+    for label in dict.fromkeys(one.point.label for one in found):
+        repeats = [one for one in found if one.point.label == label]
+        point = repeats[0].point
+        merged = median_of([one.figures for one in repeats])
+        points.append(
+            {"load": label, "mode": point.mode, "value": point.value or None, "repeats": len(repeats), **merged}
+        )
+    return {
+        "bench": "serve",
+        "server": "own" if server.own is not None else "given",
+        "model": server.model.rsplit("/", 1)[-1],
+        "workload": settings.workload,
+        "seed": settings.workload_settings.seed,
+        "endpoint": settings.endpoint,
+        "points": points,
+        **extras,
+    }
+
+
+def median_of(repeats: Sequence[Any]) -> Any:
+    """Field by field: numbers by their median, counts of failures by their sum, the rest as in the first repeat."""
+    first = repeats[0]
+    if len(repeats) == 1:
+        return first
+    if isinstance(first, Mapping):
+        keys = dict.fromkeys(key for one in repeats if isinstance(one, Mapping) for key in one)
+        return {key: _merged(key, [one.get(key) for one in repeats if isinstance(one, Mapping)]) for key in keys}
+    if all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in repeats):
+        return statistics.median(repeats)
+    return first
+
+
+def _merged(key: str, values: Sequence[Any]) -> Any:
+    if key in ("failed", "without_text"):
+        return sum(values)
+    if key in ("failures", "errors"):
+        reasons = dict.fromkeys(reason for one in values for reason in one)
+        return {reason: sum(one.get(reason, 0) for one in values) for reason in reasons}
+    return median_of(values)
+
+
+def summary_table(result: Mapping[str, Any]) -> str:
+    return table(HEAD, [_row(point) for point in result["points"]])
+
+
+def _row(point: Mapping[str, Any]) -> tuple[Any, ...]:
+    cpu = (point["server"] or {}).get("cpu_us_per_token") or {}
+    return (
+        point["load"],
+        point["succeeded"],
+        point["failed"],
+        point["output_tok_s"],
+        point["ttft_ms"]["p50"],
+        point["ttft_ms"]["p99"],
+        point["tpot_ms"]["p50"],
+        point["itl_ms"]["p99"],
+        point["longest_pause_ms"],
+        point["e2e_ms"]["p99"],
+        cpu.get("all"),
+        cpu.get("http"),
+        (point["server"] or {}).get("rss_mib", {}).get("all"),
+        point["client"]["cpu_us_per_token"],
+    )
+
+
+def write_report(report: Report, result: Mapping[str, Any], found: Sequence[Measurement]) -> None:
+    report.section("Load by load", summary_table(result))
+    report.section("Latencies", *_latency_plots(report, found))
+    if len(result["points"]) > 1:
+        report.section("Throughput against latency", _curve(report, result))
+    growth = [
+        Series(one.point.label, [s.at for s in one.measured.samples], [float(s.tokens) for s in one.measured.samples])
+        for one in found
+        if one.repeat == 0
+    ]
+    plot = line_plot(
+        report.folder / "growth.png", growth, title="Events with text", x_label="s", y_label="since the start"
+    )
+    report.section("Growth", plot)
+    report.write({"result": result, "runs": [{"load": one.point.label, **one.figures} for one in found]})
+
+
+def _latency_plots(report: Report, found: Sequence[Measurement]) -> list[str]:
+    ttft, itl = {}, {}
+    for one in found:
+        if one.repeat == 0:
+            of_one = latencies(one.measured.result)
+            ttft[one.point.label] = of_one.ttft[of_one.ttft == of_one.ttft].tolist()
+            itl[one.point.label] = of_one.itl.tolist()
+    return [
+        cdf_plot(report.folder / "ttft.png", ttft, title="Time to the first token", x_label="ms"),
+        cdf_plot(report.folder / "itl.png", itl, title="Between one event with text and the next", x_label="ms"),
+    ]
+
+
+def _curve(report: Report, result: Mapping[str, Any]) -> str:
+    modes = dict.fromkeys(point["mode"] for point in result["points"])
+    series = [
+        Series(
+            f"{name}, {mode}",
+            [point["output_tok_s"] for point in result["points"] if point["mode"] == mode],
+            [point[key][quantile] for point in result["points"] if point["mode"] == mode],
+        )
+        for mode in modes
+        for name, key, quantile in (("TTFT p99", "ttft_ms", "p99"), ("ITL p99", "itl_ms", "p99"))
+    ]
+    return line_plot(
+        report.folder / "curve.png",
+        series,
+        title="Latency against throughput",
+        x_label="output tokens a second",
+        y_label="ms",
+        log_y=True,
+    )

@@ -1,0 +1,180 @@
+"""Carries out `minisgl bench serve`: points (a concurrency, a rate, a trace), each warmed up and repeated.
+
+Keeps true: no point sends a text that an earlier one has sent, so a warm prefix cache cannot flatter a later point; a
+point with a failed request makes the exit code 1.
+Doesn't know: flags, how latencies are computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from minisgl.bench.load import Load, Measured, Server, calibrate, first_model, measure
+from minisgl.bench.render import Endpoint, Renderer
+from minisgl.bench.report import Report, print_result
+from minisgl.bench.serve_frontend import frontend_extras
+from minisgl.bench.serve_metrics import Slo, figures
+from minisgl.bench.serve_report import result_of, summary_table, write_report
+from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
+from minisgl.bench.workloads import Workload, WorkloadSettings, make_workload, poisson_arrivals
+from minisgl.config import ConfigError
+
+WARMUP_RUN = 1 << 20  # texts of warm-ups are those of runs from here on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serve:
+    """What to measure; see the flags of the same names."""
+
+    base_url: str | None
+    model: str | None
+    api_key: str | None
+    flags: tuple[str, ...]
+    endpoint: Endpoint
+    extra: Mapping[str, Any]
+    workload: str
+    workload_settings: WorkloadSettings
+    concurrency: tuple[int, ...]
+    rates: tuple[float, ...]
+    trace_arrivals: bool
+    duration_s: float
+    warmup_requests: int | None
+    repeat: int
+    keep_alive: bool
+    timeout_s: float
+    ramp_s: float
+    threads: int
+    slo: Slo
+    frontend: bool
+
+    def check(self) -> None:
+        for flag, values in (("--concurrency", self.concurrency), ("--rate", self.rates), ("--repeat", (self.repeat,))):
+            for value in values:
+                if not 0 < value < math.inf:
+                    raise ConfigError(f"{flag} {value:g}: must be above 0")
+        if self.duration_s <= 0:
+            raise ConfigError(f"--duration {self.duration_s:g}: must be above 0")
+        if math.isfinite(self.duration_s) and not self.concurrency:
+            raise ConfigError("--duration: needs --concurrency: an open loop ends with its arrivals")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A load to measure: a closed loop of so many clients, or an open loop at a rate, or with a trace's arrivals."""
+
+    mode: str  # closed, poisson, trace
+    value: float = 0.0
+
+    @property
+    def label(self) -> str:
+        return {"closed": f"{self.value:g} clients", "poisson": f"{self.value:g}/s"}.get(self.mode, "trace")
+
+
+@dataclass(slots=True)
+class Measurement:
+    """One repeat of one point."""
+
+    point: Point
+    repeat: int
+    measured: Measured
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+def run_serve(settings: Serve, out: Path | None, *, command: str) -> int:
+    """Measure, print the table and the result; write the report to `out`. Returns the exit code."""
+    settings.check()
+    points = [
+        *(Point("closed", count) for count in settings.concurrency),
+        *(Point("poisson", rate) for rate in settings.rates),
+        *([Point("trace")] if settings.trace_arrivals else []),
+    ]
+    make_workload(settings.workload, settings.workload_settings)  # complaints come before a server is started
+    report = None if out is None else Report(out, "Serving under load", command=command)
+    extras: dict[str, Any] = {}
+    with _server(settings) as server:
+        found = list(_measurements(settings, server, points))
+        if settings.frontend:
+            extras = frontend_extras(server)
+    result = result_of(settings, server, found, extras)
+    print(summary_table(result))
+    if report is not None:
+        write_report(report, result, found)
+    print_result(result)
+    return 0 if all(one.figures["failed"] == 0 for one in found) else 1
+
+
+@contextlib.contextmanager
+def _server(settings: Serve) -> Iterator[Server]:
+    if settings.base_url is not None:
+        url = settings.base_url.rstrip("/").removesuffix("/v1")
+        yield Server(url, settings.model or first_model(url, settings.api_key), settings.api_key)
+        return
+    try:
+        with ServerProcess(Launch(flags=settings.flags)) as own:
+            yield Server(own.url, settings.model or own.model, settings.api_key, own)
+    except ServerFailed as error:
+        raise ConfigError(str(error)) from error
+
+
+def _measurements(settings: Serve, server: Server, points: Sequence[Point]) -> Iterator[Measurement]:
+    line = calibrate(server, settings.endpoint, settings.extra)
+    renderer = Renderer(server.model, settings.endpoint, line, settings.extra)
+    run = 0
+    for repeat in range(settings.repeat):
+        for point in points:
+            load = _load(settings, renderer, point, run)
+            _warm_up(settings, server, renderer, point, run)
+            measured = measure(server, load, point.label)
+            yield Measurement(point, repeat, measured, figures(measured, settings.slo))
+            run += 1
+
+
+def _load(settings: Serve, renderer: Renderer, point: Point, run: int) -> Load:
+    workload = make_workload(settings.workload, replace(settings.workload_settings, run=run))
+    chains, arrivals = workload.chains, _arrivals(settings, workload, point, run)
+    if math.isfinite(settings.duration_s) and point.mode == "closed":
+        chains = chains * _ENOUGH  # texts come round again when all were sent
+    return Load(
+        bodies=[renderer.body(request) for request in workload.requests],
+        chains=chains,
+        endpoint=settings.endpoint,
+        arrivals=arrivals,
+        concurrency=int(point.value) if point.mode == "closed" else 0,
+        ramp_s=settings.ramp_s,
+        duration_s=settings.duration_s if point.mode == "closed" else math.inf,
+        keep_alive=settings.keep_alive,
+        timeout_s=settings.timeout_s,
+        threads=settings.threads,
+    )
+
+
+_ENOUGH = 1000
+
+
+def _arrivals(settings: Serve, workload: Workload, point: Point, run: int) -> Sequence[float] | None:
+    if point.mode == "poisson":
+        return poisson_arrivals(len(workload.chains), point.value, settings.workload_settings.seed + run)
+    if point.mode == "trace":
+        if workload.arrivals is None:
+            raise ConfigError(f"--trace-arrivals: --workload {workload.name} has none: take a trace, or give --rate")
+        return workload.arrivals
+    return None
+
+
+def _warm_up(settings: Serve, server: Server, renderer: Renderer, point: Point, run: int) -> None:
+    """The same kind of load, not counted. In a closed loop at least one request per client."""
+    asked, least = settings.warmup_requests, int(point.value) if point.mode == "closed" else 1
+    count = max(least, settings.workload_settings.num_requests // 4) if asked is None else asked
+    if count == 0:
+        return
+    some = replace(settings.workload_settings, num_requests=count, run=WARMUP_RUN + run)
+    workload = make_workload(settings.workload, some)
+    clients = least if point.mode == "closed" else min(16, count)
+    bodies = [renderer.body(request) for request in workload.requests]
+    load = Load(bodies=bodies, chains=workload.chains, endpoint=settings.endpoint, concurrency=clients)
+    measure(server, replace(load, timeout_s=settings.timeout_s, threads=settings.threads), f"{point.label}, warm-up")

@@ -1,0 +1,264 @@
+"""Workloads: what is asked of a server, in what order and, if the workload knows, when.
+
+    workload = make_workload("random", WorkloadSettings(num_requests=100, input_len=(200, 200)))
+    bodies = [renderer.body(request) for request in workload.requests]
+
+A prompt is made of pieces: text that is there already, or a number of tokens of made-up text, named by a key: equal
+keys give equal text, so prompts share a prefix exactly where their pieces do. Requests are grouped in chains, which are
+sent one after the other, like the turns of a chat.
+
+Keeps true: the same name and settings give the same workload; lengths are aims in tokens, the server's counts of what
+was sent are reported beside them.
+Doesn't know: HTTP, tokenizers, servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from minisgl.bench import prompts
+from minisgl.bench.traces import BLOCK, read_trace
+from minisgl.config import ConfigError
+
+Role = Literal["system", "user", "assistant"]
+Range = tuple[int, int]
+Key = tuple[int | str, ...]
+
+# Rough shape of chats that people share with each other: many short turns, some long ones. The parameters are those of
+# log-normal lengths by bucket (share, median and mean in, median and mean out), set so that the whole has the means
+# 225 in and 200 out.
+CHAT_BUCKETS: dict[str, tuple[float, tuple[float, float], tuple[float, float]]] = {
+    "short": (0.45, (20.0, 28.0), (60.0, 85.0)),
+    "medium": (0.35, (95.0, 124.0), (190.0, 225.0)),
+    "long": (0.20, (700.0, 845.0), (380.0, 415.0)),
+}
+MIN_LENGTH, MAX_LENGTH = 4, 2048  # of the chats' prompts and answers
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Made-up text of about so many tokens; equal keys, equal text."""
+
+    key: Key
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: Role
+    parts: tuple[str | Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    messages: tuple[Message, ...]
+    output_len: int
+
+    @property
+    def input_len(self) -> int | None:
+        """Tokens that it aims at; None if some of its text is given."""
+        total = 0
+        for part in (part for message in self.messages for part in message.parts):
+            if isinstance(part, str):
+                return None
+            total += part.num_tokens
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`chains`: numbers of requests that follow one another; `arrivals`: seconds from 0, ascending, one per chain."""
+
+    name: str
+    requests: tuple[LoadRequest, ...]
+    chains: tuple[int, ...]
+    arrivals: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSettings:
+    num_requests: int = 100
+    input_len: Range | None = None  # uniform; None: as the workload has it
+    output_len: Range | None = None
+    seed: int = 0
+    num_prefixes: int = 8  # shared-prefix
+    prefix_len: int = 1024
+    turns: int = 4  # multi-turn
+    time_scale: float = 1.0  # traces: 2: twice as fast
+    run: int = 0  # a later run of the same workload: other text, same lengths
+
+
+def make_workload(name: str, settings: WorkloadSettings) -> Workload:
+    """Raises `ConfigError`: an unknown name, a missing data set, settings that make no sense."""
+    make = WORKLOADS.get(name)
+    if make is None:
+        raise ConfigError(f"--workload {name}: must be one of {', '.join(WORKLOADS)}")
+    _check(settings)
+    return make(name, settings)
+
+
+def _check(settings: WorkloadSettings) -> None:
+    for flag, value in (("--num-prefixes", settings.num_prefixes), ("--turns", settings.turns)):
+        if value < 1:
+            raise ConfigError(f"{flag} {value}: must be at least 1")
+    if settings.num_requests < 1:
+        raise ConfigError(f"--num-requests {settings.num_requests}: must be at least 1")
+    if settings.prefix_len < 0:
+        raise ConfigError(f"--prefix-len {settings.prefix_len}: must be at least 0")
+    if not settings.time_scale > 0:
+        raise ConfigError(f"--time-scale {settings.time_scale}: must be above 0")
+    for flag, lengths in (("--input-len", settings.input_len), ("--output-len", settings.output_len)):
+        if lengths is not None and not 1 <= lengths[0] <= lengths[1]:
+            raise ConfigError(
+                f"{flag} {lengths[0]} {lengths[1]}: must be at least 1, and the second not below the first"
+            )
+
+
+def _uniform(generator: np.random.Generator, lengths: Range, count: int) -> list[int]:
+    return [int(value) for value in generator.integers(lengths[0], lengths[1] + 1, count)]
+
+
+def _user(*parts: str | Piece) -> Message:
+    return Message("user", parts)
+
+
+def _single(name: str, requests: Sequence[LoadRequest], arrivals: Sequence[float] | None = None) -> Workload:
+    """Each request a chain of its own."""
+    times = None if arrivals is None else tuple(arrivals)
+    return Workload(name, tuple(requests), (1,) * len(requests), times)
+
+
+def _random(name: str, settings: WorkloadSettings) -> Workload:
+    generator = np.random.default_rng(settings.seed)
+    inputs = _uniform(generator, settings.input_len or (200, 200), settings.num_requests)
+    outputs = _uniform(generator, settings.output_len or (128, 128), settings.num_requests)
+    keys = _keys(settings)
+    return _single(name, [LoadRequest((_user(Piece(next(keys), i)),), o) for i, o in zip(inputs, outputs, strict=True)])
+
+
+def _keys(settings: WorkloadSettings) -> Iterator[Key]:
+    i = 0
+    while True:
+        yield (settings.seed, settings.run, i)
+        i += 1
+
+
+def _shared_prefix(name: str, settings: WorkloadSettings) -> Workload:
+    """A few long system prompts, each with many questions."""
+    generator = np.random.default_rng(settings.seed)
+    inputs = _uniform(generator, settings.input_len or (32, 128), settings.num_requests)
+    outputs = _uniform(generator, settings.output_len or (64, 128), settings.num_requests)
+    which = generator.integers(0, settings.num_prefixes, settings.num_requests)
+    keys, requests = _keys(settings), []
+    for prefix, size, out in zip(which, inputs, outputs, strict=True):
+        system = Piece(("prefix", settings.seed, settings.run, int(prefix)), settings.prefix_len)
+        requests.append(LoadRequest((Message("system", (system,)), _user(Piece(next(keys), size))), out))
+    return _single(name, requests)
+
+
+def _multi_turn(name: str, settings: WorkloadSettings) -> Workload:
+    """Chats whose turns carry all turns before; the answers in them are made up, as long as was asked for."""
+    generator = np.random.default_rng(settings.seed)
+    keys, requests, chains = _keys(settings), list[LoadRequest](), list[int]()
+    while len(requests) < settings.num_requests:
+        turns = min(settings.turns, settings.num_requests - len(requests))
+        inputs = _uniform(generator, settings.input_len or (20, 150), turns)
+        outputs = _uniform(generator, settings.output_len or (50, 200), turns)
+        history: tuple[Message, ...] = ()
+        for size, out in zip(inputs, outputs, strict=True):
+            history = (*history, _user(Piece(next(keys), size)))
+            requests.append(LoadRequest(history, out))
+            history = (*history, Message("assistant", (Piece(next(keys), out),)))
+        chains.append(turns)
+    return Workload(name, tuple(requests), tuple(chains))
+
+
+def _log_normal(generator: np.random.Generator, median: float, mean: float) -> int:
+    """Mean = median * exp(sigma^2 / 2)."""
+    sigma = np.sqrt(2 * np.log(mean / median))
+    return int(np.clip(round(median * np.exp(sigma * generator.standard_normal())), MIN_LENGTH, MAX_LENGTH))
+
+
+def _chat(name: str, settings: WorkloadSettings, *, buckets: Sequence[str]) -> Workload:
+    generator = np.random.default_rng(settings.seed)
+    shares = np.array([CHAT_BUCKETS[bucket][0] for bucket in buckets])
+    drawn = generator.choice(len(buckets), settings.num_requests, p=shares / shares.sum())
+    keys, requests = _keys(settings), []
+    for bucket in drawn:
+        _, given, answered = CHAT_BUCKETS[buckets[bucket]]
+        size, out = _log_normal(generator, *given), _log_normal(generator, *answered)
+        requests.append(LoadRequest((_user(Piece(next(keys), size)),), out))
+    return _single(name, requests)
+
+
+def _mt_bench(name: str, settings: WorkloadSettings) -> Workload:
+    """Two turns each; the first answer in the second turn is made up."""
+    low, high = settings.output_len or (256, 256)
+    generator = np.random.default_rng(settings.seed)
+    questions = prompts.mt_bench()
+    order = generator.permutation(len(questions))
+    keys, requests, chains = _keys(settings), list[LoadRequest](), list[int]()
+    for i in range(-(-settings.num_requests // 2)):
+        first, second = questions[order[i % len(questions)]]
+        a, b = _uniform(generator, (low, high), 2)
+        opening = _user(first)
+        requests.append(LoadRequest((opening,), a))
+        requests.append(LoadRequest((opening, Message("assistant", (Piece(next(keys), a),)), _user(second)), b))
+        chains.append(2)
+    return Workload(name, tuple(requests), tuple(chains))
+
+
+def _gsm8k(name: str, settings: WorkloadSettings, *, shots: int = 4) -> Workload:
+    """Questions after the same few worked examples, as the task is usually given."""
+    pairs = prompts.gsm8k()
+    generator = np.random.default_rng(settings.seed)
+    order = generator.permutation(len(pairs))
+    examples = "".join("Question: {}\nAnswer: {}\n\n".format(*pairs[i]) for i in order[:shots])
+    outputs = _uniform(generator, settings.output_len or (200, 200), settings.num_requests)
+    asked = [pairs[order[shots + i % (len(pairs) - shots)]][0] for i in range(settings.num_requests)]
+    texts = [f"{examples}Question: {question}\nAnswer:" for question in asked]
+    return _single(name, [LoadRequest((_user(text),), out) for text, out in zip(texts, outputs, strict=True)])
+
+
+def _trace(name: str, settings: WorkloadSettings) -> Workload:
+    """The beginning of a trace. Lengths that are given instead of the trace's own are upper limits here."""
+    most_in = settings.input_len[1] if settings.input_len else 1 << 30
+    most_out = settings.output_len[1] if settings.output_len else 1 << 30
+    keys, requests, arrivals = _keys(settings), [], []
+    for one in read_trace(name)[: settings.num_requests]:
+        left, pieces = min(one.input_len, most_in), list[Piece]()
+        for block in one.blocks:
+            if left > 0:
+                pieces.append(Piece(("block", settings.seed, settings.run, block), min(left, BLOCK)))
+                left -= BLOCK
+        parts = pieces or [Piece(next(keys), left)]
+        requests.append(LoadRequest((_user(*parts),), min(one.output_len, most_out)))
+        arrivals.append(one.arrival_s / settings.time_scale)
+    return _single(name, requests, arrivals)
+
+
+WORKLOADS: dict[str, Callable[[str, WorkloadSettings], Workload]] = {
+    "random": _random,
+    "shared-prefix": _shared_prefix,
+    "multi-turn": _multi_turn,
+    "chat": partial(_chat, buckets=tuple(CHAT_BUCKETS)),
+    **{f"chat-{bucket}": partial(_chat, buckets=(bucket,)) for bucket in CHAT_BUCKETS},
+    "mt-bench": _mt_bench,
+    "gsm8k": _gsm8k,
+    "mooncake-conversation": _trace,
+    "mooncake-synthetic": _trace,
+    "azure-conversation": _trace,
+    "azure-code": _trace,
+}
+
+
+def poisson_arrivals(count: int, rate: float, seed: int) -> tuple[float, ...]:
+    """`count` arrivals, `rate` a second on average: exponential times between them. The first is at 0."""
+    gaps = np.random.default_rng((seed, 1)).exponential(1 / rate, count)
+    gaps[:1] = 0.0
+    return tuple(float(time) for time in np.cumsum(gaps))
