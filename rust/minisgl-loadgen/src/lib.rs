@@ -7,7 +7,7 @@
 //! start; what the generator itself costs is measured and part of the outcome.
 //! Doesn't know: Python, what is in the requests.
 
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod cpu;
 mod exchange;
