@@ -215,8 +215,9 @@ def test_a_failed_forward_ends_its_step_only() -> None:
 @pytest.mark.parametrize("order", ["schedule:60:after", "commit:90:before"])
 def test_a_broken_control_plane_is_replaced_and_nobody_notices(order: str) -> None:
     """Streams are exact across the failover; /health, /metrics and the log say what happened."""
+    env = {"MINISGL_CPU_BACKEND": "rust_hotpath", "MINISGL_FAULTY_CONTROL_PLANE": order}
     with (
-        serving(*ECHO, env={"MINISGL_FAULTY_CONTROL_PLANE": order}) as server,
+        serving(*ECHO, env=env) as server,
         httpx.Client(base_url=server.url, timeout=60) as http,
     ):
         assert http.get("/health").json()["cpu_backend"] == "rust_hotpath"
