@@ -23,6 +23,7 @@ from minisgl.bench.plots import bar_breakdown
 from minisgl.bench.report import Report, print_result, table
 from minisgl.bench.stats import paired_difference
 from minisgl.config import ConfigError, EngineConfig
+from minisgl.engine.sim.profile import load_profile
 
 Range = tuple[int, int]
 Runs = dict[str, list[dict[str, Any]]]
@@ -124,6 +125,7 @@ def _result(job: OfflineJob, settings: Offline, runs: Runs) -> dict[str, Any]:
     result: dict[str, Any] = {
         "bench": "offline",
         "engine": job.engine.engine,
+        "simulated": load_profile(job.engine.sim_profile).name if job.engine.engine == "sim" else None,
         "model": Path(job.engine.model).name if job.engine.engine != "echo" else None,
         "num_sequences": job.num_sequences,
         "input_len": job.input_len,
@@ -173,7 +175,8 @@ def _write(report: Report, result: Mapping[str, Any], runs: Runs) -> None:
     lengths = "{} sequences, {} to {} tokens in, {} to {} out, seed {}".format(
         result["num_sequences"], *result["input_len"], *result["output_len"], result["seed"]
     )
-    simulated = " (simulated: no model runs)" if result["engine"] == "sim" else ""
+    profile = result["simulated"]
+    simulated = f" (simulated, profile {profile}: no model runs)" if profile else ""
     report.section(
         "Throughput",
         f"Engine {result['engine']}{simulated}; {lengths}; medians of {result['repeats']} runs, each in a process of "
