@@ -29,7 +29,7 @@ def test_figures_of_both_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         _check_stats(stats)
         assert re.search(r'^vllm:generation_tokens_total\{engine="0",model_name="m/x"\} 50\.0$', families, re.MULTILINE)
         assert re.search(r'^minisgl:transport_seconds_total\{part="queue",process="http"\} \d', families, re.MULTILINE)
-        _check_trace(tmp_path, server.lines)
+    _check_trace(tmp_path, server.lines)
 
 
 def _check_stats(stats: dict[str, dict[str, object]]) -> None:
@@ -60,8 +60,17 @@ def _check_stats(stats: dict[str, dict[str, object]]) -> None:
 
 
 def _check_trace(folder: Path, lines: list[str]) -> None:
-    (file,) = folder.glob("minisgl-profile-*.json")
-    assert any(file.name in line for line in lines)
-    events = [event for event in json.loads(file.read_text())["traceEvents"] if event["ph"] == "X"]
-    assert sum(event["name"] == "forward" for event in events) == 20
-    assert {"schedule", "launch", "wait", "commit", "send"} <= {event["name"] for event in events}
+    """Of both processes, on one clock: what the engine sent, the HTTP process hands out in the same stretch of time."""
+    spans = {}
+    for name in ("engine", "http"):
+        (file,) = folder.glob(f"minisgl-profile-{name}-*.json")
+        assert any(file.name in line for line in lines)
+        events = [event for event in json.loads(file.read_text())["traceEvents"] if event["ph"] == "X"]
+        spans[name] = {key: [event["ts"] for event in events if event["name"] == key] for key in ("send", "dispatch")}
+        names = {event["name"] for event in events}
+        if name == "engine":
+            assert sum(event["name"] == "forward" for event in events) == 20
+            assert {"schedule", "launch", "wait", "commit", "send"} <= names
+        else:
+            assert {"tokenize", "encode", "decode", "dispatch"} <= names
+    assert spans["engine"]["send"][0] < spans["http"]["dispatch"][0] < spans["engine"]["send"][-1] + 60e6

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl.message import AbortRequest, EngineStats, Heartbeat, MessageError, decode_from_engine, sent_ns, stamped
 from minisgl.metrics import Metrics, meters
-from minisgl.metrics.chrome_trace import DEVICE, LOOP
+from minisgl.metrics.chrome_trace import DEVICE, LOOP, ChromeTrace
 from minisgl.metrics.histogram import Histogram
 from minisgl.metrics.lag import LoopLag
 from minisgl.metrics.meters import GcWatch, Meter, Meters, cpu_seconds, resident_bytes
@@ -195,7 +195,7 @@ def test_a_chrome_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     sim = Sim(constant(10.0))
     sim.loop.timers = step_timers(3, said.append)
     sim.run([request(0, 3, 10)])
-    file = tmp_path / f"minisgl-profile-{os.getpid()}.json"
+    file = tmp_path / f"minisgl-profile-engine-{os.getpid()}.json"
     assert len(said) == 1 and file.name in said[0]
     events = json.loads(file.read_text())["traceEvents"]
     complete = [event for event in events if event["ph"] == "X"]
@@ -228,6 +228,20 @@ def test_a_trace_that_ends_early_or_nowhere(tmp_path: Path, monkeypatch: pytest.
     gone.rmdir()
     sim.run([request(0, 3, 4)])
     assert len(said) == 2 and "cannot be written" in said[1] and len(sim.tokens[0]) == 4
+
+
+def test_the_event_loop_in_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    metrics = Metrics(lambda: None, lambda: None, lambda: True, trace=ChromeTrace(2, "http", said.append))
+    for _ in range(2):
+        metrics.tokenize.add(1_000_000)
+        metrics.detokenize.add(5)
+        metrics.dispatch.add(2_000_000)
+    (file,) = tmp_path.iterdir()
+    events = [event for event in json.loads(file.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert [(event["name"], event["dur"]) for event in events] == 2 * [("tokenize", 1000), ("dispatch", 2000)]
+    assert metrics.dispatch.count == 2 and metrics.dispatch.total_ns == 4_000_000
 
 
 def _stats() -> EngineStats:

@@ -134,7 +134,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         default=0,
-        help="write a Chrome trace of the first N steps to minisgl-profile-PID.json in the current folder (0: none)",
+        help="write Chrome traces of the first N steps to minisgl-profile-*.json in the current folder (0: none)",
     )
     steps.add_argument("--num-threads", type=int, help="compute threads (default: torch decides)")
     steps.add_argument("--tp", "--tp-size", "--tensor-parallel-size", type=int, default=1, help="only 1 so far")

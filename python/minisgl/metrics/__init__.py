@@ -18,10 +18,11 @@ from prometheus_client.registry import Collector
 
 from minisgl.message import EngineReady, EngineStats
 from minisgl.metrics.aliases import AliasCollector
+from minisgl.metrics.chrome_trace import ChromeTrace, TracedMeter
 from minisgl.metrics.families import ENGINE, HTTP, EngineCollector, process_families, text_families
 from minisgl.metrics.histogram import Histogram
 from minisgl.metrics.lag import LoopLag
-from minisgl.metrics.meters import GcWatch, Meters, cpu_seconds, resident_bytes
+from minisgl.metrics.meters import GcWatch, Meter, Meters, cpu_seconds, resident_bytes
 from minisgl.metrics.transport import MeasuredTransport, Transport
 
 __all__ = ["Metrics"]
@@ -29,12 +30,13 @@ __all__ = ["Metrics"]
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 REASONS = ("stop", "length", "abort", "error")
+TRACED = ("dispatch", "tokenize", "gc", "encode", "decode")
 METERS = ("dispatch", "tokenize", "detokenize", "pause", "gc", "encode", "decode", "queue")
 
 
 class Metrics(Collector):
     """`arrival_time` and `now` are `time.monotonic` seconds. `aliases_for`: a model name under which the values also
-    have the names that vLLM's dashboards ask for.
+    have the names that vLLM's dashboards ask for. `trace` gets what the event loop does.
 
     Whoever does the work meters it: `dispatch` (handing one step's message to its streams), `tokenize` (rendering and
     encoding a prompt), `detokenize` (text of a step's tokens): `Meter.add(nanoseconds)`, on the event loop."""
@@ -46,6 +48,7 @@ class Metrics(Collector):
         up: Callable[[], bool],
         *,
         aliases_for: str | None = None,
+        trace: ChromeTrace | None = None,
     ) -> None:
         self._stats = stats
         self._registry = CollectorRegistry(auto_describe=False)
@@ -63,10 +66,16 @@ class Metrics(Collector):
         self.queue = Histogram("minisgl:queue_seconds", "given to the engine to having a row", SECONDS)
         self._prompt = Histogram("minisgl:prompt_length_tokens", "tokens of a prompt", TOKENS)
         self._answer = Histogram("minisgl:answer_length_tokens", "generated tokens of a finished request", TOKENS)
-        self._meters = Meters(METERS)
+        self._trace = trace
+        self._meters = Meters(METERS, self._meter)
         self.dispatch, self.tokenize, self.detokenize = map(self._meters.__getitem__, METERS[:3])
         self._gc = GcWatch(self._meters["gc"])
         self._lag = LoopLag(self._meters["pause"], lambda: self._num_accepted > sum(self._num_finished.values()))
+
+    def _meter(self, name: str) -> Meter:
+        if self._trace is None or name not in TRACED:
+            return Meter(name)
+        return TracedMeter(name, self._trace, ends_step=name == "dispatch")
 
     def start(self) -> None:
         """Watch the running event loop and this process's garbage collector, until `stop`. What was metered while the
@@ -79,6 +88,8 @@ class Metrics(Collector):
         """Idempotent."""
         self._gc.stop()
         self._lag.stop()
+        if self._trace is not None:
+            self._trace.write()
 
     def transport(self, *, measured: bool) -> Transport:
         """What encodes and decodes the messages of this process."""

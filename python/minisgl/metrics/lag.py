@@ -14,7 +14,7 @@ from collections.abc import Callable
 from minisgl.metrics.meters import Meter
 
 BUSY_S = 0.01
-IDLE_S = 0.25
+IDLE_S = 1.0
 
 
 class LoopLag:

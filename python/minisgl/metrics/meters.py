@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,8 @@ class Meter:
 class Meters:
     """Meters by name, which are read together."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self._meters = {name: Meter(name) for name in names}
+    def __init__(self, names: Iterable[str], make: Callable[[str], Meter] = Meter) -> None:
+        self._meters = {name: make(name) for name in names}
         self._window_began = time.perf_counter_ns()
 
     def __getitem__(self, name: str) -> Meter:

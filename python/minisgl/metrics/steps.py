@@ -7,10 +7,8 @@ Doesn't know: what a phase does.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from minisgl.metrics.chrome_trace import ChromeTrace
 from minisgl.metrics.meters import Meter, Meters
@@ -72,4 +70,4 @@ def step_timers(profile_steps: int, say: Callable[[str], None]) -> StepTimers:
     """With a trace of the first `profile_steps` steps, in the current folder; `say` hears of it."""
     if not profile_steps:
         return StepTimers()
-    return StepTimers(ChromeTrace(profile_steps, Path(f"minisgl-profile-{os.getpid()}.json"), say))
+    return StepTimers(ChromeTrace(profile_steps, "engine", say))

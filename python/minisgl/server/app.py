@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.config import ServerConfig
 from minisgl.metrics import Metrics
+from minisgl.metrics.chrome_trace import ChromeTrace
 from minisgl.server.chat import answer_chat
 from minisgl.server.completions import answer_completion
 from minisgl.server.context import ServerContext
@@ -28,6 +29,7 @@ from minisgl.server.errors import ApiError, install_handlers, internal_error
 from minisgl.server.gate import RECORD, Gate
 from minisgl.server.generate import answer_generate
 from minisgl.server.limits import too_late
+from minisgl.server.log import say
 from minisgl.server.openapi import install_openapi
 from minisgl.server.operations import add_operations
 from minisgl.server.record import RequestRecord
@@ -68,6 +70,7 @@ def build_app(
         lambda: client.info,
         lambda: client.failure is None,
         aliases_for=config.model_name if config.metrics_aliases == "vllm" else None,
+        trace=ChromeTrace(steps, "http", say) if (steps := config.engine.profile_steps) else None,
     )
     client.dispatch, client.queue = metrics.dispatch, metrics.queue
     client.transport = metrics.transport(measured=config.engine.transport_stats)
