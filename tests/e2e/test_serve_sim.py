@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from minisgl.cli import bench
 from tests.helpers_e2e import ServerProcess, serving
 
 PROFILE = "name: slow-device\ntable: {rows: [1], prefill_tokens: [0], kv_len: [1], ms: [[[2]]]}\n"
@@ -40,6 +42,14 @@ def test_a_chat_has_the_length_that_was_asked_for(http: httpx.Client) -> None:
     text = first["choices"][0]["message"]["content"]
     assert first["usage"]["completion_tokens"] == 40 and first["choices"][0]["finish_reason"] == "length"
     assert 20 < len(text.split()) <= 40 and text == second["choices"][0]["message"]["content"]
+
+
+def test_a_benchmark_says_so_too(server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = ("--input-len", "5", "5", "--output-len", "3", "3", "--concurrency", "1", "--num-requests", "2")
+    out = tmp_path / "report"
+    assert bench.main(["serve", "--base-url", server.url, *lengths, "--warmup-requests", "0", "--out", str(out)]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["simulated"] == "slow-device"
+    assert "slow-device" in (out / "README.md").read_text()
 
 
 def test_probabilities_are_refused(http: httpx.Client) -> None:

@@ -163,6 +163,15 @@ def first_model(url: str, api_key: str | None) -> str:
         ) from error
 
 
+def simulated_profile(server: Server) -> str | None:
+    """The profile of a simulated engine, if the server says that it is one."""
+    try:
+        answer = httpx.get(server.url + "/v1/models", headers=dict(server.headers()), timeout=HTTP_TIMEOUT_S)
+        return answer.json()["data"][0].get("simulated")  # type: ignore[no-any-return]
+    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return None  # another server, with another list or none
+
+
 def calibrate(server: Server, endpoint: Endpoint, extra: Mapping[str, Any]) -> Line:
     """Ask the server for one token twice, and see what it counts in the prompts. Raises `ConfigError`."""
     headers = dict(server.headers())

@@ -106,7 +106,9 @@ def _row(point: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def write_report(report: Report, result: Mapping[str, Any], found: Sequence[Measurement]) -> None:
-    report.section("Load by load", summary_table(result))
+    profile = result.get("simulated")
+    note = f"Simulated engine, profile {profile}: no model runs, step times are made up." if profile else ""
+    report.section("Load by load", note, summary_table(result))
     report.section("Latencies", *_latency_plots(report, found))
     if len(result["points"]) > 1:
         report.section("Throughput against latency", _curve(report, result))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from minisgl.bench.load import Load, Measured, Server, calibrate, first_model, measure
+from minisgl.bench.load import Load, Measured, Server, calibrate, first_model, measure, simulated_profile
 from minisgl.bench.render import Endpoint, Renderer
 from minisgl.bench.report import Report, print_result
 from minisgl.bench.serve_frontend import frontend_extras
@@ -95,11 +95,12 @@ def run_serve(settings: Serve, out: Path | None, *, command: str) -> int:
     ]
     make_workload(settings.workload, settings.workload_settings)  # complaints come before a server is started
     report = None if out is None else Report(out, "Serving under load", command=command)
-    extras: dict[str, Any] = {}
+    extras: dict[str, Any]
     with _server(settings) as server:
+        extras = {"simulated": simulated_profile(server)}
         found = list(_measurements(settings, server, points))
         if settings.frontend:
-            extras = frontend_extras(server)
+            extras |= frontend_extras(server)
     result = result_of(settings, server, found, extras)
     print(summary_table(result))
     if report is not None:
