@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -90,6 +91,18 @@ def test_figures_of_a_run(engine: EngineConfig, mooncake: str) -> None:
 def test_time_scale_changes_arrivals_alone(engine: EngineConfig, mooncake: str) -> None:
     once, twice = simulate(WhatIf(engine=engine, trace=mooncake, time_scales=(1.0, 2.0)))["runs"]
     assert twice["virtual_s"] == pytest.approx(once["virtual_s"] - 1.5) and twice["hit_rate"] == once["hit_rate"]
+
+
+def test_a_closed_loop_sends_when_an_answer_has_come(engine: EngineConfig) -> None:
+    """Two clients, three requests of 10 tokens each; by hand: an end is seen after the step that was planned ahead."""
+    settings = WhatIf(engine=engine, trace="", lengths=(8, 10), max_requests=6, concurrency=2)
+    found = simulate(settings)
+    assert found["trace"] == "8 tokens in, 10 out" and found["concurrency"] == 2
+    one = found["runs"][0]
+    assert one["completed"] == 6 and one["hit_rate"] == 0.0 and one["e2e_s"]["max"] <= 0.11 + 1e-9
+    assert one["virtual_s"] == pytest.approx(0.3, abs=0.021) and one["mean_rows"] > 1.7
+    alone = simulate(dataclasses.replace(settings, concurrency=1))
+    assert alone["runs"][0]["virtual_s"] >= 0.6 and alone["runs"][0]["mean_rows"] <= 1
 
 
 def test_the_same_settings_give_the_same_result(engine: EngineConfig, tmp_path: Path) -> None:
@@ -185,6 +198,8 @@ def test_the_command(engine: EngineConfig, mooncake: str, tmp_path: Path, capsys
         (["--sim-profile", "null"], "--sim-profile"),
         (["--time-scale", "0"], "--time-scale"),
         (["--requests", "0"], "--requests"),
+        (["--concurrency", "0"], "--concurrency"),
+        (["--lengths", "5", "5"], "--lengths"),
         (["--host-us", "-1"], "--host-us"),
     ],
 )

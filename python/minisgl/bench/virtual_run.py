@@ -63,15 +63,22 @@ class VirtualServer:
     def vocab_size(self) -> int:
         return self._engine.info.vocab_size
 
-    def run(self, trace: Sequence[TraceRequest], arrivals_s: Floats, seed: int) -> VirtualRun:
-        """Request i arrives at `arrivals_s[i]`, ascending."""
+    def run(
+        self, trace: Sequence[TraceRequest], arrivals_s: Floats, seed: int, concurrency: int | None = None
+    ) -> VirtualRun:
+        """Request i arrives at `arrivals_s[i]`, ascending. With `concurrency`, as soon as fewer than so many live;
+        `arrivals_s` then becomes when that was."""
         at, clock = 0, self._clock
         while at < len(trace) or self._live:
             if not self._live:
                 while not self._loop.idle:
                     self._loop.step(())
-                clock.sleep_until(float(arrivals_s[at]))
-            due = int(np.searchsorted(arrivals_s, clock.now(), "right"))
+                clock.sleep_until(0.0 if concurrency else float(arrivals_s[at]))
+            if concurrency:
+                due = min(at + concurrency - self._live, len(trace))
+                arrivals_s[at:due] = clock.now()
+            else:
+                due = int(np.searchsorted(arrivals_s, clock.now(), "right"))
             messages = [self._request(trace[i], i, seed) for i in range(at, due)]
             self._live += len(messages)
             at = max(at, due)

@@ -26,10 +26,14 @@ from minisgl.engine.sim.profile import load_profile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """`time_scales`: a run for each; at 2 the trace's requests come twice as fast. Times in seconds."""
+    """`time_scales`: a run for each; at 2 the trace's requests come twice as fast. Times in seconds. `concurrency`: a
+    closed loop of so many clients instead of the trace's times. `lengths`: of prompt and answer of every request,
+    instead of a trace; no prompt is like another."""
 
     engine: EngineConfig
     trace: str
+    lengths: tuple[int, int] | None = None
+    concurrency: int | None = None
     max_requests: int | None = None
     time_scales: tuple[float, ...] = (1.0,)
     seed: int = 0
@@ -45,12 +49,20 @@ class WhatIf:
             raise ConfigError("--sim-profile null: takes no time: name a profile or a file")
         if any(not 0 < scale < float("inf") for scale in self.time_scales):
             raise ConfigError(f"--time-scale {self.time_scales}: must be above 0")
-        if self.max_requests is not None and self.max_requests < 1:
-            raise ConfigError(f"--requests {self.max_requests}: must be at least 1")
+        for name, count in (("--requests", self.max_requests), ("--concurrency", self.concurrency)):
+            if count is not None and count < 1:
+                raise ConfigError(f"{name} {count}: must be at least 1")
+        if self.lengths is not None and (min(self.lengths) < 1 or not self.max_requests or not self.concurrency):
+            raise ConfigError(f"--lengths {self.lengths}: must be at least 1, with --requests and --concurrency")
         for name, value in (("--host-us", self.host_s), ("--slo", self.slo_ttft_s), ("--slo", self.slo_tpot_s)):
             if not 0 <= value < float("inf"):
                 raise ConfigError(f"{name} {value}: must be 0 or more")
         return self
+
+    @property
+    def name(self) -> str:
+        """Of the requests."""
+        return Path(self.trace).name if self.lengths is None else "{} tokens in, {} out".format(*self.lengths)
 
 
 def simulate(settings: WhatIf) -> dict[str, Any]:
@@ -59,7 +71,7 @@ def simulate(settings: WhatIf) -> dict[str, Any]:
 
 
 def run_what_if(settings: WhatIf, out: Path | None, *, command: str) -> int:
-    report = None if out is None else Report(out, f"What if: {Path(settings.trace).name}, simulated", command=command)
+    report = None if out is None else Report(out, f"What if: {settings.name}, simulated", command=command)
     began = time.perf_counter()
     result, runs = _simulate(settings.check())
     took = time.perf_counter() - began
@@ -78,12 +90,13 @@ def run_what_if(settings: WhatIf, out: Path | None, *, command: str) -> int:
 
 
 def _simulate(settings: WhatIf) -> tuple[dict[str, Any], dict[float, VirtualRun]]:
-    trace = read_trace(settings.trace)[: settings.max_requests]
+    trace = _requests(settings)
     runs = {scale: _run(settings, trace, scale) for scale in settings.time_scales}
     result = {
         "bench": "what-if",
         "simulated": load_profile(settings.engine.sim_profile).name,
-        "trace": Path(settings.trace).name,
+        "trace": settings.name,
+        "concurrency": settings.concurrency,
         "requests": len(trace),
         "seed": settings.seed,
         "host_us": settings.host_s * 1e6,
@@ -94,9 +107,17 @@ def _simulate(settings: WhatIf) -> tuple[dict[str, Any], dict[float, VirtualRun]
     return result, runs
 
 
+def _requests(settings: WhatIf) -> list[TraceRequest]:
+    if settings.lengths is not None:
+        return [TraceRequest(0.0, *settings.lengths)] * (settings.max_requests or 0)
+    return read_trace(settings.trace)[: settings.max_requests]
+
+
 def _run(settings: WhatIf, trace: Sequence[TraceRequest], scale: float) -> VirtualRun:
     arrivals = np.array([one.arrival_s for one in trace]) / scale
-    return VirtualServer(settings.engine, len(trace), settings.host_s).run(trace, arrivals, settings.seed)
+    return VirtualServer(settings.engine, len(trace), settings.host_s).run(
+        trace, arrivals, settings.seed, settings.concurrency
+    )
 
 
 def _ttft(run: VirtualRun) -> Floats:

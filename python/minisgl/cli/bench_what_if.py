@@ -40,6 +40,8 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
         metavar="X",
         help="X times as fast; a run each",
     )
+    job.add_argument("--concurrency", type=int, metavar="N", help="clients, instead of the trace's times")
+    job.add_argument("--lengths", type=int, nargs=2, metavar=("IN", "OUT"), help="of every request, instead of a trace")
     job.add_argument("--workload-seed", type=int, default=0, help="of the prompts' tokens")
     job.add_argument("--host-us", type=float, default=0.0, help="what the step loop itself takes for a step")
     job.add_argument("--slo-ttft-ms", type=float, default=1000.0, help="a request is good with a first token by then")
@@ -54,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
     settings = WhatIf(
         engine=engine_config(args),
         trace=args.trace,
+        lengths=None if args.lengths is None else (args.lengths[0], args.lengths[1]),
+        concurrency=args.concurrency,
         max_requests=args.requests,
         time_scales=tuple(args.time_scale),
         seed=args.workload_seed,
