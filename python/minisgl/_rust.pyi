@@ -22,6 +22,7 @@ __all__ = [
     "make_write_mapping",
     "measure",
     "prefill_admission_plan",
+    "run_load",
 ]
 
 @type_check_only
@@ -70,7 +71,7 @@ def run_load(
     ramp_s: float = 0.0,
     stop_after_s: float = ...,
     method: str = "POST",
-    headers: Sequence[tuple[str, str]] = (),
+    headers: Sequence[tuple[str, str]] = ...,
     keep_alive: bool = True,
     connect_timeout_s: float = 10.0,
     timeout_s: float = 600.0,
