@@ -4,7 +4,7 @@
 
 Each profile is a `minisgl bench ab`: a fresh server for every run, arms in alternating order, paired differences.
 Writes raw.json and a report that answers the targets of the design; the last line of stdout is JSON. The simulated
-profiles read a tokenizer from MINISGL_DATA, or with --tokenizer smollm2 the embedded one.
+profiles read a tokenizer: the embedded one, or that of the folder --tokenizer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minisgl import envs
 from minisgl.bench.ab import Figures, compare, figures_table, paired
 from minisgl.bench.arms import Arm
 from minisgl.bench.measure import Load, measure
@@ -41,23 +40,23 @@ def _sim(profile: str, *flags: str) -> tuple[str, ...]:
 
 def _load(**changes: Any) -> Load:
     """256 clients, chat of about 200 tokens in (150 words and the template), 128 out."""
-    return Load(**{"concurrency": 256, "num_requests": 4096, "input_len": 150, "output_len": 128, **changes})
+    return Load(**{"concurrency": 256, "num_requests": 1536, "input_len": 150, "output_len": 128, **changes})
 
 
 MIXED = {"input_len": 20, "max_input_len": 600, "shared_len": 16, "output_len": 16, "max_output_len": 240}
 PROFILES: dict[str, Profile] = {
-    "null, 64 clients": Profile(_sim("null"), _load(concurrency=64)),
+    "null, 64 clients": Profile(_sim("null"), _load(concurrency=64, num_requests=768)),
     "null, 256 clients": Profile(_sim("null"), _load()),
     "null, 256 clients, mixed": Profile(_sim("null"), _load(**MIXED)),
-    "null, 40 requests a second": Profile(_sim("null"), _load(num_requests=400, rate=40.0, output_len=512)),
-    "qwen3-0.6b-h200, 256 clients": Profile(_sim("qwen3-0.6b-h200"), _load(num_requests=2048)),
+    "null, 40 requests a second": Profile(_sim("null"), _load(num_requests=240, rate=40.0, output_len=512)),
+    "qwen3-0.6b-h200, 256 clients": Profile(_sim("qwen3-0.6b-h200"), _load(num_requests=1024)),
     "qwen3-8b-h200, 256 clients": Profile(_sim("qwen3-8b-h200"), _load(num_requests=1024)),
     "qwen3-8b-h200, 40 requests a second": Profile(
-        _sim("qwen3-8b-h200"), _load(num_requests=600, rate=40.0, output_len=128)
+        _sim("qwen3-8b-h200"), _load(num_requests=240, rate=40.0, output_len=128)
     ),
     "echo, 32 clients": Profile(
         ("--engine", "echo", "--max-running-requests", "32"),
-        _load(concurrency=32, num_requests=96, input_len=40, output_len=64),
+        _load(concurrency=32, num_requests=64, input_len=40, output_len=64),
     ),
     "smollm2, 8 clients": Profile(
         ("--model", "smollm2", "--max-running-requests", "8"),
@@ -79,8 +78,7 @@ def main(args: Sequence[str] | None = None) -> int:
         "--again", action="store_true", help="write the report of FOLDER/raw.json again; measure nothing"
     )
     parser.add_argument("--profile", nargs="+", choices=tuple(PROFILES), default=list(PROFILES))
-    data = envs.data_dir()
-    parser.add_argument("--tokenizer", default="smollm2" if data is None else str(data / "tokenizers" / "qwen3"))
+    parser.add_argument("--tokenizer", default="smollm2")
     options = parser.parse_args(args)
     if options.again:
         return _again(options.out)
