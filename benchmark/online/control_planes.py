@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from minisgl.bench.ab import Figures, compare, figures_table, paired
 from minisgl.bench.arms import Arm
-from minisgl.bench.measure import Load, measure
+from minisgl.bench.measure import load_from, measure
 from minisgl.bench.plots import bar_breakdown
 from minisgl.bench.report import RAW, Report, print_result, table
 from minisgl.bench.stats import Interval, PairedDifference
@@ -31,43 +31,43 @@ PARTS = ("schedule", "commit", "receive", "launch", "wait", "send")
 
 class Profile(NamedTuple):
     flags: tuple[str, ...]
-    load: Load
+    load: str  # flags of `minisgl bench serve`
 
 
 def _sim(profile: str, *flags: str) -> tuple[str, ...]:
     return ("--engine", "sim", "--sim-profile", profile, "--max-running-requests", "512", *flags)
 
 
-def _load(**changes: Any) -> Load:
-    """256 clients, chat of about 200 tokens in (150 words and the template), 128 out."""
-    return Load(**{"concurrency": 256, "num_requests": 1536, "input_len": 150, "output_len": 128, **changes})
-
-
-MIXED = {"input_len": 20, "max_input_len": 600, "shared_len": 16, "output_len": 16, "max_output_len": 240}
+CHAT = "--input-len 200 200 --output-len 128 128"
 PROFILES: dict[str, Profile] = {
-    "null, 64 clients": Profile(_sim("null"), _load(concurrency=64, num_requests=768)),
-    "null, 256 clients": Profile(_sim("null"), _load()),
-    "null, 256 clients, mixed": Profile(_sim("null"), _load(**MIXED)),
-    "null, 40 requests a second": Profile(_sim("null"), _load(num_requests=240, rate=40.0, output_len=512)),
-    "qwen3-0.6b-h200, 256 clients": Profile(_sim("qwen3-0.6b-h200"), _load(num_requests=1024)),
-    "qwen3-8b-h200, 256 clients": Profile(_sim("qwen3-8b-h200"), _load(num_requests=1024)),
-    "qwen3-8b-h200, 40 requests a second": Profile(
-        _sim("qwen3-8b-h200"), _load(num_requests=240, rate=40.0, output_len=128)
+    "null, 64 clients": Profile(_sim("null"), f"--concurrency 64 --num-requests 768 {CHAT}"),
+    "null, 256 clients": Profile(_sim("null"), f"--concurrency 256 --num-requests 1536 {CHAT}"),
+    "null, 256 clients, mixed chats": Profile(
+        _sim("null"), "--concurrency 256 --num-requests 1536 --workload chat --warmup-requests 256"
     ),
+    "null, 100 requests a second": Profile(_sim("null"), f"--rate 100 --num-requests 600 {CHAT}"),
+    "qwen3-0.6b-h200, 256 clients": Profile(
+        _sim("qwen3-0.6b-h200"), f"--concurrency 256 --num-requests 1024 --warmup-requests 256 {CHAT}"
+    ),
+    "qwen3-8b-h200, 256 clients": Profile(
+        _sim("qwen3-8b-h200"), f"--concurrency 256 --num-requests 768 --warmup-requests 256 {CHAT}"
+    ),
+    "qwen3-8b-h200, 40 requests a second": Profile(_sim("qwen3-8b-h200"), f"--rate 40 --num-requests 240 {CHAT}"),
     "echo, 32 clients": Profile(
         ("--engine", "echo", "--max-running-requests", "32"),
-        _load(concurrency=32, num_requests=64, input_len=40, output_len=64),
+        "--concurrency 32 --num-requests 96 --input-len 40 40 --output-len 64 64",
     ),
     "smollm2, 8 clients": Profile(
         ("--model", "smollm2", "--max-running-requests", "8"),
-        _load(concurrency=8, num_requests=16, input_len=40, output_len=24),
+        "--concurrency 8 --num-requests 16 --warmup-requests 8 --input-len 40 40 --output-len 24 24",
     ),
 }
 
 
 def run_profile(profile: Profile, tokenizer: str, pairs: int) -> dict[str, list[Figures]]:
     model = ("--model", tokenizer) if "sim" in profile.flags else ()
-    return compare(ARMS, (*profile.flags, *model), pairs, lambda server: measure(server, profile.load))
+    load = load_from(profile.load.split())
+    return compare(ARMS, (*profile.flags, *model), pairs, lambda server: measure(server, load))
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -131,13 +131,12 @@ def _write(
         table(("profile", *figures), rows),
     )
     for name, by_figure in found.items():
-        load = PROFILES[name].load.describe()
         steps = {arm.name: {part: _mean(runs[name][arm.name], f"{part}_us_per_step") for part in PARTS} for arm in ARMS}
         file = "".join(char if char.isalnum() else "-" for char in name)
         plot = bar_breakdown(report.folder / f"{file}.png", steps, title=f"{name}: a step of the loop", y_label="us")
         flags = " ".join(PROFILES[name].flags)
-        report.section(name, f"`{flags}`; {load}.", figures_table(ARMS, by_figure), plot)
-    loads = {name: PROFILES[name].load.as_dict() for name in runs}
+        report.section(name, f"`{flags}`; load: `{PROFILES[name].load}`.", figures_table(ARMS, by_figure), plot)
+    loads = {name: PROFILES[name].load for name in runs}
     differences = {name: {k: v.as_dict() for k, v in by_figure.items()} for name, by_figure in found.items()}
     report.write({"loads": loads, "runs": runs, "differences": differences})
 

@@ -116,7 +116,7 @@ def test_a_server_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 def test_two_real_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arms_flags = ["--a-name", "python", "--a-flags=--cpu-backend python", "--b-env", "MINISGL_CPU_BACKEND=rust_hotpath"]
-    load = ["--pairs", "2", "--load", "--concurrency 2 --num-requests 4 --input-len 8 --output-len 8"]
+    load = ["--pairs", "2", "--load", "--concurrency 2 --num-requests 4 --input-len 8 8 --output-len 8 8"]
     assert main(["bench", "ab", *arms_flags, *load, "--out", str(tmp_path / "run"), "--", "--engine", "echo"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["pairs"] == 2

@@ -47,7 +47,10 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         group.add_argument(f"--{letter}-revision", metavar="REV", help="git revision to build and run")
     parser.add_argument("--pairs", type=int, default=5, help="measurements of each arm")
     parser.add_argument(
-        "--load", default="", metavar="TEXT", help="flags of `minisgl bench serve` for the load, in one text"
+        "--load",
+        default="",
+        metavar="TEXT",
+        help="load and workload flags of `minisgl bench serve`, one point, in one text",
     )
     parser.add_argument("--confidence", type=float, default=0.95, help="of the intervals")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
@@ -153,7 +156,7 @@ def _write(
     first = next(iter(differences.values()))
     lines = [f"- {arm.name}: `{arm.describe()}`" for arm in arms]
     lines += [f"- both: `{shlex.join(shared)}`"] if shared else []
-    report.section("Arms", "\n".join([*lines, f"- load: {load.describe()}"]))
+    report.section("Arms", "\n".join([*lines, f"- load: `{load.describe()}`"]))
     report.section(
         "Figures",
         f"{first.num_pairs} pairs, a fresh server for each run, in alternating order. Medians; the difference is that "
@@ -172,4 +175,4 @@ def _write(
     if all(cpu.values()):
         plot = bar_breakdown(report.folder / "cpu.png", cpu, title="CPU per token by process", y_label="us")
         report.section("CPU", plot)
-    report.write({"result": result, "load": load.as_dict(), "runs": dict(runs)})
+    report.write({"result": result, "load": load.describe(), "runs": dict(runs)})

@@ -86,6 +86,11 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    return run_serve(settings_of(args), args.out, command=public_command(args.arguments))
+
+
+def settings_of(args: argparse.Namespace) -> Serve:
+    """What the flags ask for. Raises `ConfigError`."""
     if args.base_url is not None and args.flags:
         raise ConfigError(f"{args.flags[0]}: belongs to a server, and with --base-url none is started")
     if args.scenario is not None:
@@ -100,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         turns=args.turns,
         time_scale=args.time_scale,
     )
-    settings = Serve(
+    return Serve(
         base_url=args.base_url,
         model=args.served_model,
         api_key=args.api_key or envs.api_key(),
@@ -122,7 +127,6 @@ def run(args: argparse.Namespace) -> int:
         slo=Slo(args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms),
         frontend=args.scenario == "frontend",
     )
-    return run_serve(settings, args.out, command=public_command(args.arguments))
 
 
 def _range(given: list[int] | None) -> tuple[int, int] | None:

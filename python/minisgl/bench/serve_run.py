@@ -88,11 +88,7 @@ class Measurement:
 def run_serve(settings: Serve, out: Path | None, *, command: str) -> int:
     """Measure, print the table and the result; write the report to `out`. Returns the exit code."""
     settings.check()
-    points = [
-        *(Point("closed", count) for count in settings.concurrency),
-        *(Point("poisson", rate) for rate in settings.rates),
-        *([Point("trace")] if settings.trace_arrivals else []),
-    ]
+    points = points_of(settings)
     make_workload(settings.workload, settings.workload_settings)  # complaints come before a server is started
     report = None if out is None else Report(out, "Serving under load", command=command)
     extras: dict[str, Any]
@@ -109,6 +105,14 @@ def run_serve(settings: Serve, out: Path | None, *, command: str) -> int:
     return 0 if all(one.figures["failed"] == 0 for one in found) else 1
 
 
+def points_of(settings: Serve) -> list[Point]:
+    return [
+        *(Point("closed", count) for count in settings.concurrency),
+        *(Point("poisson", rate) for rate in settings.rates),
+        *([Point("trace")] if settings.trace_arrivals else []),
+    ]
+
+
 @contextlib.contextmanager
 def _server(settings: Serve) -> Iterator[Server]:
     if settings.base_url is not None:
@@ -123,19 +127,23 @@ def _server(settings: Serve) -> Iterator[Server]:
 
 
 def _measurements(settings: Serve, server: Server, points: Sequence[Point]) -> Iterator[Measurement]:
-    line = calibrate(server, settings.endpoint, settings.extra)
-    renderer = Renderer(server.model, settings.endpoint, line, settings.extra)
+    renderer = renderer_for(settings, server)
     run = 0
     for repeat in range(settings.repeat):
         for point in points:
-            load = _load(settings, renderer, point, run)
-            _warm_up(settings, server, renderer, point, run)
+            load = load_of(settings, renderer, point, run)
+            warm_up(settings, server, renderer, point, run)
             measured = measure(server, load, point.label)
             yield Measurement(point, repeat, measured, figures(measured, settings.slo))
             run += 1
 
 
-def _load(settings: Serve, renderer: Renderer, point: Point, run: int) -> Load:
+def renderer_for(settings: Serve, server: Server) -> Renderer:
+    line = calibrate(server, settings.endpoint, settings.extra)
+    return Renderer(server.model, settings.endpoint, line, settings.extra)
+
+
+def load_of(settings: Serve, renderer: Renderer, point: Point, run: int) -> Load:
     workload = make_workload(settings.workload, replace(settings.workload_settings, run=run))
     chains, arrivals = workload.chains, _arrivals(settings, workload, point, run)
     if math.isfinite(settings.duration_s) and point.mode == "closed":
@@ -167,7 +175,7 @@ def _arrivals(settings: Serve, workload: Workload, point: Point, run: int) -> Se
     return None
 
 
-def _warm_up(settings: Serve, server: Server, renderer: Renderer, point: Point, run: int) -> None:
+def warm_up(settings: Serve, server: Server, renderer: Renderer, point: Point, run: int) -> None:
     """The same kind of load, not counted. In a closed loop at least one request per client."""
     asked, least = settings.warmup_requests, int(point.value) if point.mode == "closed" else 1
     count = max(least, settings.workload_settings.num_requests // 4) if asked is None else asked
