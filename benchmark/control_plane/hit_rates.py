@@ -24,20 +24,18 @@ def whole_blocks(request: Request) -> tuple[int, ...]:
     return request.blocks[: request.input_len // BLOCK]
 
 
-def plain_lru(requests: list[Request], capacity: int) -> float:
-    """Share of prompt tokens that an LRU of `capacity` blocks finds."""
+def lru_runs(blocks: list[tuple[int, ...]], capacity: int) -> int:
+    """Blocks of unbroken runs that an LRU of `capacity` blocks knows, over prompts given as their blocks."""
     known: OrderedDict[int, None] = OrderedDict()
-    found = total = 0
-    for request in requests:
-        blocks = whole_blocks(request)
-        found += BLOCK * next((i for i, one in enumerate(blocks) if one not in known), len(blocks))
-        total += request.input_len
-        for one in blocks:
-            known[one] = None
-            known.move_to_end(one)
+    found = 0
+    for one in blocks:
+        found += next((i for i, block in enumerate(one) if block not in known), len(one))
+        for block in one:
+            known[block] = None
+            known.move_to_end(block)
         while len(known) > capacity:
             known.popitem(last=False)
-    return found / total
+    return found
 
 
 def radix(requests: list[Request], num_pages: int, cache: CachePolicy, backend: str = "rust_hotpath") -> int:
@@ -92,15 +90,18 @@ def unlimited(requests: list[Request]) -> dict[str, float]:
 
 
 def by_pool_size(requests: list[Request], sizes: list[int]) -> list[dict[str, Any]]:
-    """One record a pool size: shares of prompt tokens found by the radix cache (LRU, LFU) and by the plain LRU."""
+    """One record a pool size: shares of prompt tokens found by the radix cache (LRU, LFU) and by the plain LRU, and the
+    share of blocks by which such rates are published: the last of a prompt counted as one however short it is."""
     total = sum(one.input_len for one in requests)
+    whole, every = [whole_blocks(one) for one in requests], [one.blocks for one in requests]
     records = []
     for size in sizes:
         record = {
             "pool_blocks": size,
             "radix_lru": radix(requests, size, "lru") / total,
             "radix_lfu": radix(requests, size, "lfu") / total,
-            "plain_lru": plain_lru(requests, size),
+            "plain_lru": BLOCK * lru_runs(whole, size) / total,
+            "plain_lru_by_blocks": lru_runs(every, size) / sum(map(len, every)),
         }
         print("hit rate", record, flush=True)
         records.append(record)
