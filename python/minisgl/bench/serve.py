@@ -96,7 +96,7 @@ def settings_of(args: argparse.Namespace) -> Serve:
     if args.scenario is not None:
         frontend_settings(args)
     workload = WorkloadSettings(
-        num_requests=args.num_requests or DEFAULT_REQUESTS,
+        num_requests=DEFAULT_REQUESTS if args.num_requests is None else args.num_requests,
         input_len=_range(args.input_len),
         output_len=_range(args.output_len),
         seed=args.seed,

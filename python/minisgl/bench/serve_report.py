@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from minisgl.bench.load import Server
 from minisgl.bench.plots import Series, cdf_plot, line_plot
 from minisgl.bench.report import Report, table
+from minisgl.bench.serve_frontend import frontend_table
 from minisgl.bench.serve_metrics import latencies
 
 if TYPE_CHECKING:
@@ -34,6 +35,16 @@ HEAD = (
     "RSS MiB",
     "client CPU us/token",
 )
+
+LENGTHS_HEAD = (
+    "load",
+    *(f"{side} {key}" for side in ("in", "out") for key in ("mean", "p50", "p99", "max")),
+    "in, all",
+    "of these cached",
+)
+PROCESSES_HEAD = ("load", "process", "CPU s", "CPU us/token", "RSS MiB")
+GOODPUT_HEAD = ("load", "limits, ms", "good", "% of all", "good/s")
+FAILURES_HEAD = ("load", "reason", "requests")
 
 
 def result_of(
@@ -109,6 +120,15 @@ def write_report(report: Report, result: Mapping[str, Any], found: Sequence[Meas
     profile = result.get("simulated")
     note = f"Simulated engine, profile {profile}: no model runs, step times are made up." if profile else ""
     report.section("Load by load", note, summary_table(result))
+    if "cold" in result:
+        report.section("The HTTP path", frontend_table(result))
+    report.section("Lengths", "Tokens as the server counted them.", table(LENGTHS_HEAD, _lengths(result)))
+    if any(point["server"] for point in result["points"]):
+        report.section("The server's processes", table(PROCESSES_HEAD, _processes(result)))
+    if any(point["goodput"] for point in result["points"]):
+        report.section("Goodput", table(GOODPUT_HEAD, _goodput(result)))
+    if any(point["failed"] for point in result["points"]):
+        report.section("Failures", table(FAILURES_HEAD, _failures(result)))
     report.section("Latencies", *_latency_plots(report, found))
     if len(result["points"]) > 1:
         report.section("Throughput against latency", _curve(report, result))
@@ -122,6 +142,41 @@ def write_report(report: Report, result: Mapping[str, Any], found: Sequence[Meas
     )
     report.section("Growth", plot)
     report.write({"result": result, "runs": [{"load": one.point.label, **one.figures} for one in found]})
+
+
+def _lengths(result: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    rows = []
+    for point in result["points"]:
+        of_point = point["lengths"]
+        ends = [of_point[side][key] for side in ("input", "output") for key in ("mean", "p50", "p99", "max")]
+        rows.append((point["load"], *ends, point["input_tokens"], point["cached_tokens"]))
+    return rows
+
+
+def _processes(result: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    return [
+        (point["load"], role, used, (server["cpu_us_per_token"] or {}).get(role), server["rss_mib"].get(role))
+        for point in result["points"]
+        if (server := point["server"])
+        for role, used in server["cpu_s"].items()
+    ]
+
+
+def _goodput(result: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    rows = []
+    for point in result["points"]:
+        limits = ", ".join(f"{name} {ms:g}" for name, ms in point["goodput"]["slo_ms"].items() if ms is not None)
+        share = 100 * point["goodput"]["share"]
+        rows.append((point["load"], limits, point["goodput"]["good"], share, point["goodput"]["requests_s"]))
+    return rows
+
+
+def _failures(result: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    rows = []
+    for point in result["points"]:
+        rows += [(point["load"], reason, count) for reason, count in point["failures"].items()]
+        rows += [(point["load"], f"says: {text}", count) for text, count in point["errors"].items()]
+    return rows
 
 
 def _latency_plots(report: Report, found: Sequence[Measurement]) -> list[str]:

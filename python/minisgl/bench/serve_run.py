@@ -17,13 +17,14 @@ from typing import Any
 from minisgl.bench.load import Load, Measured, Server, calibrate, first_model, measure, simulated_profile
 from minisgl.bench.render import Endpoint, Renderer
 from minisgl.bench.report import Report, print_result
-from minisgl.bench.serve_frontend import frontend_extras
+from minisgl.bench.serve_frontend import frontend_extras, frontend_table
 from minisgl.bench.serve_metrics import Slo, figures
 from minisgl.bench.serve_report import result_of, summary_table, write_report
 from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
 from minisgl.bench.workloads import Workload, WorkloadSettings, make_workload, poisson_arrivals
 from minisgl.config import ConfigError
 
+ENDLESS = 1_000_000  # requests, for a run that its duration ends
 WARMUP_RUN = 1 << 20  # texts of warm-ups are those of runs from here on
 
 
@@ -99,6 +100,8 @@ def run_serve(settings: Serve, out: Path | None, *, command: str) -> int:
             extras |= frontend_extras(server)
     result = result_of(settings, server, found, extras)
     print(summary_table(result))
+    if settings.frontend:
+        print(f"\n{frontend_table(result)}")
     if report is not None:
         write_report(report, result, found)
     print_result(result)
@@ -147,7 +150,7 @@ def load_of(settings: Serve, renderer: Renderer, point: Point, run: int) -> Load
     workload = make_workload(settings.workload, replace(settings.workload_settings, run=run))
     chains, arrivals = workload.chains, _arrivals(settings, workload, point, run)
     if math.isfinite(settings.duration_s) and point.mode == "closed":
-        chains = chains * _ENOUGH  # texts come round again when all were sent
+        chains = chains * -(-ENDLESS // len(workload.requests))  # texts come round again when all were sent
     return Load(
         bodies=[renderer.body(request) for request in workload.requests],
         chains=chains,
@@ -160,9 +163,6 @@ def load_of(settings: Serve, renderer: Renderer, point: Point, run: int) -> Load
         timeout_s=settings.timeout_s,
         threads=settings.threads,
     )
-
-
-_ENOUGH = 1000
 
 
 def _arrivals(settings: Serve, workload: Workload, point: Point, run: int) -> Sequence[float] | None:

@@ -1,0 +1,136 @@
+"""`minisgl bench serve` as a user runs it: against a server of its own, and against one that is given or gone."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl import cli
+from minisgl.bench.server_process import Launch, ServerProcess
+from tests.helpers_loadgen import HEAD, Exchange, stub
+
+ECHO = ("--engine", "echo", "--num-pages", "2048", "--max-running-requests", "8", "--max-seq-len", "4096")
+SMALL = ("--concurrency", "2", "--num-requests", "8", "--warmup-requests", "2")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess(Launch(flags=ECHO)) as running:
+        yield running
+    assert running.left_behind == []
+
+
+def bench(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, Any]]:
+    code = cli.main(["bench", "serve", *flags])
+    return code, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_a_server_of_its_own_and_a_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    lengths = ("--input-len", "60", "100", "--output-len", "5", "9", "--slo-ttft-ms", "60000")
+    code, found = bench(capsys, *SMALL, *lengths, "--repeat", "2", "--out", str(tmp_path), "--", *ECHO)
+    assert code == 0
+    (point,) = found["points"]
+    assert (point["load"], point["repeats"], point["succeeded"], point["failed"]) == ("2 clients", 2, 8, 0)
+    assert point["tokens_from"] == "usage"
+    assert 5 <= point["lengths"]["output"]["mean"] <= point["lengths"]["output"]["max"] <= 9
+    assert 50 <= point["lengths"]["input"]["mean"] <= 110  # words of several bytes come close, not exactly
+    assert point["goodput"]["share"] == 1.0
+    assert set(point["server"]["cpu_us_per_token"]) == {"http", "engine", "all"}
+    assert point["server"]["rss_mib"]["all"] > 50
+    raw = json.loads((tmp_path / "raw.json").read_text())
+    assert raw["result"] == found
+    assert len(raw["runs"]) == 2
+    text = (tmp_path / "README.md").read_text()
+    assert "minisgl bench serve --concurrency 2" in text
+    assert str(tmp_path.parent) not in text
+
+
+def test_counts_are_the_servers(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--base-url", server.url, "--output-len", "7", "7", "--input-len", "40", "40", "--endpoint", "completions")
+    code, found = bench(capsys, *SMALL, *flags)
+    assert code == 0
+    (point,) = found["points"]
+    assert point["output_tokens"] == 8 * 7
+    assert found["server"] == "given"
+    assert point["server"] is None
+
+
+def test_an_open_loop_and_a_closed_one_in_one_run(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = bench(capsys, "--base-url", f"{server.url}/v1", *SMALL, "--rate", "200", "--output-len", "3", "3")
+    assert code == 0
+    assert [(point["load"], point["mode"]) for point in found["points"]] == [
+        ("2 clients", "closed"),
+        ("200/s", "poisson"),
+    ]
+    assert [point["output_tokens"] for point in found["points"]] == [24, 24]
+
+
+def test_chats_of_several_turns(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--workload", "multi-turn", "--turns", "3", "--input-len", "8", "8", "--output-len", "4", "4")
+    code, found = bench(capsys, "--base-url", server.url, *SMALL, *flags)
+    assert code == 0
+    assert found["points"][0]["output_tokens"] == 8 * 4
+
+
+def test_a_time_instead_of_a_number(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--duration", "0.3", "--output-len", "2", "2", "--input-len", "10", "10")
+    code, found = bench(capsys, "--base-url", server.url, *SMALL, *flags)
+    assert code == 0
+    assert found["points"][0]["succeeded"] == found["points"][0]["requests"] > 0
+
+
+def test_a_dead_server_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    assert cli.main(["bench", "serve", "--base-url", f"http://127.0.0.1:{port}"]) == 2
+    assert f"127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_a_server_that_dies_is_failures_and_no_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    def script(exchange: Exchange) -> bool:
+        """Answers the two probes, breaks every stream, and has nothing else."""
+        if not exchange.request:
+            exchange.send(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+            return True
+        body = json.loads(exchange.request)
+        if body.get("stream"):
+            exchange.send(HEAD, b'5c\r\ndata: {"choices":[{"delta":{"content":"x"}}]}\n\n')
+            exchange.reset()
+            return False
+        tokens = len(body["messages"][0]["content"].split())
+        answer = json.dumps({"choices": [], "usage": {"prompt_tokens": tokens}}).encode()
+        exchange.send(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(answer), answer
+        )
+        return True
+
+    with stub(script) as server:
+        url = server.url.removesuffix("/v1/chat/completions")
+        code, found = bench(capsys, "--base-url", url, "--model", "m", *SMALL)
+    assert code == 1
+    (point,) = found["points"]
+    assert (point["succeeded"], point["failed"], point["failures"]) == (0, 8, {"broken": 8})
+    assert point["ttft_ms"]["p50"] is None
+    assert point["output_tok_s"] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--base-url", "http://127.0.0.1:9", "--", "--engine", "echo"), "--base-url"),
+        (("--extra-body", "["), "--extra-body"),
+        (("--concurrency", "0"), "--concurrency"),
+        (("--rate", "0"), "--rate"),
+        (("--rate", "1", "--duration", "5"), "--duration"),
+        (("--num-requests", "0"), "--num-requests"),
+        (("--", "--num-pages", "none"), "--num-pages"),
+    ],
+)
+def test_flags_that_make_no_sense(capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], named: str) -> None:
+    assert cli.main(["bench", "serve", *flags]) == 2
+    assert named in capsys.readouterr().err

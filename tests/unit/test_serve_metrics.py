@@ -1,0 +1,156 @@
+"""Figures of `bench serve` from arrays made by hand: each definition by a case that can be worked out on paper."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minisgl.bench.load import Measured, Sample
+from minisgl.bench.serve_frontend import frontend_table
+from minisgl.bench.serve_metrics import Slo, figures
+from minisgl.bench.serve_report import median_of
+
+NAN = math.nan
+FAILURES = ["", "connect", "status", "broken"]
+
+
+def result(**changes: Any) -> Any:
+    """Three requests: due at 0, 1, 2; the last one failed at once."""
+    columns: dict[str, Any] = {
+        "scheduled": [0.0, 1.0, 2.0],
+        "sent": [0.0, 1.5, 2.0],
+        "first": [0.1, 1.6, NAN],
+        "last": [0.5, 3.6, NAN],
+        "completion_tokens": [5, 11, -1],
+        "prompt_tokens": [100, 200, -1],
+        "cached_tokens": [-1, 50, -1],
+        "text_events": [3, 11, 0],
+        "failure": [0, 0, 2],
+        "status": [200, 200, 503],
+        "num_gaps": [2, 10, 0],
+    }
+    made: dict[str, Any] = {name: np.array(values) for name, values in columns.items()}
+    made |= {"gaps": np.array([0.1, 0.3] + [0.2] * 10, np.float32), "errors": ["", "", "full"], "failures": FAILURES}
+    return made | {"duration_s": 4.0, "cpu_s": 0.016, "started": 0.0, **changes}
+
+
+def of(slo: Slo | None = None, **changes: Any) -> dict[str, Any]:
+    return figures(Measured(result(**changes)), slo or Slo())
+
+
+def test_latencies_count_from_when_a_request_was_due() -> None:
+    found = of()
+    assert found["ttft_ms"]["max"] == pytest.approx(600)
+    assert found["ttft_ms"]["mean"] == pytest.approx(350)
+    assert found["e2e_ms"]["max"] == pytest.approx(2600)
+    assert found["client"]["lag_ms"]["max"] == pytest.approx(500)
+
+
+def test_time_per_token_is_without_the_first() -> None:
+    assert of()["tpot_ms"]["mean"] == pytest.approx((400 / 4 + 2000 / 10) / 2)
+
+
+def test_gaps_and_the_longest() -> None:
+    found = of()
+    assert found["itl_ms"]["p50"] == pytest.approx(200)
+    assert found["longest_pause_ms"] == pytest.approx(300)
+
+
+def test_throughput_is_of_what_succeeded() -> None:
+    found = of()
+    assert (found["output_tokens"], found["input_tokens"], found["cached_tokens"]) == (16, 300, 50)
+    assert found["output_tok_s"] == 4.0
+    assert found["total_tok_s"] == 79.0
+    assert found["tokens_per_event"] == pytest.approx(16 / 14)
+    assert found["client"]["cpu_us_per_token"] == pytest.approx(1000)
+
+
+def test_a_failed_request_is_counted_with_its_reason_and_is_in_no_latency() -> None:
+    found = of()
+    assert (found["requests"], found["succeeded"], found["failed"]) == (3, 2, 1)
+    assert found["failures"] == {"status 503": 1}
+    assert found["errors"] == {"full": 1}
+    # a failure in the middle of an answer takes its times and gaps with it
+    broken = of(failure=np.array([3, 0, 2]))
+    assert broken["longest_pause_ms"] == pytest.approx(200)
+    assert broken["ttft_ms"]["mean"] == pytest.approx(600)
+    assert broken["output_tokens"] == 11
+
+
+def test_goodput_counts_failures_and_every_limit() -> None:
+    shares = {
+        Slo(ttft_ms=200): 1 / 3,
+        Slo(ttft_ms=700): 2 / 3,
+        Slo(tpot_ms=150): 1 / 3,
+        Slo(ttft_ms=700, tpot_ms=150, e2e_ms=400): 0.0,
+    }
+    for slo, share in shares.items():
+        assert of(slo)["goodput"]["share"] == pytest.approx(share), slo
+    assert of()["goodput"] is None
+
+
+def test_without_usage_events_are_counted() -> None:
+    found = of(completion_tokens=np.array([-1, -1, -1]))
+    assert found["output_tokens"] == 14
+    assert found["tokens_from"] == "events"
+
+
+def test_everything_failed() -> None:
+    found = of(failure=np.array([1, 1, 1]), status=np.array([0, 0, 0]))
+    assert found["failures"] == {"connect": 3}
+    assert found["output_tok_s"] == 0
+    assert math.isnan(found["ttft_ms"]["p99"])
+    assert found["longest_pause_ms"] is None
+
+
+def test_an_answer_without_text_has_no_time_to_its_first_token() -> None:
+    found = of(text_events=np.array([0, 11, 0]), first=np.array([NAN, 1.6, NAN]), last=np.array([NAN, 3.6, NAN]))
+    assert found["without_text"] == 1
+    assert found["ttft_ms"]["mean"] == pytest.approx(600)
+    assert of(Slo(ttft_ms=1e9), first=np.array([NAN, 1.6, NAN]))["goodput"]["good"] == 1
+
+
+def test_what_a_token_costs_the_server() -> None:
+    measured = Measured(result(), cpu_s={"http": 0.016, "engine": 0.032}, rss_bytes={"http": 2**20, "engine": 2**21})
+    found = figures(measured, Slo())["server"]
+    assert found["cpu_us_per_token"] == pytest.approx({"http": 1000, "engine": 2000, "all": 3000})
+    assert found["cpu_s_per_1000_tokens"] == pytest.approx(3.0)
+    assert found["rss_mib"]["all"] == 3
+    assert of()["server"] is None
+
+
+def test_the_middle_of_a_run() -> None:
+    samples = [Sample(at / 10, at * 10 if at < 30 else 300, 1) for at in range(41)]  # 100 events a second, then none
+    found = figures(Measured(result(duration_s=4.0), samples), Slo())
+    assert found["steady_output_tok_s"] == pytest.approx(100 * 16 / 14)
+    assert of()["steady_output_tok_s"] is None
+
+
+def test_repeats_give_medians_and_sums_of_failures() -> None:
+    repeats = [
+        {"a": 1.0, "failed": 1, "failures": {"x": 1}, "deep": {"b": 1}, "none": None},
+        {"a": 5.0, "failed": 2, "failures": {"x": 1, "y": 1}, "deep": {"b": 2}, "none": None},
+        {"a": 2.0, "failed": 0, "failures": {}, "deep": {"b": 9}, "none": None},
+    ]
+    expected = {"a": 2.0, "failed": 3, "failures": {"x": 2, "y": 1}, "deep": {"b": 2}, "none": None}
+    assert median_of(repeats) == expected
+
+
+def test_targets_are_judged_in_their_direction() -> None:
+    point = {
+        **figures(Measured(result(), cpu_s={"http": 1e-4}, rss_bytes={"http": 2**20}), Slo()),
+        "mode": "closed",
+        "value": 256,
+        "output_tok_s": 70_000.0,
+    }
+    text = frontend_table({"points": [point], "cold": {"last_answered_ms": 400.0}, "idle_cpu_percent": {"http": 0.1}})
+    verdicts = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in text.splitlines()[2:]}
+    assert verdicts["output tok/s, 256 clients"] == "reached"
+    assert verdicts["CPU us/token, HTTP process, 256 clients"] == "stretch"
+    assert verdicts["TTFT p99 ms, 256 clients"] == "missed"
+    assert verdicts["last of 256 cold connections answered, ms"] == "missed"
+    assert verdicts["idle CPU, % of a core"] == "stretch"
+    assert not any("64 clients" in name for name in verdicts)

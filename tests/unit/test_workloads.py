@@ -1,0 +1,203 @@
+"""Workloads: the same by seed, as long as they say, alike where they should be; and their rendering to bodies."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minisgl import envs
+from minisgl.bench.render import Line, Renderer, probe, words
+from minisgl.bench.traces import BLOCK
+from minisgl.bench.workloads import (
+    CHAT_BUCKETS,
+    WORKLOADS,
+    LoadRequest,
+    Message,
+    Piece,
+    WorkloadSettings,
+    make_workload,
+    poisson_arrivals,
+)
+from minisgl.config import ConfigError
+
+MADE_UP = ("random", "shared-prefix", "multi-turn", "chat", *(f"chat-{bucket}" for bucket in CHAT_BUCKETS))
+FROM_DATA = tuple(name for name in WORKLOADS if name not in MADE_UP)
+TOKENS = Line()  # a word is a token, and nothing is added
+
+
+@pytest.fixture(params=WORKLOADS)
+def name(request: pytest.FixtureRequest) -> str:
+    if request.param in FROM_DATA and envs.data_dir() is None:
+        pytest.skip("MINISGL_DATA is not set")
+    return str(request.param)
+
+
+def bodies(name: str, settings: WorkloadSettings) -> list[dict[str, Any]]:
+    renderer = Renderer("m", "chat", TOKENS)
+    return [json.loads(renderer.body(one)) for one in make_workload(name, settings).requests]
+
+
+def prompt_of(body: dict[str, Any]) -> str:
+    return "\n".join(f"{one['role']}: {one['content']}" for one in body["messages"])
+
+
+def test_the_same_seed_gives_the_same_workload(name: str) -> None:
+    settings = WorkloadSettings(num_requests=20, seed=3)
+    assert make_workload(name, settings) == make_workload(name, settings)
+    assert bodies(name, settings) == bodies(name, settings)
+    assert sum(make_workload(name, settings).chains) == len(make_workload(name, settings).requests)
+
+
+def test_another_run_has_the_same_lengths_and_no_prompt_of_the_first(name: str) -> None:
+    settings = WorkloadSettings(num_requests=20)
+    first, second = (make_workload(name, replace(settings, run=run)) for run in (0, 1))
+    assert [one.input_len for one in first.requests] == [one.input_len for one in second.requests]
+    assert [one.output_len for one in first.requests] == [one.output_len for one in second.requests]
+    if name not in ("mt-bench", "gsm8k"):  # whose text is given
+        prompts = [{prompt_of(body) for body in bodies(name, replace(settings, run=run))} for run in (0, 1)]
+        assert not prompts[0] & prompts[1]
+
+
+@pytest.mark.parametrize("name", MADE_UP)
+def test_another_seed_gives_another_workload(name: str) -> None:
+    a, b = (bodies(name, WorkloadSettings(num_requests=20, seed=seed)) for seed in (0, 1))
+    assert a != b
+
+
+@pytest.mark.parametrize("name", MADE_UP)
+def test_prompts_are_as_long_as_they_say(name: str) -> None:
+    settings = WorkloadSettings(num_requests=12)
+    for body, one in zip(bodies(name, settings), make_workload(name, settings).requests, strict=True):
+        assert sum(len(message["content"].split()) for message in body["messages"]) == one.input_len
+        assert body["max_tokens"] == one.output_len
+
+
+def test_given_lengths_are_kept() -> None:
+    for made in make_workload(
+        "random", WorkloadSettings(num_requests=50, input_len=(7, 9), output_len=(3, 3))
+    ).requests:
+        assert 7 <= (made.input_len or 0) <= 9
+        assert made.output_len == 3
+
+
+def test_chats_have_their_mean_lengths() -> None:
+    made = make_workload("chat", WorkloadSettings(num_requests=20_000))
+    assert np.mean([one.input_len for one in made.requests]) == pytest.approx(225, rel=0.05)
+    assert np.mean([one.output_len for one in made.requests]) == pytest.approx(200, rel=0.05)
+    means = [
+        np.mean([one.input_len for one in make_workload(f"chat-{name}", WorkloadSettings(num_requests=2000)).requests])
+        for name in CHAT_BUCKETS
+    ]
+    assert means == sorted(means)
+
+
+def test_prefixes_are_shared_and_questions_are_not() -> None:
+    found = bodies("shared-prefix", WorkloadSettings(num_requests=40, num_prefixes=3, prefix_len=100))
+    assert len({body["messages"][0]["content"] for body in found}) == 3
+    assert len({body["messages"][1]["content"] for body in found}) == 40
+
+
+def test_a_turn_carries_the_turns_before() -> None:
+    settings = WorkloadSettings(num_requests=10, turns=4)
+    made, found = make_workload("multi-turn", settings), bodies("multi-turn", settings)
+    assert made.chains == (4, 4, 2)
+    for before, after in pairwise(found[:4]):
+        assert after["messages"][: len(before["messages"])] == before["messages"]
+        assert len(after["messages"]) == len(before["messages"]) + 2
+    assert len(found[4]["messages"]) == 1
+
+
+def test_a_longer_text_begins_like_a_shorter_one() -> None:
+    assert words(("k", 1), 500).startswith(words(("k", 1), 70) + " ")
+    assert words(("k", 1), 70) != words(("k", 2), 70)
+
+
+def mooncake(tmp_path: Path) -> Path:
+    rows = [
+        {"timestamp": 1000, "input_length": 2 * BLOCK, "output_length": 5, "hash_ids": [7, 8]},
+        {"timestamp": 3000, "input_length": BLOCK + 100, "output_length": 9, "hash_ids": [7, 9]},
+    ]
+    path = tmp_path / "traces" / "mooncake_conversation.jsonl"
+    path.parent.mkdir()
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_a_trace_has_its_arrivals_and_its_shared_prefixes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mooncake(tmp_path)
+    monkeypatch.setenv(envs.DATA, str(tmp_path))
+    settings = WorkloadSettings(time_scale=4.0)
+    made = make_workload("mooncake-conversation", settings)
+    assert made.arrivals == (0.0, 0.5)
+    assert [(one.input_len, one.output_len) for one in made.requests] == [(2 * BLOCK, 5), (BLOCK + 100, 9)]
+    first, second = (body["messages"][0]["content"].split() for body in bodies("mooncake-conversation", settings))
+    assert first[:BLOCK] == second[:BLOCK]
+    assert first[BLOCK : BLOCK + 100] != second[BLOCK:]
+    limited = make_workload("mooncake-conversation", replace(settings, input_len=(1, 100), output_len=(1, 6)))
+    assert [(one.input_len, one.output_len) for one in limited.requests] == [(100, 5), (100, 6)]
+
+
+def test_without_data_the_folder_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(envs.DATA, raising=False)
+    for name in FROM_DATA:
+        with pytest.raises(ConfigError, match=envs.DATA):
+            make_workload(name, WorkloadSettings())
+
+
+BAD: tuple[dict[str, Any], ...] = (
+    {"num_requests": 0},
+    {"turns": 0},
+    {"num_prefixes": 0},
+    {"time_scale": 0.0},
+    {"input_len": (0, 1)},
+    {"output_len": (5, 4)},
+    {"prefix_len": -1},
+)
+
+
+@pytest.mark.parametrize("change", BAD)
+def test_settings_that_make_no_sense(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="--"):
+        make_workload("random", WorkloadSettings(**change))
+
+
+def test_poisson_arrivals() -> None:
+    times = poisson_arrivals(20_000, 50.0, 1)
+    assert times == poisson_arrivals(20_000, 50.0, 1)
+    assert times != poisson_arrivals(20_000, 50.0, 2)
+    assert times[0] == 0.0
+    gaps = np.diff(times)
+    assert (gaps >= 0).all()
+    assert gaps.mean() == pytest.approx(1 / 50, rel=0.05)
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)  # as exponential times have it
+
+
+# --- rendering ---
+
+
+def test_two_probes_give_the_line() -> None:
+    line = probe(lambda num_words: 11 + 2 * num_words)
+    assert line == Line(overhead=11.0, per_word=2.0)
+    request = LoadRequest((Message("user", (Piece(("x",), 211),)),), 5)
+    body = json.loads(Renderer("m", "chat", line, {"ignore_eos": True}).body(request))
+    assert 11 + 2 * len(body["messages"][0]["content"].split()) == 211
+    assert body["ignore_eos"] is True
+    assert body["stream_options"] == {"include_usage": True}
+
+
+def test_a_server_that_counts_nothing() -> None:
+    with pytest.raises(ConfigError, match="lengths cannot be aimed at"):
+        probe(lambda _: 5)
+
+
+def test_a_prompt_for_completions() -> None:
+    request = LoadRequest((Message("system", ("Be brief.",)), Message("user", ("Hi ", Piece(("x",), 3)))), 5)
+    body = json.loads(Renderer("m", "completions", TOKENS).body(request))
+    assert body["prompt"].startswith("Be brief.\n\nHi ")
+    assert "messages" not in body
