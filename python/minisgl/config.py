@@ -54,6 +54,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     faulty_control_plane: str = ""  # for tests: where it breaks, such as commit:40:after
     overlap: bool = True
     num_threads: int | None = None
+    tp: int = 1  # processes that share each layer
     transport_stats: bool = False  # measure what messages cost and how long they are on the way
     profile_steps: int = 0  # write a Chrome trace of so many steps
     sim_profile: str = "null"  # step times of the simulated engine; null: it returns at once
@@ -67,7 +68,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and value < low:
                 raise ConfigError(f"{name}: {value}: must be at least {low}")
 
-        for name in ("page_size", "num_pages", "max_running_requests", "max_prefill_length", "num_threads"):
+        for name in ("page_size", "num_pages", "max_running_requests", "max_prefill_length", "num_threads", "tp"):
             at_least(name, 1)
         at_least("max_seq_len", 2)
         at_least("profile_steps", 0)

@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # where scheduler and engine meet
     "runner": {
+        "distributed",
         "progress",
         "scheduler",
         "engine",

@@ -11,8 +11,9 @@ import argparse
 from typing import Any, TypeAlias
 
 from minisgl import envs
-from minisgl.config import MODEL_SMOLLM2, ConfigError, EngineConfig
+from minisgl.config import MODEL_SMOLLM2, EngineConfig
 
+TP_HELP = "processes that share each layer (tensor parallelism)"
 # what `add_subparsers` returns; a string, because the class takes no parameters while running
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -137,13 +138,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="write Chrome traces of the first N steps to minisgl-profile-*.json in the current folder (0: none)",
     )
     steps.add_argument("--num-threads", type=int, help="compute threads (default: torch decides)")
-    steps.add_argument("--tp", "--tp-size", "--tensor-parallel-size", type=int, default=1, help="only 1 so far")
+    steps.add_argument("--tp", "--tp-size", "--tensor-parallel-size", type=int, default=_default("tp"), help=TP_HELP)
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """Resolve flags, then environment, then defaults. Raises `ConfigError`, `EnvError`."""
-    if args.tp != 1:
-        raise ConfigError(f"--tp {args.tp}: tensor parallelism is not in this version: use --tp 1")
     fields = {name: getattr(args, name) for name in EngineConfig.__struct_fields__ if hasattr(args, name)}
     fields["cache"] = "lru" if args.cache == "radix" else args.cache
     fields["cpu_backend"] = args.cpu_backend or envs.cpu_backend() or _default("cpu_backend")

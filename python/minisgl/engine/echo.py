@@ -4,6 +4,9 @@ Its KV has two layers. The first stores (token, position) at out_loc. The second
 first-layer history, read through the page table. The next token is a hash of the row's whole second-layer history, the
 request's seed and the position. So a page under the wrong parent, read too early or overwritten too soon changes it.
 
+As one of several ranks it keeps all of that by itself, and adds one share of each sum over a history to those of its
+peers, so that a plan that is wrong on any rank changes the text; rank 0 makes the tokens and tells them to all.
+
 Keeps true: as in a real forward, all rows store a layer before any row reads it; slots, page-table changes and rows
 take effect in launch order, in the worker thread; a slot's page-table row is poisoned when it is bound.
 Doesn't know: temperature, top-k and the like: its text depends on the prompt and the seed alone. Its log probabilities
@@ -19,6 +22,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from minisgl.distributed import ALONE, Group
 from minisgl.engine.api import (
     EngineInfo,
     EngineStepError,
@@ -86,6 +90,7 @@ class EchoEngine:
         alphabet: Sequence[int] = ALPHABET,
         worker_thread: bool = True,
         gate: Callable[[int], None] | None = None,
+        group: Group = ALONE,
     ) -> None:
         self._info = EngineInfo(
             "echo", None, vocab_size, context_len, eos_ids, num_pages, page_size, device="cpu", dtype="none"
@@ -94,6 +99,7 @@ class EchoEngine:
         self._alphabet = np.array(alphabet, np.int32)
         self._eos_ids = eos_ids
         self._gate = gate
+        self._group = group
         self.fail_steps: set[int] = set()
         num_slots = (num_pages + 2) * page_size  # one page for padding rows, one that poisoned entries point to
         self._poison_page = num_pages + 1
@@ -145,19 +151,22 @@ class EchoEngine:
 
         self._tokens[out_loc] = ids.astype(np.uint64)
         self._positions[out_loc] = entry.positions[:num_tokens].astype(np.uint64)
-        first = np.cumsum(_mix(_mix(self._tokens[history], self._positions[history]), salt), dtype=np.uint64)
+        seen = self._share(_mix(_mix(self._tokens[history], self._positions[history]), salt))
+        first = np.cumsum(seen, dtype=np.uint64)
         before = np.concatenate([np.zeros(1, np.uint64), first])[starts[:-1]]
         row_of_token = np.repeat(np.arange(rows), entry.extend_lens[:rows])
         at = starts[:-1][row_of_token] + entry.positions[:num_tokens]
-        self._hashes[out_loc] = _mix(first[at] - before[row_of_token], entry.positions[:num_tokens].astype(np.uint64))
+        sums = self._sum(first[at] - before[row_of_token])
+        self._hashes[out_loc] = _mix(sums, entry.positions[:num_tokens].astype(np.uint64))
 
-        second = np.cumsum(_mix(self._hashes[history], salt), dtype=np.uint64)
+        second = np.cumsum(self._share(_mix(self._hashes[history], salt)), dtype=np.uint64)
         before = np.concatenate([np.zeros(1, np.uint64), second])[starts[:-1]]
         sampled = entry.sample_rows[: plan.num_samples]
         if len(sampled):
-            sums = second[starts[1:][sampled] - 1] - before[sampled]
+            sums = self._sum(second[starts[1:][sampled] - 1] - before[sampled])
             state = _mix(_mix(sums, self._seeds[slots[sampled]]), seq_lens[sampled].astype(np.uint64))
-            tokens[sampled] = self._last_token[slots[sampled]] = self._token_of(state)
+            chosen = self._from_rank_0(self._token_of(state))
+            tokens[sampled] = self._last_token[slots[sampled]] = chosen
         return StepResult(tokens, self._logprobs(sampled, slots, tokens), self._prompt_logprobs(plan, entry))
 
     def _bind(self, plan: StepPlan, entry: RingEntry, bindings: list[SlotBinding]) -> None:
@@ -171,6 +180,30 @@ class EchoEngine:
         for slot, column, count in entry.segments[: plan.num_segments].tolist():
             self._page_table[slot, column : column + count] = entry.page_ids[at : at + count]
             at += count
+
+    def _share(self, values: U64) -> U64:
+        """This rank's share: those of all ranks add up to `values`."""
+        rank, size = self._group.rank, self._group.size
+        if rank:
+            return _mix(values, np.array([rank], np.uint64))
+        others = [_mix(values, np.array([other], np.uint64)) for other in range(1, size)]
+        return np.subtract(values, sum(others)) if others else values
+
+    def _sum(self, shares: U64) -> U64:
+        if self._group.size == 1:
+            return shares
+        import torch  # only with several ranks
+
+        return self._group.all_reduce(torch.from_numpy(shares.astype(np.int64))).numpy().astype(np.uint64)
+
+    def _from_rank_0(self, tokens: Int32Array) -> Int32Array:
+        if self._group.size == 1:
+            return tokens
+        import torch
+
+        mine = tokens if self._group.rank == 0 else np.zeros_like(tokens)
+        shared: Int32Array = self._group.broadcast(torch.from_numpy(mine)).numpy()
+        return shared
 
     def _token_of(self, state: U64) -> Int32Array:
         tokens = self._alphabet[(state % np.uint64(len(self._alphabet))).astype(np.int64)]

@@ -15,6 +15,7 @@ import torch
 from minisgl.attention import KVPool, TorchSdpa
 from minisgl.attention.kv_pool import page_bytes
 from minisgl.config import ConfigError, EngineConfig
+from minisgl.distributed import ALONE, Group
 from minisgl.engine.api import EngineInfo
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread
@@ -27,19 +28,19 @@ MAX_POOL_BYTES = 4 * 2**30  # without --num-pages: a laptop has other things to 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_engine(config: EngineConfig, say: Report) -> TorchEngine:
+def load_engine(config: EngineConfig, say: Report, group: Group = ALONE) -> TorchEngine:
     """Load in the thread that will run the forwards. Raises `ConfigError` and its kin with what to change."""
-    thread = ForwardThread("torch-forward")
+    thread = ForwardThread("torch-forward", threaded=group.rank == 0)
     try:
-        return thread.submit(lambda: _load(config, say, thread)).wait()
+        return thread.submit(lambda: _load(config, say, thread, group)).wait()
     except BaseException:
         thread.close()
         raise
 
 
-def _load(config: EngineConfig, say: Report, thread: ForwardThread) -> TorchEngine:
+def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group) -> TorchEngine:
     began = time.monotonic()
-    device = _device(config)
+    device = device_of(config, group.rank)
     folder = resolve_model(
         config.model, say, source=config.model_source, revision=config.revision, load_format=config.load_format
     )
@@ -87,7 +88,13 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread) -> TorchEngi
     )
 
 
-def _device(config: EngineConfig) -> torch.device:
+def check_ranks(model_dir: Path, ranks: int) -> None:
+    """Raises `ConfigError` if the model cannot be cut into so many parts."""
+    raise ConfigError(f"--tp {ranks}: the torch engine has no tensor parallelism yet: use --tp 1")
+
+
+def device_of(config: EngineConfig, rank: int = 0) -> torch.device:
+    """Where a rank computes. Raises `ConfigError`."""
     if config.device not in ("auto", "cpu"):
         raise ConfigError(f"--device {config.device}: this version runs on the CPU only: use --device cpu")
     return torch.device("cpu")

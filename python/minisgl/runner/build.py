@@ -10,13 +10,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from minisgl.config import ConfigError, EngineConfig
+from minisgl.distributed import ALONE, Group, GroupError
 from minisgl.engine.api import Engine, EngineInfo
 from minisgl.engine.sim import SimEngine
 from minisgl.engine.sim.clock import Clock
 from minisgl.progress import Report
+from minisgl.runner.ranks import OnDeath, RankEngine, Ranks
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import Chosen, choose
 from minisgl.scheduler.faulty import make_faulty
@@ -33,19 +36,73 @@ SIM_NUM_TOKENS = 1_048_576  # of the KV pool
 SIM_WORDS = 1024
 
 
-def build_engine(config: EngineConfig, report: Report) -> Engine:
-    """Load what `config` asks for; raises `ConfigError` and the errors of weights/ with what to change."""
+def build_engine(
+    config: EngineConfig, report: Report, *, folder: Path | None = None, on_rank_death: OnDeath | None = None
+) -> Engine:
+    """Load what `config` asks for, on all its ranks; `folder` and `on_rank_death` are for `Ranks`. Raises `ConfigError`
+    and the errors of weights/ with what to change, `RankDied`."""
     config.check()
-    if config.engine == "echo":
-        return _build_echo(config)
     if config.engine == "sim":
+        if config.tp != 1:
+            raise ConfigError(f"--tp {config.tp}: a simulated engine has no ranks: choose its --sim-profile instead")
         return build_sim(config, report)
+    if config.tp == 1:
+        return build_rank(config, ALONE, report)
+    config = _settled(config, report)
+    ranks = Ranks(config, folder, on_rank_death)
+    try:
+        report(f"tensor parallelism: {config.tp} ranks")
+        group = join_group(config, 0, ranks.meeting)
+        engine = build_rank(config, group, report)
+        ranks.wait_ready()
+    except GroupError as error:
+        died = ranks.explain(error)
+        ranks.close()
+        raise died from error
+    except BaseException:
+        ranks.close()
+        raise
+    return RankEngine(engine, group, ranks)
+
+
+def _settled(config: EngineConfig, report: Report) -> EngineConfig:
+    """What a rank could refuse, or would download again, is looked at before there are any."""
+    if config.engine != "torch":
+        return config
+    from minisgl.engine.loading import check_ranks  # imports torch
+    from minisgl.weights.sources import resolve_model
+
+    model = resolve_model(
+        config.model, report, source=config.model_source, revision=config.revision, load_format=config.load_format
+    )
+    check_ranks(model, config.tp)
+    return msgspec.structs.replace(config, model=str(model))
+
+
+def join_group(config: EngineConfig, rank: int, meeting: Path) -> Group:
+    """Wait for the other ranks at the file `meeting`. Raises `GroupError`, `ConfigError`."""
+    import torch
+
+    from minisgl.distributed.torch_group import TorchGroup
+
+    device = torch.device("cpu")
+    if config.engine == "torch":
+        from minisgl.engine.loading import device_of
+
+        device = device_of(config, rank)
+    return TorchGroup(meeting, rank, config.tp, device)
+
+
+def build_rank(config: EngineConfig, group: Group, report: Report) -> Engine:
+    """The engine of one rank. Forwards of ranks above 0 run in the thread that asks for them."""
+    if config.engine == "echo":
+        return _build_echo(config, group)
     from minisgl.engine.loading import load_engine  # imports torch
 
-    return load_engine(config, report)
+    return load_engine(config, report, group)
 
 
-def _build_echo(config: EngineConfig) -> Engine:
+def _build_echo(config: EngineConfig, group: Group) -> Engine:
     from minisgl.engine.echo import EchoEngine
 
     context_len = config.max_seq_len or ECHO_CONTEXT_LEN
@@ -56,6 +113,8 @@ def _build_echo(config: EngineConfig) -> Engine:
         max_rows=config.max_running_requests,
         max_seq_len=min(context_len, num_pages * config.page_size + 1),
         context_len=context_len,
+        worker_thread=group.rank == 0,
+        group=group,
     )
     engine.fail_steps.update(config.echo_fail_steps)
     return engine

@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,6 +31,7 @@ from minisgl.message import (
     FromEngine,
     LoadProgress,
     ToEngine,
+    encode,
 )
 from minisgl.metrics.meters import GcWatch, cpu_seconds, resident_bytes
 from minisgl.metrics.steps import step_timers
@@ -51,6 +53,11 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
     to_engine: str  # ipc addresses, bound by the HTTP process
     from_engine: str
+
+    @property
+    def folder(self) -> Path:
+        """The parent's, for sockets; it removes it."""
+        return Path(self.from_engine.removeprefix("ipc://")).parent
 
 
 class ParentGone(Exception):
@@ -126,7 +133,12 @@ class Link:
 
 
 def serve(config: ProcessConfig, link: Link) -> None:
-    engine = build_engine(config.engine, lambda *report: link.send([LoadProgress(*report)]))
+    engine = build_engine(
+        config.engine,
+        lambda *report: link.send([LoadProgress(*report)]),
+        folder=config.folder,
+        on_rank_death=lambda reason: _end_at_once(config, reason),
+    )
     try:
         chosen = choose_control_plane(config.engine, engine.info, lambda line: link.send([LoadProgress(line)]))
         if chosen.fallback:
@@ -214,6 +226,16 @@ def _stats(loop: StepLoop, chosen: Chosen) -> EngineStats:
         resident_bytes=resident_bytes(),
         meters=timers.meters.readings(),
     )
+
+
+def _end_at_once(config: ProcessConfig, reason: str) -> None:
+    """Called in a thread: whatever the loop waits for may never come."""
+    context = zmq.Context()
+    outbox = context.socket(zmq.PUSH)
+    outbox.connect(config.from_engine)
+    outbox.send(encode([EngineFailed(reason)]))
+    context.destroy(LINGER_MS)
+    os._exit(1)
 
 
 def main() -> int:

@@ -1,0 +1,66 @@
+"""What a rank knows of its group: who it is, and the few collectives that a sharded model needs.
+
+Keeps true: every rank calls the same collectives in the same order; a rank whose peer is gone gets `GroupError`.
+Doesn't know: what is reduced, who started the ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class GroupError(Exception):
+    """A collective failed: a peer is gone, or the ranks are out of step. The group is of no use any more."""
+
+
+class Group(Protocol):
+    """Tensors are contiguous, of the same shape and dtype on every rank, on the device the group was made for."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, in place, bit for bit the same everywhere; integers wrap. Returns `tensor`."""
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """Rank 0's values for everyone, in place. Returns `tensor`."""
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """By rank, on rank 0; elsewhere nothing."""
+
+    def least(self, value: int) -> int:
+        """The smallest of the ranks' values, for everyone. Waits for all ranks."""
+
+    def close(self) -> None:
+        """Idempotent."""
+
+
+class _Alone:
+    """A group of one: every collective is the identity."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        return [tensor]
+
+    def least(self, value: int) -> int:
+        return value
+
+    def close(self) -> None:
+        pass
+
+
+ALONE: Group = _Alone()

@@ -1,0 +1,104 @@
+"""What rank 0 sends to the ranks above it: one message a step with the live regions of its buffers.
+
+Keeps true: what arrives, written into buffers of the same sizes, has the digest of what was sent.
+Doesn't know: sockets, engines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from minisgl.config import EngineConfig
+from minisgl.engine.api import SlotBinding
+from minisgl.sampling_params import SamplingParams
+from minisgl.scheduler.reference.digest import live_regions
+from minisgl.step import StepBuffers, StepLimits, StepPlan
+
+
+class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line on a worker's stdin. Addresses and the meeting file are rank 0's."""
+
+    engine: EngineConfig
+    rank: int
+    steps: str
+    acks: str
+    meeting: str
+
+
+class RankNews(msgspec.Struct, frozen=True):
+    """A line on a worker's stdout: it is ready, or why it ends."""
+
+    failed: str = ""
+
+
+class NewBuffers(msgspec.Struct, frozen=True, array_like=True, tag="buffers"):
+    """Steps from now on lie in buffers of these sizes."""
+
+    limits: tuple[int, ...]
+    padded_rows: int
+    ring_len: int
+
+
+class RankBinding(msgspec.Struct, frozen=True, array_like=True):
+    slot: int
+    req_id: int
+    sampling: SamplingParams
+    tokens: bytes  # int32
+    num_prompt: int
+
+
+class RankStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    plan: tuple[int, ...]
+    data: bytes
+    bindings: tuple[RankBinding, ...]
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
+    pass
+
+
+ToRank = NewBuffers | RankStep | Stop
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(ToRank).decode
+
+
+_PLAN = tuple(field.name for field in fields(StepPlan))
+_LIMITS = tuple(field.name for field in fields(StepLimits))
+
+
+def _values(of: Any, names: tuple[str, ...]) -> tuple[int, ...]:
+    """By name: a control plane's plan only looks like a `StepPlan`."""
+    return tuple(getattr(of, name) for name in names)
+
+
+def sizes_of(buffers: StepBuffers) -> NewBuffers:
+    return NewBuffers(_values(buffers.limits, _LIMITS), len(buffers.ring[0].req_slots), len(buffers.ring))
+
+
+def make_buffers(sizes: NewBuffers) -> StepBuffers:
+    return StepBuffers(StepLimits(*sizes.limits), sizes.padded_rows, sizes.ring_len)
+
+
+def pack(plan: StepPlan, buffers: StepBuffers, bindings: list[SlotBinding]) -> RankStep:
+    data = b"".join(region.tobytes() for region in live_regions(plan, buffers.ring[plan.ring_index]))
+    bound = (RankBinding(b.slot, b.req_id, b.sampling, b.tokens.tobytes(), b.num_prompt) for b in bindings)
+    return RankStep(_values(plan, _PLAN), data, tuple(bound))
+
+
+def unpack(step: RankStep, buffers: StepBuffers) -> tuple[StepPlan, list[SlotBinding]]:
+    """Write the step into its entry of `buffers`."""
+    plan, at = StepPlan(*step.plan), 0
+    for region in live_regions(plan, buffers.ring[plan.ring_index]):
+        region[...] = np.frombuffer(step.data, region.dtype, region.size, at).reshape(region.shape)
+        at += region.nbytes
+    if at != len(step.data):
+        raise ValueError(f"a step of {len(step.data)} bytes, not {at}")
+    bindings = [
+        SlotBinding(b.slot, b.req_id, b.sampling, np.frombuffer(b.tokens, np.int32), b.num_prompt)
+        for b in step.bindings
+    ]
+    return plan, bindings

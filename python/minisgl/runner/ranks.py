@@ -1,0 +1,241 @@
+"""Rank 0's side of tensor parallelism: the processes of the ranks above it, and the engine that feeds them.
+
+Each rank above 0 is a `runner.worker`. Its stdin is its lifeline, its stdout says that it is ready or why it ends, and
+ends when it does, however that happens.
+
+Keeps true: every rank gets every step, in order, before this rank runs it; a ring entry is sent again only when all
+ranks have said that they are done with it; a rank that ends unasked makes every later call raise `RankDied`; no rank
+outlives `close`, or this process.
+Doesn't know: what a step computes, HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from minisgl.config import EngineConfig
+from minisgl.distributed import Group, GroupError
+from minisgl.engine.api import Engine, EngineInfo, SlotBinding, StepHandle, StepResult
+from minisgl.runner.rank_messages import NewBuffers, RankConfig, RankNews, Stop, encode, pack, sizes_of
+from minisgl.step import StepBuffers, StepPlan
+
+OnDeath = Callable[[str], None]
+STOP_TIMEOUT_S = 5.0
+REASON_TIMEOUT_S = 2.0  # a rank's end shows first as a broken collective
+CHECK_INTERVAL_MS = 100
+LINGER_MS = 1000
+
+
+class RankDied(RuntimeError):
+    """A rank above 0 ended unasked: the engine is of no use any more."""
+
+
+class Ranks:
+    """The processes of ranks 1 .. `size` - 1. `on_death` is told, in a thread of its own, once, why one ended unasked.
+
+    `folder` for sockets and the meeting file is the caller's; without, an own one, which is gone when all are ready.
+    """
+
+    def __init__(self, config: EngineConfig, folder: Path | None = None, on_death: OnDeath | None = None) -> None:
+        self._own_folder = Path(tempfile.mkdtemp(prefix="minisgl-ranks-")) if folder is None else None
+        folder = folder or self._own_folder
+        assert folder is not None
+        self.meeting = folder / "ranks"
+        self._on_death = on_death
+        self._changed = threading.Condition()
+        self._num_ready = 0
+        self._closing = False
+        self._failure = ""
+        self._context = zmq.Context()
+        self._acks = self._context.socket(zmq.PULL)
+        self._acks.bind(f"ipc://{folder / 'acks'}")
+        self._outboxes: list[zmq.Socket[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+        for rank in range(1, config.tp):
+            address = f"ipc://{folder / f'steps-{rank}'}"
+            outbox = self._context.socket(zmq.PUSH)
+            outbox.setsockopt(zmq.SNDHWM, 0)
+            outbox.setsockopt(zmq.LINGER, LINGER_MS)
+            outbox.bind(address)
+            self._outboxes.append(outbox)
+            self._start(
+                RankConfig(
+                    engine=config, rank=rank, steps=address, acks=f"ipc://{folder / 'acks'}", meeting=str(self.meeting)
+                )
+            )
+
+    def _start(self, config: RankConfig) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "minisgl.runner.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.processes.append(process)
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its end is noticed below
+            process.stdin.write(msgspec.json.encode(config) + b"\n")
+            process.stdin.flush()
+        threading.Thread(target=self._watch, args=(config.rank, process), name="rank-watch", daemon=True).start()
+
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        words = ""
+        for line in process.stdout:
+            words = msgspec.json.decode(line, type=RankNews).failed
+            if not words:
+                with self._changed:
+                    self._num_ready += 1
+                    self._changed.notify_all()
+        code = process.wait()
+        end = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        with self._changed:
+            if self._closing or self._failure:
+                return
+            self._failure = f"tensor-parallel rank {rank}: {words}" if words else f"tensor-parallel rank {rank} {end}"
+            self._changed.notify_all()
+        self.kill()  # of no use without it
+        if self._on_death is not None:
+            self._on_death(self._failure)
+
+    # -------------------------------------------------------------------------------------------------------- use
+
+    def wait_ready(self) -> None:
+        """Until every rank has loaded. Raises `RankDied`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure or self._num_ready == len(self.processes))
+        self.check()
+        self._remove_folder()
+
+    def check(self) -> None:
+        """Raises `RankDied` if one ended."""
+        if self._failure:
+            raise RankDied(self._failure)
+
+    def explain(self, error: GroupError) -> RankDied:
+        """A collective broke: why, as well as is known soon."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure, REASON_TIMEOUT_S)
+        return RankDied(self._failure or str(error))
+
+    def send(self, frame: bytes) -> None:
+        """To every rank. Raises `RankDied`."""
+        for outbox in self._outboxes:
+            while not outbox.poll(CHECK_INTERVAL_MS, zmq.POLLOUT):
+                self.check()
+            outbox.send(frame, zmq.NOBLOCK)
+
+    def receive_ack(self, *, block: bool) -> int | None:
+        """The step that one of the ranks is done with; None if no more is there. Raises `RankDied`."""
+        while not self._acks.poll(CHECK_INTERVAL_MS if block else 0):
+            if not block:
+                return None
+            self.check()
+        return int.from_bytes(self._acks.recv(zmq.NOBLOCK), "little")
+
+    def kill(self) -> None:
+        """End every rank now."""
+        with self._changed:
+            self._closing = True
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+
+    def close(self) -> None:
+        """Ask the ranks to end, make sure that they do. Idempotent."""
+        with self._changed:
+            self._closing = True
+        if self._context.closed:
+            return
+        for outbox in self._outboxes:
+            if outbox.poll(0, zmq.POLLOUT):
+                outbox.send(encode(Stop()), zmq.NOBLOCK)
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_TIMEOUT_S if self._num_ready == len(self.processes) and not self._failure else 0)
+        self.kill()
+        for process in self.processes:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        self._context.destroy(0)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._own_folder is not None:
+            shutil.rmtree(self._own_folder, ignore_errors=True)
+
+
+class _Handle:
+    def __init__(self, handle: StepHandle, ranks: Ranks) -> None:
+        self._handle = handle
+        self._ranks = ranks
+
+    def wait(self) -> StepResult:
+        try:
+            return self._handle.wait()
+        except GroupError as error:
+            raise self._ranks.explain(error) from error
+
+    def done(self) -> bool:
+        return self._handle.done()
+
+    def span(self) -> tuple[float, float]:
+        return self._handle.span()
+
+
+class RankEngine:
+    """`engine`, rank 0 of `group`, and the other ranks as one engine."""
+
+    def __init__(self, engine: Engine, group: Group, ranks: Ranks) -> None:
+        self._engine = engine
+        self._group = group
+        self._ranks = ranks
+        self._buffers: StepBuffers | None = None
+        self._sent: list[int | None] = []  # by ring entry: the step that lies there
+        self._unacked: dict[int, int] = {}  # by step: ranks that still read it
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
+        """Raises `RankDied`."""
+        self._ranks.check()
+        if buffers is not self._buffers:
+            self._begin(sizes_of(buffers))
+            self._buffers = buffers
+        self._make_room(plan)
+        bound = list(bindings)
+        self._ranks.send(encode(pack(plan, buffers, bound)))
+        self._sent[plan.ring_index] = plan.step
+        self._unacked[plan.step] = len(self._ranks.processes)
+        return _Handle(self._engine.launch(plan, buffers, bound), self._ranks)
+
+    def _begin(self, sizes: NewBuffers) -> None:
+        self._sent = [None] * sizes.ring_len
+        self._ranks.send(encode(sizes))
+
+    def _make_room(self, plan: StepPlan) -> None:
+        """Wait until no rank reads what this ring entry held."""
+        before = self._sent[plan.ring_index]
+        while True:
+            step = self._ranks.receive_ack(block=before in self._unacked)
+            if step is None:
+                return
+            self._unacked[step] -= 1
+            if not self._unacked[step]:
+                del self._unacked[step]
+
+    def close(self) -> None:
+        self._engine.close()
+        self._ranks.close()
+        self._group.close()
