@@ -107,7 +107,7 @@ def test_flags_named_in_the_docs_exist() -> None:
     import argparse
 
     known: set[str] = set()
-    for add in (cli.serve.add_parser, cli.chat.add_parser, cli.generate.add_parser):
+    for add in (cli.serve.add_parser, cli.chat.add_parser, cli.generate.add_parser, cli.replay.add_parser):
         parser = add(argparse.ArgumentParser().add_subparsers())
         known |= {option for action in parser._actions for option in action.option_strings}
     foreign = {"--no-deps", "--pre-commit", "--locked"}
