@@ -12,7 +12,7 @@ from pathlib import Path
 from minisgl.cli.flags import Commands, Formatter
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Commands) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         "replay",
         help="drive control planes with a recorded trace and compare them",
@@ -34,6 +34,7 @@ def add_parser(commands: Commands) -> None:
         metavar="FILE",
         help="instead of a trace: summarize what a shadow wrote to MINISGL_CPU_BACKEND_SHADOW_REPORT",
     )
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:
