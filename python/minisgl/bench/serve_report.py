@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from minisgl.bench.load import Server
 from minisgl.bench.plots import Series, cdf_plot, line_plot
 from minisgl.bench.report import Report, table
 from minisgl.bench.serve_frontend import frontend_table
-from minisgl.bench.serve_metrics import latencies
+from minisgl.bench.serve_metrics import latencies, tokens_of
 
 if TYPE_CHECKING:
     from minisgl.bench.serve_run import Measurement, Serve
@@ -44,6 +46,11 @@ LENGTHS_HEAD = (
 )
 PROCESSES_HEAD = ("load", "process", "CPU s", "CPU us/token", "RSS MiB")
 GOODPUT_HEAD = ("load", "limits, ms", "good", "% of all", "good/s")
+SAMPLES: tuple[tuple[str, Literal["sent", "first", "last"]], ...] = (
+    ("sent_ms", "sent"),
+    ("first_ms", "first"),
+    ("last_ms", "last"),
+)
 FAILURES_HEAD = ("load", "reason", "requests")
 
 
@@ -141,7 +148,20 @@ def write_report(report: Report, result: Mapping[str, Any], found: Sequence[Meas
         report.folder / "growth.png", growth, title="Events with text", x_label="s", y_label="since the start"
     )
     report.section("Growth", plot)
-    report.write({"result": result, "runs": [{"load": one.point.label, **one.figures} for one in found]})
+    runs = [{"load": one.point.label, **one.figures, "samples": _samples(one)} for one in found]
+    report.write({"result": result, "runs": runs})
+
+
+def _samples(one: Measurement) -> dict[str, Any]:
+    """Request by request, in the order of their sending: ms from when each was due; None for what did not come."""
+    result = one.measured.result
+    times = {name: 1e3 * (result[key] - result["scheduled"]) for name, key in SAMPLES}
+    return {
+        "due_s": np.round(result["scheduled"], 4),
+        **{name: np.round(values, 2) for name, values in times.items()},
+        "output_tokens": tokens_of(result),
+        "failure": [result["failures"][code] or None for code in result["failure"]],
+    }
 
 
 def _lengths(result: Mapping[str, Any]) -> list[tuple[Any, ...]]:
