@@ -42,6 +42,10 @@ class Report:
     def section(self, heading: str, *texts: str) -> None:
         self._sections.append((heading, "\n\n".join(text for text in texts if text)))
 
+    def clear(self) -> None:
+        """Forget the sections, to write a longer report in place of this one."""
+        self._sections.clear()
+
     def write(self, raw: Mapping[str, Any]) -> Path:
         """Write both files; `raw` gets the environment and the command. Returns the report's path."""
         record = {"title": self._title, "command": self._command, "environment": self.environment, **raw}
