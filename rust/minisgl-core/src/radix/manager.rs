@@ -7,7 +7,7 @@
 use super::nodes::{NodeId, ROOT};
 use super::tree::RadixTree;
 use crate::config::CachePolicy;
-use crate::error::{Result, argument};
+use crate::error::{Result, argument, broken, need};
 use crate::invariants::check_tree;
 use crate::page_pool::{Page, PagePool};
 
@@ -122,27 +122,33 @@ impl RadixCacheManager {
         Ok(had)
     }
 
-    /// All of `pages` or none.
+    /// All of `pages` or none. One pass, as nearly always nothing is wrong; else what the tree holds is counted again.
     fn hold(&mut self, pages: &[Page]) -> Result<()> {
-        let is_out = |&page: &Page| self.held.get(page as usize) == Some(&false);
-        if let Some(&page) = pages.iter().find(|page| !is_out(page)) {
-            let page = page as i32;
-            return argument(
-                "pages",
-                format!("page {page} is in the cache or does not exist"),
-            );
+        let num_pages = self.held.len();
+        if let Some(&page) = pages.iter().find(|&&page| page as usize >= num_pages) {
+            return argument("pages", format!("page {} does not exist", page as i32));
         }
         let mut twice = false;
         for &page in pages {
             twice |= std::mem::replace(&mut self.held[page as usize], true);
         }
         if twice {
-            for &page in pages {
-                self.held[page as usize] = false;
-            }
-            return argument("pages", "a page is named twice");
+            self.held = self.held_by_tree()?;
+            return argument("pages", "a page is in the cache, or named twice");
         }
         Ok(())
+    }
+
+    fn held_by_tree(&self) -> Result<Vec<bool>> {
+        let mut held = vec![false; self.held.len()];
+        for id in self.tree.ids() {
+            for &page in &self.tree.node(id).pages {
+                if std::mem::replace(&mut held[page as usize], true) {
+                    return broken(format!("page {page} is in the tree twice"));
+                }
+            }
+        }
+        Ok(held)
     }
 
     /// Take `num_pages` out, those of the prefixes that are due first. They are the caller's then.
@@ -181,15 +187,8 @@ impl RadixCacheManager {
     /// `Error::Broken`.
     pub fn check(&self) -> Result<()> {
         check_tree(&self.tree)?;
-        let mut held = vec![false; self.held.len()];
-        for id in self.tree.ids() {
-            for &page in &self.tree.node(id).pages {
-                if std::mem::replace(&mut held[page as usize], true) {
-                    return crate::error::broken(format!("page {page} is in the tree twice"));
-                }
-            }
-        }
-        crate::error::need(held == self.held, || {
+        let held = self.held_by_tree()?;
+        need(held == self.held, || {
             "the pages of the tree and those held differ".into()
         })
     }
