@@ -124,9 +124,11 @@ impl RadixCacheManager {
 
     /// All of `pages` or none. One pass, as nearly always nothing is wrong; else what the tree holds is counted again.
     fn hold(&mut self, pages: &[Page]) -> Result<()> {
-        let num_pages = self.held.len();
-        if let Some(&page) = pages.iter().find(|&&page| page as usize >= num_pages) {
-            return argument("pages", format!("page {} does not exist", page as i32));
+        let num_pages = self.held.len() as Page;
+        // without a branch a page
+        let beyond = |any: bool, &page: &Page| any | (page >= num_pages);
+        if pages.iter().fold(false, beyond) {
+            return argument("pages", format!("must be below {num_pages}"));
         }
         let mut twice = false;
         for &page in pages {
