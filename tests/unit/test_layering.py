@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": set(),
     "attention": {"kernels"},
     "layers": {"attention", "kernels", "distributed"},
-    "models": {"layers", "attention", "config"},
+    "models": {"layers", "attention", "config", "distributed"},
     "weights": {"progress", "config", "envs", "distributed"},
     "engine": {
         "progress",

@@ -15,7 +15,7 @@ import torch
 from minisgl.attention import KVPool, TorchSdpa
 from minisgl.attention.kv_pool import page_bytes
 from minisgl.config import ConfigError, EngineConfig
-from minisgl.distributed import ALONE, Group
+from minisgl.distributed import ALONE, Cut, Group
 from minisgl.engine.api import EngineInfo
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread
@@ -47,25 +47,30 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
     model_config = load_config(folder)
     dtype = _dtype(config, model_config)
     context_len = _context_len(config, model_config)
+    kv_heads = Cut.of_kv_heads(model_config.num_kv_heads, group.rank, group.size).length
+    page_size = page_bytes(model_config.num_layers, config.page_size, kv_heads, model_config.head_dim, dtype)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
+    elif device.type == "cpu" and group.size > 1:  # ranks share the cores
+        torch.set_num_threads(max(1, torch.get_num_threads() // group.size))
     with torch.inference_mode():
-        model = build_model(model_config, dtype=dtype, device=device, max_position=context_len)
+        model = build_model(model_config, dtype=dtype, device=device, max_position=context_len, group=group)
         _fill(model, folder, config, say)
         model.pack()
-        num_pages = _num_pages(config, model_config, dtype, context_len)
+        group.least(0)  # what is free is known when all have loaded
+        num_pages = group.least(_num_pages(config, page_size, context_len, group.size))
         pool = KVPool(
             num_layers=model_config.num_layers,
             num_pages=num_pages,
             page_size=config.page_size,
-            num_kv_heads=model_config.num_kv_heads,
+            num_kv_heads=kv_heads,
             head_dim=model_config.head_dim,
             dtype=dtype,
             device=device,
         )
     say(f"loaded {folder.name}: {model_config.architecture}, {_dtype_name(dtype)}, {time.monotonic() - began:.1f} s")
-    pool_bytes = num_pages * _page_bytes(config, model_config, dtype)
-    say(f"KV pool: {num_pages} pages of {config.page_size} tokens, {pool_bytes / 2**20:.0f} MiB")
+    each = "" if group.size == 1 else " on each rank"
+    say(f"KV pool: {num_pages} pages of {config.page_size} tokens, {num_pages * page_size / 2**20:.0f} MiB{each}")
     info = EngineInfo(
         name="torch",
         model_dir=str(folder),
@@ -85,12 +90,32 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
         max_rows=config.max_running_requests,
         max_seq_len=min(context_len, num_pages * config.page_size + 1),
         thread=thread,
+        group=group,
     )
 
 
 def check_ranks(model_dir: Path, ranks: int) -> None:
     """Raises `ConfigError` if the model cannot be cut into so many parts."""
-    raise ConfigError(f"--tp {ranks}: the torch engine has no tensor parallelism yet: use --tp 1")
+    config = load_config(model_dir)
+    if problem := _uncut(config, ranks):
+        good = ", ".join(str(n) for n in range(1, config.num_heads + 1) if not _uncut(config, n))
+        raise ConfigError(f"--tp {ranks}: config.json: {problem} cannot be cut into {ranks}: choose --tp {good}")
+
+
+def _uncut(config: ModelConfig, ranks: int) -> str:
+    """The first size that does not come in `ranks` equal parts. KV heads may also be fewer, each for as many ranks."""
+    moe = config.moe
+    sizes = {"num_attention_heads": config.num_heads}
+    if moe is None or len(moe.layers) < config.num_layers:
+        sizes["intermediate_size"] = config.intermediate_size
+    if moe is not None:
+        sizes["moe_intermediate_size"] = moe.intermediate_size
+    for name, size in sizes.items():
+        if size % ranks:
+            return f"{name}: {size}"
+    if config.num_kv_heads % ranks and ranks % config.num_kv_heads:
+        return f"num_key_value_heads: {config.num_kv_heads}"
+    return ""
 
 
 def device_of(config: EngineConfig, rank: int = 0) -> torch.device:
@@ -121,7 +146,7 @@ def _context_len(config: EngineConfig, model_config: ModelConfig) -> int:
 
 def _fill(model: Decoder, folder: Path, config: EngineConfig, say: Report) -> None:
     if config.load_format == "dummy":
-        dummy_weights(model.checkpoint(), config.seed)
+        dummy_weights(model.checkpoint(), config.seed, model.shards())
     else:
         last = 0.0
 
@@ -131,29 +156,23 @@ def _fill(model: Decoder, folder: Path, config: EngineConfig, say: Report) -> No
                 last = time.monotonic()
                 say("loading weights", done, total)
 
-        load_weights(model.checkpoint(), folder, progress, stacked=model.stacked())
+        load_weights(model.checkpoint(), folder, progress, stacked=model.stacked(), shards=model.shards())
 
 
-def _page_bytes(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype) -> int:
-    return page_bytes(
-        model_config.num_layers, config.page_size, model_config.num_kv_heads, model_config.head_dim, dtype
-    )
-
-
-def _num_pages(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, context_len: int) -> int:
-    """As asked for, else what fits into the memory share, but no more than all rows at full context could use."""
-    one = _page_bytes(config, model_config, dtype)
+def _num_pages(config: EngineConfig, one: int, context_len: int, ranks: int) -> int:
+    """As asked for, else what fits into the memory share, but no more than all rows at full context could use. `one`
+    page takes so many bytes on a rank; `ranks` share the memory."""
     if config.num_pages is not None:
-        available = psutil.virtual_memory().available
+        available = psutil.virtual_memory().available // ranks
         if config.num_pages * one > available:  # the system would promise it, and kill the process later
             raise ConfigError(
                 f"--num-pages {config.num_pages}: the KV pool would take {config.num_pages * one // 2**20} MiB of "
                 f"{available // 2**20} MiB that are free: at most {available // one} pages fit"
             )
         return config.num_pages
-    free = int(psutil.virtual_memory().available * config.memory_ratio)
+    free = int(psutil.virtual_memory().available * config.memory_ratio) // ranks
     useful = config.max_running_requests * -(-context_len // config.page_size)
-    num_pages = min(min(free, MAX_POOL_BYTES) // one, useful)
+    num_pages = min(min(free, MAX_POOL_BYTES // ranks) // one, useful)
     if num_pages < 1:
         raise ConfigError(
             f"--memory-ratio {config.memory_ratio}: {free // 2**20} MiB do not hold one page of {one // 1024} KiB: "

@@ -5,6 +5,10 @@ Keeps true: a plan's bindings, page-table changes and rows take effect in the fo
 token id that the host does not know yet comes from `last_token`, which the forward before wrote; a step whose numbers
 are not finite is an error, and what it may have left in the KV pool is wiped.
 Doesn't know: requests, the prefix cache, text.
+
+Of several ranks each runs all of it on its shard, but for sampling: rank 0 has the logits, and tells the tokens to
+all. What the model puts out is bit for bit the same on all ranks, since collectives are, so all of them find the same
+steps not finite. Any other error on one of several ranks leaves the others waiting: then the engine is dead.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import torch
 from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttentionRows, KVPool
+from minisgl.distributed import ALONE, Group
 from minisgl.engine.api import EngineInfo, EngineStepError, SlotBinding, StepHandle, StepResult
 from minisgl.engine.logit_changes import LogitChanges
 from minisgl.engine.logprobs import LogprobSlots
@@ -62,6 +67,7 @@ class TorchEngine:
         max_rows: int,
         max_seq_len: int,
         thread: ForwardThread | None = None,
+        group: Group = ALONE,
     ) -> None:
         self._model = model
         self._info = info
@@ -75,6 +81,7 @@ class TorchEngine:
         self._slots = _Slots(max_rows + 1)
         self._changes = LogitChanges(info.vocab_size, info.eos_ids, self._device)
         self._logprobs = LogprobSlots(max_rows + 1)
+        self._group = group
         self._thread = thread or ForwardThread("torch-forward")
 
     @property
@@ -100,7 +107,7 @@ class TorchEngine:
         except (RuntimeError, MemoryError) as error:  # torch's errors on a CPU leave it usable
             with torch.inference_mode():
                 self._pool.clear()
-            if isinstance(error, EngineStepError):
+            if isinstance(error, EngineStepError) or self._group.size > 1:
                 raise
             raise EngineStepError(f"{type(error).__name__}: {error}") from error
 
@@ -134,18 +141,23 @@ class TorchEngine:
         last = torch.from_numpy(entry.qo_indptr[sampled + 1].astype(np.int64) - 1).to(self._device)
         logits = self._model.logits(hidden[last])
         slots, next_position = entry.req_slots[sampled].astype(np.int64), entry.seq_lens[sampled].astype(np.int64)
-        chosen = self._sample(logits, slots, next_position)
+        if self._group.rank:
+            chosen = torch.empty(len(sampled), dtype=torch.int64, device=self._device)
+        else:
+            chosen = self._sample(logits, slots, next_position)
+        self._last_token[torch.from_numpy(slots).to(self._device)] = self._group.broadcast(chosen)
         tokens[sampled] = chosen.cpu().numpy()
+        if self._group.rank:
+            return StepResult(tokens)
         return StepResult(tokens, self._logprobs.of_sampled(sampled, slots, logits, chosen), prompts)
 
     def _sample(self, logits: Tensor, slots: npt.NDArray[np.int64], next_position: npt.NDArray[np.int64]) -> Tensor:
-        """The next tokens [m] of the requests in `slots`, remembered for the forwards to come."""
+        """The next tokens [m] of the requests in `slots`."""
         slot_list = slots.tolist()
         changed = self._changes.apply(logits, slot_list, next_position.tolist())
         there = torch.from_numpy(slots)
         chosen = sample(changed, self._slots.rows(there, torch.from_numpy(next_position)))
         self._changes.record(chosen, slot_list)
-        self._last_token[there.to(self._device)] = chosen
         return chosen
 
 

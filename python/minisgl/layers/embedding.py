@@ -1,4 +1,4 @@
-"""Token embeddings, and the output head that may share their weights."""
+"""Token embeddings, and the output head that may share their weights; each rank holds a part of the vocabulary."""
 
 from __future__ import annotations
 
@@ -6,24 +6,48 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minisgl.distributed import ALONE, Cut, Group, Shard
 from minisgl.layers.packing import linear, pack
 
 
 class Embedding:
     """A [vocab_size, size] table, read by row (`__call__`) or used as the output head (`logits`)."""
 
-    def __init__(self, name: str, vocab_size: int, size: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        name: str,
+        vocab_size: int,
+        size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: Group = ALONE,
+    ) -> None:
         self._name = name
+        self._group = group
+        self._ids = Cut.of(vocab_size, group.rank, group.size)
         self._packed: Tensor | None = None
-        self.weight = torch.empty(vocab_size, size, dtype=dtype, device=device)
+        self.weight = torch.empty(self._ids.length, size, dtype=dtype, device=device)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """[n] int64 -> [n, size]"""
-        return F.embedding(ids, self.weight)
+        if self._group.size == 1:
+            return F.embedding(ids, self.weight)
+        here = ids - self._ids.start
+        elsewhere = (here < 0) | (here >= self._ids.length)
+        found = F.embedding(here.masked_fill(elsewhere, 0), self.weight)
+        return self._group.all_reduce(found.masked_fill_(elsewhere.unsqueeze(1), 0.0))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[n, size] -> [n, vocab_size]"""
-        return linear(hidden, self.weight, packed=self._packed if hidden.shape[0] > 1 else None)
+        """[n, size] -> [n, vocab_size]; ranks above 0 give their part and get zeros, a view of one number."""
+        part = linear(hidden, self.weight, packed=self._packed if hidden.shape[0] > 1 else None)
+        if self._group.size == 1:
+            return part
+        longest = Cut.of(self._ids.whole, 0, self._group.size).length
+        parts = self._group.gather(F.pad(part, (0, longest - self._ids.length)).contiguous())
+        if not parts:
+            return hidden.new_zeros(1).expand(len(hidden), self._ids.whole)
+        return torch.cat(parts, 1)[:, : self._ids.whole]
 
     def pack(self) -> None:
         """The weights are loaded and `logits` will be asked: a packed copy beside the table, which stays for
@@ -32,3 +56,6 @@ class Embedding:
 
     def checkpoint(self) -> dict[str, Tensor]:
         return {f"{self._name}.weight": self.weight}
+
+    def shards(self) -> dict[str, Shard]:
+        return {f"{self._name}.weight": Shard(0, (self._ids,))} if self._group.size > 1 else {}

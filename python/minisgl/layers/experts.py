@@ -1,7 +1,7 @@
 """Routed experts: many small MLPs, of which each token uses a few (Shazeer et al. 2017).
 
 Keeps true: every expert in use multiplies the tokens that chose it at once; the weights of all experts lie in two
-tensors; what a token gets does not depend on the other tokens.
+tensors, of each of which a rank of several has an equal slice; what a token gets does not depend on the other tokens.
 Doesn't know: how the choice was made.
 """
 
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minisgl.distributed import ALONE, Cut, Group, Shard
 from minisgl.layers.packing import linear
 
 
@@ -18,10 +19,20 @@ class Experts:
     """`count` MLPs down(silu(gate(x)) * up(x)) without biases."""
 
     def __init__(
-        self, name: str, count: int, hidden_size: int, size: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        name: str,
+        count: int,
+        hidden_size: int,
+        size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: Group = ALONE,
     ) -> None:
         self._name = name
-        self._size = size
+        self._group = group
+        self._inner = Cut.of(size, group.rank, group.size)
+        self._size = size = self._inner.length
         self.gate_up = torch.empty(count, 2 * size, hidden_size, dtype=dtype, device=device)
         self.down = torch.empty(count, hidden_size, size, dtype=dtype, device=device)
 
@@ -42,7 +53,7 @@ class Experts:
                 inner = F.silu(both[:, : self._size]).mul_(both[:, self._size :])
                 out[order[use]] = linear(inner, self.down[expert])
                 start += count
-        return (out.view(num_tokens, per_token, -1) * weights.unsqueeze(-1)).sum(1)
+        return self._group.all_reduce((out.view(num_tokens, per_token, -1) * weights.unsqueeze(-1)).sum(1))
 
     def checkpoint(self) -> dict[str, Tensor]:
         """Expert by expert, as checkpoints have them."""
@@ -52,6 +63,19 @@ class Experts:
             found[f"{name}.gate_proj.weight"] = self.gate_up[expert, : self._size]
             found[f"{name}.up_proj.weight"] = self.gate_up[expert, self._size :]
             found[f"{name}.down_proj.weight"] = self.down[expert]
+        return found
+
+    def shards(self) -> dict[str, Shard]:
+        """For the names of `checkpoint` and those of `stacked`."""
+        if self._group.size == 1:
+            return {}
+        cut, found = self._inner, dict[str, Shard]()
+        for expert in range(len(self.down)):
+            name = f"{self._name}.{expert}"
+            found[f"{name}.gate_proj.weight"] = found[f"{name}.up_proj.weight"] = Shard(0, (cut,))
+            found[f"{name}.down_proj.weight"] = Shard(1, (cut,))
+        found[f"{self._name}.gate_up_proj"] = Shard(1, (cut, cut))
+        found[f"{self._name}.down_proj"] = Shard(2, (cut,))
         return found
 
     def stacked(self) -> dict[str, tuple[Tensor, list[str]]]:

@@ -1,23 +1,28 @@
-"""Linear layers, one or several of a checkpoint side by side."""
+"""Linear layers, one or several of a checkpoint side by side; each rank holds its outputs, or its inputs."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from minisgl.distributed import Cut, Group, Shard
 from minisgl.layers.packing import linear, pack
 
 
 class Linear:
-    """y = x W^T + b with W [sum(out_sizes), in_size]. `names` are the checkpoint's names of the parts, in order."""
+    """y = x W^T + b with W [sum(out_sizes), in_size]. `parts` are the checkpoint's names in order with the outputs
+    that are held here, a number for all."""
 
     def __init__(
-        self, in_size: int, parts: dict[str, int], *, bias: bool, dtype: torch.dtype, device: torch.device
+        self, in_size: int, parts: Mapping[str, int | Cut], *, bias: bool, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._parts = parts
+        self._parts = {name: Cut.all(part) if isinstance(part, int) else part for name, part in parts.items()}
+        out_size = sum(part.length for part in self._parts.values())
         self._packed: Tensor | None = None
-        self.weight = torch.empty(sum(parts.values()), in_size, dtype=dtype, device=device)
-        self.bias = torch.empty(sum(parts.values()), dtype=dtype, device=device) if bias else None
+        self.weight = torch.empty(out_size, in_size, dtype=dtype, device=device)
+        self.bias = torch.empty(out_size, dtype=dtype, device=device) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[n, in_size] -> [n, sum(out_sizes)]"""
@@ -32,9 +37,64 @@ class Linear:
     def checkpoint(self) -> dict[str, Tensor]:
         """Checkpoint name -> the part of a parameter that it fills."""
         found, start = dict[str, Tensor](), 0
-        for name, size in self._parts.items():
-            found[f"{name}.weight"] = self.weight[start : start + size]
+        for name, part in self._parts.items():
+            found[f"{name}.weight"] = self.weight[start : start + part.length]
             if self.bias is not None:
-                found[f"{name}.bias"] = self.bias[start : start + size]
-            start += size
+                found[f"{name}.bias"] = self.bias[start : start + part.length]
+            start += part.length
         return found
+
+    def shards(self) -> dict[str, Shard]:
+        """What of a checkpoint's tensor is held here, for those that are not held whole."""
+        kinds = ("weight", "bias") if self.bias is not None else ("weight",)
+        return {
+            f"{name}.{kind}": Shard(0, (part,))
+            for name, part in self._parts.items()
+            for kind in kinds
+            if part.length < part.whole
+        }
+
+
+class RowLinear:
+    """y = x W^T + b where a rank has the inputs `inputs` of x and W; everyone gets all of y."""
+
+    def __init__(
+        self,
+        group: Group,
+        inputs: Cut,
+        name: str,
+        out_size: int,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._group = group
+        self._inputs = inputs
+        self._name = name
+        # with one rank the bias is part of the product
+        self._linear = Linear(
+            inputs.length, {name: out_size}, bias=bias and group.size == 1, dtype=dtype, device=device
+        )
+        self._bias = torch.empty(out_size, dtype=dtype, device=device) if bias and group.size > 1 else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[n, inputs.length] -> [n, out_size]"""
+        y = self._linear(x)
+        if self._group.size > 1:
+            self._group.all_reduce(y)
+            if self._bias is not None:
+                y += self._bias
+        return y
+
+    def pack(self) -> None:
+        self._linear.pack()
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        found = self._linear.checkpoint()
+        if self._bias is not None:
+            found[f"{self._name}.bias"] = self._bias
+        return found
+
+    def shards(self) -> dict[str, Shard]:
+        return {f"{self._name}.weight": Shard(1, (self._inputs,))} if self._group.size > 1 else {}

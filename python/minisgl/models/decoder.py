@@ -11,7 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from minisgl.layers import Embedding, Linear, RMSNorm, Rotary
+from minisgl.distributed import ALONE, Cut, Group, Shard
+from minisgl.layers import Embedding, Linear, RMSNorm, Rotary, RowLinear
 from minisgl.models.architectures import Variant
 from minisgl.models.config import ModelConfig
 from minisgl.models.mlp import Mlp, SparseMlp
@@ -23,20 +24,29 @@ tokens, then attends causally over each token's row, in the layers with a window
 
 class _Attention:
     def __init__(
-        self, config: ModelConfig, variant: Variant, name: str, layer: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        variant: Variant,
+        name: str,
+        layer: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: Group,
     ) -> None:
         self._layer = layer
-        self._heads, self._kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        heads = Cut.of(config.num_heads, group.rank, group.size)
+        kv_heads = Cut.of_kv_heads(config.num_kv_heads, group.rank, group.size)
+        self._heads, self._kv_heads, self._head_dim = heads.length, kv_heads.length, config.head_dim
+        q, kv = heads.times(config.head_dim), kv_heads.times(config.head_dim)
         self._qkv = Linear(
             config.hidden_size,
-            {f"{name}.q_proj": q_size, f"{name}.k_proj": kv_size, f"{name}.v_proj": kv_size},
+            {f"{name}.q_proj": q, f"{name}.k_proj": kv, f"{name}.v_proj": kv},
             bias=config.qkv_bias,
             dtype=dtype,
             device=device,
         )
-        self._out = Linear(
-            q_size, {f"{name}.o_proj": config.hidden_size}, bias=config.out_bias, dtype=dtype, device=device
+        self._out = RowLinear(
+            group, q, f"{name}.o_proj", config.hidden_size, bias=config.out_bias, dtype=dtype, device=device
         )
         self._norms: tuple[RMSNorm, RMSNorm] | None = None
         if variant.qk_norm:
@@ -65,21 +75,24 @@ class _Attention:
             found |= norm.checkpoint()
         return found
 
+    def shards(self) -> dict[str, Shard]:
+        return self._qkv.shards() | self._out.shards()
+
 
 class _Layer:
     def __init__(
-        self, config: ModelConfig, variant: Variant, index: int, dtype: torch.dtype, device: torch.device
+        self, config: ModelConfig, variant: Variant, index: int, dtype: torch.dtype, device: torch.device, group: Group
     ) -> None:
         name = f"model.layers.{index}"
         size, eps = config.hidden_size, config.rms_norm_eps
         self._before = RMSNorm(f"{name}.input_layernorm", size, eps, dtype=dtype, device=device)
-        self._attention = _Attention(config, variant, f"{name}.self_attn", index, dtype, device)
+        self._attention = _Attention(config, variant, f"{name}.self_attn", index, dtype, device, group)
         self._between = RMSNorm(f"{name}.post_attention_layernorm", size, eps, dtype=dtype, device=device)
         self._mlp: Mlp | SparseMlp
         if config.moe is not None and index in config.moe.layers:
-            self._mlp = SparseMlp(config, config.moe, f"{name}.mlp", dtype, device)
+            self._mlp = SparseMlp(config, config.moe, f"{name}.mlp", dtype, device, group)
         else:
-            self._mlp = Mlp(config, f"{name}.mlp", dtype, device)
+            self._mlp = Mlp(config, f"{name}.mlp", dtype, device, group)
 
     def __call__(self, x: Tensor, rotary: Rotary, tables: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         x = x + self._attention(self._before(x), rotary, tables, attend)
@@ -97,12 +110,16 @@ class _Layer:
             | self._mlp.checkpoint()
         )
 
+    def shards(self) -> dict[str, Shard]:
+        return self._attention.shards() | self._mlp.shards()
+
     def stacked(self) -> dict[str, tuple[Tensor, list[str]]]:
         return self._mlp.stacked()
 
 
 class Decoder:
-    """Parameters are uninitialised until a loader has filled every tensor of `checkpoint`."""
+    """Parameters are uninitialised until a loader has filled every tensor of `checkpoint`. Of a `group` of several it
+    holds one rank's shard; all ranks call it alike."""
 
     def __init__(
         self,
@@ -112,16 +129,16 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         max_position: int | None = None,
+        group: Group = ALONE,
     ) -> None:
         self.config = config
-        self._tokens = Embedding(
-            "model.embed_tokens", config.vocab_size, config.hidden_size, dtype=dtype, device=device
-        )
-        self._layers = [_Layer(config, variant, i, dtype, device) for i in range(config.num_layers)]
-        self._norm = RMSNorm("model.norm", config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
+        size, vocab_size = config.hidden_size, config.vocab_size
+        self._tokens = Embedding("model.embed_tokens", vocab_size, size, dtype=dtype, device=device, group=group)
+        self._layers = [_Layer(config, variant, i, dtype, device, group) for i in range(config.num_layers)]
+        self._norm = RMSNorm("model.norm", size, config.rms_norm_eps, dtype=dtype, device=device)
         self._head = self._tokens
         if not config.tie_word_embeddings:
-            self._head = Embedding("lm_head", config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+            self._head = Embedding("lm_head", vocab_size, size, dtype=dtype, device=device, group=group)
         self._rotary = Rotary(
             config.rope, config.head_dim, max_position or config.max_position, dtype=dtype, device=device
         )
@@ -141,7 +158,7 @@ class Decoder:
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden_size] -> [n, vocab_size]"""
+        """[n, hidden_size] -> [n, vocab_size], on rank 0; see `Embedding.logits`."""
         return self._head.logits(hidden)
 
     def checkpoint(self) -> dict[str, Tensor]:
@@ -149,6 +166,14 @@ class Decoder:
         found = self._tokens.checkpoint() | self._norm.checkpoint() | self._head.checkpoint()
         for layer in self._layers:
             found |= layer.checkpoint()
+        return found
+
+    def shards(self) -> dict[str, Shard]:
+        """What this rank holds of the tensors that it does not hold whole, by the names of `checkpoint` and
+        `stacked`."""
+        found = self._tokens.shards() | self._head.shards()
+        for layer in self._layers:
+            found |= layer.shards()
         return found
 
     def stacked(self) -> dict[str, tuple[Tensor, list[str]]]:

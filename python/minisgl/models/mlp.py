@@ -10,25 +10,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.layers import Experts, Linear
+from minisgl.distributed import Cut, Group, Shard
+from minisgl.layers import Experts, Linear, RowLinear
 from minisgl.models.config import ModelConfig, MoeConfig
 
 
 class Mlp:
     """down(silu(gate(x)) * up(x)) (Shazeer 2020)."""
 
-    def __init__(self, config: ModelConfig, name: str, dtype: torch.dtype, device: torch.device) -> None:
-        size = config.intermediate_size
-        self._size = size
+    def __init__(self, config: ModelConfig, name: str, dtype: torch.dtype, device: torch.device, group: Group) -> None:
+        inner = Cut.of(config.intermediate_size, group.rank, group.size)
+        self._size = inner.length
         self._gate_up = Linear(
             config.hidden_size,
-            {f"{name}.gate_proj": size, f"{name}.up_proj": size},
+            {f"{name}.gate_proj": inner, f"{name}.up_proj": inner},
             bias=config.mlp_bias,
             dtype=dtype,
             device=device,
         )
-        self._down = Linear(
-            size, {f"{name}.down_proj": config.hidden_size}, bias=config.mlp_bias, dtype=dtype, device=device
+        self._down = RowLinear(
+            group,
+            inner,
+            f"{name}.down_proj",
+            config.hidden_size,
+            bias=config.mlp_bias,
+            dtype=dtype,
+            device=device,
         )
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -42,6 +49,9 @@ class Mlp:
     def checkpoint(self) -> dict[str, Tensor]:
         return self._gate_up.checkpoint() | self._down.checkpoint()
 
+    def shards(self) -> dict[str, Shard]:
+        return self._gate_up.shards() | self._down.shards()
+
     def stacked(self) -> dict[str, tuple[Tensor, list[str]]]:
         return {}
 
@@ -50,13 +60,13 @@ class SparseMlp:
     """The `experts_per_token` experts that a linear router finds most likely, weighted by their probabilities."""
 
     def __init__(
-        self, config: ModelConfig, moe: MoeConfig, name: str, dtype: torch.dtype, device: torch.device
+        self, config: ModelConfig, moe: MoeConfig, name: str, dtype: torch.dtype, device: torch.device, group: Group
     ) -> None:
         self._per_token, self._normalise = moe.experts_per_token, moe.norm_topk_prob
         size = config.hidden_size
         self._router = Linear(size, {f"{name}.gate": moe.num_experts}, bias=False, dtype=dtype, device=device)
         self._experts = Experts(
-            f"{name}.experts", moe.num_experts, size, moe.intermediate_size, dtype=dtype, device=device
+            f"{name}.experts", moe.num_experts, size, moe.intermediate_size, dtype=dtype, device=device, group=group
         )
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -71,6 +81,9 @@ class SparseMlp:
 
     def checkpoint(self) -> dict[str, Tensor]:
         return self._router.checkpoint() | self._experts.checkpoint()
+
+    def shards(self) -> dict[str, Shard]:
+        return self._experts.shards()
 
     def stacked(self) -> dict[str, tuple[Tensor, list[str]]]:
         return self._experts.stacked()

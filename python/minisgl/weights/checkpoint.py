@@ -1,6 +1,7 @@
 """Fill a model: from safetensors, tensor by tensor, or from seeds.
 
-Keeps true: memory stays at the weights plus the tensor being copied (files are mapped); a checkpoint that does not fit
+Keeps true: memory stays at the weights plus the tensor being copied (files are mapped, of which
+a rank reads what it holds); a checkpoint that does not fit
 is one error that names every difference, raised before the model is used.
 Doesn't know: architectures; a model says by `checkpoint()` which tensors it wants where.
 """
@@ -11,12 +12,14 @@ import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from minisgl.config import ConfigError
+from minisgl.distributed import Shard
 
 INDEX = "model.safetensors.index.json"
 Progress = Callable[[int, int], None]
@@ -30,9 +33,11 @@ def load_weights(
     progress: Progress | None = None,
     *,
     stacked: Mapping[str, tuple[Tensor, Sequence[str]]] | None = None,
+    shards: Mapping[str, Shard] | None = None,
 ) -> None:
     """Copy every tensor of the folder's safetensors into `wanted`. `stacked`: tensors that the folder may have in place
-    of several wanted ones; name -> what it fills, and whose place it takes. Raises `ConfigError`."""
+    of several wanted ones; name -> what it fills, and whose place it takes. `shards`: of which tensors only a part is
+    wanted. Raises `ConfigError`."""
     folder = Path(model_dir)
     missing, surplus, misshaped = set(wanted), list[str](), list[str]()
     for file in _files(folder):
@@ -45,11 +50,15 @@ def load_weights(
                             surplus.append(name)
                         continue
                     missing.difference_update(filled)
-                    shape = tuple(shard.get_slice(name).get_shape())
-                    if shape != tuple(target.shape):
-                        misshaped.append(f"{name} is {list(shape)}, not {list(target.shape)}")
+                    part = (shards or {}).get(name)
+                    found, shape = shard.get_slice(name), whole_shape(target, part)
+                    if tuple(found.get_shape()) != shape:
+                        misshaped.append(f"{name} is {list(found.get_shape())}, not {list(shape)}")
                         continue
-                    target.copy_(shard.get_tensor(name))
+                    if part is None:
+                        target.copy_(shard.get_tensor(name))
+                    else:
+                        _copy_parts(found, target, part)
                     if progress is not None:
                         progress(len(wanted) - len(missing), len(wanted))
         except (SafetensorError, OSError) as error:
@@ -61,6 +70,23 @@ def load_weights(
     ]
     if problems:
         raise ConfigError(f"{folder.name}: the weights do not fit the model: {'; '.join(problems)}")
+
+
+def whole_shape(target: Tensor, shard: Shard | None) -> tuple[int, ...]:
+    """Of the checkpoint's tensor that `target` holds a part of."""
+    shape = list(target.shape)
+    if shard is not None:
+        shape[shard.dim] = shard.whole
+    return tuple(shape)
+
+
+def _copy_parts(source: Any, target: Tensor, shard: Shard) -> None:
+    """`source` is a tensor or a slice of a file: indexing reads what is asked for."""
+    at = 0
+    for start, length in shard.ranges():
+        index = (*(slice(None),) * shard.dim, slice(start, start + length))
+        target.narrow(shard.dim, at, length).copy_(source[index])
+        at += length
 
 
 def _target(
@@ -94,14 +120,18 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-def dummy_weights(wanted: Mapping[str, Tensor], seed: int) -> None:
+def dummy_weights(wanted: Mapping[str, Tensor], seed: int, shards: Mapping[str, Shard] | None = None) -> None:
     """Fill with seeded noise that keeps activations finite. A tensor's values depend on its name, its shape and `seed`
-    only, not on what it is merged with or on the order."""
+    only, not on what it is merged with or on the order; a shard's are those of the whole tensor."""
     for name, target in wanted.items():
         if name.endswith("norm.weight"):
             target.fill_(1.0)
             continue
         # the CPU generator reads the low 32 bits of its seed only
         generator = torch.Generator(device="cpu").manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-        noise = torch.empty(target.shape, dtype=torch.float32).normal_(0.0, 0.02, generator=generator)
-        target.copy_(noise)
+        shard = (shards or {}).get(name)
+        noise = torch.empty(whole_shape(target, shard), dtype=torch.float32).normal_(0.0, 0.02, generator=generator)
+        if shard is None:
+            target.copy_(noise)
+        else:
+            _copy_parts(noise, target, shard)
