@@ -41,6 +41,7 @@ class TorchGroup:
         self._from_zero.rootTensor = 0
         self._to_zero = dist.GatherOptions()
         self._to_zero.rootRank = 0
+        self.least(0)  # a rank that left now would look like one that crashed to those still connecting
 
     @property
     def rank(self) -> int:
