@@ -29,9 +29,9 @@ STEADY = 1.25
 
 HOW = (
     f"Schedule + commit of one step as seen from Python, in us, without an engine: median of {REPEATS['rust_hotpath']} "
-    f"steps (Rust) and {REPEATS['python']} (Python), and the fastest. Other work on the machine only adds: a round whose "
-    f"median lies above {STEADY} times its fastest step is repeated, up to {ROUNDS} rounds, and the one with the lowest "
-    "median counts. All figures are in `raw.json`. Both axes of the plots are logarithmic."
+    f"steps (Rust) and {REPEATS['python']} (Python), and the fastest. Other work on the machine only adds: a round "
+    f"whose median lies above {STEADY} times its fastest step is repeated, up to {ROUNDS} rounds, and the one with the "
+    "lowest median counts. All figures are in `raw.json`. Both axes of the plots are logarithmic."
 )
 
 
