@@ -28,11 +28,11 @@ ROUNDS = range(3, 7)  # of each point: until the median of one lies within `STEA
 STEADY = 1.25
 
 HOW = (
-    f"Schedule + commit of one step as seen from Python, in us, without an engine: median of "
-    f"{REPEATS['rust_hotpath']} steps (Rust) and {REPEATS['python']} (Python), and the fastest.\nOther work on the machine only adds: of at least "
-    f"{ROUNDS.start} rounds the one with the lowest median counts, of up to {ROUNDS.stop - 1} while that lies above "
-    f"{STEADY} times the fastest step.\nAll figures are in `raw.json`. Both axes of the plots are logarithmic; the "
-    "bands reach down to the fastest step."
+    "Schedule + commit of one step as seen from Python, in us, without an engine: median of "
+    f"{REPEATS['rust_hotpath']} steps (Rust) and {REPEATS['python']} (Python), and the fastest.\n"
+    f"Other work on the machine only adds: of at least {ROUNDS.start} rounds the one with the lowest median counts, of "
+    f"up to {ROUNDS.stop - 1} while that lies above {STEADY} times the fastest step.\n"
+    "All figures are in `raw.json`. Both axes of the plots are logarithmic; the bands reach down to the fastest step."
 )
 
 
