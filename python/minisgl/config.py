@@ -40,7 +40,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0  # of dummy weights
     page_size: int = 16
     num_pages: int | None = None
-    memory_ratio: float = 0.5  # of the memory that is free after loading, for the KV pool, without num_pages
+    memory_ratio: float | None = None  # of the memory that is free after loading, for the KV pool, without num_pages
+    attention_backend: str = "auto"  # on a CUDA device
+    cuda_graph_max_bs: int | None = None  # rows of the largest CUDA graph, 0: none
+    torch_compile: bool = False  # of forwards outside of graphs, on a CUDA device
     max_seq_len: int | None = None
     max_running_requests: int = 64
     max_prefill_length: int = 2048
@@ -72,7 +75,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             at_least(name, 1)
         at_least("max_seq_len", 2)
         at_least("profile_steps", 0)
-        if not 0.0 < self.memory_ratio <= 1.0:
+        at_least("cuda_graph_max_bs", 0)
+        if self.memory_ratio is not None and not 0.0 < self.memory_ratio <= 1.0:
             raise ConfigError(f"memory_ratio: {self.memory_ratio}: must be above 0 and at most 1")
         return self
 

@@ -18,6 +18,15 @@ Int32Array = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class RowsThere:
+    """The same rows where the KV pool is, int32: views that hold the step's values when the device gets there."""
+
+    slots: Tensor  # [rows]
+    kv_indptr: Tensor  # [rows + 1] prefix sums of pages per row
+    out_loc: Tensor  # [tokens]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class AttentionRows:
     """The rows of a step, on the host. The first `num_decode` rows have one token each."""
 
@@ -26,12 +35,13 @@ class AttentionRows:
     seq_lens: Int32Array  # [rows] tokens after the step
     extend_lens: Int32Array  # [rows] of them in this step
     out_loc: Int32Array  # [tokens] where each token's K and V go
+    there: RowsThere | None = None  # from engines that have it
 
 
 class AttentionBackend(Protocol):
     def prepare(self, rows: AttentionRows, page_table: Tensor) -> None:
-        """Make what all layers of a step share. `page_table` [slots, pages per request] int64 holds the step's
-        changes."""
+        """Make what all layers of a step share. `page_table` [slots, pages per request], int32 or int64, holds
+        the step's changes."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [tokens, heads, d], k and v [tokens, kv_heads, d] -> [tokens, heads, d]; see `models.Attend`."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from minisgl.kernels.kv_store import store_kv
+
 
 class KVPool:
     """`num_pages` pages and one more for padding rows. Memory is touched only when it is written (zeroed lazily)."""
@@ -29,9 +31,8 @@ class KVPool:
         self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
 
     def store(self, layer: int, out_loc: Tensor, k: Tensor, v: Tensor) -> None:
-        """k and v [n, kv_heads, d] to places out_loc [n] int64."""
-        self.k[layer].flatten(0, 1).index_copy_(0, out_loc, k)
-        self.v[layer].flatten(0, 1).index_copy_(0, out_loc, v)
+        """k and v [n, kv_heads, d] to places out_loc [n] int32 or int64."""
+        store_kv(self.k[layer].flatten(0, 1), self.v[layer].flatten(0, 1), out_loc, k, v)
 
     def clear(self) -> None:
         """Back to zeros: after a forward that may have written numbers that are none."""

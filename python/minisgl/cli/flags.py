@@ -86,6 +86,20 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="limit of prompt + generated tokens (default: the model's context)",
     )
+    cuda = parser.add_argument_group("CUDA")
+    cuda.add_argument(
+        "--attention-backend",
+        choices=("auto", "torch_sdpa", "flashinfer", "flash_attention"),
+        default=_default("attention_backend"),
+        help="auto: the fastest that is there, with its reason in the log",
+    )
+    cuda.add_argument(
+        "--cuda-graph-max-bs",
+        type=int,
+        metavar="N",
+        help="rows of the largest CUDA graph; 0: no graphs (default: 256, or --max-running-requests)",
+    )
+    cuda.add_argument("--torch-compile", action="store_true", help="compile the forwards outside of graphs")
     memory = parser.add_argument_group("KV cache")
     memory.add_argument("--page-size", type=int, default=_default("page_size"), help="tokens per page")
     memory.add_argument("--num-pages", type=int, help="pages of the KV pool (default: from --memory-ratio)")
@@ -94,7 +108,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--mem-fraction-static",
         type=float,
         default=_default("memory_ratio"),
-        help="share of free memory for the KV pool",
+        help="share of the memory that is free after loading, for the KV pool (default: 0.5, on a CUDA device 0.85)",
     )
     memory.add_argument(
         "--cache",

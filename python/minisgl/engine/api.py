@@ -29,6 +29,7 @@ class EngineInfo:
     device: str
     dtype: str
     simulated: str = ""  # the profile of a simulated engine: neither its texts nor its times are a model's
+    graph_sizes: tuple[int, ...] = ()  # row counts to which steps of one token a row are padded
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,6 +17,9 @@ from minisgl.attention.kv_pool import page_bytes
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.distributed import ALONE, Cut, Group
 from minisgl.engine.api import EngineInfo
+from minisgl.engine.cuda_engine import CudaEngine
+from minisgl.engine.cuda_loading import build_cuda_engine, check_device, out_of_memory
+from minisgl.engine.cuda_loading import num_pages as cuda_num_pages
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread
 from minisgl.models import Decoder, ModelConfig, build_model, load_config
@@ -24,21 +27,30 @@ from minisgl.progress import BAR_INTERVAL_S, Report
 from minisgl.weights.checkpoint import dummy_weights, load_weights
 from minisgl.weights.sources import resolve_model
 
+MEMORY_RATIO = 0.5  # without --memory-ratio
 MAX_POOL_BYTES = 4 * 2**30  # without --num-pages: a laptop has other things to do with its memory
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_engine(config: EngineConfig, say: Report, group: Group = ALONE) -> TorchEngine:
-    """Load in the thread that will run the forwards. Raises `ConfigError` and its kin with what to change."""
+def load_engine(config: EngineConfig, say: Report, group: Group = ALONE) -> TorchEngine | CudaEngine:
+    """Load in the thread that will run the forwards; on a CUDA device none will. Raises `ConfigError` and its kin with
+    what to change."""
     thread = ForwardThread("torch-forward", threaded=group.rank == 0)
     try:
-        return thread.submit(lambda: _load(config, say, thread, group)).wait()
-    except BaseException:
+        engine = thread.submit(lambda: _load(config, say, thread, group)).wait()
+    except BaseException as error:
         thread.close()
+        if isinstance(error, torch.OutOfMemoryError):
+            raise out_of_memory(
+                error, "loading", "a smaller model, or a lower --memory-ratio or --num-pages"
+            ) from error
         raise
+    if isinstance(engine, CudaEngine):
+        thread.close()
+    return engine
 
 
-def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group) -> TorchEngine:
+def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group) -> TorchEngine | CudaEngine:
     began = time.monotonic()
     device = device_of(config, group.rank)
     folder = resolve_model(
@@ -58,7 +70,7 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
         _fill(model, folder, config, say)
         model.pack()
         group.least(0)  # what is free is known when all have loaded
-        num_pages = group.least(_num_pages(config, page_size, context_len, group.size))
+        num_pages = group.least(_num_pages(config, page_size, context_len, group.size, device))
         pool = KVPool(
             num_layers=model_config.num_layers,
             num_pages=num_pages,
@@ -82,6 +94,8 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
         device=str(device),
         dtype=_dtype_name(dtype),
     )
+    if device.type == "cuda":
+        return build_cuda_engine(config, model, model_config, info, pool, say)
     return TorchEngine(
         model,
         info,
@@ -120,9 +134,14 @@ def _uncut(config: ModelConfig, ranks: int) -> str:
 
 def device_of(config: EngineConfig, rank: int = 0) -> torch.device:
     """Where a rank computes. Raises `ConfigError`."""
-    if config.device not in ("auto", "cpu"):
-        raise ConfigError(f"--device {config.device}: this version runs on the CPU only: use --device cpu")
-    return torch.device("cpu")
+    kind = config.device.split(":", 1)[0]
+    if kind not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"--device {config.device}: choose auto, cpu, cuda or cuda:N")
+    if kind == "cpu" or (kind == "auto" and (config.tp > 1 or not torch.cuda.is_available())):
+        return torch.device("cpu")
+    if config.tp > 1:
+        raise ConfigError(f"--tp {config.tp}: on CUDA devices not in this version: use --tp 1 or --device cpu")
+    return check_device("cuda" if kind == "auto" else config.device)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
@@ -159,9 +178,12 @@ def _fill(model: Decoder, folder: Path, config: EngineConfig, say: Report) -> No
         load_weights(model.checkpoint(), folder, progress, stacked=model.stacked(), shards=model.shards())
 
 
-def _num_pages(config: EngineConfig, one: int, context_len: int, ranks: int) -> int:
+def _num_pages(config: EngineConfig, one: int, context_len: int, ranks: int, device: torch.device) -> int:
     """As asked for, else what fits into the memory share, but no more than all rows at full context could use. `one`
-    page takes so many bytes on a rank; `ranks` share the memory."""
+    page takes so many bytes on a rank; `ranks` share the memory of a CPU."""
+    if device.type == "cuda":
+        return cuda_num_pages(config, one, context_len, torch.cuda.mem_get_info(device)[0])
+    ratio = MEMORY_RATIO if config.memory_ratio is None else config.memory_ratio
     if config.num_pages is not None:
         available = psutil.virtual_memory().available // ranks
         if config.num_pages * one > available:  # the system would promise it, and kill the process later
@@ -170,12 +192,12 @@ def _num_pages(config: EngineConfig, one: int, context_len: int, ranks: int) -> 
                 f"{available // 2**20} MiB that are free: at most {available // one} pages fit"
             )
         return config.num_pages
-    free = int(psutil.virtual_memory().available * config.memory_ratio) // ranks
+    free = int(psutil.virtual_memory().available * ratio) // ranks
     useful = config.max_running_requests * -(-context_len // config.page_size)
     num_pages = min(min(free, MAX_POOL_BYTES // ranks) // one, useful)
     if num_pages < 1:
         raise ConfigError(
-            f"--memory-ratio {config.memory_ratio}: {free // 2**20} MiB do not hold one page of {one // 1024} KiB: "
+            f"--memory-ratio {ratio}: {free // 2**20} MiB do not hold one page of {one // 1024} KiB: "
             "raise it, or set --num-pages"
         )
     return int(num_pages)

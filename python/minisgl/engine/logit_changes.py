@@ -26,14 +26,16 @@ class _SlotChanges:
         ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(eos_ids))
         self._ends = _ids(sorted(ends) if sampling.min_tokens else [], device)
         self._bias_ids = _ids(list(sampling.logit_bias), device)
-        self._bias = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32, device=device)
+        values = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32)
+        self._bias = values.to(device, non_blocking=True)
         self._counts: Tensor | None = None
         self._in_prompt: Tensor | None = None
         if _has_penalties(sampling):
             tokens = torch.from_numpy(binding.tokens.astype("int64"))
             counts = torch.bincount(tokens[binding.num_prompt :], minlength=vocab_size)
-            self._counts = counts.float().to(device)
-            self._in_prompt = (torch.bincount(tokens[: binding.num_prompt], minlength=vocab_size) > 0).to(device)
+            self._counts = counts.float().to(device, non_blocking=True)
+            in_prompt = torch.bincount(tokens[: binding.num_prompt], minlength=vocab_size) > 0
+            self._in_prompt = in_prompt.to(device, non_blocking=True)
 
     def apply(self, logits: Tensor, position: int) -> None:
         """Change logits [vocab] float32 of the token at `position` in place."""
@@ -94,4 +96,4 @@ def _has_penalties(sampling: SamplingParams) -> bool:
 
 
 def _ids(ids: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(ids, dtype=torch.int64, device=device)
+    return torch.tensor(ids, dtype=torch.int64).to(device, non_blocking=True)

@@ -38,24 +38,42 @@ class LogprobSlots:
         self, rows: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], logits: Tensor, chosen: Tensor
     ) -> StepLogprobs | None:
         """Of the tokens `chosen` [m] in `rows` [m] with `logits` [m, vocab]; None if no row asked."""
+        later = self.later_of_sampled(rows, slots, logits, chosen)
+        return None if later is None else later()
+
+    def later_of_sampled(
+        self, rows: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], logits: Tensor, chosen: Tensor
+    ) -> Callable[[], StepLogprobs] | None:
+        """The same, computed on the device; the call brings it to the host, once the device has done it."""
         wanted = self._sampled[slots]
         asked = np.flatnonzero(wanted >= 0)
         if not len(asked):
             return None
-        at = torch.from_numpy(asked).to(logits.device)
+        at = torch.from_numpy(asked).to(logits.device, non_blocking=True)
         counts = wanted[asked].tolist()
-        own, top_ids, top = _top(logits[at], chosen[at], max(counts))
-        return StepLogprobs(
-            rows=rows[asked].astype(np.int32),
-            token_logprobs=own,
-            top_ids=[ids[:count] for ids, count in zip(top_ids, counts, strict=True)],
-            top_logprobs=[values[:count] for values, count in zip(top, counts, strict=True)],
-        )
+        found = _top(logits[at], chosen[at], max(counts))
+
+        def fetch() -> StepLogprobs:
+            own, top_ids, top = _lists(found)
+            return StepLogprobs(
+                rows=rows[asked].astype(np.int32),
+                token_logprobs=own,
+                top_ids=[ids[:count] for ids, count in zip(top_ids, counts, strict=True)],
+                top_logprobs=[values[:count] for values, count in zip(top, counts, strict=True)],
+            )
+
+        return fetch
 
     def of_prompts(
         self, plan: StepPlan, entry: RingEntry, hidden: Tensor, head: Callable[[Tensor], Tensor]
     ) -> list[PromptLogprobs]:
         """Of the prompt tokens that follow those computed in this step. `hidden` [num_tokens, size]."""
+        return [later() for later in self.later_of_prompts(plan, entry, hidden, head)]
+
+    def later_of_prompts(
+        self, plan: StepPlan, entry: RingEntry, hidden: Tensor, head: Callable[[Tensor], Tensor]
+    ) -> list[Callable[[], PromptLogprobs]]:
+        """The same, computed on the device; the calls bring it to the host."""
         found = []
         for row in range(plan.num_rows) if self._prompts else ():
             binding = self._prompts.get(int(entry.req_slots[row]))
@@ -69,24 +87,38 @@ class LogprobSlots:
         return found
 
 
-def _of_prompt(binding: SlotBinding, first: int, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> PromptLogprobs:
+def _of_prompt(
+    binding: SlotBinding, first: int, hidden: Tensor, head: Callable[[Tensor], Tensor]
+) -> Callable[[], PromptLogprobs]:
     top_count = binding.sampling.prompt_logprobs or 0
-    own: list[float] = []
-    top_ids: list[list[int]] = []
-    top: list[list[float]] = []
+    pieces = []
     for at in range(0, len(hidden), _PIECE):
         piece = hidden[at : at + _PIECE]
         tokens = binding.tokens[first + at : first + at + len(piece)].astype(np.int64)
-        found = _top(head(piece), torch.from_numpy(tokens).to(hidden.device), top_count)
-        own += found[0]
-        top_ids += found[1]
-        top += found[2]
-    return PromptLogprobs(binding.req_id, first, own, top_ids, top)
+        pieces.append(_top(head(piece), torch.from_numpy(tokens).to(hidden.device, non_blocking=True), top_count))
+
+    def fetch() -> PromptLogprobs:
+        own: list[float] = []
+        top_ids: list[list[int]] = []
+        top: list[list[float]] = []
+        for piece in pieces:
+            found = _lists(piece)
+            own += found[0]
+            top_ids += found[1]
+            top += found[2]
+        return PromptLogprobs(binding.req_id, first, own, top_ids, top)
+
+    return fetch
 
 
-def _top(logits: Tensor, tokens: Tensor, count: int) -> tuple[list[float], list[list[int]], list[list[float]]]:
+def _top(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Logprobs of `tokens` [n], and the `count` most likely ids with theirs, most likely first."""
     logprobs = logits.float().log_softmax(-1)
-    own: list[float] = logprobs.gather(-1, tokens[:, None]).squeeze(-1).tolist()
+    own = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
     top = logprobs.topk(min(count, logprobs.shape[-1]), dim=-1)
-    return own, top.indices.tolist(), top.values.tolist()
+    return own, top.indices, top.values
+
+
+def _lists(found: tuple[Tensor, Tensor, Tensor]) -> tuple[list[float], list[list[int]], list[list[float]]]:
+    own, ids, values = found
+    return own.tolist(), ids.tolist(), values.tolist()

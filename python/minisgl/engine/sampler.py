@@ -52,13 +52,13 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     narrow = ((top_k > 0) | (top_p < 1)).nonzero().flatten()
     if len(narrow):
         at = narrow.to(logits.device)
-        probabilities[at] = _truncate(probabilities[at], top_k[narrow].to(at.device), top_p[narrow].to(at.device))
+        probabilities[at] = truncate(probabilities[at], top_k[narrow].to(at.device), top_p[narrow].to(at.device))
     uniform = uniforms(rows.seed[chosen], rows.position[chosen]).to(logits.device)
-    tokens[there] = _inverse_cdf(probabilities, uniform)
+    tokens[there] = inverse_cdf(probabilities, uniform)
     return tokens
 
 
-def _truncate(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+def truncate(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Zero all but the k most likely tokens, then all but the fewest of these whose share reaches p (nucleus sampling,
     Holtzman et al. 2019). Ties go to the lower id."""
     ordered, ids = probabilities.sort(dim=-1, descending=True, stable=True)
@@ -72,7 +72,7 @@ def _truncate(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     return torch.zeros_like(probabilities).scatter_(-1, ids, ordered)
 
 
-def _inverse_cdf(probabilities: Tensor, uniform: Tensor) -> Tensor:
+def inverse_cdf(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """The first token, in order of ids, whose cumulative probability exceeds uniform times the total."""
     cdf = probabilities.cumsum(-1, dtype=torch.float64)
     total = cdf[:, -1:].contiguous()

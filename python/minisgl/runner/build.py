@@ -174,6 +174,7 @@ def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlane
         context_len=info.context_len,
         eos_ids=info.eos_ids,
         cache=config.cache,
+        graph_sizes=info.graph_sizes,
     )
 
 

@@ -121,16 +121,19 @@ def _files(folder: Path) -> list[Path]:
 
 
 def dummy_weights(wanted: Mapping[str, Tensor], seed: int, shards: Mapping[str, Shard] | None = None) -> None:
-    """Fill with seeded noise that keeps activations finite. A tensor's values depend on its name, its shape and `seed`
-    only, not on what it is merged with or on the order; a shard's are those of the whole tensor."""
+    """Fill with seeded noise that keeps activations finite. A tensor's values depend on its name, its shape, `seed` and
+    the kind of its device only, not on what it is merged with or on the order; a shard's are those of the whole
+    tensor."""
     for name, target in wanted.items():
         if name.endswith("norm.weight"):
             target.fill_(1.0)
             continue
         # the CPU generator reads the low 32 bits of its seed only
-        generator = torch.Generator(device="cpu").manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+        place = target.device if target.is_cuda else "cpu"
+        generator = torch.Generator(device=place).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         shard = (shards or {}).get(name)
-        noise = torch.empty(whole_shape(target, shard), dtype=torch.float32).normal_(0.0, 0.02, generator=generator)
+        noise = torch.empty(whole_shape(target, shard), dtype=torch.float32, device=place)
+        noise.normal_(0.0, 0.02, generator=generator)
         if shard is None:
             target.copy_(noise)
         else:

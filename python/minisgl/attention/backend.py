@@ -1,0 +1,98 @@
+"""Which attention backend serves: what each can do, what there is, and why one was chosen.
+
+Keeps true: a backend that was asked for serves or the start fails with what to do; `auto` always finds one and says
+why.
+Doesn't know: how a backend computes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+BACKENDS = ("auto", "torch_sdpa", "flashinfer", "flash_attention")
+_MODULES = {"flashinfer": "flashinfer", "flash_attention": "flash_attn"}
+_HOW_TO_GET = {
+    "flashinfer": "pip install flashinfer-python, with nvcc at hand: it compiles its kernels when they are first used",
+    "flash_attention": "pip install flash-attn",
+}
+_FLASHINFER_HEAD_DIMS = (64, 128, 256)
+_HALVES = (torch.float16, torch.bfloat16)
+_FLASH_ATTENTION_PAGE = 256  # its paged kernels take pages of multiples of this
+
+
+class BackendError(ValueError):
+    """The backend that was asked for cannot serve; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a choice depends on."""
+
+    device_type: str  # cpu, cuda
+    capability: tuple[int, int]  # of the CUDA device; (0, 0) elsewhere
+    installed: frozenset[str]  # backends whose packages are there
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the model and the pool ask of a backend."""
+
+    dtype: torch.dtype
+    head_dim: int
+    page_size: int
+    windows: Sequence[int | None] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    name: str
+    reason: str
+
+
+def machine(device: torch.device) -> Machine:
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    there = frozenset(name for name, module in _MODULES.items() if importlib.util.find_spec(module) is not None)
+    return Machine(device.type, capability, there)
+
+
+def choose(asked: str, machine: Machine, shape: Shape) -> Choice:
+    """`asked` is one of `BACKENDS`. Raises `BackendError`."""
+    if asked not in BACKENDS:
+        raise BackendError(f"--attention-backend {asked}: choose one of {', '.join(BACKENDS)}")
+    if asked != "auto":
+        if obstacle := _obstacle(asked, machine, shape):
+            raise BackendError(f"--attention-backend {asked}: {obstacle}")
+        return Choice(asked, "asked for")
+    passed_over: list[str] = []
+    for name in ("flashinfer", "flash_attention"):
+        obstacle = _obstacle(name, machine, shape)
+        if not obstacle:
+            return Choice(name, "; ".join(["the fastest that is there", *passed_over]))
+        passed_over.append(f"not {name}: {obstacle}")
+    return Choice("torch_sdpa", "; ".join(passed_over))
+
+
+def _obstacle(name: str, machine: Machine, shape: Shape) -> str:
+    """Why a backend cannot serve, with what to change; empty if it can."""
+    if name == "torch_sdpa":
+        return ""
+    if machine.device_type != "cuda":
+        return f"it needs a CUDA device, and this is {machine.device_type}"
+    if machine.capability < (8, 0):
+        major, minor = machine.capability
+        return f"it needs compute capability 8.0, and this device has {major}.{minor}"
+    if name not in machine.installed:
+        return f"not installed: {_HOW_TO_GET[name]}"
+    if shape.dtype not in _HALVES:
+        return "it computes in float16 or bfloat16: use --dtype bfloat16"
+    if name == "flashinfer" and shape.head_dim not in _FLASHINFER_HEAD_DIMS:
+        return f"head_dim {shape.head_dim} is none of {', '.join(map(str, _FLASHINFER_HEAD_DIMS))}"
+    if name == "flash_attention" and shape.page_size % _FLASH_ATTENTION_PAGE:
+        return f"--page-size {shape.page_size} is no multiple of {_FLASH_ATTENTION_PAGE}"
+    if name == "flash_attention" and (shape.head_dim % 8 or shape.head_dim > 256):
+        return f"head_dim {shape.head_dim} is no multiple of 8 up to 256"
+    return ""

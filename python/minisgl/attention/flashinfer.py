@@ -1,0 +1,189 @@
+"""Attention by FlashInfer: paged prefill and decode, decode under CUDA graphs too.
+
+A wrapper's `plan` computes on the host how the work is cut, and copies that to the device by itself, from pinned memory
+of its own, on the current stream. So each use has its own wrapper, and one is planned again only when the copy of its
+last plan is through; with one step in flight that is so by then, the wait is a formality.
+
+Keeps true: what a graph reads lies where it lay when the graph was captured; `plan` is never part of a graph; lists of
+pages are gathered on the device.
+Doesn't know: how rows were chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from minisgl.attention.api import AttentionRows
+from minisgl.attention.kv_pool import KVPool
+from minisgl.kernels.pages import gather_pages
+
+_WORKSPACE_BYTES = 256 * 2**20  # partial results of rows that are cut; all wrappers run one after the other
+_GROUP_FOR_TENSOR_CORES = 4  # query heads of a KV head, from which on they pay
+_NO_WINDOW = -1
+_Int32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    query: int
+    kv: int
+    dim: int
+
+
+class _Planned:
+    """A wrapper and the fence of its last plan's copy."""
+
+    def __init__(self, wrapper: Any) -> None:
+        self.wrapper = wrapper
+        self._copied: torch.cuda.Event | None = None
+
+    def plan(self, *args: object, **settings: object) -> None:
+        if self._copied is not None:
+            self._copied.synchronize()
+        self.wrapper.plan(*args, **settings)
+        self._copied = torch.cuda.Event()
+        self._copied.record()
+
+
+class FlashInfer:
+    """`windows`, by layer, as for `TorchSdpa`. `graph_sizes`: steps of so many one-token rows use wrappers whose
+    buffers stay in place."""
+
+    def __init__(
+        self,
+        pool: KVPool,
+        heads: Heads,
+        dtype: torch.dtype,
+        device: torch.device,
+        windows: Sequence[int | None],
+        *,
+        max_rows: int,
+        max_pages_per_row: int,
+        graph_sizes: Sequence[int] = (),
+    ) -> None:
+        import flashinfer
+
+        self._flashinfer = flashinfer
+        self._pool = pool
+        self._heads = heads
+        self._dtype = dtype
+        # `window_left` counts the tokens before the one that attends
+        self._window_of = [_NO_WINDOW if window is None else window - 1 for window in windows]
+        self._windows = sorted(set(self._window_of))
+        self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._page_list = torch.zeros(max_rows * max_pages_per_row, dtype=torch.int32, device=device)
+        self._graph_decode = {
+            size: {window: _Planned(self._decode_wrapper(size)) for window in self._windows} for size in graph_sizes
+        }
+        self._eager_decode = {window: _Planned(self._decode_wrapper(None)) for window in self._windows}
+        self._prefill = {window: _Planned(self._prefill_wrapper()) for window in self._windows}
+        self._decode = self._eager_decode  # of this step
+        self._num_decode = 0
+        self._num_tokens = 0
+        self._out_loc = self._page_list[:0]
+
+    def _decode_wrapper(self, size: int | None) -> Any:
+        settings: dict[str, Any] = {}
+        if size is not None:
+            settings = {
+                "use_cuda_graph": True,
+                "paged_kv_indptr_buffer": self._page_list.new_zeros(size + 1),
+                "paged_kv_indices_buffer": self._page_list,
+                "paged_kv_last_page_len_buffer": self._page_list.new_zeros(size),
+            }
+        return self._flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            self._workspace,
+            "NHD",
+            use_tensor_cores=self._heads.query // self._heads.kv >= _GROUP_FOR_TENSOR_CORES,
+            backend="fa2",
+            **settings,
+        )
+
+    def _prefill_wrapper(self) -> Any:
+        return self._flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend="fa2")
+
+    # ----------------------------------------------------------------------------------------------------- prepare
+
+    def prepare(self, rows: AttentionRows, page_table: Tensor) -> None:
+        assert rows.there is not None
+        there, num_decode = rows.there, rows.num_decode
+        pages = -(-rows.seq_lens // self._pool.page_size)
+        indptr: _Int32 = np.concatenate([[0], np.cumsum(pages)]).astype(np.int32)
+        last_page_len: _Int32 = ((rows.seq_lens - 1) % self._pool.page_size + 1).astype(np.int32)
+        page_list = self._page_list[: int(indptr[-1])]
+        gather_pages(page_table, there.slots, there.kv_indptr, page_list)
+        self._num_decode, self._num_tokens, self._out_loc = num_decode, len(rows.out_loc), there.out_loc
+        whole = num_decode == len(rows.slots)
+        self._decode = self._graph_decode.get(num_decode, self._eager_decode) if whole else self._eager_decode
+        if num_decode:
+            used = page_list[: int(indptr[num_decode])]
+            self._plan_decode(indptr[: num_decode + 1], used, last_page_len[:num_decode])
+        if not whole:
+            self._plan_prefill(rows, indptr[num_decode:], page_list, last_page_len[num_decode:])
+
+    def _plan_decode(self, indptr: _Int32, page_list: Tensor, last_page_len: _Int32) -> None:
+        for window, planned in self._decode.items():
+            planned.plan(
+                torch.from_numpy(indptr.copy()),
+                page_list,
+                torch.from_numpy(last_page_len.copy()),
+                self._heads.query,
+                self._heads.kv,
+                self._heads.dim,
+                self._pool.page_size,
+                window_left=window,
+                q_data_type=self._dtype,
+                kv_data_type=self._dtype,
+            )
+
+    def _plan_prefill(self, rows: AttentionRows, indptr: _Int32, page_list: Tensor, last_page_len: _Int32) -> None:
+        extend_lens = rows.extend_lens[rows.num_decode :]
+        qo_indptr = np.concatenate([[0], np.cumsum(extend_lens)]).astype(np.int32)
+        for window, planned in self._prefill.items():
+            planned.plan(
+                torch.from_numpy(qo_indptr),
+                torch.from_numpy(indptr - indptr[0]),
+                page_list[int(indptr[0]) :],
+                torch.from_numpy(last_page_len.copy()),
+                self._heads.query,
+                self._heads.kv,
+                self._heads.dim,
+                self._pool.page_size,
+                causal=True,
+                window_left=window,
+                q_data_type=self._dtype,
+                kv_data_type=self._dtype,
+            )
+
+    # ------------------------------------------------------------------------------------------------------ attend
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self._pool.store(layer, self._out_loc, k, v)
+        cache = (self._pool.k[layer], self._pool.v[layer])
+        window = self._window_of[layer]
+        q = q.contiguous()
+        if self._num_decode == self._num_tokens:
+            attended: Tensor = self._decode[window].wrapper.run(q, cache)
+            return attended
+        out = torch.empty_like(q)
+        if self._num_decode:
+            self._decode[window].wrapper.run(q[: self._num_decode], cache, out=out[: self._num_decode])
+        self._prefill[window].wrapper.run(q[self._num_decode :], cache, out=out[self._num_decode :])
+        return out
+
+
+def renormalise(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """`DeviceSampler`'s, by FlashInfer's kernels: no sort. Tokens as likely as the last that stays stay with it."""
+    import flashinfer.sampling
+
+    k = torch.where(top_k > 0, top_k, probabilities.shape[-1]).int()
+    kept = flashinfer.sampling.top_k_renorm_probs(probabilities.contiguous(), k)
+    left: Tensor = flashinfer.sampling.top_p_renorm_probs(kept, top_p.float().contiguous(), is_deterministic=True)
+    return left

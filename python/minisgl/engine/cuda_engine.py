@@ -1,0 +1,349 @@
+"""The engine for CUDA devices: one copy in, one forward, one copy out a step, each queued without waiting.
+
+All it says about the order of these goes through `device_queue`; on `InlineDevice` the same engine runs on the CPU.
+
+Keeps true: a launch never waits for the device, but for steps that ended two launches ago; a plan's slots, page-table
+changes and rows take effect in the forward queue, in launch order; a token that the host doesn't know yet comes from
+`last_token`, which the forward before wrote there; a step whose numbers are not finite is an error, and what it may
+have left in the KV pool is wiped before the next launch's forward.
+Doesn't know: requests, the prefix cache, text; what a stream is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl.attention import AttentionBackend, AttentionRows, KVPool
+from minisgl.attention.api import RowsThere
+from minisgl.engine.api import (
+    EngineInfo,
+    EngineStepError,
+    PromptLogprobs,
+    SlotBinding,
+    StepHandle,
+    StepLogprobs,
+    StepResult,
+)
+from minisgl.engine.cuda_errors import EngineDeadError, step_failure
+from minisgl.engine.device_buffers import Layout, Stage, StepInputs
+from minisgl.engine.device_queue import Device, Mark
+from minisgl.engine.device_sampler import DeviceSampler, Needs, Renormalise
+from minisgl.engine.graph import Capture, Graph, Outputs, capture_all
+from minisgl.engine.logit_changes import LogitChanges
+from minisgl.engine.logprobs import LogprobSlots
+from minisgl.kernels.pages import apply_changes
+from minisgl.models import Decoder
+from minisgl.models.decoder import Attend
+from minisgl.progress import Report
+from minisgl.step import RingEntry, StepBuffers, StepLimits, StepPlan
+
+NUM_STAGES = 2  # overlap depth one: a step is waited for before the second launch after it
+_NOT_FINITE = "the model's output is not finite (overflow? try --dtype bfloat16 or float32)"
+ModelForward = Callable[[Tensor, Tensor, Attend], Tensor]
+
+
+class _Late:
+    """What a step's forward leaves to be read when it is done."""
+
+    def __init__(self) -> None:
+        self.sampled: Callable[[], StepLogprobs] | None = None
+        self.prompts: list[Callable[[], PromptLogprobs]] = []
+
+
+class _LaunchedStep:
+    """A `StepHandle`. Its results leave the stage when it is settled, so that the stage can be used again."""
+
+    def __init__(self, engine: CudaEngine, plan: StepPlan, entry: RingEntry, stage: Stage) -> None:
+        self._engine = engine
+        self._step = plan.step
+        self._num_rows = plan.num_rows
+        self._sampled = entry.sample_rows[: plan.num_samples].copy()
+        self._stage = stage
+        self.late = _Late()
+        self.start: Mark | None = None
+        self.end: Mark | None = None
+        self._result: StepResult | None = None
+        self._error: BaseException | None = None
+        self._span = (0.0, 0.0)
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+
+    def settle(self) -> None:
+        if self._result is not None or self._error is not None:
+            return
+        if self.start is None or self.end is None:
+            self._error = EngineDeadError(f"step {self._step} was not launched to its end")
+            return
+        try:
+            self.end.wait()
+            now = time.perf_counter()
+            self._span = (now - self.end.seconds_after(self.start), now)
+            self._result = self._read()
+        except (RuntimeError, MemoryError) as error:
+            self._error = step_failure(self._step, error)
+
+    def _read(self) -> StepResult:
+        tokens = np.full(self._num_rows, -1, np.int32)
+        if not self._num_rows:
+            return StepResult(tokens)
+        count = len(self._sampled)
+        back = self._stage.out_host[: count + 1].numpy()
+        if not back[count]:
+            self._engine.wipe()
+            raise EngineStepError(_NOT_FINITE)
+        tokens[self._sampled] = back[:count]
+        logprobs = None if self.late.sampled is None else self.late.sampled()
+        return StepResult(tokens, logprobs, [later() for later in self.late.prompts])
+
+    def wait(self) -> StepResult:
+        self.settle()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def done(self) -> bool:
+        settled = self._result is not None or self._error is not None
+        return settled or (self.end is not None and self.end.reached())
+
+    def span(self) -> tuple[float, float]:
+        return self._span
+
+
+class CudaEngine:
+    def __init__(
+        self,
+        model: Decoder,
+        info: EngineInfo,
+        pool: KVPool,
+        attention: AttentionBackend,
+        device: Device,
+        limits: StepLimits,
+        *,
+        capture: Capture | None = None,
+        renormalise: Renormalise | None = None,
+        forward: ModelForward | None = None,
+        say: Report = lambda text, done=0, total=0: None,
+        free_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`info.graph_sizes` are captured with `capture`; `forward` is the model's, or what a compiler made of it."""
+        self._model = model
+        self._info = info
+        self._pool = pool
+        self._attention = attention
+        self._device = device
+        self._forward_model = forward or model.forward
+        place = torch.device(info.device)
+        slots = limits.max_rows + 1
+        self._page_table = torch.full(
+            (slots, limits.max_pages_per_request), limits.scratch_page, dtype=torch.int32, device=place
+        )
+        self._last_token = torch.zeros(slots, dtype=torch.int64, device=place)
+        self._sampler = DeviceSampler(slots, place, renormalise)
+        self._changes = LogitChanges(info.vocab_size, info.eos_ids, place)
+        self._logprobs = LogprobSlots(slots)
+        max_padded = max(limits.max_rows, *info.graph_sizes, 1)
+        size = Layout.largest(limits, max_padded).size
+        self._block = torch.zeros(size, dtype=torch.int32, device=place)  # of the step that the forward queue is at
+        self._stages = [Stage(device, place, size, max_padded) for _ in range(NUM_STAGES)]
+        self._steps: list[_LaunchedStep | None] = [None] * NUM_STAGES
+        self._turn = 0
+        self._limits = limits
+        self._prompt_slots: set[int] = set()  # whose requests want log probabilities of their prompts
+        self._graphs: dict[int, Graph] = {}
+        if capture is not None and info.graph_sizes:
+            with torch.inference_mode():
+                self._graphs = capture_all(info.graph_sizes, self._capturable, capture, say, free_bytes)
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
+        """Raises `EngineDeadError`."""
+        turn = self._turn = (self._turn + 1) % NUM_STAGES
+        before = self._steps[turn]
+        if before is not None:
+            before.settle()
+        entry, stage = buffers.ring[plan.ring_index], self._stages[turn]
+        step = self._steps[turn] = _LaunchedStep(self, plan, entry, stage)
+        try:
+            with torch.inference_mode():
+                self._queue(plan, entry, stage, list(bindings), step)
+        except (RuntimeError, MemoryError) as error:
+            failure = step_failure(plan.step, error)
+            if isinstance(failure, EngineDeadError):
+                raise failure from error
+            step.fail(failure)
+            self.wipe()
+        return step
+
+    def wipe(self) -> None:
+        """Zero the KV pool, in the forward queue."""
+
+        def clear() -> None:
+            with torch.inference_mode():
+                self._pool.clear()
+
+        self._device.forward.run("wipe", clear)
+
+    def close(self) -> None:
+        for step in self._steps:
+            if step is not None:
+                step.settle()
+
+    # ---------------------------------------------------------------------------------------------------- one step
+
+    def _queue(
+        self, plan: StepPlan, entry: RingEntry, stage: Stage, bindings: list[SlotBinding], step: _LaunchedStep
+    ) -> None:
+        device, layout = self._device, Layout.of(plan, len(bindings))
+        stage.send(device, layout, entry, bindings)
+        step.start = device.forward.mark()
+        size, block = layout.size, self._block
+        device.forward.run("take in", lambda: _copy(block[:size], stage.there[:size]))
+        stage.consumed = device.forward.mark()
+        inputs = StepInputs(block, layout)
+        device.forward.run("apply", lambda: self._apply(inputs, bindings))
+        self._remember(bindings)
+        if not plan.num_rows:
+            step.end = device.forward.mark()
+            return
+        sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)
+        needs = self._sampler.needs(entry.req_slots[sampled])
+        if stage.returned is not None:
+            device.forward.after(stage.returned)
+        if (graph := self._graph_for(plan, entry)) is not None:
+            rows = self._rows(entry, inputs, layout.rows)
+            device.forward.run("prepare", lambda: self._attention.prepare(rows, self._page_table))
+            device.forward.run("graph", graph.replay)
+            device.forward.run(
+                "sample", lambda: self._finish(plan, entry, stage, inputs, needs, graph.outputs, None, step.late)
+            )
+        else:
+            device.forward.run("forward", lambda: self._eager(plan, entry, stage, inputs, needs, step.late))
+        step.end = stage.bring_back(device, plan.num_samples + 1)
+
+    def _remember(self, bindings: list[SlotBinding]) -> None:
+        """What launches decide by, before the forward queue gets there."""
+        self._sampler.remember(bindings)
+        for binding in bindings:
+            self._prompt_slots.discard(binding.slot)
+            if binding.sampling.prompt_logprobs is not None:
+                self._prompt_slots.add(binding.slot)
+
+    def _graph_for(self, plan: StepPlan, entry: RingEntry) -> Graph | None:
+        """None: eager. A graph leaves no hidden states, of which log probabilities of prompts are made."""
+        if plan.num_tokens != plan.num_rows:
+            return None
+        if self._prompt_slots and not self._prompt_slots.isdisjoint(entry.req_slots[: plan.num_rows].tolist()):
+            return None
+        return self._graphs.get(plan.padded_rows)
+
+    def _apply(self, inputs: StepInputs, bindings: list[SlotBinding]) -> None:
+        self._sampler.bind(inputs.bound)
+        for binding in bindings:
+            self._changes.bind(binding)
+            self._logprobs.bind(binding)
+        apply_changes(self._page_table, inputs.segments, inputs.page_ids)
+
+    def _rows(self, entry: RingEntry, inputs: StepInputs, num_decode: int) -> AttentionRows:
+        rows, tokens = inputs.layout.rows, inputs.layout.tokens
+        return AttentionRows(
+            num_decode=num_decode,
+            slots=entry.req_slots[:rows],
+            seq_lens=entry.seq_lens[:rows],
+            extend_lens=entry.extend_lens[:rows],
+            out_loc=entry.out_loc[:tokens],
+            there=RowsThere(inputs.req_slots, inputs.kv_indptr, inputs.out_loc),
+        )
+
+    def _hidden(self, inputs: StepInputs, forward: ModelForward) -> Tensor:
+        ids = inputs.input_ids.long()
+        ids = torch.where(ids < 0, self._last_token[(-1 - ids).clamp_(min=0)], ids)
+        return forward(ids, inputs.positions.long(), self._attention.attend)
+
+    def _eager(
+        self, plan: StepPlan, entry: RingEntry, stage: Stage, inputs: StepInputs, needs: Needs, late: _Late
+    ) -> None:
+        layout = inputs.layout
+        num_decode = layout.rows if layout.tokens == layout.rows else plan.num_decode_rows
+        self._attention.prepare(self._rows(entry, inputs, num_decode), self._page_table)
+        hidden = self._hidden(inputs, self._forward_model)
+        last = inputs.qo_indptr[1:][inputs.sample_rows.long()].long() - 1
+        outputs = Outputs(self._model.logits(hidden[last]), hidden.isfinite().all().reshape(1))
+        self._finish(plan, entry, stage, inputs, needs, outputs, hidden, late)
+
+    def _capturable(self, size: int) -> Callable[[], Outputs]:
+        """The forward of a step of `size` rows with one token each. Its own inputs are padding."""
+        scratch = self._limits.scratch_slot
+        place = self._limits.scratch_page * self._limits.page_size
+        inputs = StepInputs(self._block, Layout(size, size))
+        ones = np.ones(size, np.int32)
+        rows = AttentionRows(
+            num_decode=size,
+            slots=np.full(size, scratch, np.int32),
+            seq_lens=ones,
+            extend_lens=ones,
+            out_loc=np.full(size, place, np.int32),
+            there=RowsThere(inputs.req_slots, inputs.kv_indptr, inputs.out_loc),
+        )
+
+        def prepare() -> None:
+            self._block.zero_()
+            inputs.req_slots.fill_(scratch)
+            inputs.out_loc.fill_(place)
+            inputs.seq_lens.fill_(1)
+            inputs.kv_indptr.copy_(torch.arange(size + 1))
+            self._attention.prepare(rows, self._page_table)
+
+        self._device.forward.run("prepare", prepare)
+        self._device.forward.mark().wait()
+
+        def forward() -> Outputs:
+            hidden = self._hidden(inputs, self._model.forward)
+            return Outputs(self._model.logits(hidden), hidden.isfinite().all().reshape(1))
+
+        return forward
+
+    def _finish(
+        self,
+        plan: StepPlan,
+        entry: RingEntry,
+        stage: Stage,
+        inputs: StepInputs,
+        needs: Needs,
+        outputs: Outputs,
+        hidden: Tensor | None,
+        late: _Late,
+    ) -> None:
+        """Sample, remember the tokens, leave them for the copy out. After a graph, logits are of all rows, padding
+        included, and there is no `hidden`."""
+        count = plan.num_samples
+        if hidden is not None:
+            late.prompts = self._logprobs.later_of_prompts(plan, entry, hidden, self._model.logits)
+        if count:
+            rows = inputs.sample_rows.long()
+            logits = outputs.logits
+            if hidden is None:
+                logits = logits[:count] if count == plan.num_rows else logits[rows]
+            slots, position = inputs.req_slots[rows].long(), inputs.seq_lens[rows].long()
+            sampled = entry.sample_rows[:count].astype(np.int64)
+            host_slots = entry.req_slots[sampled].astype(np.int64)
+            changed = self._changes.apply(logits, host_slots.tolist(), entry.seq_lens[sampled].tolist())
+            chosen = self._sampler.sample(changed, slots, position, needs)
+            self._changes.record(chosen, host_slots.tolist())
+            self._last_token[slots] = chosen
+            stage.out_there[:count] = chosen
+            late.sampled = self._logprobs.later_of_sampled(sampled, host_slots, logits, chosen)
+        stage.out_there[count : count + 1] = outputs.finite
+
+
+def _copy(to: Tensor, source: Tensor) -> None:
+    to.copy_(source)

@@ -1,0 +1,162 @@
+"""From a loaded model on a CUDA device to a ready engine: the size of the KV pool, the attention backend, graphs.
+
+Keeps true: every failure names the flag to change; every choice made for the user is told with its reason.
+Doesn't know: where weights come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from minisgl.attention import AttentionBackend, KVPool, TorchSdpa
+from minisgl.attention.backend import BackendError, Choice, Shape, choose, machine
+from minisgl.config import ConfigError, EngineConfig
+from minisgl.engine.api import EngineInfo
+from minisgl.engine.cuda_engine import CudaEngine, ModelForward
+from minisgl.engine.device_queue import CudaDevice
+from minisgl.engine.device_sampler import Renormalise
+from minisgl.engine.graph import Capture, CudaCapture, graph_sizes
+from minisgl.models import Decoder, ModelConfig
+from minisgl.progress import Report
+from minisgl.step import StepLimits
+
+MEMORY_RATIO = 0.85  # without --memory-ratio; the rest is for activations, workspaces and graphs
+_MIB = 2**20
+
+
+def check_device(name: str) -> torch.device:
+    """Raises `ConfigError` unless torch can use it."""
+    if torch.version.cuda is None:
+        raise ConfigError(f"--device {name}: this torch ({torch.__version__}) is built without CUDA: use --device cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(f"--device {name}: torch finds no CUDA device: look at nvidia-smi, or use --device cpu")
+    device = torch.device(name)
+    count = torch.cuda.device_count()
+    if device.index is not None and device.index >= count:
+        raise ConfigError(f"--device {name}: there are {count} devices, from cuda:0 on")
+    return torch.device("cuda", device.index or 0)
+
+
+def num_pages(config: EngineConfig, page_bytes: int, context_len: int, free_bytes: int) -> int:
+    """As asked for, else what fits into the share of the memory that is free after loading, but no more than all rows
+    at full context could use. Raises `ConfigError`."""
+    if config.num_pages is not None:
+        if config.num_pages * page_bytes > free_bytes:
+            raise ConfigError(
+                f"--num-pages {config.num_pages}: the KV pool would take {config.num_pages * page_bytes // _MIB} MiB "
+                f"of {free_bytes // _MIB} MiB that are free on the device: at most {free_bytes // page_bytes} pages fit"
+            )
+        return config.num_pages
+    ratio = MEMORY_RATIO if config.memory_ratio is None else config.memory_ratio
+    useful = config.max_running_requests * -(-context_len // config.page_size)
+    pages = min(int(free_bytes * ratio) // page_bytes, useful)
+    if pages < 1:
+        raise ConfigError(
+            f"--memory-ratio {ratio}: {free_bytes // _MIB} MiB are free on the device after loading, and that share "
+            f"does not hold one page of {page_bytes // 1024} KiB: raise it, free the device, or choose a smaller model"
+        )
+    return pages
+
+
+def out_of_memory(error: torch.OutOfMemoryError, doing: str, advice: str) -> ConfigError:
+    """What a user can do about it."""
+    return ConfigError(f"out of device memory while {doing}: {str(error).splitlines()[0]} Try {advice}")
+
+
+def graphs_for(config: EngineConfig, model_config: ModelConfig, backend: str, say: Report) -> tuple[int, ...]:
+    """The sizes to capture; says why there are none."""
+    sizes = graph_sizes(config.cuda_graph_max_bs, config.max_running_requests)
+    obstacle = ""
+    if backend != "flashinfer":
+        obstacle = f"{backend} cannot run in one"
+    elif model_config.moe is not None:
+        obstacle = "which experts a step uses is looked at by the host"
+    if sizes and obstacle:
+        say(f"CUDA graphs: none: {obstacle}")
+        return ()
+    return sizes
+
+
+def build_cuda_engine(
+    config: EngineConfig, model: Decoder, model_config: ModelConfig, info: EngineInfo, pool: KVPool, say: Report
+) -> CudaEngine:
+    """Raises `ConfigError`."""
+    device, dtype = torch.device(info.device), pool.k[0].dtype
+    shape = Shape(dtype, model_config.head_dim, info.page_size, model_config.windows)
+    try:
+        choice = choose(config.attention_backend, machine(device), shape)
+    except BackendError as error:
+        raise ConfigError(str(error)) from error
+    say(f"attention: {choice.name} ({choice.reason})")
+    info = replace(info, graph_sizes=graphs_for(config, model_config, choice.name, say))
+    max_seq_len = min(info.context_len, info.num_pages * info.page_size + 1)
+    limits = StepLimits(
+        max_rows=config.max_running_requests,
+        max_tokens=config.max_running_requests + max(config.max_prefill_length, info.page_size),
+        page_size=info.page_size,
+        num_pages=info.num_pages,
+        max_seq_len=max_seq_len,
+    )
+    queues = CudaDevice(device)
+    stream = queues.forward_stream
+    try:
+        with torch.cuda.stream(stream):
+            backend, renormalise = _backend(choice, pool, model_config, dtype, limits, info.graph_sizes)
+        capture: Capture | None = CudaCapture(stream) if info.graph_sizes else None
+        stream.wait_stream(torch.cuda.current_stream(device))
+        return CudaEngine(
+            model,
+            info,
+            pool,
+            backend,
+            queues,
+            limits,
+            capture=capture,
+            renormalise=renormalise,
+            forward=_compiled(model) if config.torch_compile else None,
+            say=say,
+            free_bytes=lambda: torch.cuda.mem_get_info(device)[0],
+        )
+    except torch.OutOfMemoryError as error:
+        advice = "a lower --memory-ratio, --cuda-graph-max-bs or --max-prefill-length"
+        raise out_of_memory(error, "preparing the engine", advice) from error
+
+
+def _backend(
+    choice: Choice,
+    pool: KVPool,
+    model_config: ModelConfig,
+    dtype: torch.dtype,
+    limits: StepLimits,
+    sizes: tuple[int, ...],
+) -> tuple[AttentionBackend, Renormalise | None]:
+    device = pool.k[0].device
+    if choice.name == "flashinfer":
+        from minisgl.attention.flashinfer import FlashInfer, Heads, renormalise
+
+        heads = Heads(model_config.num_heads, model_config.num_kv_heads, model_config.head_dim)
+        max_rows = max(limits.max_rows, *sizes, 1)
+        columns = limits.max_pages_per_request
+        windows = model_config.windows
+        backend = FlashInfer(
+            pool, heads, dtype, device, windows, max_rows=max_rows, max_pages_per_row=columns, graph_sizes=sizes
+        )
+        return backend, renormalise
+    if choice.name == "flash_attention":
+        from minisgl.attention.flash_attention import FlashAttention
+
+        return FlashAttention(pool, device, model_config.windows), None
+    return TorchSdpa(pool, dtype, device, model_config.windows), None
+
+
+def _compiled(model: Decoder) -> ModelForward:
+    """The model's forward, compiled for any number of tokens; attention stays as it is."""
+
+    def forward(ids: torch.Tensor, positions: torch.Tensor, attend: object) -> torch.Tensor:
+        hidden: torch.Tensor = compiled(ids, positions, torch.compiler.disable(attend))
+        return hidden
+
+    compiled = torch.compile(model.forward, dynamic=True)
+    return forward

@@ -1,0 +1,84 @@
+"""Sampling without a word to the host: the same tokens as `sampler`, from parameters that lie on the device by slot.
+
+Keeps true: no operation waits for the device or has a size that the host doesn't know; a row's token depends on its
+logits, its parameters, its seed and its position only; noise is the project's own, so equal seeds give equal draws on
+every device.
+Doesn't know: penalties (logit_changes.py), plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl.engine import sampler
+from minisgl.engine.api import SlotBinding
+from minisgl.step import Int32Array
+
+Renormalise = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(probabilities [n, vocab] float32, top_k [n] int64, at most 0 is off, top_p [n]) -> what is left of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What any row of a step asks for; the host knows it, so that what nobody needs is not computed."""
+
+    drawn: bool
+    min_p: bool
+    narrow: bool
+
+
+class DeviceSampler:
+    def __init__(self, num_slots: int, place: torch.device, renormalise: Renormalise | None = None) -> None:
+        self._drawn = np.zeros(num_slots, np.bool_)
+        self._min_p_asked = np.zeros(num_slots, np.bool_)
+        self._narrow = np.zeros(num_slots, np.bool_)
+        self._floats = torch.zeros(num_slots, 3, dtype=torch.float32, device=place)  # temperature, top_p, min_p
+        self._ints = torch.zeros(num_slots, 2, dtype=torch.int64, device=place)  # top_k, seed
+        self._renormalise = renormalise or sampler.truncate
+
+    def remember(self, bindings: Sequence[SlotBinding]) -> None:
+        """The host's part of `bind`."""
+        for binding in bindings:
+            slot, sampling = binding.slot, binding.sampling
+            self._drawn[slot] = sampling.temperature > 0
+            self._min_p_asked[slot] = sampling.min_p > 0
+            self._narrow[slot] = sampling.top_k > 0 or sampling.top_p < 1
+
+    def bind(self, bound: Tensor) -> None:
+        """`bound` [n, BOUND_FIELDS] int32 of `device_buffers`, on the device."""
+        if not len(bound):
+            return
+        slots = bound[:, 0].long()
+        seed = (bound[:, 3].long() << 32) | (bound[:, 2].long() & 0xFFFFFFFF)
+        self._ints[slots] = torch.stack((bound[:, 1].long(), seed), 1)
+        self._floats[slots] = bound[:, 4:7].contiguous().view(torch.float32)
+
+    def needs(self, slots: Int32Array) -> Needs:
+        drawn = self._drawn[slots]
+        return Needs(
+            bool(drawn.any()), bool((drawn & self._min_p_asked[slots]).any()), bool((drawn & self._narrow[slots]).any())
+        )
+
+    def sample(self, logits: Tensor, slots: Tensor, position: Tensor, needs: Needs) -> Tensor:
+        """logits [n, vocab] of the tokens at `position` [n] int64 of the requests in `slots` [n] int64 -> [n] int64."""
+        greedy = logits.max(-1).indices
+        if not needs.drawn:
+            return greedy
+        temperature, top_p, min_p = self._floats[slots].unbind(1)
+        top_k, seed = self._ints[slots].unbind(1)
+        drawn = temperature > 0
+        scaled = logits.float() / torch.where(drawn, temperature, 1.0)[:, None]
+        probabilities = scaled.softmax(-1)
+        if needs.min_p:
+            floor = probabilities.amax(-1, keepdim=True) * min_p[:, None]
+            probabilities = probabilities.masked_fill(probabilities < floor, 0.0)
+        if needs.narrow:
+            probabilities = self._renormalise(probabilities, top_k, top_p)
+        chosen = sampler.inverse_cdf(probabilities, sampler.uniforms(seed, position))
+        # numbers that are none give an id past the end; the step fails for them, but not by an access out of bounds
+        return torch.where(drawn, chosen, greedy).clamp_(max=logits.shape[-1] - 1)

@@ -1,0 +1,23 @@
+"""Storing the K and V of a step's tokens in the KV pool.
+
+Keeps true: places of padding rows are written in any order; no other place is written twice.
+Doesn't know: pages, layers.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from minisgl.kernels.triton_there import use_triton
+
+
+def store_kv(pool_k: Tensor, pool_v: Tensor, out_loc: Tensor, k: Tensor, v: Tensor) -> None:
+    """k and v [n, kv_heads, d] to the places out_loc [n] of the pools [places, kv_heads, d]."""
+    if use_triton(pool_k):
+        from minisgl.kernels import kv_store_triton
+
+        kv_store_triton.store_kv(pool_k, pool_v, out_loc, k, v)
+        return
+    places = out_loc.long()
+    pool_k.index_copy_(0, places, k)
+    pool_v.index_copy_(0, places, v)

@@ -1,0 +1,47 @@
+"""The page table on its device: what a step changes in it, and the list of pages that its rows read.
+
+Keeps true: both are work of the device alone, of a size that the host knows, so that nothing waits for anything; the
+torch and the Triton form write the same.
+Doesn't know: requests, attention.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from minisgl.kernels.triton_there import use_triton
+
+SEGMENT_FIELDS = 4  # req_slot, first column, count, where its pages start
+
+
+def apply_changes(page_table: Tensor, segments: Tensor, page_ids: Tensor) -> None:
+    """Write `page_ids` [p] int32 into `page_table` [slots, columns] int32 along `segments` [s, 4] int32: slot, first
+    column, count, start in `page_ids`. No two segments touch the same place: they are written in any order."""
+    if not len(segments):
+        return
+    if use_triton(page_table):
+        from minisgl.kernels import pages_triton
+
+        pages_triton.apply_changes(page_table, segments, page_ids)
+        return
+    slot, column, count, start = segments.long().unbind(1)
+    owner = torch.repeat_interleave(count, output_size=len(page_ids))
+    at = torch.arange(len(page_ids), device=page_ids.device)
+    page_table[slot[owner], column[owner] + at - start[owner]] = page_ids
+
+
+def gather_pages(page_table: Tensor, slots: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
+    """The pages of each row one after the other: row r's lie in out[kv_indptr[r] : kv_indptr[r + 1]]. `slots` [r] and
+    `kv_indptr` [r + 1] int32; `out` [kv_indptr[-1]] int32."""
+    if not len(slots):
+        return
+    if use_triton(page_table):
+        from minisgl.kernels import pages_triton
+
+        pages_triton.gather_pages(page_table, slots, kv_indptr, out)
+        return
+    starts = kv_indptr[:-1].long()
+    row = torch.repeat_interleave(kv_indptr.diff().long(), output_size=len(out))
+    column = torch.arange(len(out), device=out.device) - starts[row]
+    out.copy_(page_table[slots.long()[row], column])

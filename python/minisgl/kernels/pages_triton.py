@@ -1,0 +1,44 @@
+"""`kernels.pages` in Triton. Imported only where Triton is; its interpreter runs the same source on the CPU.
+
+Keeps true: sizes that change from step to step are plain arguments, never compiled in.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 256
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _apply(table, segments, page_ids, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    segment = segments + tl.program_id(0) * 4
+    slot = tl.load(segment).to(tl.int64)
+    first, count, start = tl.load(segment + 1), tl.load(segment + 2), tl.load(segment + 3)
+    row = table + slot * columns + first
+    for at in range(0, count, BLOCK):
+        offsets = at + tl.arange(0, BLOCK)
+        there = offsets < count
+        tl.store(row + offsets, tl.load(page_ids + start + offsets, mask=there), mask=there)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _gather(table, slots, indptr, out, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0)
+    start = tl.load(indptr + row)
+    count = tl.load(indptr + row + 1) - start
+    pages = table + tl.load(slots + row).to(tl.int64) * columns
+    for at in range(0, count, BLOCK):
+        offsets = at + tl.arange(0, BLOCK)
+        there = offsets < count
+        tl.store(out + start + offsets, tl.load(pages + offsets, mask=there), mask=there)
+
+
+def apply_changes(page_table: Tensor, segments: Tensor, page_ids: Tensor) -> None:
+    _apply[(len(segments),)](page_table, segments, page_ids, page_table.shape[1], BLOCK=_BLOCK)
+
+
+def gather_pages(page_table: Tensor, slots: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
+    _gather[(len(slots),)](page_table, slots, kv_indptr, out, page_table.shape[1], BLOCK=_BLOCK)

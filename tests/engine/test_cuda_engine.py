@@ -1,0 +1,265 @@
+"""The CUDA engine's own logic without a GPU: on a device that runs each job as late as the engine's orders allow, it
+gives what the CPU engine gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minisgl.attention import KVPool, TorchSdpa
+from minisgl.config import EngineConfig
+from minisgl.engine.api import EngineStepError
+from minisgl.engine.cuda_engine import CudaEngine
+from minisgl.engine.cuda_errors import EngineDeadError, step_failure
+from minisgl.engine.device_queue import InlineDevice
+from minisgl.engine.graph import Outputs
+from minisgl.models import build_model, load_config
+from minisgl.runner.build import build_control_plane, control_plane_config
+from minisgl.runner.loop import StepLoop
+from minisgl.sampling_params import SamplingParams
+from minisgl.step import FinishReason
+from minisgl.weights.checkpoint import load_weights
+from tests.engine.test_torch_engine import VOCAB, Collector, load
+from tests.helpers_device import LateDevice
+from tests.helpers_models import save, tiny_model
+
+CPU = torch.device("cpu")
+SETTINGS: dict[str, Any] = {"num_pages": 40, "page_size": 4, "max_running_requests": 6, "max_prefill_length": 12}
+GRAPHS = (1, 2, 4, 6)
+
+
+class Replayed:
+    """A graph that is none: it runs the captured forward again, into the same places."""
+
+    def __init__(self, forward: Any) -> None:
+        self._forward = forward
+        self.outputs: Outputs = forward()
+        self.count = 0
+
+    def replay(self) -> None:
+        self.count += 1
+        with torch.inference_mode():
+            again = self._forward()
+            self.outputs.logits.copy_(again.logits)
+            self.outputs.finite.copy_(again.finite)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = tiny_model(
+        "qwen3-tied", vocab_size=VOCAB, max_position_embeddings=256, eos_token_id=None, bos_token_id=None
+    )
+    return save(model, tmp_path_factory.mktemp("cuda"))
+
+
+def build(
+    folder: Path, device: Any, graphs: tuple[int, ...] = (), **settings: Any
+) -> tuple[CudaEngine, EngineConfig, list[Replayed]]:
+    config = EngineConfig(model=str(folder), dtype="float32", **{**SETTINGS, **settings})
+    engine, _ = load(folder, **{**SETTINGS, **settings})
+    info = replace(engine.info, graph_sizes=graphs)
+    engine.close()
+    model_config = load_config(folder)
+    captured: list[Replayed] = []
+
+    def capture(forward: Any) -> Replayed:
+        captured.append(Replayed(forward))
+        return captured[-1]
+
+    with torch.inference_mode():
+        model = build_model(model_config, dtype=torch.float32, device=CPU, max_position=info.context_len)
+        load_weights(model.checkpoint(), folder, lambda done, total: None, stacked=model.stacked())
+        pool = KVPool(
+            num_layers=model_config.num_layers,
+            num_pages=info.num_pages,
+            page_size=info.page_size,
+            num_kv_heads=model_config.num_kv_heads,
+            head_dim=model_config.head_dim,
+            dtype=torch.float32,
+            device=CPU,
+        )
+    attention = TorchSdpa(pool, torch.float32, CPU, model_config.windows)
+    limits = control_plane_config(config, info).limits()
+    return CudaEngine(model, info, pool, attention, device, limits, capture=capture), config, captured
+
+
+def requests(seed: int, count: int = 9) -> dict[int, tuple[list[int], SamplingParams]]:
+    rng = np.random.default_rng(seed)
+    shared = rng.integers(0, VOCAB, 9).tolist()
+    made = {}
+    for i in range(count):
+        prompt = (shared if i % 2 else []) + rng.integers(0, VOCAB, int(rng.integers(1, 20))).tolist()
+        sampling = SamplingParams(
+            max_tokens=int(rng.integers(1, 12)),
+            temperature=float(rng.choice([0.0, 0.8, 1.3])),
+            top_k=int(rng.choice([-1, 5])),
+            top_p=float(rng.choice([1.0, 0.8])),
+            min_p=float(rng.choice([0.0, 0.05])),
+            frequency_penalty=float(rng.choice([0.0, 0.0, 0.7])),
+            seed=int(rng.integers(-(2**63), 2**63)),
+            logprobs=2 if i % 3 == 0 else None,
+            prompt_logprobs=1 if i == 4 else None,
+        )
+        made[i + 1] = (prompt, sampling)
+    return made
+
+
+def served(engine: Any, config: EngineConfig, wanted: dict[int, Any], *, overlap: bool = True) -> Collector:
+    collector = Collector(engine, config, overlap=overlap)
+    try:
+        collector.run(wanted)
+    finally:
+        engine.close()
+    return collector
+
+
+def same(got: Collector, expected: Collector) -> None:
+    assert got.tokens == expected.tokens
+    assert got.reasons == expected.reasons
+    assert got.logprobs.keys() == expected.logprobs.keys()
+    for req_id, steps in got.logprobs.items():
+        for mine, other in zip(steps, expected.logprobs[req_id], strict=True):
+            assert mine[0] == pytest.approx(other[0], abs=1e-4)
+            assert mine[1] == other[1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("graphs", [(), GRAPHS], ids=["eager", "graphs"])
+def test_late_device_gives_the_cpu_engines_tokens(folder: Path, seed: int, graphs: tuple[int, ...]) -> None:
+    wanted = requests(seed)
+    cpu_engine, config = load(folder, **SETTINGS)
+    expected = served(cpu_engine, config, wanted)
+    device = LateDevice(seed, eagerness=(0.0, 0.3, 0.8)[seed % 3])
+    engine, config, captured = build(folder, device, graphs)
+    for graph in captured:
+        graph.count = 0
+    same(served(engine, config, wanted), expected)
+    assert any(graph.count for graph in captured) == bool(graphs)
+    assert set(expected.reasons.values()) == {FinishReason.LENGTH}
+
+
+def test_overlap_changes_nothing(folder: Path) -> None:
+    wanted = requests(11)
+    collected = []
+    for overlap in (True, False):
+        engine, config, _ = build(folder, LateDevice(3), GRAPHS)
+        collected.append(served(engine, config, wanted, overlap=overlap))
+    same(*collected)
+
+
+def test_a_device_that_ignores_orders_is_noticed(folder: Path) -> None:
+    """The tests above would fail if an `after` were missing: without any of them, tokens differ."""
+    wanted = requests(0)
+    cpu_engine, config = load(folder, **SETTINGS)
+    expected = served(cpu_engine, config, wanted)
+    engine, config, _ = build(folder, LateDevice(0, heed=False))
+    try:
+        got = served(engine, config, wanted)
+    except (AssertionError, RuntimeError, IndexError, ValueError, EngineDeadError):
+        return
+    assert got.tokens != expected.tokens
+
+
+def test_jobs_of_a_step_come_in_order(folder: Path) -> None:
+    device = LateDevice(5)
+    engine, config, _ = build(folder, device)
+    served(engine, config, requests(5))
+    forward = [name for name in device.log if name in ("take in", "apply", "forward")]
+    for at, name in enumerate(forward):
+        if name == "forward":
+            assert forward[at - 2 : at] == ["take in", "apply"]
+    done = {"copy in": 0, "take in": 0, "forward": 0, "copy out": 0}
+    for name in device.log:
+        if name in done:
+            done[name] += 1
+        assert done["copy in"] >= done["take in"] >= done["forward"] >= done["copy out"]
+        assert done["copy in"] - done["take in"] <= 2
+
+
+def test_numbers_that_are_none_end_the_step_and_are_wiped(folder: Path) -> None:
+    engine, config, _ = build(folder, InlineDevice())
+    true_logits, engine_model = engine._model.forward, engine._model
+    calls = []
+
+    def broken(ids: torch.Tensor, positions: torch.Tensor, attend: Any) -> torch.Tensor:
+        calls.append(len(ids))
+        hidden = true_logits(ids, positions, attend)
+        return hidden * float("nan") if len(calls) == 3 else hidden
+
+    engine._forward_model = broken
+    collector = served(engine, config, requests(1))
+    assert engine_model is engine._model
+    assert FinishReason.ERROR in collector.reasons.values()
+    assert set(collector.reasons) == set(requests(1))
+
+
+def test_out_of_memory_ends_the_step_only(folder: Path) -> None:
+    engine, config, _ = build(folder, InlineDevice())
+    forward = engine._model.forward
+    calls = []
+
+    def crowded(ids: torch.Tensor, positions: torch.Tensor, attend: Any) -> torch.Tensor:
+        calls.append(len(ids))
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+        return forward(ids, positions, attend)
+
+    engine._forward_model = crowded
+    collector = served(engine, config, requests(2))
+    assert FinishReason.ERROR in collector.reasons.values()
+    assert FinishReason.LENGTH in collector.reasons.values()
+
+
+def test_any_other_error_means_that_the_engine_is_dead(folder: Path) -> None:
+    engine, config, _ = build(folder, InlineDevice())
+
+    def illegal(ids: torch.Tensor, positions: torch.Tensor, attend: Any) -> torch.Tensor:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    engine._forward_model = illegal
+    with pytest.raises(EngineDeadError, match=r"step 0: RuntimeError: CUDA error: an illegal"):
+        Collector(engine, config).run(requests(3))
+
+
+def test_an_error_found_while_waiting_is_the_same(folder: Path) -> None:
+    device = LateDevice(0, eagerness=0.0)
+    engine, config, _ = build(folder, device)
+
+    def illegal(ids: torch.Tensor, positions: torch.Tensor, attend: Any) -> torch.Tensor:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    engine._forward_model = illegal
+    with pytest.raises(EngineDeadError, match="device-side assert"):
+        Collector(engine, config).run(requests(3))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), EngineStepError),
+        (EngineStepError("not finite"), EngineStepError),
+        (torch.AcceleratorError("CUDA error: unspecified launch failure"), EngineDeadError),
+        (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED"), EngineDeadError),
+        (MemoryError(), EngineDeadError),
+    ],
+)
+def test_what_an_error_means(error: BaseException, kind: type) -> None:
+    assert type(step_failure(7, error)) is kind
+
+
+def test_launches_beyond_the_depth_settle_the_step_before(folder: Path) -> None:
+    """A stage is not written again before its results are out, whoever forgets to wait."""
+    device = LateDevice(1, eagerness=0.0)
+    engine, config, _ = build(folder, device)
+    plane = build_control_plane(config, engine.info)
+    loop = StepLoop(plane, engine, lambda messages: None)
+    plan = loop._schedule(loop._intake([]))
+    handles = [engine.launch(plan, plane.buffers, ()) for _ in range(4)]
+    assert [handle.done() for handle in handles] == [True, True, False, False]
+    engine.close()
+    assert all(handle.done() for handle in handles)
