@@ -66,7 +66,8 @@ class _LaunchedStep:
         self._stage = stage
         self.late = _Late()
         self.start: Mark | None = None
-        self.end: Mark | None = None
+        self.computed: Mark | None = None  # the forward is through
+        self.end: Mark | None = None  # the results are on the host
         self._result: StepResult | None = None
         self._error: BaseException | None = None
         self._span = (0.0, 0.0)
@@ -77,13 +78,13 @@ class _LaunchedStep:
     def settle(self) -> None:
         if self._result is not None or self._error is not None:
             return
-        if self.start is None or self.end is None:
+        if self.start is None or self.computed is None or self.end is None:
             self._error = EngineDeadError(f"step {self._step} was not launched to its end")
             return
         try:
             self.end.wait()
             now = time.perf_counter()
-            self._span = (now - self.end.seconds_after(self.start), now)
+            self._span = (now - self.computed.seconds_after(self.start), now)
             self._result = self._read()
         except (RuntimeError, MemoryError) as error:
             self._error = step_failure(self._step, error)
@@ -213,7 +214,7 @@ class CudaEngine:
         device.forward.run("apply", lambda: self._apply(inputs, bindings))
         self._remember(bindings)
         if not plan.num_rows:
-            step.end = device.forward.mark()
+            step.computed = step.end = device.forward.mark()
             return
         sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)
         needs = self._sampler.needs(entry.req_slots[sampled])
@@ -228,7 +229,8 @@ class CudaEngine:
             )
         else:
             device.forward.run("forward", lambda: self._eager(plan, entry, stage, inputs, needs, step.late))
-        step.end = stage.bring_back(device, plan.num_samples + 1)
+        step.computed = device.forward.mark()
+        step.end = stage.bring_back(device, step.computed, plan.num_samples + 1)
 
     def _remember(self, bindings: list[SlotBinding]) -> None:
         """What launches decide by, before the forward queue gets there."""

@@ -131,9 +131,9 @@ class Stage:
         self.copied = device.copy_in.mark()
         device.forward.after(self.copied)
 
-    def bring_back(self, device: Device, num_values: int) -> Mark:
-        """Queue the copy of the results behind the forward; returns when they are there."""
-        device.copy_out.after(device.forward.mark())
+    def bring_back(self, device: Device, computed: Mark, num_values: int) -> Mark:
+        """Queue the copy of the results behind the forward; the mark returned says that they are there."""
+        device.copy_out.after(computed)
         there, host = self.out_there, self.out_host
         device.copy_out.run("copy out", lambda: _copy(host[:num_values], there[:num_values]))
         self.returned = device.copy_out.mark()
