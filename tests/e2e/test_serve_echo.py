@@ -318,7 +318,7 @@ def test_a_killed_server_takes_its_engine_along() -> None:
     [
         (("--model", "./nowhere"), "no such folder"),
         (("--engine", "echo", "--page-size", "0"), "page_size"),
-        (("--engine", "echo", "--tp", "2"), "--tp"),
+        (("--engine", "echo", "--tp", "0"), "tp: 0: must be at least 1"),
         (("--engine", "echo", "--port", "70000"), "--port"),
     ],
 )
