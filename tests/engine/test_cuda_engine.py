@@ -138,6 +138,7 @@ def test_late_device_gives_the_cpu_engines_tokens(folder: Path, seed: int, graph
     engine, config, captured = build(folder, device, graphs)
     for graph in captured:
         graph.count = 0
+    engine.warm_up()
     same(served(engine, config, wanted), expected)
     assert any(graph.count for graph in captured) == bool(graphs)
     assert set(expected.reasons.values()) == {FinishReason.LENGTH}

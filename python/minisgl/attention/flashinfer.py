@@ -37,6 +37,13 @@ class Heads:
     dim: int
 
 
+def _fence() -> torch.cuda.Event:
+    """Of all that was queued on the current stream."""
+    event = torch.cuda.Event()
+    event.record()
+    return event
+
+
 class _Planned:
     """A wrapper and the fence of its last plan's copy."""
 
@@ -48,8 +55,7 @@ class _Planned:
         if self._copied is not None:
             self._copied.synchronize()
         self.wrapper.plan(*args, **settings)
-        self._copied = torch.cuda.Event()
-        self._copied.record()
+        self._copied = _fence()
 
 
 class FlashInfer:

@@ -284,35 +284,55 @@ class CudaEngine:
 
     def _capturable(self, size: int) -> Callable[[], Outputs]:
         """The forward of a step of `size` rows with one token each. Its own inputs are padding."""
-        scratch = self._limits.scratch_slot
-        place = self._limits.scratch_page * self._limits.page_size
-        inputs = StepInputs(self._block, Layout(size, size))
-        ones = np.ones(size, np.int32)
-        rows = AttentionRows(
-            num_decode=size,
-            slots=np.full(size, scratch, np.int32),
-            seq_lens=ones,
-            extend_lens=ones,
-            out_loc=np.full(size, place, np.int32),
-            there=RowsThere(inputs.req_slots, inputs.kv_indptr, inputs.out_loc),
-        )
-
-        def prepare() -> None:
-            self._block.zero_()
-            inputs.req_slots.fill_(scratch)
-            inputs.out_loc.fill_(place)
-            inputs.seq_lens.fill_(1)
-            inputs.kv_indptr.copy_(torch.arange(size + 1))
-            self._attention.prepare(rows, self._page_table)
-
-        self._device.forward.run("prepare", prepare)
-        self._device.forward.mark().wait()
+        inputs = self._scratch_step([1] * size, num_decode=size)
 
         def forward() -> Outputs:
             hidden = self._hidden(inputs, self._model.forward)
             return Outputs(self._model.logits(hidden), hidden.isfinite().all().reshape(1))
 
         return forward
+
+    def _scratch_step(self, extend_lens: Sequence[int], num_decode: int) -> StepInputs:
+        """Prepare a step of padding rows of these lengths; what they store goes to the scratch page."""
+        limits, rows = self._limits, len(extend_lens)
+        lens = np.array(extend_lens, np.int32)
+        pages = -(-lens // limits.page_size)
+        inputs = StepInputs(self._block, Layout(rows, int(lens.sum())))
+        host = AttentionRows(
+            num_decode=num_decode,
+            slots=np.full(rows, limits.scratch_slot, np.int32),
+            seq_lens=lens,
+            extend_lens=lens,
+            out_loc=np.full(int(lens.sum()), limits.scratch_page * limits.page_size, np.int32),
+            there=RowsThere(inputs.req_slots, inputs.kv_indptr, inputs.out_loc),
+        )
+
+        def prepare() -> None:
+            self._block.zero_()
+            inputs.req_slots.fill_(limits.scratch_slot)
+            inputs.out_loc.fill_(limits.scratch_page * limits.page_size)
+            inputs.kv_indptr.copy_(torch.from_numpy(np.concatenate([[0], np.cumsum(pages)])))
+            self._attention.prepare(host, self._page_table)
+
+        self._device.forward.run("prepare", prepare)
+        self._device.forward.mark().wait()
+        return inputs
+
+    def warm_up(self) -> None:
+        """Run decode, prefill and both, so that kernels are loaded (or compiled: minutes) before requests come."""
+        longest = min(2, self._limits.max_seq_len)
+        with torch.inference_mode():
+            for lens, num_decode in (([1], 1), ([longest], 0), ([1, longest], 1)):
+                inputs = self._scratch_step(lens, num_decode)
+
+                def forward(inputs: StepInputs = inputs) -> None:
+                    logits = self._model.logits(self._hidden(inputs, self._forward_model))
+                    slots = inputs.req_slots[:1].long()
+                    everything = Needs(drawn=True, min_p=True, narrow=True)
+                    self._sampler.sample(logits[:1], slots, slots, everything)
+
+                self._device.forward.run("warm up", forward)
+                self._device.forward.mark().wait()
 
     def _finish(
         self,

@@ -106,7 +106,7 @@ def build_cuda_engine(
             backend, renormalise = _backend(choice, pool, model_config, dtype, limits, info.graph_sizes)
         capture: Capture | None = CudaCapture(stream) if info.graph_sizes else None
         stream.wait_stream(torch.cuda.current_stream(device))
-        return CudaEngine(
+        engine = CudaEngine(
             model,
             info,
             pool,
@@ -119,6 +119,9 @@ def build_cuda_engine(
             say=say,
             free_bytes=lambda: torch.cuda.mem_get_info(device)[0],
         )
+        say("warming up; kernels that are not in the cache yet are compiled")
+        engine.warm_up()
+        return engine
     except torch.OutOfMemoryError as error:
         advice = "a lower --memory-ratio, --cuda-graph-max-bs or --max-prefill-length"
         raise out_of_memory(error, "preparing the engine", advice) from error
