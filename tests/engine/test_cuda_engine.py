@@ -4,6 +4,7 @@ gives what the CPU engine gives."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from minisgl.config import EngineConfig
 from minisgl.engine.api import EngineStepError
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.cuda_errors import EngineDeadError, step_failure
+from minisgl.engine.cuda_loading import compiled
 from minisgl.engine.device_queue import InlineDevice
 from minisgl.engine.graph import Outputs
 from minisgl.models import build_model, load_config
@@ -264,3 +266,24 @@ def test_launches_beyond_the_depth_settle_the_step_before(folder: Path) -> None:
     assert [handle.done() for handle in handles] == [True, True, False, False]
     engine.close()
     assert all(handle.done() for handle in handles)
+
+
+def test_the_compiled_forward_is_compiled_few_times(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced for real, computed as written: many numbers of tokens, the same tokens, a program or two a part."""
+    wanted = requests(6)
+    engine, config, _ = build(folder, InlineDevice())
+    expected = served(engine, config, wanted)
+    programs: list[Any] = []
+
+    def backend(program: Any, inputs: Any) -> Any:
+        programs.append(program)
+        return program.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    engine, config, _ = build(folder, InlineDevice())
+    engine._forward_model = compiled(engine._model)
+    same(served(engine, config, wanted), expected)
+    layers = engine._model.config.num_layers
+    assert 0 < len(programs) <= 4 * (layers + 1)
+    torch._dynamo.reset()

@@ -70,19 +70,25 @@ class _LaunchedStep:
         self.end: Mark | None = None  # the results are on the host
         self._result: StepResult | None = None
         self._error: BaseException | None = None
+        self._failure: EngineStepError | None = None
         self._span = (0.0, 0.0)
 
-    def fail(self, error: BaseException) -> None:
-        self._error = error
+    def fail(self, failure: EngineStepError, queued: Mark) -> None:
+        """The launch stopped half way; what it had queued is through at `queued`."""
+        self._failure = failure
+        self.computed = self.end = queued
 
     def settle(self) -> None:
         if self._result is not None or self._error is not None:
             return
-        if self.start is None or self.computed is None or self.end is None:
+        if self.end is None:
             self._error = EngineDeadError(f"step {self._step} was not launched to its end")
             return
         try:
             self.end.wait()
+            if self._failure is not None:
+                raise self._failure
+            assert self.start is not None and self.computed is not None
             now = time.perf_counter()
             self._span = (now - self.computed.seconds_after(self.start), now)
             self._result = self._read()
@@ -181,8 +187,8 @@ class CudaEngine:
             failure = step_failure(plan.step, error)
             if isinstance(failure, EngineDeadError):
                 raise failure from error
-            step.fail(failure)
             self.wipe()
+            step.fail(failure, self._device.forward.mark())
         return step
 
     def wipe(self) -> None:
@@ -209,7 +215,6 @@ class CudaEngine:
         step.start = device.forward.mark()
         size, block = layout.size, self._block
         device.forward.run("take in", lambda: _copy(block[:size], stage.there[:size]))
-        stage.consumed = device.forward.mark()
         inputs = StepInputs(block, layout)
         device.forward.run("apply", lambda: self._apply(inputs, bindings))
         self._remember(bindings)
@@ -218,8 +223,6 @@ class CudaEngine:
             return
         sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)
         needs = self._sampler.needs(entry.req_slots[sampled])
-        if stage.returned is not None:
-            device.forward.after(stage.returned)
         if (graph := self._graph_for(plan, entry)) is not None:
             rows = self._rows(entry, inputs, layout.rows)
             device.forward.run("prepare", lambda: self._attention.prepare(rows, self._page_table))

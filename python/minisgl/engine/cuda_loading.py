@@ -19,6 +19,7 @@ from minisgl.engine.device_queue import CudaDevice
 from minisgl.engine.device_sampler import Renormalise
 from minisgl.engine.graph import Capture, CudaCapture, graph_sizes
 from minisgl.models import Decoder, ModelConfig
+from minisgl.models.decoder import Attend
 from minisgl.progress import Report
 from minisgl.step import StepLimits
 
@@ -115,7 +116,7 @@ def build_cuda_engine(
             limits,
             capture=capture,
             renormalise=renormalise,
-            forward=_compiled(model) if config.torch_compile else None,
+            forward=compiled(model) if config.torch_compile else None,
             say=say,
             free_bytes=lambda: torch.cuda.mem_get_info(device)[0],
         )
@@ -154,12 +155,15 @@ def _backend(
     return TorchSdpa(pool, dtype, device, model_config.windows), None
 
 
-def _compiled(model: Decoder) -> ModelForward:
-    """The model's forward, compiled for any number of tokens; attention stays as it is."""
+def compiled(model: Decoder) -> ModelForward:
+    """The model's forward, compiled for any number of tokens; attention stays as it is, the same object each call."""
+    inner = torch.compile(model.forward, dynamic=True)
+    kept: list[Attend] = []  # one object: the compiler would take another one for another program
 
-    def forward(ids: torch.Tensor, positions: torch.Tensor, attend: object) -> torch.Tensor:
-        hidden: torch.Tensor = compiled(ids, positions, torch.compiler.disable(attend))
+    def forward(ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        if not kept:
+            kept.append(torch.compiler.disable(attend))
+        hidden: torch.Tensor = inner(ids, positions, kept[0])
         return hidden
 
-    compiled = torch.compile(model.forward, dynamic=True)
     return forward

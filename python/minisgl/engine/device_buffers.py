@@ -1,7 +1,7 @@
 """What a step takes to the device, packed into one block, so that one copy a step carries it; and what comes back.
 
 Keeps true: where a field lies depends on the plan's counts alone, and where those of a graph lie on the padded size
-alone; a block on the host is not written while a copy may read it, one on the device not while a forward may.
+alone.
 Doesn't know: the model, what fields mean.
 """
 
@@ -107,7 +107,10 @@ def _bound(binding: SlotBinding) -> Int32Array:
 
 
 class Stage:
-    """One of the blocks that steps take in turns: on the host, on the device, and what comes back from it."""
+    """One of the blocks that steps take in turns: on the host, on the device, and what comes back from it.
+
+    Its fence is the end of the step that had it last, which comes after each copy and each read: whoever sends another
+    step has waited for that."""
 
     def __init__(self, device: Device, place: torch.device, num_values: int, max_rows: int) -> None:
         self.host = device.host_block(num_values)
@@ -115,29 +118,20 @@ class Stage:
         self.there = torch.zeros(num_values, dtype=torch.int32, device=place)
         self.out_there = torch.zeros(max_rows + 1, dtype=torch.int32, device=place)  # tokens by row; all is finite
         self.out_host = device.host_block(max_rows + 1)
-        self.copied: Mark | None = None  # the host block is read
-        self.consumed: Mark | None = None  # the device block is read
-        self.returned: Mark | None = None  # the results are on the host
 
     def send(self, device: Device, layout: Layout, entry: RingEntry, bindings: Sequence[SlotBinding]) -> None:
         """Pack and queue the copy; the forward queue goes after it."""
-        if self.copied is not None:
-            self.copied.wait()  # of two steps ago: reached long since
         pack(self.host_array, layout, entry, bindings)
-        if self.consumed is not None:
-            device.copy_in.after(self.consumed)
         size, there, host = layout.size, self.there, self.host
         device.copy_in.run("copy in", lambda: _copy(there[:size], host[:size]))
-        self.copied = device.copy_in.mark()
-        device.forward.after(self.copied)
+        device.forward.after(device.copy_in.mark())
 
     def bring_back(self, device: Device, computed: Mark, num_values: int) -> Mark:
         """Queue the copy of the results behind the forward; the mark returned says that they are there."""
         device.copy_out.after(computed)
         there, host = self.out_there, self.out_host
         device.copy_out.run("copy out", lambda: _copy(host[:num_values], there[:num_values]))
-        self.returned = device.copy_out.mark()
-        return self.returned
+        return device.copy_out.mark()
 
 
 def _copy(to: Tensor, source: Tensor) -> None:
