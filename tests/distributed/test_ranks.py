@@ -1,0 +1,122 @@
+"""Rank 0's side without processes: what is sent when, what is waited for, what an end means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minisgl.distributed import ALONE, GroupError
+from minisgl.engine.api import SlotBinding, StepHandle
+from minisgl.engine.echo import EchoEngine
+from minisgl.runner.rank_messages import NewBuffers, RankStep, decode
+from minisgl.runner.ranks import RankDied, RankEngine
+from minisgl.scheduler.api import ControlPlaneConfig
+from minisgl.scheduler.backend import make_control_plane
+from minisgl.step import Events, StepBuffers, StepPlan
+
+PLANE = ControlPlaneConfig(40, 4, 8, 24, 150, (256,))
+
+
+class FakeRanks:
+    """Two ranks; `acks` are what they will say, in order."""
+
+    def __init__(self) -> None:
+        self.processes = [None, None]
+        self.log: list[str] = []
+        self.acks: list[int] = []
+        self.dead = ""
+
+    def check(self) -> None:
+        if self.dead:
+            raise RankDied(self.dead)
+
+    def explain(self, error: GroupError) -> RankDied:
+        return RankDied(f"rank 1 is gone ({error})")
+
+    def send(self, frame: bytes) -> None:
+        message = decode(frame)
+        assert isinstance(message, NewBuffers | RankStep)
+        self.log.append("buffers" if isinstance(message, NewBuffers) else f"step {message.plan[0]}")
+
+    def receive_ack(self, *, block: bool) -> int | None:
+        if not self.acks:
+            if block:
+                raise TimeoutError
+            return None
+        step = self.acks.pop(0)
+        self.log.append(f"ack {step}")
+        return step
+
+    def close(self) -> None:
+        self.log.append("closed")
+
+
+def _engine(ranks: FakeRanks, inner: Any = None) -> RankEngine:
+    echo = EchoEngine(num_pages=40, page_size=4, max_rows=8, max_seq_len=150, context_len=150, worker_thread=False)
+    return RankEngine(inner or echo, ALONE, ranks)  # type: ignore[arg-type]
+
+
+def _steps(count: int) -> tuple[list[StepPlan], StepBuffers]:
+    """Plans without rows: what they hold does not matter here."""
+    plane = make_control_plane("python", PLANE)
+    plans = []
+    for step in range(count):
+        plans.append(plane.schedule(step, Events()))
+        plane.commit(step, np.empty(0, np.int32))
+    return plans, plane.buffers
+
+
+def test_a_ring_entry_is_sent_again_when_every_rank_is_done_with_it() -> None:
+    ranks = FakeRanks()
+    engine = _engine(ranks)
+    plans, buffers = _steps(4)
+    assert [plan.ring_index for plan in plans] == [0, 1, 0, 1]
+    engine.launch(plans[0], buffers, ())
+    engine.launch(plans[1], buffers, ())
+    assert ranks.log == ["buffers", "step 0", "step 1"]
+    ranks.acks = [0, 1]  # one rank is slower
+    with pytest.raises(TimeoutError):
+        engine.launch(plans[2], buffers, ())
+    assert "step 2" not in ranks.log
+    ranks.acks = [0]
+    engine.launch(plans[2], buffers, ())
+    assert ranks.log[-2:] == ["ack 0", "step 2"]
+    ranks.acks = [2, 1]
+    engine.launch(plans[3], buffers, ())
+    assert ranks.log[-3:] == ["ack 2", "ack 1", "step 3"]
+
+
+def test_new_buffers_are_announced() -> None:
+    ranks = FakeRanks()
+    engine = _engine(ranks)
+    for _ in range(2):
+        plans, buffers = _steps(1)
+        engine.launch(plans[0], buffers, ())
+        ranks.acks = [0, 0]
+    assert [line for line in ranks.log if "ack" not in line] == ["buffers", "step 0", "buffers", "step 0"]
+
+
+def test_a_broken_collective_says_which_rank_is_gone() -> None:
+    class Broken:
+        def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
+            def wait() -> None:
+                raise GroupError("connection closed")
+
+            return SimpleNamespace(wait=wait)  # type: ignore[return-value]
+
+    plans, buffers = _steps(1)
+    with pytest.raises(RankDied, match=r"rank 1 is gone \(connection closed\)"):
+        _engine(FakeRanks(), Broken()).launch(plans[0], buffers, ()).wait()
+
+
+def test_nothing_is_launched_when_a_rank_is_gone() -> None:
+    ranks = FakeRanks()
+    ranks.dead = "tensor-parallel rank 1 ended with exit code 3"
+    plans, buffers = _steps(1)
+    with pytest.raises(RankDied, match="exit code 3"):
+        _engine(ranks).launch(plans[0], buffers, ())
+    assert not ranks.log

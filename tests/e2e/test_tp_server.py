@@ -1,0 +1,203 @@
+"""Servers of several ranks, each a process: exact texts under pressure, and no end of any process leaves another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from minisgl.config import ConfigError
+from minisgl.engine.echo import EchoModel
+from minisgl.llm import LLM
+from minisgl.sampling_params import SamplingParams
+from minisgl.tokenizer import Tokenizer
+from minisgl.weights.sources import resolve_model
+from tests.helpers_e2e import ServerProcess, serving
+
+POOL = ("--engine", "echo", "--num-pages", "64", "--page-size", "4", "--max-running-requests", "12")
+CHUNKS = ("--max-prefill-length", "32")
+LIMIT = 64 * 4 + 1
+ENDS_WITHIN_S = 5.0
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "vocab_size": 49_152,
+    "max_position_embeddings": 128,
+    "torch_dtype": "float32",
+}
+
+
+def expected(prompt: str, seed: int, max_tokens: int) -> str:
+    ids = Tokenizer.echo().encode(prompt).tolist()
+    out = EchoModel(seed=seed).generate(ids, min(max_tokens, LIMIT - len(ids)))
+    return bytes(token for token in out if token < 256).decode()
+
+
+async def _ask(client: httpx.AsyncClient, i: int) -> None:
+    """One request; every fifth goes away after some pieces."""
+    rng = random.Random(i)
+    prompt = "once upon a time " * rng.randrange(6) + "".join(rng.choices("abcde", k=rng.randint(1, 60)))
+    body = {"prompt": prompt, "max_tokens": rng.randint(40, 120), "seed": i, "stream": True}
+    text, pieces = "", 0
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        assert answer.status_code == 200
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                text += json.loads(line[6:])["choices"][0]["text"]
+                pieces += 1
+            if i % 5 == 0 and pieces == 3:
+                break
+    whole = expected(prompt, i, int(str(body["max_tokens"])))
+    assert whole.startswith(text) if i % 5 == 0 else text == whole
+
+
+def storm(url: str, count: int) -> dict[str, int]:
+    """Many requests at once; what the server then says of itself."""
+
+    async def all_of_them() -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+            await asyncio.gather(*(_ask(client, i) for i in range(count)))
+
+    asyncio.run(all_of_them())
+    stats: dict[str, int] = httpx.get(url + "/health").json()["stats"]
+    return stats
+
+
+def rank_processes(server: ServerProcess) -> list[psutil.Process]:
+    """Rank 0, then the others."""
+    found = [child for child in server.children() if "minisgl.runner" in " ".join(child.cmdline())]
+    return sorted(found, key=lambda child: child.cmdline()[-1])
+
+
+def killed(server: ServerProcess, victim: psutil.Process) -> str:
+    """SIGKILL to `victim`, and the server's end; returns its last line."""
+    processes = server.children()
+    began = time.monotonic()
+    victim.kill()
+    code = server.process.wait(ENDS_WITHIN_S)
+    _, alive = psutil.wait_procs(processes, timeout=max(0.0, began + ENDS_WITHIN_S - time.monotonic()))
+    assert code == 1 and not alive
+    server._reader.join(5)
+    server.check_no_files()
+    return server.lines[-1]
+
+
+def test_two_ranks_serve_exact_texts_and_one_that_dies_ends_the_server() -> None:
+    server = ServerProcess((*POOL, *CHUNKS, "--tp", "2"))
+    try:
+        stats = storm(server.url, 40)
+        assert stats["num_cached_tokens_total"] > 0 and stats["num_retracted_total"] > 0
+        with httpx.stream("POST", server.url + "/v1/completions", json={"prompt": "a", "stream": True}):
+            said = killed(server, rank_processes(server)[1])
+        assert said == "minisgl: tensor-parallel rank 1 was ended by signal 9"
+    finally:
+        server.kill()
+
+
+@pytest.mark.slow
+def test_four_ranks_serve_exact_texts_and_end_when_told() -> None:
+    with serving(*POOL, *CHUNKS, "--tp", "4") as server:
+        assert len(rank_processes(server)) == 4
+        stats = storm(server.url, 60)
+        assert stats["num_cached_tokens_total"] > 0 and stats["num_retracted_total"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 3])
+def test_any_rank_that_dies_ends_an_idle_server(rank: int) -> None:
+    server = ServerProcess(("--engine", "echo", "--tp", "4"))
+    try:
+        said = killed(server, rank_processes(server)[rank])
+        assert ("exit code -9" in said) if rank == 0 else ("tensor-parallel rank" in said and "signal 9" in said)
+    finally:
+        server.kill()
+
+
+@pytest.mark.slow
+def test_the_ranks_end_when_the_server_dies() -> None:
+    server = ServerProcess(("--engine", "echo", "--tp", "3"))
+    try:
+        processes = server.children()
+        server.process.kill()
+        server.process.wait()
+        _, alive = psutil.wait_procs(processes, timeout=ENDS_WITHIN_S)
+        assert not alive
+    finally:
+        for process in processes:
+            if process.is_running():
+                process.kill()
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_while_loading_ends_the_server() -> None:
+    command = [sys.executable, "-m", "minisgl", "serve", "--port", "0", "--engine", "echo", "--tp", "3"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        workers = list[psutil.Process]()
+
+        def two_workers() -> bool:
+            found = psutil.Process(server.pid).children(recursive=True)
+            workers[:] = [child for child in found if "minisgl.runner.worker" in " ".join(child.cmdline())]
+            return len(workers) == 2
+
+        _until(two_workers)
+        workers[0].send_signal(signal.SIGKILL)
+        _, said = server.communicate(timeout=30)
+        assert server.returncode == 1
+        assert "tensor-parallel rank" in said.splitlines()[-1] and "signal 9" in said.splitlines()[-1]
+        assert not any(worker.is_running() for worker in workers)
+    finally:
+        server.kill()
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _model(folder: Path) -> str:
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    tokenizer = resolve_model("smollm2", lambda *report: None, load_format="dummy") / "tokenizer.json"
+    shutil.copy(tokenizer, folder)
+    return str(folder)
+
+
+def test_the_offline_api_with_two_torch_ranks(tmp_path: Path) -> None:
+    folder = _model(tmp_path)
+    prompts = [[5, 6, 7], list(range(3, 60)), [9]]
+    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+    found = []
+    for tp in (1, 2):
+        with LLM(folder, load_format="dummy", num_pages=64, tp=tp, num_threads=1) as llm:
+            found.append([out.outputs[0].token_ids for out in llm.generate(prompts, params, progress=False)])
+            workers = psutil.Process().children()
+            assert len([w for w in workers if "minisgl.runner.worker" in " ".join(w.cmdline())]) == tp - 1
+    assert found[0] == found[1]
+    assert not any("minisgl.runner.worker" in " ".join(w.cmdline()) for w in psutil.Process().children())
+
+
+def test_what_cannot_be_cut_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--tp 3: config.json: num_attention_heads: 4 .* choose --tp 1, 2, 4"):
+        LLM(_model(tmp_path), load_format="dummy", tp=3)
+    with pytest.raises(ConfigError, match=r"--tp 2: a simulated engine has no ranks"):
+        LLM("smollm2", engine="sim", tp=2)
+    with pytest.raises(ConfigError, match="tp: 0: must be at least 1"):
+        LLM("smollm2", engine="echo", tp=0)
+    assert not psutil.Process().children()
