@@ -275,6 +275,28 @@ def test_the_torch_engine_of_several_ranks_says_what_one_says(variant: str, size
     assert many.prompt_logprobs[2] == pytest.approx(one.prompt_logprobs[2], abs=1e-3)
 
 
+def test_an_error_of_one_rank_alone_is_no_failed_step(tmp_path: Path) -> None:
+    """Its peers wait in a collective: the engine is dead, and must say so."""
+    folder = save(tiny_model("qwen3-untied"), tmp_path / "model")
+    config = EngineConfig(model=str(folder), dtype="float32", num_pages=40, page_size=4, max_running_requests=4)
+
+    class First:  # of two; it fails before any collective
+        rank, size = 0, 2
+
+        def least(self, value: int) -> int:
+            return value
+
+    engine = load_engine(config, lambda *report: None, First())  # type: ignore[arg-type]
+
+    def out_of_memory(*_: object) -> None:
+        raise MemoryError("no more")
+
+    engine._model.forward = out_of_memory  # type: ignore[assignment, method-assign]
+    with pytest.raises(MemoryError):
+        drive(engine, build_control_plane(config, engine.info), [([3, 4], SamplingParams(max_tokens=4, seed=0))])
+    engine.close()
+
+
 def test_a_forward_that_is_not_finite_fails_on_all_ranks_alike(tmp_path: Path) -> None:
     folder = save(tiny_model("qwen3-untied", eos_token_id=None, bos_token_id=None), tmp_path / "model")
     config = EngineConfig(model=str(folder), dtype="float32", num_pages=40, page_size=4, max_running_requests=4)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minisgl.distributed import ALONE, GroupError
-from minisgl.engine.api import SlotBinding, StepHandle
+from minisgl.engine.api import EngineStepError, SlotBinding, StepHandle
 from minisgl.engine.echo import EchoEngine
 from minisgl.runner.rank_messages import NewBuffers, RankStep, decode
 from minisgl.runner.ranks import RankDied, RankEngine
@@ -50,6 +50,9 @@ class FakeRanks:
         step = self.acks.pop(0)
         self.log.append(f"ack {step}")
         return step
+
+    def kill(self) -> None:
+        self.log.append("killed")
 
     def close(self) -> None:
         self.log.append("closed")
@@ -100,17 +103,33 @@ def test_new_buffers_are_announced() -> None:
     assert [line for line in ranks.log if "ack" not in line] == ["buffers", "step 0", "buffers", "step 0"]
 
 
+class Broken:
+    """An engine whose steps end with `error`."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
+        def wait() -> None:
+            raise self._error
+
+        return SimpleNamespace(wait=wait)  # type: ignore[return-value]
+
+
 def test_a_broken_collective_says_which_rank_is_gone() -> None:
-    class Broken:
-        def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
-            def wait() -> None:
-                raise GroupError("connection closed")
-
-            return SimpleNamespace(wait=wait)  # type: ignore[return-value]
-
     plans, buffers = _steps(1)
+    engine = _engine(FakeRanks(), Broken(GroupError("connection closed")))
     with pytest.raises(RankDied, match=r"rank 1 is gone \(connection closed\)"):
-        _engine(FakeRanks(), Broken()).launch(plans[0], buffers, ()).wait()
+        engine.launch(plans[0], buffers, ()).wait()
+
+
+@pytest.mark.parametrize(("error", "killed"), [(EngineStepError("not finite"), False), (RuntimeError("bug"), True)])
+def test_only_an_error_that_all_ranks_have_leaves_them_alive(error: Exception, killed: bool) -> None:
+    ranks = FakeRanks()
+    plans, buffers = _steps(1)
+    with pytest.raises(type(error), match=str(error)):
+        _engine(ranks, Broken(error)).launch(plans[0], buffers, ()).wait()
+    assert ("killed" in ranks.log) == killed
 
 
 def test_nothing_is_launched_when_a_rank_is_gone() -> None:

@@ -25,7 +25,7 @@ import zmq
 
 from minisgl.config import EngineConfig
 from minisgl.distributed import Group, GroupError
-from minisgl.engine.api import Engine, EngineInfo, SlotBinding, StepHandle, StepResult
+from minisgl.engine.api import Engine, EngineInfo, EngineStepError, SlotBinding, StepHandle, StepResult
 from minisgl.runner.rank_messages import NewBuffers, RankConfig, RankNews, Stop, encode, pack, sizes_of
 from minisgl.step import StepBuffers, StepPlan
 
@@ -182,8 +182,13 @@ class _Handle:
     def wait(self) -> StepResult:
         try:
             return self._handle.wait()
+        except EngineStepError:  # on every rank alike
+            raise
         except GroupError as error:
             raise self._ranks.explain(error) from error
+        except BaseException:  # the others wait for this rank, for good
+            self._ranks.kill()
+            raise
 
     def done(self) -> bool:
         return self._handle.done()
