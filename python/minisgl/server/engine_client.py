@@ -42,8 +42,8 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason, Int32Array
 
 LINGER_MS = 500
-MAX_QUEUED_FRAMES = 3  # that nobody has read; beyond, the engine waits for this process
-MAX_FRAMES = 6  # taken at once
+MAX_QUEUED_FRAMES = 4  # that nobody has read; beyond, the engine waits for this process
+MAX_FRAMES = 8  # taken at once
 MAX_TOLD = 256  # listeners in one turn of the event loop
 
 
