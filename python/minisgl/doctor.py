@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from minisgl import envs
+from minisgl.config import EngineConfig
 
 PACKAGES = (
     "torch",
@@ -30,7 +31,7 @@ PACKAGES = (
     "prompt_toolkit",
     "pyyaml",
 )
-OPTIONAL_PACKAGES = ("flashinfer-python", "modelscope", "triton")
+OPTIONAL_PACKAGES = ("flashinfer-python", "flash-attn", "modelscope", "triton")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +79,32 @@ def _devices() -> list[Finding]:
         return [*found, Finding("devices", "torch", False, str(error))]
     found[0] = Finding("devices", "cpu", True, f"{os.cpu_count()} logical cores, {torch.get_num_threads()} threads")
     if torch.cuda.is_available():
-        for i in range(torch.cuda.device_count()):
-            found.append(Finding("devices", f"cuda:{i}", None, f"{torch.cuda.get_device_name(i)}: not used yet"))
+        found += [_cuda_device(i) for i in range(torch.cuda.device_count())]
     else:
         built = torch.version.cuda or "no CUDA"
         found.append(Finding("devices", "cuda", None, f"no usable GPU (torch was built with {built})"))
     return found
+
+
+def _cuda_device(index: int) -> Finding:
+    import torch
+
+    from minisgl.attention.backend import Shape, choose, machine
+
+    try:
+        place = torch.device("cuda", index)
+        free, total = torch.cuda.mem_get_info(place)
+        device = machine(place)
+    except RuntimeError as error:
+        return Finding("devices", f"cuda:{index}", False, str(error).splitlines()[0])
+    usual = Shape(torch.bfloat16, head_dim=128, page_size=EngineConfig().page_size)
+    choice = choose("auto", device, usual)
+    capability = ".".join(map(str, device.capability))
+    detail = (
+        f"{torch.cuda.get_device_name(index)}, capability {capability}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB "
+        f"free; attention: {choice.name} ({choice.reason})"
+    )
+    return Finding("devices", f"cuda:{index}", True, detail)
 
 
 def _try(section: str, name: str, probe: Callable[[], str]) -> Finding:
@@ -97,6 +118,17 @@ def _backends() -> list[Finding]:
     def torch_engine() -> str:
         importlib.import_module("minisgl.engine.torch_engine")
         return "CPU; attention by torch SDPA"
+
+    def cuda_engine() -> Finding:
+        """Without a device it can be imported, but does not serve."""
+        try:
+            import torch
+
+            importlib.import_module("minisgl.engine.cuda_loading")
+        except ImportError as error:
+            return Finding("engines", "cuda", False, f"{type(error).__name__}: {error}")
+        usable = torch.cuda.is_available()
+        return Finding("engines", "cuda", usable or None, "see devices" if usable else "imports; no device to run on")
 
     def echo_engine() -> str:
         importlib.import_module("minisgl.engine.echo")
@@ -122,6 +154,7 @@ def _backends() -> list[Finding]:
 
     return [
         _try("engines", "torch", torch_engine),
+        cuda_engine(),
         _try("engines", "echo", echo_engine),
         _try("control planes", "python", control_plane("python")),
         _try("control planes", "rust_hotpath", control_plane("rust_hotpath")),

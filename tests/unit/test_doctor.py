@@ -162,3 +162,31 @@ def test_the_extension_and_the_package_have_one_version() -> None:
 
 def test_the_package_says_that_it_is_typed() -> None:
     assert (PACKAGE / "py.typed").exists()
+
+
+def test_cuda_devices_with_the_attention_that_would_serve_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    def mem_get_info(device: torch.device) -> tuple[int, int]:
+        if device.index == 1:
+            raise RuntimeError("CUDA error: out of memory\nmore lines")
+        return 30 * 2**30, 40 * 2**30
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Stand-in")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
+    _, found = findings(capsys)
+    detail = found["devices", "cuda:0"]["detail"]
+    assert "Stand-in, capability 7.5, 30.0 of 40.0 GiB free; attention: torch_sdpa" in detail
+    assert "compute capability 8.0" in detail, "why nothing faster"
+    assert found["devices", "cuda:1"] == {
+        "section": "devices",
+        "name": "cuda:1",
+        "ok": False,
+        "detail": "CUDA error: out of memory",
+    }
+    assert found["engines", "cuda"]["ok"]

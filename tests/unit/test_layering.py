@@ -107,7 +107,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tokenizer",
         "config",
     },
-    "doctor": {"scheduler", "engine", "weights", "attention", "envs", "_rust"},  # tries everything
+    "doctor": {"scheduler", "engine", "weights", "attention", "config", "envs", "_rust"},  # tries everything
     "cli": {"scheduler", "supervisor", "chat", "llm", "bench", "doctor", "config", "sampling_params", "envs"},
     "__init__": {"llm", "sampling_params"},
     "__main__": {"cli"},

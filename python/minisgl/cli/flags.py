@@ -105,6 +105,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     memory.add_argument("--num-pages", type=int, help="pages of the KV pool (default: from --memory-ratio)")
     memory.add_argument(
         "--memory-ratio",
+        "--mem-fraction",
         "--mem-fraction-static",
         type=float,
         default=_default("memory_ratio"),
