@@ -19,7 +19,7 @@ from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.cuda_errors import EngineDeadError, step_failure
 from minisgl.engine.cuda_loading import compiled
 from minisgl.engine.device_queue import InlineDevice
-from minisgl.engine.graph import Outputs
+from minisgl.engine.graph import RunAgain
 from minisgl.models import build_model, load_config
 from minisgl.runner.build import build_control_plane, control_plane_config
 from minisgl.runner.loop import StepLoop
@@ -35,22 +35,6 @@ SETTINGS: dict[str, Any] = {"num_pages": 40, "page_size": 4, "max_running_reques
 GRAPHS = (1, 2, 4, 6)
 
 
-class Replayed:
-    """A graph that is none: it runs the captured forward again, into the same places."""
-
-    def __init__(self, forward: Any) -> None:
-        self._forward = forward
-        self.outputs: Outputs = forward()
-        self.count = 0
-
-    def replay(self) -> None:
-        self.count += 1
-        with torch.inference_mode():
-            again = self._forward()
-            self.outputs.logits.copy_(again.logits)
-            self.outputs.finite.copy_(again.finite)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = tiny_model(
@@ -61,16 +45,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def build(
     folder: Path, device: Any, graphs: tuple[int, ...] = (), **settings: Any
-) -> tuple[CudaEngine, EngineConfig, list[Replayed]]:
+) -> tuple[CudaEngine, EngineConfig, list[RunAgain]]:
     config = EngineConfig(model=str(folder), dtype="float32", **{**SETTINGS, **settings})
     engine, _ = load(folder, **{**SETTINGS, **settings})
     info = replace(engine.info, graph_sizes=graphs)
     engine.close()
     model_config = load_config(folder)
-    captured: list[Replayed] = []
+    captured: list[RunAgain] = []
 
-    def capture(forward: Any) -> Replayed:
-        captured.append(Replayed(forward))
+    def capture(forward: Any) -> RunAgain:
+        captured.append(RunAgain(forward))
         return captured[-1]
 
     with torch.inference_mode():

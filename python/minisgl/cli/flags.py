@@ -77,7 +77,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="of weights and KV; auto: as the checkpoint says",
     )
-    model.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    model.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     model.add_argument("--seed", "--random-seed", type=int, default=0, help="of dummy weights")
     model.add_argument(
         "--max-seq-len",

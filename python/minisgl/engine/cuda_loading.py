@@ -15,15 +15,16 @@ from minisgl.attention.backend import BackendError, Choice, Shape, choose, machi
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import EngineInfo
 from minisgl.engine.cuda_engine import CudaEngine, ModelForward
-from minisgl.engine.device_queue import CudaDevice
+from minisgl.engine.device_queue import CudaDevice, Device, InlineDevice
 from minisgl.engine.device_sampler import Renormalise
-from minisgl.engine.graph import Capture, CudaCapture, graph_sizes
+from minisgl.engine.graph import Capture, CudaCapture, RunAgain, graph_sizes
 from minisgl.models import Decoder, ModelConfig
 from minisgl.models.decoder import Attend
 from minisgl.progress import Report
 from minisgl.step import StepLimits
 
 MEMORY_RATIO = 0.85  # without --memory-ratio; the rest is for activations, workspaces and graphs
+INLINE = "inline"  # --device inline: the CUDA engine on the CPU, each job when it is queued. For tests
 _MIB = 2**20
 
 
@@ -100,13 +101,16 @@ def build_cuda_engine(
         num_pages=info.num_pages,
         max_seq_len=max_seq_len,
     )
-    queues = CudaDevice(device)
-    stream = queues.forward_stream
+    queues, capture = _open(device)
     try:
-        with torch.cuda.stream(stream):
-            backend, renormalise = _backend(choice, pool, model_config, dtype, limits, info.graph_sizes)
-        capture: Capture | None = CudaCapture(stream) if info.graph_sizes else None
-        stream.wait_stream(torch.cuda.current_stream(device))
+        made: list[tuple[AttentionBackend, Renormalise | None]] = []
+
+        def make_backend() -> None:
+            made.append(_backend(choice, pool, model_config, dtype, limits, info.graph_sizes))
+
+        queues.forward.run("attention", make_backend)
+        queues.forward.mark().wait()
+        backend, renormalise = made[0]
         engine = CudaEngine(
             model,
             info,
@@ -118,7 +122,7 @@ def build_cuda_engine(
             renormalise=renormalise,
             forward=compiled(model) if config.torch_compile else None,
             say=say,
-            free_bytes=lambda: torch.cuda.mem_get_info(device)[0],
+            free_bytes=lambda: torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0,
         )
         say("warming up; kernels that are not in the cache yet are compiled")
         engine.warm_up()
@@ -126,6 +130,15 @@ def build_cuda_engine(
     except torch.OutOfMemoryError as error:
         advice = "a lower --memory-ratio, --cuda-graph-max-bs or --max-prefill-length"
         raise out_of_memory(error, "preparing the engine", advice) from error
+
+
+def _open(device: torch.device) -> tuple[Device, Capture]:
+    """Where the engine queues its work, and what captures it. The forward queue goes after the weights."""
+    if device.type != "cuda":
+        return InlineDevice(), RunAgain
+    queues = CudaDevice(device)
+    queues.forward_stream.wait_stream(torch.cuda.current_stream(device))
+    return queues, CudaCapture(queues.forward_stream)
 
 
 def _backend(

@@ -18,7 +18,7 @@ from minisgl.config import ConfigError, EngineConfig
 from minisgl.distributed import ALONE, Cut, Group
 from minisgl.engine.api import EngineInfo
 from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.cuda_loading import build_cuda_engine, check_device, out_of_memory
+from minisgl.engine.cuda_loading import INLINE, build_cuda_engine, check_device, out_of_memory
 from minisgl.engine.cuda_loading import num_pages as cuda_num_pages
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread
@@ -94,7 +94,7 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
         device=str(device),
         dtype=_dtype_name(dtype),
     )
-    if device.type == "cuda":
+    if device.type == "cuda" or config.device == INLINE:
         return build_cuda_engine(config, model, model_config, info, pool, say)
     return TorchEngine(
         model,
@@ -135,9 +135,9 @@ def _uncut(config: ModelConfig, ranks: int) -> str:
 def device_of(config: EngineConfig, rank: int = 0) -> torch.device:
     """Where a rank computes. Raises `ConfigError`."""
     kind = config.device.split(":", 1)[0]
-    if kind not in ("auto", "cpu", "cuda"):
+    if kind not in ("auto", "cpu", "cuda", INLINE):
         raise ConfigError(f"--device {config.device}: choose auto, cpu, cuda or cuda:N")
-    if kind == "cpu" or (kind == "auto" and (config.tp > 1 or not torch.cuda.is_available())):
+    if kind in ("cpu", INLINE) or (kind == "auto" and (config.tp > 1 or not torch.cuda.is_available())):
         return torch.device("cpu")
     if config.tp > 1:
         raise ConfigError(f"--tp {config.tp}: on CUDA devices not in this version: use --tp 1 or --device cpu")
