@@ -1,4 +1,7 @@
-"""`kernels.kv_store` in Triton: K and V in one launch, one program for each token."""
+"""`kernels.kv_store` in Triton: K and V in one launch, one program for each token.
+
+Keeps true: where `out_loc` lies in a step's block is not compiled in: a step never waits for the compiler.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@triton.jit(do_not_specialize_on_alignment=["out_loc"])  # type: ignore[untyped-decorator, unused-ignore]
 def _store(pool_k, pool_v, out_loc, k, v, width, k_stride, v_stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     token = tl.program_id(0).to(tl.int64)
     place = tl.load(out_loc + token).to(tl.int64) * width

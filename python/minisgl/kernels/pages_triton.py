@@ -1,6 +1,7 @@
 """`kernels.pages` in Triton. Imported only where Triton is; its interpreter runs the same source on the CPU.
 
-Keeps true: sizes that change from step to step are plain arguments, never compiled in.
+Keeps true: sizes that change from step to step are plain arguments, never compiled in, nor is where a step's lists lie
+in its block: a step never waits for the compiler.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch import Tensor
 _BLOCK = 256
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@triton.jit(do_not_specialize_on_alignment=["segments", "page_ids"])  # type: ignore[untyped-decorator, unused-ignore]
 def _apply(table, segments, page_ids, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     segment = segments + tl.program_id(0) * 4
     slot = tl.load(segment).to(tl.int64)
@@ -24,7 +25,7 @@ def _apply(table, segments, page_ids, columns, BLOCK: tl.constexpr):  # type: ig
         tl.store(row + offsets, tl.load(page_ids + start + offsets, mask=there), mask=there)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@triton.jit(do_not_specialize_on_alignment=["slots", "indptr", "out"])  # type: ignore[untyped-decorator, unused-ignore]
 def _gather(table, slots, indptr, out, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
     start = tl.load(indptr + row)
