@@ -10,12 +10,21 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
 
 READY = re.compile(r"ready: (http://\S+)")
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+    """Wait for a state, not for a time. `what`: the complaint if it does not come."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
 
 
 class ServerProcess:

@@ -36,6 +36,14 @@ def track(report: Report, text: str, items: Iterable[T], total: int) -> Iterator
     report(text, total, total)
 
 
+def tell_all(*reports: Report) -> Report:
+    def tell(text: str, done: int = 0, total: int = 0) -> None:
+        for report in reports:
+            report(text, done, total)
+
+    return tell
+
+
 class Display:
     """Shows reports: lines through `line`; steps as bars in `terminal`, or as lines if that is None."""
 

@@ -25,12 +25,15 @@ from minisgl import managed
 from minisgl.config import MODEL_SMOLLM2, ConfigError, ServerConfig
 from minisgl.generation_config import read_defaults, show_defaults
 from minisgl.message import EngineReady
-from minisgl.progress import Display
+from minisgl.progress import Display, tell_all
 from minisgl.runner.launch import EngineProcess
 from minisgl.server.app import Application, build_app
 from minisgl.server.engine_client import EngineClient, EngineGone
+from minisgl.server.gate import Gate
 from minisgl.server.http import HttpServer
 from minisgl.server.log import say, set_up
+from minisgl.server.slow_clients import SlowClients
+from minisgl.server.starting import Starting
 from minisgl.tokenizer import Tokenizer, read_chat_template
 
 SWITCH_INTERVAL_S = 0.0002  # the thread that encodes prompts waits as long for a busy event loop, not 5 ms
@@ -93,19 +96,26 @@ async def _run(config: ServerConfig, listener: socket.socket, signals: _Signals)
     began = time.monotonic()
     process = EngineProcess.create(config.engine)
     client: EngineClient | None = None
+    starting = Starting(config.model_name)
+    timeout_s = config.limits.slow_client_timeout
+    gate = Gate(starting, api_key=config.api_key, slow_clients=SlowClients(timeout_s))
+    http = HttpServer(gate, listener, slow_client_timeout_s=timeout_s)
     try:
         client = EngineClient(process.to_engine, process.from_engine)
-        client.on_progress = Display(say, sys.stderr if config.log_format == "text" and sys.stderr.isatty() else None)
+        display = Display(say, sys.stderr if config.log_format == "text" and sys.stderr.isatty() else None)
+        client.on_progress = tell_all(display, starting.report)
         client.start()
+        await http.start()
         await process.start()
         ready = await _until_ready(client, process, signals.drain)
         if ready is None:
             return 0
-        return await _serve(config, listener, client=client, ready=ready, process=process, signals=signals, began=began)
+        return await _serve(config, http, client=client, ready=ready, process=process, signals=signals, began=began)
     except EngineGone as error:
         say(f"minisgl: the engine did not start: {error}")
         return 1
     finally:
+        await http.stop(at_once=True)
         if client is not None:
             await client.close()
         loading = client is None or client.info is None  # then it does not hear what it is told
@@ -135,7 +145,7 @@ async def _until_ready(client: EngineClient, process: EngineProcess, stopping: a
 
 async def _serve(
     config: ServerConfig,
-    listener: socket.socket,
+    http: HttpServer,
     *,
     client: EngineClient,
     ready: EngineReady,
@@ -151,13 +161,12 @@ async def _serve(
         say(f"sampling defaults of the model: {show_defaults(defaults)} (--generation-config none: without)")
     app = build_app(client, tokenizer, config, defaults)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    http = HttpServer(app.asgi, listener, slow_client_timeout_s=config.limits.slow_client_timeout)
-    await http.start()
+    http.app = app.asgi
     gc.collect()
     gc.freeze()  # what lives now lives as long as the server: collections need not visit it
     _give_back_memory()
     app.context.metrics.start()
-    _greet(config, listener, ready, time.monotonic() - began)
+    _greet(config, http.address, ready, time.monotonic() - began)
     died = asyncio.ensure_future(process.wait())
     stop = asyncio.ensure_future(signals.stop.wait())
     drain = asyncio.ensure_future(signals.drain.wait())
@@ -202,8 +211,8 @@ async def _last_words(client: EngineClient, exit_code: int) -> None:
     say(f"minisgl: {client.failure}")
 
 
-def _greet(config: ServerConfig, listener: socket.socket, ready: EngineReady, seconds: float) -> None:
-    host, port = listener.getsockname()[:2]
+def _greet(config: ServerConfig, address: tuple[str, int], ready: EngineReady, seconds: float) -> None:
+    host, port = address
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # what a client on this machine can connect to
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     say(

@@ -31,7 +31,7 @@ from minisgl.chat.session import Session
 from minisgl.chat.terminal import Chat, Typed, file_history
 from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
-from tests.helpers_e2e import ServerProcess, serving
+from tests.helpers_e2e import ServerProcess, serving, until
 
 ECHO = ("--engine", "echo", "--num-pages", "256")
 FIXED = ("--sampling-seed", "0", "--max-tokens", "24")
@@ -108,13 +108,6 @@ def test_no_server_there() -> None:
 
 
 # --- a server of its own ---
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 SHELL = ("serve", "--shell", "--port", "0", "--api-key", "secret")
@@ -391,7 +384,7 @@ def test_in_a_terminal(server: ServerProcess, tmp_path: Path) -> None:
         screen.type(b"half\x03")
         screen.expect(rb"Ctrl-D or /exit leaves.*" + PROMPTED)
         screen.type(b"\x04")
-        until(screen.leaves, "Ctrl-D does not leave")
+        until(screen.leaves, "Ctrl-D does not leave", WAIT_S)
     assert "hello" in (tmp_path / "minisgl" / "chat_history").read_text()
 
 
@@ -413,4 +406,4 @@ def test_ctrl_c_in_a_terminal_spares_the_chats_own_server(tmp_path: Path) -> Non
         screen.type(b"What is the capital of France?\r")
         screen.expect(rb"Paris.*" + PROMPTED)
         screen.type(b"\x04")
-        until(screen.leaves, "Ctrl-D does not leave")
+        until(screen.leaves, "Ctrl-D does not leave", WAIT_S)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -22,17 +22,10 @@ import pytest
 from minisgl.engine.echo import EchoModel
 from minisgl.runner.launch import STOP_TIMEOUT_S
 from minisgl.tokenizer import Tokenizer
-from tests.helpers_e2e import ServerProcess, serving
+from tests.helpers_e2e import ServerProcess, serving, until
 
 ECHO = ("--engine", "echo", "--page-size", "16", "--num-pages", "2048")
 TEXT = "/v1/completions"
-
-
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def alone(prompt: str, max_tokens: int) -> str:

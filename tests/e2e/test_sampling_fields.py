@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,7 +13,7 @@ import openai
 import pytest
 
 from minisgl.engine.echo import EOS_ID, VOCAB_SIZE
-from tests.helpers_e2e import ServerProcess, serving
+from tests.helpers_e2e import ServerProcess, serving, until
 
 HALF = pytest.approx(math.log(0.5))
 QUARTER = pytest.approx(math.log(0.25))
@@ -37,13 +36,6 @@ def http(server: ServerProcess) -> Iterator[httpx.Client]:
 def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=server.url + "/v1", api_key="unused", max_retries=0) as found:
         yield found
-
-
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def post(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:

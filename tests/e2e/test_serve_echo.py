@@ -11,8 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import httpx
 import openai
@@ -21,7 +20,7 @@ import pytest
 
 from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
-from tests.helpers_e2e import ServerProcess, serving
+from tests.helpers_e2e import ServerProcess, serving, until
 
 POOL = ("--engine", "echo", "--num-pages", "96", "--page-size", "4", "--max-running-requests", "12")
 LIMIT = 96 * 4 + 1
@@ -38,13 +37,6 @@ def server() -> Iterator[ServerProcess]:
 def http(server: ServerProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
-
-
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def stats(http: httpx.Client) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import socket
 import subprocess
 import sys
@@ -12,9 +13,11 @@ import termios
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 
-from tests.helpers_e2e import serving
+from tests.helpers_e2e import serving, until
 
 SERVE = (sys.executable, "-m", "minisgl", "serve", "--port", "0")
 CONFIG = {
@@ -123,3 +126,70 @@ def test_on_a_terminal_there_are_bars(tmp_path: Path) -> None:
         server.wait(TIMEOUT_S)
         os.close(terminal)
     assert b"once: " in screen and b"loading weights: " in screen and b"%|" in screen
+
+
+def test_a_server_answers_while_its_model_is_loading() -> None:
+    """The engine process is held still, so that it loads for as long as this looks; then it goes on."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    process = subprocess.Popen(
+        [*SERVE, "--engine", "echo", "--port", str(port), "--api-key", "secret"], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        (engine,) = children_of(process, 1)
+        engine.suspend()
+        key = {"Authorization": "Bearer secret"}
+        body = {"model": "smollm2", "prompt": "a" * 100_000, "max_tokens": 3}
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as http:
+            until(lambda: answers(http), "it does not answer while it is loading")
+            assert http.get("/readyz").status_code == 503
+            health = http.get("/health", headers=key)
+            assert health.status_code == 503 and health.json()["status"] == "loading"
+            refused = http.post("/v1/completions", json=body, headers=key)
+            assert refused.status_code == 503 and refused.json()["error"]["code"] == "loading"
+            assert int(refused.headers["retry-after"]) >= 1 and refused.headers["x-request-id"]
+            assert http.get("/v1/models").status_code == 401, "the key is wanted from the start"
+            engine.resume()
+            until(lambda: http.get("/readyz").status_code == 200, "it does not get ready")
+            found = http.post("/v1/completions", json={**body, "prompt": "a"}, headers=key)
+            assert found.status_code == 200, found.text
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 0
+    finally:
+        end(process)
+
+
+def test_a_server_that_is_told_to_stop_while_it_is_loading_stops() -> None:
+    process = subprocess.Popen([*SERVE, "--engine", "echo"], stderr=subprocess.PIPE, text=True)
+    try:
+        (engine,) = children_of(process, 1)
+        engine.suspend()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT_S) == 0
+        assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
+    finally:
+        end(process)
+
+
+def answers(http: httpx.Client) -> bool:
+    try:
+        return http.get("/livez").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def children_of(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:
+    parent = psutil.Process(process.pid)
+    until(lambda: len(parent.children()) >= count or process.poll() is not None, "it has no engine process")
+    return parent.children()
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Whatever happened, nothing stays."""
+    if process.poll() is None:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        process.kill()
+        process.wait()
+    assert process.stderr is not None
+    process.stderr.close()

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from minisgl.server.connection import CONNECTION, Connection
@@ -159,11 +159,14 @@ class _Unread:
 
 
 class HttpServer:
-    """`slow_client_timeout_s`: for a request's head to come, and for what was written to be read."""
+    """`app` may be replaced at any time, for open connections too. `slow_client_timeout_s`: for a request's head to
+    come, and for what was written to be read."""
 
     def __init__(self, app: ASGIApp, listener: socket.socket, *, slow_client_timeout_s: float = 60.0) -> None:
+        self.app = app
         config = uvicorn.Config(
-            app,
+            self._call,
+            interface="asgi3",
             loop="uvloop",
             http=type("Protocol", (_Protocol,), {"head_timeout_s": slow_client_timeout_s}),
             ws="none",
@@ -181,6 +184,15 @@ class HttpServer:
         self._listener = listener
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        host, port = self._listener.getsockname()[:2]
+        return host, port
+
+    async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
     async def start(self) -> None:
         """Return when connections are accepted."""
         # an event loop accepts one connection a turn from each listener: many come at once to a fresh server
@@ -194,10 +206,11 @@ class HttpServer:
         self._sweeper = asyncio.create_task(self._unread.sweep_forever())
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """Take no more connections; let running answers end for `GRACE_S`, or cut them `at_once`."""
+        """Take no more connections; let running answers end for `GRACE_S`, or cut them `at_once`. Idempotent."""
         self._server.should_exit = True
         self._server.force_exit = at_once
         if self._task is not None:
             await self._task
         if self._sweeper is not None:
             self._sweeper.cancel()
+        self._task = self._sweeper = None
