@@ -1,19 +1,27 @@
-"""A stand-in for the flashinfer package, with the calls that minisgl makes: plain softmax over the pages that a plan
+"""Stand-ins for the flashinfer package, with the calls that minisgl makes: plain softmax over the pages that a plan
 names, in float32, on the CPU.
 
-Keeps true: signatures, argument order and the checks of buffers are those of flashinfer 0.6.7; a plan under CUDA graphs
-copies into the buffers that it was made with, and `run` reads these.
+`module` stands in for all of it. `with_plain_kernels` takes the package itself, where it is installed, and puts plain
+softmax in the place of its compiled kernels: all of its Python runs, and what it hands to C++ is checked.
+
+Keeps true: signatures are those of flashinfer 0.6.7 (`test_flashinfer_package.py` compares them with the package's);
+what a plan copies, checks and refuses is that, too; a plan under CUDA graphs copies into the buffers that it was made
+with, and `run` reads these; a kernel runs only after a plan for the lengths that it finds in its buffers.
 """
 
 from __future__ import annotations
 
+import inspect
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 log: list[str] = []
+INT_WORKSPACE = 8 * 2**20
+GROUPS = (1, 2, 3, 4, 8)  # that the decode on CUDA cores is made for
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, window_left: int) -> Tensor:
@@ -29,32 +37,29 @@ def attend(q: Tensor, k: Tensor, v: Tensor, window_left: int) -> Tensor:
     return torch.einsum("hnm,mhd->nhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v.float()).to(q.dtype)
 
 
-class _Wrapper:
-    """What both wrappers share: rows over pages."""
-
-    qo_indptr: Tensor
-    indptr: Tensor
-    indices: Tensor
-    last_page_len: Tensor
-    shape: tuple[int, int, int, int]
-    window_left: int
-
-    def run(self, q: Tensor, cache: tuple[Tensor, Tensor], out: Tensor | None = None) -> Tensor:
-        heads, kv_heads, dim, page_size = self.shape
-        assert q.is_contiguous() and q.shape[1:] == (heads, dim)
-        assert cache[0].shape[1:] == (page_size, kv_heads, dim)
-        out = torch.empty_like(q) if out is None else out
-        assert out.shape == q.shape and len(q) == int(self.qo_indptr[-1])
-        for row in range(len(self.last_page_len)):
-            pages = self.indices[int(self.indptr[row]) : int(self.indptr[row + 1])].long()
-            length = (len(pages) - 1) * page_size + int(self.last_page_len[row])
-            k, v = (tensor[pages].flatten(0, 1)[:length] for tensor in cache)
-            at = slice(int(self.qo_indptr[row]), int(self.qo_indptr[row + 1]))
-            out[at] = attend(q[at], k, v, self.window_left)
-        return out
+def attend_pages(
+    q: Tensor, cache: tuple[Tensor, Tensor], qo_indptr: Tensor, pages: tuple[Tensor, Tensor, Tensor], window_left: int
+) -> Tensor:
+    """`pages`: indptr, indices, length of the last page, by row."""
+    indptr, indices, last_page_len = pages
+    out = torch.empty_like(q)
+    for row in range(len(last_page_len)):
+        mine = indices[int(indptr[row]) : int(indptr[row + 1])].long()
+        length = (len(mine) - 1) * cache[0].shape[1] + int(last_page_len[row])
+        k, v = (tensor[mine].flatten(0, 1)[:length] for tensor in cache)
+        at = slice(int(qo_indptr[row]), int(qo_indptr[row + 1]))
+        out[at] = attend(q[at], k, v, window_left)
+    return out
 
 
-class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
+def _only_defaults(function: Any, given: dict[str, Any], known: set[str]) -> None:
+    """What the stand-in knows nothing of must stay as it is."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in given and name not in known:
+            assert given[name] is parameter.default or given[name] == parameter.default, name
+
+
+class BatchDecodeWithPagedKVCacheWrapper:
     def __init__(
         self,
         float_workspace_buffer: Tensor,
@@ -65,15 +70,17 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         paged_kv_indices_buffer: Tensor | None = None,
         paged_kv_last_page_len_buffer: Tensor | None = None,
         backend: str = "auto",
+        jit_args: list[Any] | None = None,
     ) -> None:
-        assert kv_layout == "NHD" and backend == "fa2" and float_workspace_buffer.dtype == torch.uint8
-        self.graph = use_cuda_graph
+        assert kv_layout == "NHD" and backend == "fa2" and jit_args is None
+        assert float_workspace_buffer.dtype == torch.uint8 and not float_workspace_buffer[:1024].any()
+        self.device, self.graph, self.tensor_cores = float_workspace_buffer.device, use_cuda_graph, use_tensor_cores
         if use_cuda_graph:
             assert paged_kv_indptr_buffer is not None and paged_kv_last_page_len_buffer is not None
             assert paged_kv_indices_buffer is not None
             assert len(paged_kv_indptr_buffer) == len(paged_kv_last_page_len_buffer) + 1
-            self.indptr, self.indices = paged_kv_indptr_buffer, paged_kv_indices_buffer
-            self.last_page_len = paged_kv_last_page_len_buffer
+            self._paged_kv_indptr_buf, self._paged_kv_indices_buf = paged_kv_indptr_buffer, paged_kv_indices_buffer
+            self._paged_kv_last_page_len_buf = paged_kv_last_page_len_buffer
 
     def plan(
         self,
@@ -84,29 +91,86 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         num_kv_heads: int,
         head_dim: int,
         page_size: int,
-        *,
+        pos_encoding_mode: str = "NONE",
         window_left: int = -1,
+        logits_soft_cap: float | None = None,
         q_data_type: Any = "float16",
         kv_data_type: Any = None,
+        o_data_type: Any = None,
+        data_type: Any = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        non_blocking: bool = True,
+        block_tables: Tensor | None = None,
+        seq_lens: Tensor | None = None,
+        fixed_split_size: int | None = None,
+        disable_split_kv: bool = False,
     ) -> None:
+        known = {"self", "indptr", "indices", "last_page_len", "num_qo_heads", "num_kv_heads", "head_dim", "page_size"}
+        _only_defaults(type(self).plan, locals(), known | {"window_left", "q_data_type", "kv_data_type"})
         log.append(f"decode {len(last_page_len)} {'graph' if self.graph else 'eager'}")
-        for tensor in (indptr, indices, last_page_len):
-            assert tensor.dtype == torch.int32
+        check_lists(indptr, indices, last_page_len)
+        assert self.tensor_cores or num_qo_heads // num_kv_heads in GROUPS
         if self.graph:
-            assert len(last_page_len) == len(self.last_page_len) and len(indices) <= len(self.indices)
-            self.indptr.copy_(indptr)
-            self.last_page_len.copy_(last_page_len)
-            self.indices[: len(indices)].copy_(indices)
+            assert len(last_page_len) == len(self._paged_kv_last_page_len_buf)
+            assert len(indices) <= len(self._paged_kv_indices_buf)
+            self._paged_kv_indptr_buf.copy_(indptr)
+            self._paged_kv_last_page_len_buf.copy_(last_page_len)
+            self._paged_kv_indices_buf[: len(indices)].copy_(indices)
         else:
-            self.indptr, self.indices, self.last_page_len = indptr, indices, last_page_len
-        self.qo_indptr = torch.arange(len(last_page_len) + 1)
-        self.shape = (num_qo_heads, num_kv_heads, head_dim, page_size)
-        self.window_left = window_left
+            self._paged_kv_indptr_buf, self._paged_kv_indices_buf = indptr.to(self.device), indices.to(self.device)
+            self._paged_kv_last_page_len_buf = last_page_len.to(self.device)
+        self._shape = (num_qo_heads, num_kv_heads, head_dim, page_size)
+        self._dtypes = (q_data_type, kv_data_type)
+        self._window_left = window_left
+
+    def run(
+        self,
+        q: Tensor,
+        paged_kv_cache: tuple[Tensor, Tensor],
+        *args: Any,
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        window_left: int | None = None,
+        sinks: Tensor | None = None,
+        q_len_per_req: int | None = 1,
+        skip_softmax_threshold_scale_factor: float | None = None,
+        kv_block_scales: Any = None,
+    ) -> Tensor:
+        assert not args
+        _only_defaults(type(self).run, locals(), {"self", "q", "paged_kv_cache", "args", "out"})
+        check_run(q, paged_kv_cache, self._shape, self._dtypes, out, len(self._paged_kv_last_page_len_buf))
+        pages = (self._paged_kv_indptr_buf, self._paged_kv_indices_buf, self._paged_kv_last_page_len_buf)
+        attended = attend_pages(q, paged_kv_cache, torch.arange(len(q) + 1), pages, self._window_left)
+        return attended if out is None else out.copy_(attended)
 
 
-class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
-    def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", *, backend: str = "auto") -> None:
-        assert kv_layout == "NHD" and backend == "fa2"
+class BatchPrefillWithPagedKVCacheWrapper:
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Tensor | None = None,
+        paged_kv_indptr_buf: Tensor | None = None,
+        paged_kv_indices_buf: Tensor | None = None,
+        paged_kv_last_page_len_buf: Tensor | None = None,
+        custom_mask_buf: Tensor | None = None,
+        mask_indptr_buf: Tensor | None = None,
+        backend: str = "auto",
+        jit_args: list[Any] | None = None,
+        jit_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        known = {"self", "float_workspace_buffer", "kv_layout", "backend"}
+        _only_defaults(type(self).__init__, locals(), known)
+        assert kv_layout == "NHD" and backend in ("fa2", "fa3")
+        self.device = float_workspace_buffer.device
 
     def plan(
         self,
@@ -118,25 +182,214 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         num_kv_heads: int,
         head_dim_qk: int,
         page_size: int,
-        *,
+        head_dim_vo: int | None = None,
+        custom_mask: Tensor | None = None,
+        packed_custom_mask: Tensor | None = None,
         causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: float | None = None,
         window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
         q_data_type: Any = "float16",
         kv_data_type: Any = None,
+        o_data_type: Any = None,
+        non_blocking: bool = True,
+        prefix_len_ptr: Tensor | None = None,
+        token_pos_in_items_ptr: Tensor | None = None,
+        token_pos_in_items_len: int = 0,
+        max_item_len_ptr: Tensor | None = None,
+        seq_lens: Tensor | None = None,
+        seq_lens_q: Tensor | None = None,
+        block_tables: Tensor | None = None,
+        max_token_per_sequence: int | None = None,
+        max_sequence_kv: int | None = None,
+        fixed_split_size: int | None = None,
+        disable_split_kv: bool = False,
     ) -> None:
+        known = {"self", "qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len", "num_qo_heads"}
+        known |= {"num_kv_heads", "head_dim_qk", "page_size", "causal", "window_left", "q_data_type", "kv_data_type"}
+        _only_defaults(type(self).plan, locals(), known)
         log.append(f"prefill {len(paged_kv_last_page_len)}")
         assert causal
-        for tensor in (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len):
-            assert tensor.dtype == torch.int32
-        assert int(paged_kv_indptr[0]) == 0 and int(qo_indptr[0]) == 0
-        self.qo_indptr, self.indptr = qo_indptr, paged_kv_indptr
-        self.indices, self.last_page_len = paged_kv_indices, paged_kv_last_page_len
-        self.shape = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)
-        self.window_left = window_left
+        check_lists(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        assert qo_indptr.dtype == torch.int32 and qo_indptr.device.type == "cpu" and int(qo_indptr[0]) == 0
+        self._qo_indptr = qo_indptr.to(self.device)
+        self._pages = tuple(t.to(self.device) for t in (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len))
+        self._shape = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)
+        self._dtypes = (q_data_type, kv_data_type)
+        self._window_left = window_left
+
+    def run(
+        self,
+        q: Tensor,
+        paged_kv_cache: tuple[Tensor, Tensor],
+        *args: Any,
+        q_scale: Any = None,
+        k_scale: Any = None,
+        v_scale: Any = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        window_left: int | None = None,
+        sinks: Tensor | None = None,
+        kv_block_scales: Any = None,
+        skip_softmax_threshold_scale_factor: float | None = None,
+    ) -> Tensor:
+        assert not args
+        _only_defaults(type(self).run, locals(), {"self", "q", "paged_kv_cache", "args", "out"})
+        check_run(q, paged_kv_cache, self._shape, self._dtypes, out, int(self._qo_indptr[-1]))
+        attended = attend_pages(q, paged_kv_cache, self._qo_indptr, self._pages, self._window_left)
+        return attended if out is None else out.copy_(attended)
+
+
+def check_lists(indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
+    """The plan reads `indptr` and `last_page_len` on the host: anywhere else it would wait for the device."""
+    for tensor in (indptr, indices, last_page_len):
+        assert tensor.dtype == torch.int32 and tensor.is_contiguous() and tensor.dim() == 1
+    assert indptr.device.type == last_page_len.device.type == "cpu"
+    assert int(indptr[0]) == 0 and len(indptr) == len(last_page_len) + 1
+    assert int(indptr[-1]) <= len(indices)
+    assert bool((indptr.diff() >= 1).all()), "a row without pages"
+
+
+def check_run(
+    q: Tensor,
+    cache: tuple[Tensor, Tensor],
+    shape: tuple[int, int, int, int],
+    dtypes: tuple[Any, Any],
+    out: Tensor | None,
+    num_tokens: int,
+) -> None:
+    heads, kv_heads, dim, page_size = shape
+    assert q.is_contiguous() and q.shape == (num_tokens, heads, dim)
+    assert (q.dtype, cache[0].dtype) == dtypes
+    assert cache[0].shape == cache[1].shape and cache[0].shape[1:] == (page_size, kv_heads, dim)
+    assert cache[0].stride() == cache[1].stride()
+    if out is not None:
+        assert out.shape == q.shape and out.dtype == q.dtype and out.is_contiguous()
+
+
+# ----------------------------------------------------------------------------------------------------------- sampling
+
+
+def top_p_renorm_probs(probs: Tensor, top_p: Tensor | float, is_deterministic: bool = False) -> Tensor:
+    """Keeps whatever is as likely as the token at which the share is reached."""
+    assert isinstance(top_p, Tensor) and top_p.dtype == torch.float32 and top_p.is_contiguous() and is_deterministic
+    assert probs.is_contiguous() and probs.dtype == torch.float32 and len(top_p) == len(probs)
+    assert not probs.isnan().any(), "the package's kernel for small vocabularies may never return"
+    total = probs.sum(-1)
+    assert bool((((total - 1).abs() < 1e-5) | (total == 0)).all()), "and it counts on a share of one"
+    ordered = probs.sort(-1, descending=True).values
+    reached = (ordered.cumsum(-1) < top_p[:, None]).sum(-1).clamp_(max=probs.shape[1] - 1)
+    return _renormalised(probs, ordered.gather(1, reached[:, None]))
+
+
+def top_k_renorm_probs(probs: Tensor, top_k: Tensor | int) -> Tensor:
+    """Keeps whatever is as likely as the k-th token."""
+    assert isinstance(top_k, Tensor) and top_k.dtype == torch.int32 and top_k.is_contiguous()
+    assert probs.is_contiguous() and len(top_k) == len(probs) and bool((top_k > 0).all())
+    ordered = probs.sort(-1, descending=True).values
+    return _renormalised(probs, ordered.gather(1, top_k.long().clamp(max=probs.shape[1])[:, None] - 1))
+
+
+def _renormalised(probs: Tensor, least: Tensor) -> Tensor:
+    kept = torch.where(probs >= least, probs, 0.0)
+    return kept / (kept.sum(-1, keepdim=True) * 1.000001)  # the package's reciprocal is approximate
 
 
 def module() -> ModuleType:
-    made = ModuleType("flashinfer")
-    made.BatchDecodeWithPagedKVCacheWrapper = BatchDecodeWithPagedKVCacheWrapper  # type: ignore[attr-defined]
-    made.BatchPrefillWithPagedKVCacheWrapper = BatchPrefillWithPagedKVCacheWrapper  # type: ignore[attr-defined]
+    made: Any = ModuleType("flashinfer")
+    made.BatchDecodeWithPagedKVCacheWrapper = BatchDecodeWithPagedKVCacheWrapper
+    made.BatchPrefillWithPagedKVCacheWrapper = BatchPrefillWithPagedKVCacheWrapper
+    made.sampling = ModuleType("flashinfer.sampling")
+    made.sampling.top_p_renorm_probs = top_p_renorm_probs
+    made.sampling.top_k_renorm_probs = top_k_renorm_probs
     return made
+
+
+# -------------------------------------------------------------------------------- the package without compiled kernels
+
+
+class _Kernels:
+    """What a compiled module of the package is to its Python: `plan` and `paged_run` (or `run`), C++ signatures."""
+
+    def __init__(self, kind: str, arguments: tuple[Any, ...]) -> None:
+        self._kind = kind
+        self._window = bool(arguments[7])
+        self._planned: dict[int, list[Tensor]] = {}
+
+    def build_and_load(self) -> _Kernels:
+        return self
+
+    def plan(self, *given: Any) -> list[int]:
+        assert len(given) == {"decode": 15, "fa2": 19, "fa3": 16}[self._kind]
+        float_workspace, int_workspace, pinned = given[:3]
+        assert float_workspace.dtype == torch.uint8 and len(int_workspace) == len(pinned) == INT_WORKSPACE
+        if self._kind == "decode":
+            lists, rest = [given[3]], given[4:]
+            batch, heads, kv_heads, _, graph, window, *_ = rest
+            assert heads // kv_heads in GROUPS
+            log.append(f"decode {batch} {'graph' if graph else 'eager'}")
+        else:
+            lists = list(given[3:6])
+            tokens, batch, _heads, _kv_heads, _page_size, graph, _dim, _dim_vo, causal, window = given[6:16]
+            assert tokens == int(lists[0][-1])
+            name = f"prefill {batch}" if causal else f"decode {batch} {'graph' if graph else 'eager'}"
+            log.append(name)
+        assert (window >= 0) == self._window
+        for tensor in lists:
+            assert tensor.dtype == torch.int32 and tensor.device.type == "cpu" and tensor.is_contiguous()
+        self._planned[int_workspace.data_ptr()] = [tensor.clone() for tensor in lists]
+        return [len(self._planned)]
+
+    def run(self, *given: Any) -> None:
+        assert self._kind == "decode" and len(given) == 19
+        _, ints, _, q, k, v, indptr, indices, last, out, lse, layout, window, pdl = given[:14]
+        assert lse is None and layout == 0 and not pdl
+        (planned,) = self._planned[ints.data_ptr()]
+        assert torch.equal(planned, indptr)
+        out.copy_(attend_pages(q, (k, v), torch.arange(len(q) + 1), (indptr, indices, last), window))
+
+    def ragged_run(self, *given: Any) -> None:
+        raise AssertionError("minisgl has pages only")
+
+    def paged_run(self, *given: Any) -> None:
+        assert len(given) == {"fa2": 27, "fa3": 24}[self._kind]
+        _, ints, _, q, k, v, qo_indptr, indptr, indices, last, out, lse, mask, layout, window, pdl = given[:16]
+        assert lse is None and layout == 0 and not pdl and mask in (0, 1)
+        planned_qo, planned, lens = self._planned[ints.data_ptr()]
+        assert torch.equal(planned_qo, qo_indptr) and torch.equal(planned, indptr)
+        assert torch.equal(lens, (indptr.diff() - 1) * k.shape[1] + last)
+        assert mask == 1 or len(q) == len(last)  # rows of one token need no mask
+        out.copy_(attend_pages(q, (k, v), qo_indptr, (indptr, indices, last), window))
+
+
+def with_plain_kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The package, on the CPU."""
+    import flashinfer
+    import flashinfer.decode
+    import flashinfer.prefill
+
+    def decode(*arguments: Any) -> _Kernels:
+        return _Kernels("decode", arguments)
+
+    def prefill(backend: str, *arguments: Any) -> _Kernels:
+        return _Kernels(backend, arguments)
+
+    empty = torch.empty
+
+    def unpinned(*size: Any, pin_memory: bool = False, **settings: Any) -> Tensor:
+        return empty(*size, **settings)
+
+    monkeypatch.setattr(flashinfer.decode, "gen_batch_decode_module", decode)
+    monkeypatch.setattr(flashinfer.prefill, "gen_batch_prefill_module", prefill)
+    for folder in (flashinfer.decode, flashinfer.prefill):
+        monkeypatch.setattr(folder, "device_support_pdl", lambda device: False)
+    monkeypatch.setattr(torch, "empty", unpinned)
+    for cached in (flashinfer.decode.get_batch_decode_module, flashinfer.prefill.get_batch_prefill_module):
+        cached.cache_clear()
+    return flashinfer

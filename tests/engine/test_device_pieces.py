@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -13,7 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minisgl.attention.backend import BackendError, Machine, Shape, choose
+from minisgl.attention import TorchSdpa
+from minisgl.attention.backend import BACKENDS, BackendError, Choice, Machine, Shape, choose
+from minisgl.attention.flash_attention import FlashAttention
+from minisgl.attention.flashinfer import FlashInfer
+from minisgl.cli.flags import add_engine_arguments
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import SlotBinding
 from minisgl.engine.cuda_loading import check_device, graphs_for, num_pages
@@ -252,6 +257,11 @@ def test_auto_says_why(machine: Machine, shape: Shape, name: str, reason: str) -
         ("flash_attention", H200, QWEN3, "--page-size 16 is no multiple of 256"),
         ("flash_attention", Machine("cuda", (9, 0), frozenset()), QWEN3, "pip install flash-attn"),
         ("flashinfer", Machine("cpu", (0, 0), frozenset()), QWEN3, "needs a CUDA device, and this is cpu"),
+        ("flashinfer:fa3", Machine("cuda", (8, 9), H200.installed), QWEN3, "fa3 needs .* 9.0, .* 8.9: use flashinfer"),
+        ("flashinfer:fa3", Machine("cuda", (10, 0), H200.installed), QWEN3, "fa3 needs"),
+        ("flashinfer:fa3", Machine("cuda", (9, 0), frozenset()), QWEN3, "not installed: pip install flashinfer-python"),
+        ("flashinfer:fa3", H200, Shape(torch.float32, 128, 16), "float16 or bfloat16"),
+        ("flashinfer:fa3", H200, Shape(torch.bfloat16, 80, 16), "head_dim 80"),
         ("xformers", H200, QWEN3, "choose one of auto, torch_sdpa"),
     ],
 )
@@ -263,6 +273,23 @@ def test_a_backend_that_cannot_serve_says_what_to_do(asked: str, machine: Machin
 def test_what_was_asked_for_is_taken() -> None:
     for name in ("torch_sdpa", "flashinfer"):
         assert choose(name, H200, QWEN3).name == name
+
+
+def test_fa3_is_taken_only_if_asked_for() -> None:
+    assert choose("flashinfer:fa3", H200, QWEN3) == Choice("flashinfer", "asked for", "fa3")
+    for asked in ("auto", "flashinfer"):
+        choice = choose(asked, H200, QWEN3)
+        assert (choice.name, choice.prefill) == ("flashinfer", "fa2")
+        assert "flashinfer:fa3" in choice.reason
+    older = choose("auto", Machine("cuda", (8, 0), H200.installed), QWEN3)
+    assert older.prefill == "fa2" and "fa3" not in older.reason
+
+
+def test_every_backend_can_be_asked_for_by_flag() -> None:
+    parser = argparse.ArgumentParser()
+    add_engine_arguments(parser)
+    for name in BACKENDS:
+        assert parser.parse_args(["--attention-backend", name]).attention_backend == name
 
 
 @pytest.mark.parametrize(
@@ -310,10 +337,11 @@ def test_without_a_backend_for_them_there_are_no_graphs() -> None:
 
     config = EngineConfig(max_running_requests=4)
     tell = lambda text, done=0, total=0: lines.append(text)  # noqa: E731
-    assert graphs_for(config, Dense(), "flashinfer", tell) == (1, 2, 4)  # type: ignore[arg-type]
+    for can in (FlashInfer, FlashAttention):
+        assert graphs_for(config, Dense(), can, tell) == (1, 2, 4)  # type: ignore[arg-type]
     assert not lines
-    assert graphs_for(config, Dense(), "torch_sdpa", tell) == ()  # type: ignore[arg-type]
-    assert lines == ["CUDA graphs: none: torch_sdpa cannot run in one"]
+    assert graphs_for(config, Dense(), TorchSdpa, tell) == ()  # type: ignore[arg-type]
+    assert lines == [f"CUDA graphs: none: TorchSdpa: {TorchSdpa.graph_obstacle}"]
 
 
 def test_pool_from_free_memory() -> None:

@@ -8,7 +8,7 @@ Doesn't know: models, plans, requests.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ class RowsThere:
     """The same rows where the KV pool is, int32: views that hold the step's values when the device gets there."""
 
     slots: Tensor  # [rows]
+    seq_lens: Tensor  # [rows]
     kv_indptr: Tensor  # [rows + 1] prefix sums of pages per row
     out_loc: Tensor  # [tokens]
 
@@ -39,6 +40,11 @@ class AttentionRows:
 
 
 class AttentionBackend(Protocol):
+    graph_obstacle: ClassVar[str]
+    """Why a CUDA graph cannot hold `attend` of a step of one-token rows; empty: it can, at the sizes that the backend
+    was made for. What `attend` reads then lies where it lay at the capture, `prepare` fills it before each replay, and
+    `prepare` itself is never captured."""
+
     def prepare(self, rows: AttentionRows, page_table: Tensor) -> None:
         """Make what all layers of a step share. `page_table` [slots, pages per request], int32 or int64, holds
         the step's changes."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-BACKENDS = ("auto", "torch_sdpa", "flashinfer", "flash_attention")
+BACKENDS = ("auto", "torch_sdpa", "flashinfer", "flashinfer:fa3", "flash_attention")
 _MODULES = {"flashinfer": "flashinfer", "flash_attention": "flash_attn"}
 _HOW_TO_GET = {
     "flashinfer": "pip install flashinfer-python, with nvcc at hand: it compiles its kernels when they are first used",
@@ -51,6 +51,7 @@ class Shape:
 class Choice:
     name: str
     reason: str
+    prefill: str = ""  # which of FlashInfer's kernels take rows of several tokens
 
 
 def machine(device: torch.device) -> Machine:
@@ -66,18 +67,33 @@ def choose(asked: str, machine: Machine, shape: Shape) -> Choice:
     if asked != "auto":
         if obstacle := _obstacle(asked, machine, shape):
             raise BackendError(f"--attention-backend {asked}: {obstacle}")
-        return Choice(asked, "asked for")
+        return _choice(asked, "asked for", machine)
     passed_over: list[str] = []
     for name in ("flashinfer", "flash_attention"):
         obstacle = _obstacle(name, machine, shape)
         if not obstacle:
-            return Choice(name, "; ".join(["the fastest that is there", *passed_over]))
+            return _choice(name, "; ".join(["the fastest that is there", *passed_over]), machine)
         passed_over.append(f"not {name}: {obstacle}")
-    return Choice("torch_sdpa", "; ".join(passed_over))
+    return _choice("torch_sdpa", "; ".join(passed_over), machine)
 
 
-def _obstacle(name: str, machine: Machine, shape: Shape) -> str:
+def _choice(asked: str, reason: str, machine: Machine) -> Choice:
+    name, _, kernels = asked.partition(":")
+    if name != "flashinfer":
+        return Choice(name, reason)
+    prefill = kernels or "fa2"
+    if not kernels and _has_fa3(machine):
+        reason += "; prefill by its fa2 kernels, by fa3 only if asked for as flashinfer:fa3"
+    return Choice(name, reason, prefill)
+
+
+def _has_fa3(machine: Machine) -> bool:
+    return machine.capability[0] == 9  # they are made of instructions that only Hopper has
+
+
+def _obstacle(asked: str, machine: Machine, shape: Shape) -> str:
     """Why a backend cannot serve, with what to change; empty if it can."""
+    name, _, kernels = asked.partition(":")
     if name == "torch_sdpa":
         return ""
     if machine.device_type != "cuda":
@@ -85,6 +101,9 @@ def _obstacle(name: str, machine: Machine, shape: Shape) -> str:
     if machine.capability < (8, 0):
         major, minor = machine.capability
         return f"it needs compute capability 8.0, and this device has {major}.{minor}"
+    if kernels == "fa3" and not _has_fa3(machine):
+        major, minor = machine.capability
+        return f"fa3 needs compute capability 9.0, and this device has {major}.{minor}: use flashinfer"
     if name not in machine.installed:
         return f"not installed: {_HOW_TO_GET[name]}"
     if shape.dtype not in _HALVES:

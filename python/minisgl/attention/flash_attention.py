@@ -1,13 +1,16 @@
-"""Attention by the flash-attn package, for pages of multiples of 256 tokens. Not under CUDA graphs.
+"""Attention by the flash-attn package (2.x), for pages of multiples of 256 tokens; decode under CUDA graphs too.
 
-Keeps true: all rows of a step go in one call a layer.
+Steps whose rows all have one token go through `flash_attn_with_kvcache`, which takes lengths and page tables on the
+device; all others in one call through `flash_attn_varlen_func`.
+
+Keeps true: one call a layer; what a graph reads lies where it lay when the graph was captured.
 Doesn't know: how rows were chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,30 +21,54 @@ from minisgl.attention.kv_pool import KVPool
 
 
 class FlashAttention:
-    """`windows`, by layer, as for `TorchSdpa`."""
+    """`windows`, by layer, as for `TorchSdpa`. `graph_sizes`: steps of so many one-token rows may be graphs."""
 
-    def __init__(self, pool: KVPool, device: torch.device, windows: Sequence[int | None]) -> None:
-        from flash_attn import flash_attn_varlen_func
+    graph_obstacle: ClassVar[str] = ""
 
-        self._attention: Any = flash_attn_varlen_func
+    def __init__(
+        self,
+        pool: KVPool,
+        device: torch.device,
+        windows: Sequence[int | None],
+        *,
+        max_pages_per_row: int,
+        graph_sizes: Sequence[int] = (),
+    ) -> None:
+        from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
+
+        self._varlen: Any = flash_attn_varlen_func
+        self._with_cache: Any = flash_attn_with_kvcache
         self._pool = pool
         self._device = device
         self._windows = [(-1, -1) if window is None else (window - 1, 0) for window in windows]
+        self._sizes = frozenset(graph_sizes)
+        # a graph's rows come with their whole page table: how wide the longest row is changes from step to step
+        self._tables = torch.zeros(max(graph_sizes, default=0), max_pages_per_row, dtype=torch.int32, device=device)
+        self._decode = False
         self._step: dict[str, Any] = {}
         self._out_loc = torch.empty(0, dtype=torch.int32, device=device)
 
     def prepare(self, rows: AttentionRows, page_table: Tensor) -> None:
         assert rows.there is not None
+        there, count = rows.there, len(rows.slots)
         longest = int(rows.seq_lens.max())
         columns = -(-longest // self._pool.page_size)
-        self._out_loc = rows.there.out_loc
+        self._out_loc = there.out_loc
+        self._decode = rows.num_decode == count
+        if self._decode:
+            tables = self._tables[:count]
+            if count in self._sizes:
+                torch.index_select(page_table, 0, there.slots, out=tables)
+            else:
+                tables = page_table[:, :columns].index_select(0, there.slots)
+            self._step = {"cache_seqlens": there.seq_lens, "block_table": tables}
+            return
         self._step = {
             "cu_seqlens_q": self._sums(rows.extend_lens),
             "cu_seqlens_k": self._sums(rows.seq_lens),
             "max_seqlen_q": int(rows.extend_lens.max()),
             "max_seqlen_k": longest,
-            "block_table": page_table[rows.there.slots.long(), :columns].contiguous(),
-            "causal": True,
+            "block_table": page_table[:, :columns].index_select(0, there.slots),
         }
 
     def _sums(self, lens: np.typing.NDArray[np.int32]) -> Tensor:
@@ -50,7 +77,10 @@ class FlashAttention:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._pool.store(layer, self._out_loc, k, v)
-        attended: Tensor = self._attention(
-            q.contiguous(), self._pool.k[layer], self._pool.v[layer], window_size=self._windows[layer], **self._step
-        )
-        return attended
+        settings = {"causal": True, "window_size": self._windows[layer], **self._step}
+        pool_k, pool_v = self._pool.k[layer], self._pool.v[layer]
+        if self._decode:
+            attended: Tensor = self._with_cache(q.unsqueeze(1), pool_k, pool_v, **settings)
+            return attended.squeeze(1)
+        together: Tensor = self._varlen(q.contiguous(), pool_k, pool_v, **settings)
+        return together

@@ -2,7 +2,9 @@
 
 A wrapper's `plan` computes on the host how the work is cut, and copies that to the device by itself, from pinned memory
 of its own, on the current stream. So each use has its own wrapper, and one is planned again only when the copy of its
-last plan is through; with one step in flight that is so by then, the wait is a formality.
+last plan is through; with one step in flight that is so by then, the wait is a formality. Its small arguments are
+copied to the device as well: they come in pinned memory, which such a copy never waits for. Its lists of pages are on
+the device already, and a graph's wrapper has the very list as its buffer, so that nothing is copied.
 
 Keeps true: what a graph reads lies where it lay when the graph was captured; `plan` is never part of a graph; lists of
 pages are gathered on the device.
@@ -12,8 +14,7 @@ Doesn't know: how rows were chosen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,20 +22,12 @@ import torch
 from torch import Tensor
 
 from minisgl.attention.api import AttentionRows
+from minisgl.attention.flashinfer_workspace import Heads, workspace_bytes
 from minisgl.attention.kv_pool import KVPool
 from minisgl.kernels.pages import gather_pages
 
-_WORKSPACE_BYTES = 256 * 2**20  # partial results of rows that are cut; all wrappers run one after the other
-_GROUP_FOR_TENSOR_CORES = 4  # query heads of a KV head, from which on they pay
 _NO_WINDOW = -1
 _Int32 = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    query: int
-    kv: int
-    dim: int
 
 
 def _fence() -> torch.cuda.Event:
@@ -60,7 +53,9 @@ class _Planned:
 
 class FlashInfer:
     """`windows`, by layer, as for `TorchSdpa`. `graph_sizes`: steps of so many one-token rows use wrappers whose
-    buffers stay in place."""
+    buffers stay in place. `prefill`: the package's kernels for rows of several tokens, fa2 or fa3."""
+
+    graph_obstacle: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -73,6 +68,7 @@ class FlashInfer:
         max_rows: int,
         max_pages_per_row: int,
         graph_sizes: Sequence[int] = (),
+        prefill: str = "fa2",
     ) -> None:
         import flashinfer
 
@@ -80,10 +76,14 @@ class FlashInfer:
         self._pool = pool
         self._heads = heads
         self._dtype = dtype
+        self._pinned = device.type == "cuda"
+        self._prefill_backend = prefill
         # `window_left` counts the tokens before the one that attends
         self._window_of = [_NO_WINDOW if window is None else window - 1 for window in windows]
         self._windows = sorted(set(self._window_of))
-        self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        # one for all wrappers: they run one after the other
+        size = workspace_bytes(heads, _multiprocessors(device), graph_sizes)
+        self._workspace = torch.zeros(size, dtype=torch.uint8, device=device)
         self._page_list = torch.zeros(max_rows * max_pages_per_row, dtype=torch.int32, device=device)
         self._graph_decode = {
             size: {window: _Planned(self._decode_wrapper(size)) for window in self._windows} for size in graph_sizes
@@ -107,13 +107,15 @@ class FlashInfer:
         return self._flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             self._workspace,
             "NHD",
-            use_tensor_cores=self._heads.query // self._heads.kv >= _GROUP_FOR_TENSOR_CORES,
+            use_tensor_cores=self._heads.tensor_cores,
             backend="fa2",
             **settings,
         )
 
     def _prefill_wrapper(self) -> Any:
-        return self._flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend="fa2")
+        return self._flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+            self._workspace, "NHD", backend=self._prefill_backend
+        )
 
     # ----------------------------------------------------------------------------------------------------- prepare
 
@@ -134,12 +136,18 @@ class FlashInfer:
         if not whole:
             self._plan_prefill(rows, indptr[num_decode:], page_list, last_page_len[num_decode:])
 
+    def _staged(self, array: _Int32) -> Tensor:
+        """A copy that a device can fetch while the host goes on."""
+        staged = torch.empty(len(array), dtype=torch.int32, pin_memory=self._pinned)
+        staged.numpy()[:] = array
+        return staged
+
     def _plan_decode(self, indptr: _Int32, page_list: Tensor, last_page_len: _Int32) -> None:
         for window, planned in self._decode.items():
             planned.plan(
-                torch.from_numpy(indptr.copy()),
+                self._staged(indptr),
                 page_list,
-                torch.from_numpy(last_page_len.copy()),
+                self._staged(last_page_len),
                 self._heads.query,
                 self._heads.kv,
                 self._heads.dim,
@@ -154,10 +162,10 @@ class FlashInfer:
         qo_indptr = np.concatenate([[0], np.cumsum(extend_lens)]).astype(np.int32)
         for window, planned in self._prefill.items():
             planned.plan(
-                torch.from_numpy(qo_indptr),
-                torch.from_numpy(indptr - indptr[0]),
+                self._staged(qo_indptr),
+                self._staged(indptr - indptr[0]),
                 page_list[int(indptr[0]) :],
-                torch.from_numpy(last_page_len.copy()),
+                self._staged(last_page_len),
                 self._heads.query,
                 self._heads.kv,
                 self._heads.dim,
@@ -185,11 +193,20 @@ class FlashInfer:
         return out
 
 
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
+
+
 def renormalise(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """`DeviceSampler`'s, by FlashInfer's kernels: no sort. Tokens as likely as the last that stays stay with it."""
-    import flashinfer.sampling
+    """`DeviceSampler`'s, by FlashInfer's kernels: no sort. Tokens as likely as the last that stays stay with it.
+
+    The kernels say which tokens stay, and nothing else: they scale by a sum that is added up in any order, and by an
+    approximate reciprocal. Numbers that are none end at the first kernel; the second might never return from them."""
+    from flashinfer import sampling
 
     k = torch.where(top_k > 0, top_k, probabilities.shape[-1]).int()
-    kept = flashinfer.sampling.top_k_renorm_probs(probabilities.contiguous(), k)
-    left: Tensor = flashinfer.sampling.top_p_renorm_probs(kept, top_p.float().contiguous(), is_deterministic=True)
-    return left
+    kept = sampling.top_k_renorm_probs(probabilities.contiguous(), k)
+    likely = torch.where(kept > 0, probabilities, 0.0)
+    share = likely / likely.sum(-1, keepdim=True).clamp_(min=torch.finfo(likely.dtype).tiny)
+    left = sampling.top_p_renorm_probs(share, top_p.float().contiguous(), is_deterministic=True)
+    return torch.where((left > 0) | (top_p >= 1)[:, None], likely, 0.0)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +55,8 @@ class _Reads:
 
 class TorchSdpa:
     """`windows`, by layer: how many tokens a token attends to, itself included; None: all. Missing: None everywhere."""
+
+    graph_obstacle: ClassVar[str] = "the rows' lengths, which the host knows, decide the sizes of what it gathers"
 
     def __init__(
         self, pool: KVPool, dtype: torch.dtype, device: torch.device, windows: Sequence[int | None] | None = None

@@ -89,7 +89,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     cuda = parser.add_argument_group("CUDA")
     cuda.add_argument(
         "--attention-backend",
-        choices=("auto", "torch_sdpa", "flashinfer", "flash_attention"),
+        choices=("auto", "torch_sdpa", "flashinfer", "flashinfer:fa3", "flash_attention"),
         default=_default("attention_backend"),
         help="auto: the fastest that is there, with its reason in the log",
     )

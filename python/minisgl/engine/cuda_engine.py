@@ -266,7 +266,7 @@ class CudaEngine:
             seq_lens=entry.seq_lens[:rows],
             extend_lens=entry.extend_lens[:rows],
             out_loc=entry.out_loc[:tokens],
-            there=RowsThere(inputs.req_slots, inputs.kv_indptr, inputs.out_loc),
+            there=RowsThere(inputs.req_slots, inputs.seq_lens, inputs.kv_indptr, inputs.out_loc),
         )
 
     def _hidden(self, inputs: StepInputs, forward: ModelForward) -> Tensor:
@@ -307,12 +307,13 @@ class CudaEngine:
             seq_lens=lens,
             extend_lens=lens,
             out_loc=np.full(int(lens.sum()), limits.scratch_page * limits.page_size, np.int32),
-            there=RowsThere(inputs.req_slots, inputs.kv_indptr, inputs.out_loc),
+            there=RowsThere(inputs.req_slots, inputs.seq_lens, inputs.kv_indptr, inputs.out_loc),
         )
 
         def prepare() -> None:
             self._block.zero_()
             inputs.req_slots.fill_(limits.scratch_slot)
+            inputs.seq_lens.copy_(torch.from_numpy(lens))
             inputs.out_loc.fill_(limits.scratch_page * limits.page_size)
             inputs.kv_indptr.copy_(torch.from_numpy(np.concatenate([[0], np.cumsum(pages)])))
             self._attention.prepare(host, self._page_table)

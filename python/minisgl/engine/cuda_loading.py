@@ -12,6 +12,9 @@ import torch
 
 from minisgl.attention import AttentionBackend, KVPool, TorchSdpa
 from minisgl.attention.backend import BackendError, Choice, Shape, choose, machine
+from minisgl.attention.flash_attention import FlashAttention
+from minisgl.attention.flashinfer import FlashInfer, renormalise
+from minisgl.attention.flashinfer_workspace import Heads
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import EngineInfo
 from minisgl.engine.cuda_engine import CudaEngine, ModelForward
@@ -26,6 +29,11 @@ from minisgl.step import StepLimits
 MEMORY_RATIO = 0.85  # without --memory-ratio; the rest is for activations, workspaces and graphs
 INLINE = "inline"  # --device inline: the CUDA engine on the CPU, each job when it is queued. For tests
 _MIB = 2**20
+_BACKENDS: dict[str, type[AttentionBackend]] = {
+    "torch_sdpa": TorchSdpa,
+    "flashinfer": FlashInfer,
+    "flash_attention": FlashAttention,
+}
 
 
 def check_device(name: str) -> torch.device:
@@ -67,12 +75,14 @@ def out_of_memory(error: torch.OutOfMemoryError, doing: str, advice: str) -> Con
     return ConfigError(f"out of device memory while {doing}: {str(error).splitlines()[0]} Try {advice}")
 
 
-def graphs_for(config: EngineConfig, model_config: ModelConfig, backend: str, say: Report) -> tuple[int, ...]:
+def graphs_for(
+    config: EngineConfig, model_config: ModelConfig, backend: type[AttentionBackend], say: Report
+) -> tuple[int, ...]:
     """The sizes to capture; says why there are none."""
     sizes = graph_sizes(config.cuda_graph_max_bs, config.max_running_requests)
     obstacle = ""
-    if backend != "flashinfer":
-        obstacle = f"{backend} cannot run in one"
+    if backend.graph_obstacle:
+        obstacle = f"{backend.__name__}: {backend.graph_obstacle}"
     elif model_config.moe is not None:
         obstacle = "which experts a step uses is looked at by the host"
     if sizes and obstacle:
@@ -92,7 +102,7 @@ def build_cuda_engine(
     except BackendError as error:
         raise ConfigError(str(error)) from error
     say(f"attention: {choice.name} ({choice.reason})")
-    info = replace(info, graph_sizes=graphs_for(config, model_config, choice.name, say))
+    info = replace(info, graph_sizes=graphs_for(config, model_config, _BACKENDS[choice.name], say))
     max_seq_len = min(info.context_len, info.num_pages * info.page_size + 1)
     limits = StepLimits(
         max_rows=config.max_running_requests,
@@ -149,23 +159,24 @@ def _backend(
     limits: StepLimits,
     sizes: tuple[int, ...],
 ) -> tuple[AttentionBackend, Renormalise | None]:
-    device = pool.k[0].device
+    device, windows, columns = pool.k[0].device, model_config.windows, limits.max_pages_per_request
     if choice.name == "flashinfer":
-        from minisgl.attention.flashinfer import FlashInfer, Heads, renormalise
-
         heads = Heads(model_config.num_heads, model_config.num_kv_heads, model_config.head_dim)
-        max_rows = max(limits.max_rows, *sizes, 1)
-        columns = limits.max_pages_per_request
-        windows = model_config.windows
         backend = FlashInfer(
-            pool, heads, dtype, device, windows, max_rows=max_rows, max_pages_per_row=columns, graph_sizes=sizes
+            pool,
+            heads,
+            dtype,
+            device,
+            windows,
+            max_rows=max(limits.max_rows, *sizes, 1),
+            max_pages_per_row=columns,
+            graph_sizes=sizes,
+            prefill=choice.prefill,
         )
         return backend, renormalise
     if choice.name == "flash_attention":
-        from minisgl.attention.flash_attention import FlashAttention
-
-        return FlashAttention(pool, device, model_config.windows), None
-    return TorchSdpa(pool, dtype, device, model_config.windows), None
+        return FlashAttention(pool, device, windows, max_pages_per_row=columns, graph_sizes=sizes), None
+    return TorchSdpa(pool, dtype, device, windows), None
 
 
 def compiled(model: Decoder) -> ModelForward:
