@@ -1,4 +1,5 @@
-"""Compiling Triton kernels for a GPU that is not there: with a stand-in for the driver, a launch compiles and stops.
+"""Triton kernels without a GPU: compiled for one that is not there (with a stand-in for the driver, a launch compiles
+and stops), and run by Triton's interpreter.
 
 Keeps true: kernels are launched by the code that launches them on a GPU, so that types, constants, warps and what
 Triton specialises on are those of a real call; a machine that has a GPU is not touched.
@@ -9,8 +10,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,3 +101,28 @@ def resources(compiled: Compiled, folder: Path) -> dict[str, int]:
     binary.write_bytes(compiled.cubin)
     said = subprocess.run([str(tool), "-res-usage", str(binary)], capture_output=True, text=True, check=True).stdout
     return {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", said)}
+
+
+def interpreted(program: str) -> str:
+    """Standard output of a Python program in which kernels are interpreted, on tensors of the CPU. The interpreter must
+    be on before Triton is imported: a process of its own."""
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([*sys.path[1:], "."])}
+    program = f"from tests.helpers_triton import let_scalars_be_bounds\nlet_scalars_be_bounds()\n{program}"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def let_scalars_be_bounds() -> None:
+    """For Triton 3.6 beside numpy 2.5: a scalar of the interpreter is an array of one number, which numpy no longer
+    takes for an index, so that `range` over one fails. Later versions of Triton see to it by themselves."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_and_mend(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_and_mend

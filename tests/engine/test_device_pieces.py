@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -29,6 +26,7 @@ from minisgl.engine.sampler import SamplingRows, sample
 from minisgl.kernels import kv_store, pages
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import RingEntry, StepLimits, StepPlan
+from tests.helpers_triton import interpreted
 
 CPU = torch.device("cpu")
 EXAMPLES = settings(max_examples=60, deadline=None)
@@ -103,17 +101,13 @@ def test_kv_store_in_torch(seed: int) -> None:
 
 
 def test_triton_kernels_do_the_same_in_the_interpreter() -> None:
-    """Triton's interpreter must be on before it is imported: a process of its own."""
-    pytest.importorskip("triton")
     program = (
         "from minisgl.kernels import kv_store_triton, pages_triton\n"
         "from tests.engine import test_device_pieces as tests\n"
         "for seed in range(25): tests.check_tables(pages_triton, seed); tests.check_store(kv_store_triton, seed)\n"
         "print('same')"
     )
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([*sys.path[1:], "."])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout == "same\n", done.stderr
+    assert interpreted(program) == "same\n"
 
 
 # ----------------------------------------------------------------------------------------------------------- blocks
