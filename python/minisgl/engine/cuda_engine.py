@@ -326,6 +326,7 @@ class CudaEngine:
         """Run decode, prefill and both, so that kernels are loaded (or compiled: minutes) before requests come."""
         longest = min(2, self._limits.max_seq_len)
         with torch.inference_mode():
+            self._device.forward.run("warm up", self._model.warm_up)
             for lens, num_decode in (([1], 1), ([longest], 0), ([1, longest], 1)):
                 inputs = self._scratch_step(lens, num_decode)
 

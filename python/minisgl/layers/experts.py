@@ -1,7 +1,12 @@
 """Routed experts: many small MLPs, of which each token uses a few (Shazeer et al. 2017).
 
+Two forms. Where a Triton kernel takes the weights (`kernels.experts`), all experts are one piece of work that asks the
+device for nothing. Elsewhere the host asks how many tokens each expert has and multiplies expert by expert; on the CPU
+that is the fast way, on a device it waits, and no CUDA graph can hold it.
+
 Keeps true: every expert in use multiplies the tokens that chose it at once; the weights of all experts lie in two
-tensors, of each of which a rank of several has an equal slice; what a token gets does not depend on the other tokens.
+tensors, of each of which a rank of several has an equal slice; what a token gets does not depend on the other tokens,
+but for the rounding of products of another size.
 Doesn't know: how the choice was made.
 """
 
@@ -12,7 +17,43 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.distributed import ALONE, Cut, Group, Shard
+from minisgl.kernels import experts as kernel
 from minisgl.layers.packing import linear
+
+
+def _routed(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    form = kernel.run if kernel.serves(gate_up) else _grouped
+    return form(x, gate_up, down, chosen, weights)
+
+
+@torch.library.custom_op("minisgl::routed_experts", mutates_args=())
+def _opaque(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """One operation to the compiler, which could see through neither form."""
+    return _routed(x, gate_up, down, chosen, weights)
+
+
+@_opaque.register_fake
+def _(x: Tensor, *others: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _grouped(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """As `kernels.experts.run`, anywhere."""
+    (num_tokens, per_token), size = chosen.shape, down.shape[2]
+    flat = chosen.flatten()
+    order = flat.argsort(stable=True)  # uses, those of one expert side by side
+    counts = flat.bincount(minlength=len(down)).tolist()
+    rows = x[order // per_token]
+    out = torch.empty_like(rows)
+    start = 0
+    for expert, count in enumerate(counts):
+        if count:
+            use = slice(start, start + count)
+            both = linear(rows[use], gate_up[expert])
+            inner = F.silu(both[:, :size]).mul_(both[:, size:])
+            out[order[use]] = linear(inner, down[expert])
+            start += count
+    return (out.view(num_tokens, per_token, x.shape[1]) * weights.unsqueeze(-1)).sum(1)
 
 
 class Experts:
@@ -39,21 +80,12 @@ class Experts:
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """x [n, hidden_size], chosen [n, k] int64 experts of each token, weights [n, k] -> [n, hidden_size], the
         weighted sum of their outputs."""
-        num_tokens, per_token = chosen.shape
-        flat = chosen.flatten()
-        order = flat.argsort(stable=True)  # uses, those of one expert side by side
-        counts = flat.bincount(minlength=len(self.down)).tolist()
-        rows = x[order // per_token]
-        out = torch.empty_like(rows)
-        start = 0
-        for expert, count in enumerate(counts):
-            if count:
-                use = slice(start, start + count)
-                both = linear(rows[use], self.gate_up[expert])
-                inner = F.silu(both[:, : self._size]).mul_(both[:, self._size :])
-                out[order[use]] = linear(inner, self.down[expert])
-                start += count
-        return self._group.all_reduce((out.view(num_tokens, per_token, -1) * weights.unsqueeze(-1)).sum(1))
+        routed = _opaque if torch.compiler.is_compiling() else _routed
+        return self._group.all_reduce(routed(x, self.gate_up, self.down, chosen, weights))
+
+    def warm_up(self) -> None:
+        """Compile what steps of any size run."""
+        kernel.warm_up(self.gate_up, self.down)
 
     def checkpoint(self) -> dict[str, Tensor]:
         """Expert by expert, as checkpoints have them."""

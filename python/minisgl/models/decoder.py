@@ -102,6 +102,9 @@ class _Layer:
         self._attention.pack()
         self._mlp.pack()
 
+    def warm_up(self) -> None:
+        self._mlp.warm_up()
+
     def checkpoint(self) -> dict[str, Tensor]:
         return (
             self._before.checkpoint()
@@ -148,6 +151,11 @@ class Decoder:
         self._head.pack()
         for layer in self._layers:
             layer.pack()
+
+    def warm_up(self) -> None:
+        """Compile what `forward` may run at some number of tokens, so that no step waits for a compiler."""
+        for layer in self._layers:
+            layer.warm_up()
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """[n] int64 ids at [n] int64 positions -> [n, hidden_size], normalised for `logits`."""

@@ -46,6 +46,9 @@ class Mlp:
         self._gate_up.pack()
         self._down.pack()
 
+    def warm_up(self) -> None:
+        """Nothing is compiled."""
+
     def checkpoint(self) -> dict[str, Tensor]:
         return self._gate_up.checkpoint() | self._down.checkpoint()
 
@@ -57,7 +60,8 @@ class Mlp:
 
 
 class SparseMlp:
-    """The `experts_per_token` experts that a linear router finds most likely, weighted by their probabilities."""
+    """The `experts_per_token` experts that a linear router finds most likely, weighted by their probabilities. The
+    choice stays on the device."""
 
     def __init__(
         self, config: ModelConfig, moe: MoeConfig, name: str, dtype: torch.dtype, device: torch.device, group: Group
@@ -78,6 +82,9 @@ class SparseMlp:
 
     def pack(self) -> None:
         """Nothing: an expert sees few tokens at a time."""
+
+    def warm_up(self) -> None:
+        self._experts.warm_up()
 
     def checkpoint(self) -> dict[str, Tensor]:
         return self._router.checkpoint() | self._experts.checkpoint()

@@ -1,0 +1,84 @@
+"""Routed experts on a device, as one piece of work whose sizes the host knows: no wait, and CUDA graphs can hold it.
+
+The grouped form in torch, which asks how many tokens each expert has, is `layers.experts`; it serves where Triton
+does not.
+
+Keeps true: which tile a step takes follows from the number of its tokens alone.
+Doesn't know: how experts were chosen, ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from minisgl.kernels.triton_there import use_triton
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a product is cut: rows of an expert, outputs of gate (and as many of up) and of down, inputs at a time."""
+
+    block_m: int
+    gate_up_n: int
+    down_n: int
+    block_k: int
+    warps: int
+    stages: int  # loads under way
+
+
+# By ascending block_m. The same block_k in all: sums run over the inputs in the same steps.
+_HALF = (Tile(16, 64, 128, 64, 4, 4), Tile(64, 64, 128, 64, 4, 4), Tile(128, 128, 128, 64, 8, 3))
+_FULL = (Tile(16, 32, 32, 32, 4, 2),)  # float32 is multiplied exactly, without tensor cores
+_FILL = 2  # a larger block is taken when experts have more than this many of the smaller one on average
+
+
+def serves(weight: Tensor) -> bool:
+    """Whether `run` takes experts whose weights lie there."""
+    return use_triton(weight)
+
+
+def tiles(dtype: torch.dtype) -> tuple[Tile, ...]:
+    """All that `run` may take."""
+    return _FULL if dtype is torch.float32 else _HALF
+
+
+def tile_for(num_uses: int, num_experts: int, dtype: torch.dtype) -> Tile:
+    """Few uses: small blocks, as every expert's last one is filled up. Many: large ones, which read weights less often."""
+    chosen, *larger = tiles(dtype)
+    for tile in larger:
+        if num_uses > _FILL * chosen.block_m * num_experts:
+            chosen = tile
+    return chosen
+
+
+def max_blocks(num_uses: int, num_experts: int, block_m: int) -> int:
+    """Blocks of `block_m` uses of one expert each, at worst: every expert in use has one use in its last block."""
+    in_use = min(num_uses, num_experts)
+    return in_use + (num_uses - in_use) // block_m
+
+
+def run(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, shares: Tensor, tile: Tile | None = None) -> Tensor:
+    """The weighted sum of each token's experts, down(silu(gate(x)) * up(x)).
+
+    x [n, hidden]; gate_up [experts, 2 * inner, hidden], gate before up; down [experts, hidden, inner]; chosen [n, k]
+    integers, the experts of each token; shares [n, k]. x and both weights of one dtype: bfloat16, float16 or float32.
+    Returns [n, hidden]. Only where `serves`.
+    """
+    from minisgl.kernels import experts_triton
+
+    if not len(x) or not down.shape[2]:
+        return torch.zeros_like(x)
+    tile = tile or tile_for(chosen.numel(), len(down), x.dtype)
+    return experts_triton.run(x.contiguous(), gate_up, down, chosen.contiguous(), shares.contiguous(), tile)
+
+
+def warm_up(gate_up: Tensor, down: Tensor) -> None:
+    """Compile for these weights all that `run` may run; nothing where it doesn't serve."""
+    if not serves(down):
+        return
+    x, chosen = down.new_zeros(1, down.shape[1]), torch.zeros(1, 1, dtype=torch.int64, device=down.device)
+    for tile in tiles(down.dtype):
+        run(x, gate_up, down, chosen, x[:, :1], tile)

@@ -1,0 +1,214 @@
+"""`kernels.experts` in Triton: tokens dealt out to their experts, two grouped products, the sum.
+
+A *use* is one (token, expert) pair, numbered token * k + i. The uses of an expert stand in blocks of `block_m`; a
+product's program multiplies one block's rows with one tile of its expert's weights. Products read rows by use and
+write each use to its own row, so nothing is ever sorted in memory.
+
+Keeps true: nothing depends on a value that only the device knows: grids are upper bounds, blocks over the end leave at
+once; no atomics: the same inputs give the same bits, and a row's sums run in the same order whatever else is in the
+batch, as long as the tile is the same; products and the sum over uses accumulate in float32; sizes that change from
+step to step are plain arguments, never compiled in.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minisgl.kernels.experts import Tile, max_blocks
+
+_CHUNK = 1024  # uses that are looked at together
+_COMBINE = 1024
+
+
+@triton.jit(do_not_specialize=["num_uses"])  # type: ignore[untyped-decorator, unused-ignore]
+def _count(chosen, counts, num_uses, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """How many uses an expert has."""
+    expert = tl.program_id(0)
+    found = tl.zeros((CHUNK,), tl.int32)
+    for at in range(0, num_uses, CHUNK):
+        use = at + tl.arange(0, CHUNK)
+        found += (tl.load(chosen + use, mask=use < num_uses, other=-1) == expert).to(tl.int32)
+    tl.store(counts + expert, tl.sum(found, 0))
+
+
+@triton.jit(do_not_specialize=["num_uses", "num_blocks"])  # type: ignore[untyped-decorator, unused-ignore]
+def _place(  # type: ignore[no-untyped-def]
+    chosen,
+    counts,
+    uses,
+    experts,
+    num_uses,
+    num_blocks,
+    num_experts,
+    BLOCK_M: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Fill an expert's blocks with its uses in their order; what is left of the last one with `num_uses`. The last
+    expert marks the blocks that nobody has."""
+    expert = tl.program_id(0)
+    other = tl.arange(0, EXPERTS)
+    count_of = tl.load(counts + other, mask=other < num_experts, other=0)
+    blocks_of = (count_of + BLOCK_M - 1) // BLOCK_M
+    first = tl.sum(tl.where(other < expert, blocks_of, 0), 0)
+    blocks = tl.sum(tl.where(other == expert, blocks_of, 0), 0)
+    count = tl.sum(tl.where(other == expert, count_of, 0), 0)
+    mine = uses + first * BLOCK_M
+    if count > 0:
+        before = 0
+        for at in range(0, num_uses, CHUNK):
+            use = at + tl.arange(0, CHUNK)
+            hit = tl.load(chosen + use, mask=use < num_uses, other=-1) == expert
+            rank = tl.cumsum(hit.to(tl.int32), 0)
+            tl.store(mine + before + rank - 1, use, mask=hit)
+            before += tl.sum(hit.to(tl.int32), 0)
+        over = count + tl.arange(0, BLOCK_M)
+        tl.store(mine + over, tl.zeros((BLOCK_M,), tl.int32) + num_uses, mask=over < blocks * BLOCK_M)
+        for at in range(0, blocks, CHUNK):
+            block = at + tl.arange(0, CHUNK)
+            tl.store(experts + first + block, tl.zeros((CHUNK,), tl.int32) + expert, mask=block < blocks)
+    if expert == num_experts - 1:
+        for at in range(first + blocks, num_blocks, CHUNK):
+            block = at + tl.arange(0, CHUNK)
+            tl.store(experts + block, tl.full((CHUNK,), -1, tl.int32), mask=block < num_blocks)
+
+
+@triton.jit(do_not_specialize=["num_uses", "per_token"])  # type: ignore[untyped-decorator, unused-ignore]
+def _gate_up(  # type: ignore[no-untyped-def]
+    x,
+    weight,
+    out,
+    uses,
+    experts,
+    num_uses,
+    per_token,
+    hidden,
+    inner,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """out[use] = silu(gate) * up, both from x[use // per_token]. Tiles of one block side by side: its rows, and the
+    weights of its expert's next block, are in the cache then."""
+    tiles = tl.cdiv(inner, BLOCK_N)
+    block, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    expert = tl.load(experts + block).to(tl.int64)
+    if expert < 0:
+        return
+    use = tl.load(uses + block * BLOCK_M + tl.arange(0, BLOCK_M))
+    there = use < num_uses
+    column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    wanted = column < inner
+    k = tl.arange(0, BLOCK_K)
+    rows = x + (use // per_token).to(tl.int64)[:, None] * hidden + k[None, :]
+    weights = weight + column.to(tl.int64)[None, :] * hidden + k[:, None]
+    gate, up = weights + expert * 2 * inner * hidden, weights + (expert * 2 + 1) * inner * hidden
+    gated = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    upped = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for at in range(0, hidden, BLOCK_K):
+        left = k < hidden - at
+        a = tl.load(rows + at, mask=there[:, None] & left[None, :], other=0.0)
+        mask = wanted[None, :] & left[:, None]
+        gated = tl.dot(a, tl.load(gate + at, mask=mask, other=0.0), gated, input_precision="ieee")
+        upped = tl.dot(a, tl.load(up + at, mask=mask, other=0.0), upped, input_precision="ieee")
+    result = gated / (1.0 + tl.exp(-gated)) * upped
+    place = out + use.to(tl.int64)[:, None] * inner + column[None, :]
+    tl.store(place, result.to(out.dtype.element_ty), mask=there[:, None] & wanted[None, :])
+
+
+@triton.jit(do_not_specialize=["num_uses"])  # type: ignore[untyped-decorator, unused-ignore]
+def _down(  # type: ignore[no-untyped-def]
+    x,
+    weight,
+    out,
+    shares,
+    uses,
+    experts,
+    num_uses,
+    inner,
+    hidden,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """out[use] = shares[use] * down(x[use])"""
+    tiles = tl.cdiv(hidden, BLOCK_N)
+    block, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    expert = tl.load(experts + block).to(tl.int64)
+    if expert < 0:
+        return
+    use = tl.load(uses + block * BLOCK_M + tl.arange(0, BLOCK_M))
+    there = use < num_uses
+    column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    wanted = column < hidden
+    k = tl.arange(0, BLOCK_K)
+    rows = x + use.to(tl.int64)[:, None] * inner + k[None, :]
+    columns = weight + expert * hidden * inner + column.to(tl.int64)[None, :] * inner + k[:, None]
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for at in range(0, inner, BLOCK_K):
+        left = k < inner - at
+        a = tl.load(rows + at, mask=there[:, None] & left[None, :], other=0.0)
+        b = tl.load(columns + at, mask=wanted[None, :] & left[:, None], other=0.0)
+        total = tl.dot(a, b, total, input_precision="ieee")
+    share = tl.load(shares + use, mask=there, other=0.0).to(tl.float32)
+    place = out + use.to(tl.int64)[:, None] * hidden + column[None, :]
+    tl.store(place, (total * share[:, None]).to(out.dtype.element_ty), mask=there[:, None] & wanted[None, :])
+
+
+@triton.jit(do_not_specialize=["per_token"])  # type: ignore[untyped-decorator, unused-ignore]
+def _combine(x, out, per_token, hidden, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """out[token] = the sum of its uses, in their order."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    wanted = column < hidden
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in range(per_token):
+        total += tl.load(x + (token * per_token + i) * hidden + column, mask=wanted, other=0.0).to(tl.float32)
+    tl.store(out + token * hidden + column, total.to(out.dtype.element_ty), mask=wanted)
+
+
+def deal(chosen: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor]:
+    """chosen [n, k] -> uses [blocks * block_m] int32, the uses of each block (n * k: a place that is left over), and
+    experts [blocks] int32, the expert of each (-1: nobody's block). Blocks: `max_blocks`."""
+    num_uses = chosen.numel()
+    num_blocks = max_blocks(num_uses, num_experts, block_m)
+    counts = torch.empty(num_experts, dtype=torch.int32, device=chosen.device)
+    uses = torch.empty(num_blocks * block_m, dtype=torch.int32, device=chosen.device)
+    experts = torch.empty(num_blocks, dtype=torch.int32, device=chosen.device)
+    _count[(num_experts,)](chosen, counts, num_uses, CHUNK=_CHUNK)
+    _place[(num_experts,)](
+        chosen,
+        counts,
+        uses,
+        experts,
+        num_uses,
+        num_blocks,
+        num_experts,
+        BLOCK_M=block_m,
+        EXPERTS=triton.next_power_of_2(num_experts),
+        CHUNK=_CHUNK,
+    )
+    return uses, experts
+
+
+def run(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, shares: Tensor, tile: Tile) -> Tensor:
+    """As `kernels.experts.run`, of contiguous tensors, at least one token and one value of `inner`."""
+    num_experts, hidden, inner = down.shape
+    num_tokens, per_token = chosen.shape
+    num_uses = chosen.numel()
+    uses, experts = deal(chosen, num_experts, tile.block_m)
+    how = {"BLOCK_M": tile.block_m, "BLOCK_K": tile.block_k, "num_warps": tile.warps, "num_stages": tile.stages}
+    between = x.new_empty(num_uses, inner)
+    grid = (len(experts) * triton.cdiv(inner, tile.gate_up_n),)
+    _gate_up[grid](
+        x, gate_up, between, uses, experts, num_uses, per_token, hidden, inner, BLOCK_N=tile.gate_up_n, **how
+    )
+    each = x.new_empty(num_uses, hidden)
+    grid = (len(experts) * triton.cdiv(hidden, tile.down_n),)
+    _down[grid](between, down, each, shares, uses, experts, num_uses, inner, hidden, BLOCK_N=tile.down_n, **how)
+    out = torch.empty_like(x)
+    _combine[(num_tokens, triton.cdiv(hidden, _COMBINE))](each, out, per_token, hidden, BLOCK=_COMBINE)
+    return out
