@@ -271,3 +271,29 @@ def test_the_compiled_forward_is_compiled_few_times(folder: Path, monkeypatch: p
     layers = engine._model.config.num_layers
     assert 0 < len(programs) <= 4 * (layers + 1)
     torch._dynamo.reset()
+
+
+def test_experts_are_one_operation_of_a_compiled_forward(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the host may look at in them ends no program and makes no new one."""
+    changes = {"vocab_size": VOCAB, "num_hidden_layers": 1, "eos_token_id": None, "bos_token_id": None}
+    folder = save(tiny_model("qwen3-moe", **changes), tmp_path_factory.mktemp("moe"))
+    wanted = requests(3, count=3)
+    engine, config, _ = build(folder, InlineDevice())
+    expected = served(engine, config, wanted)
+    programs: list[Any] = []
+
+    def backend(program: Any, inputs: Any) -> Any:
+        programs.append(program)
+        return program.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    engine, config, _ = build(folder, InlineDevice())
+    engine._forward_model = compiled(engine._model)
+    same(served(engine, config, wanted), expected)
+    targets = [str(node.target) for program in programs for node in program.graph.nodes]
+    assert 1 <= sum("routed_experts" in target for target in targets) <= 2 * engine._model.config.num_layers
+    assert not any("bincount" in target for target in targets)
+    torch._dynamo.reset()

@@ -338,6 +338,22 @@ def test_without_a_backend_for_them_there_are_no_graphs() -> None:
     assert lines == [f"CUDA graphs: none: TorchSdpa: {TorchSdpa.graph_obstacle}"]
 
 
+def test_mixtures_of_experts_have_graphs_where_their_kernel_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+
+    class Mixture:
+        moe = "experts"
+
+    config = EngineConfig(max_running_requests=4)
+    tell = lambda text, done=0, total=0: lines.append(text)  # noqa: E731
+    monkeypatch.setattr("minisgl.engine.cuda_loading.triton_is_installed", lambda: True)
+    assert graphs_for(config, Mixture(), FlashInfer, tell) == (1, 2, 4)  # type: ignore[arg-type]
+    assert not lines
+    monkeypatch.setattr("minisgl.engine.cuda_loading.triton_is_installed", lambda: False)
+    assert graphs_for(config, Mixture(), FlashInfer, tell) == ()  # type: ignore[arg-type]
+    assert lines == ["CUDA graphs: none: without Triton the host looks at which experts a step uses"]
+
+
 def test_pool_from_free_memory() -> None:
     config = EngineConfig(max_running_requests=1000)
     assert num_pages(config, 1000, 10**6, 10_000_000) == 8500

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from torch import Tensor
 
 import minisgl.kernels
+from minisgl.kernels import experts
+from minisgl.models import build_model
+from minisgl.models.config import parse_config
 from tests.helpers_triton import SM_90_SHARED_BYTES, Compiled, compiling, launched_names, resources
 
 pytest.importorskip("triton")
@@ -40,7 +45,31 @@ def call_kv_store(module: ModuleType) -> None:
             module.store_kv(*pools, int32(4)[1:], merged[:, :heads], merged[:, heads : 2 * heads])
 
 
-CALLS: dict[str, Callable[[ModuleType], None]] = {"pages_triton": call_pages, "kv_store_triton": call_kv_store}
+def on_meta(tokens: int, dtype: torch.dtype, *, hidden: int, inner: int, count: int, k: int) -> tuple[Tensor, ...]:
+    """Inputs of `kernels.experts.run`, without values."""
+    empty = partial(torch.empty, device="meta", dtype=dtype)
+    chosen = torch.empty(tokens, k, dtype=torch.int64, device="meta")
+    gate_up, down = empty(count, 2 * inner, hidden), empty(count, hidden, inner)
+    return empty(tokens, hidden), gate_up, down, chosen, empty(tokens, k)
+
+
+QWEN3_30B_A3B = {"hidden": 2048, "inner": 768, "count": 128, "k": 8}
+ODD = {"hidden": 100, "inner": 36, "count": 5, "k": 2}
+
+
+def call_experts(module: ModuleType) -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        for tile in experts.tiles(dtype):
+            module.run(*on_meta(256, dtype, **QWEN3_30B_A3B), tile)
+    module.run(*on_meta(256, torch.float16, **QWEN3_30B_A3B), experts.tiles(torch.float16)[0])
+    module.run(*on_meta(256, torch.bfloat16, **ODD), experts.tiles(torch.bfloat16)[0])
+
+
+CALLS: dict[str, Callable[[ModuleType], None]] = {
+    "experts_triton": call_experts,
+    "kv_store_triton": call_kv_store,
+    "pages_triton": call_pages,
+}
 
 
 @pytest.fixture
@@ -86,3 +115,63 @@ def test_where_a_step_lies_in_its_block_compiles_nothing_again(compiled: list[Co
     for shift in (0, 1, 2):
         store.store_kv(*pools, int32(8)[shift : shift + 3], k, k)
     assert len(compiled) == 1
+
+
+def test_experts_of_real_models_meet_tensor_cores_in_wide_loads(compiled: list[Compiled]) -> None:
+    """Kernels that compile to loads of single values, or to plain multiplications, are right and slow."""
+    module = kernels("experts_triton")
+    for tile in experts.tiles(torch.bfloat16):
+        compiled.clear()
+        module.run(*on_meta(256, torch.bfloat16, **QWEN3_30B_A3B), tile)
+        for product in [kernel for kernel in compiled if kernel.name in ("_gate_up", "_down")]:
+            assert ("wgmma.mma_async" if tile.block_m >= 64 else "mma.sync") in product.ptx
+            assert "cp.async.cg.shared.global" in product.ptx  # 16 bytes each
+            assert "cp.async.ca.shared.global" not in product.ptx  # fewer
+
+
+MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "eos_token_id": 0,
+}
+
+
+def forward(tokens: int, dtype: torch.dtype, *, warm: bool = False) -> None:
+    """Of a model whose tensors have no values: whatever looks at one raises."""
+    meta = torch.device("meta")
+    with torch.inference_mode():
+        model = build_model(parse_config(MOE), dtype=dtype, device=meta)
+        if warm:
+            model.warm_up()
+        ids = torch.empty(tokens, dtype=torch.int64, device=meta)
+        model.logits(model.forward(ids, ids, lambda layer, q, k, v: torch.empty_like(q)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_experts_never_ask_the_device_and_compile_only_in_the_warm_up(
+    dtype: torch.dtype, compiled: list[Compiled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NotImplementedError, match=r"[Mm]eta"):
+        forward(5, dtype)  # the grouped form looks
+    monkeypatch.setattr(experts, "serves", lambda weight: True)
+    forward(1, dtype, warm=True)
+    after = len(compiled)
+    assert after
+    for tokens in (2, 3, 16, 33, 64, 100, 128, 513, 4096):
+        forward(tokens, dtype)
+    assert len(compiled) == after

@@ -21,6 +21,7 @@ from minisgl.engine.cuda_engine import CudaEngine, ModelForward
 from minisgl.engine.device_queue import CudaDevice, Device, InlineDevice
 from minisgl.engine.device_sampler import Renormalise
 from minisgl.engine.graph import Capture, CudaCapture, RunAgain, graph_sizes
+from minisgl.kernels.triton_there import triton_is_installed
 from minisgl.models import Decoder, ModelConfig
 from minisgl.models.decoder import Attend
 from minisgl.progress import Report
@@ -83,8 +84,8 @@ def graphs_for(
     obstacle = ""
     if backend.graph_obstacle:
         obstacle = f"{backend.__name__}: {backend.graph_obstacle}"
-    elif model_config.moe is not None:
-        obstacle = "which experts a step uses is looked at by the host"
+    elif model_config.moe is not None and not triton_is_installed():
+        obstacle = "without Triton the host looks at which experts a step uses"
     if sizes and obstacle:
         say(f"CUDA graphs: none: {obstacle}")
         return ()

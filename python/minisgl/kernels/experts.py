@@ -46,7 +46,7 @@ def tiles(dtype: torch.dtype) -> tuple[Tile, ...]:
 
 
 def tile_for(num_uses: int, num_experts: int, dtype: torch.dtype) -> Tile:
-    """Few uses: small blocks, as every expert's last one is filled up. Many: large ones, which read weights less often."""
+    """Few uses: small blocks, as each expert's last one is filled up. Many: large ones that read weights less often."""
     chosen, *larger = tiles(dtype)
     for tile in larger:
         if num_uses > _FILL * chosen.block_m * num_experts:
