@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,18 @@ def test_fields_that_a_graph_reads_lie_where_the_size_says() -> None:
 # --------------------------------------------------------------------------------------------------------- sampling
 
 
+def bind_all(sampler: DeviceSampler, params: Sequence[SamplingParams], place: torch.device) -> None:
+    """Slot i gets `params[i]`, by a packed step."""
+    rows = len(params)
+    bound = [SlotBinding(i, i, one, np.zeros(1, np.int32), 1) for i, one in enumerate(params)]
+    layout = Layout.of(StepPlan(num_bound=rows), rows)
+    block = np.zeros(layout.size, np.int32)
+    limits = StepLimits(max_rows=rows, max_tokens=1, page_size=1, num_pages=1, max_seq_len=2)
+    pack(block, layout, RingEntry(limits, rows), bound)
+    sampler.remember(bound)
+    sampler.bind(StepInputs(torch.from_numpy(block).to(place), layout).bound)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_device_sampling_gives_the_hosts_tokens(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -184,14 +197,8 @@ def test_device_sampling_gives_the_hosts_tokens(seed: int) -> None:
     ]
     slots = rng.permutation(rows).astype(np.int32)
     position = torch.from_numpy(rng.integers(0, 1000, rows))
-    plan = StepPlan(num_bound=rows)
-    layout = Layout.of(plan, rows)
-    block = np.zeros(layout.size, np.int32)
-    limits = StepLimits(max_rows=rows, max_tokens=1, page_size=1, num_pages=1, max_seq_len=2)
-    pack(block, layout, RingEntry(limits, rows), bound)
     sampler = DeviceSampler(rows + 1, CPU)
-    sampler.remember(bound)
-    sampler.bind(StepInputs(torch.from_numpy(block), layout).bound)
+    bind_all(sampler, [one.sampling for one in bound], CPU)
     there = torch.from_numpy(slots).long()
     got = sampler.sample(logits, there, position, sampler.needs(slots))
     params = [bound[slot].sampling for slot in slots.tolist()]

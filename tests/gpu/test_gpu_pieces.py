@@ -1,0 +1,142 @@
+"""The parts of the CUDA engine on the device: queues and copies, Triton kernels, noise and draws, captured graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minisgl.engine import sampler
+from minisgl.engine.cuda_loading import _open
+from minisgl.engine.device_queue import Queue
+from minisgl.engine.device_sampler import DeviceSampler
+from minisgl.engine.graph import Outputs
+from minisgl.sampling_params import SamplingParams
+from tests.engine.test_device_pieces import bind_all, check_store, check_tables
+from tests.helpers_gpu import PLACE, REHEARSAL, only_on_a_gpu
+
+
+def _do(queue: Queue, job: Callable[[], object]) -> None:
+    def run() -> None:
+        job()
+
+    queue.run("job", run)
+
+
+def test_queues_keep_their_order() -> None:
+    """Slow work in the forward queue: the copy behind it, told to go after, brings its result."""
+    device, _ = _open(PLACE)
+    host = device.host_block(4)
+    there, out = (torch.zeros(4, dtype=torch.int32, device=PLACE) for _ in range(2))
+    back = device.host_block(4)
+    matrix = torch.randn(*[64 if REHEARSAL else 4096] * 2, device=PLACE)
+    for turn in range(1, 20):
+        host.fill_(turn)
+        _do(device.copy_in, lambda: there.copy_(host, non_blocking=True))
+        device.forward.after(device.copy_in.mark())
+        start = device.forward.mark()
+        _do(device.forward, lambda: matrix @ matrix)
+        _do(device.forward, lambda: torch.add(there, 1, out=out))
+        computed = device.forward.mark()
+        device.copy_out.after(computed)
+        _do(device.copy_out, lambda: back.copy_(out, non_blocking=True))
+        end = device.copy_out.mark()
+        end.wait()
+        assert end.reached() and back.tolist() == [turn + 1] * 4
+        assert computed.seconds_after(start) >= 0
+
+
+def test_a_graph_does_its_forward_again_with_what_is_there_then() -> None:
+    device, capture = _open(PLACE)
+    place = torch.zeros(8, 4, device=PLACE)
+    weight = torch.randn(4, 4, device=PLACE)
+    with torch.inference_mode():
+        graph = capture(lambda: Outputs(place @ weight, place.isfinite().all().reshape(1)))
+        for turn in range(5):
+            _do(device.forward, partial(place.fill_, turn))
+            device.forward.run("graph", graph.replay)
+            device.forward.mark().wait()
+            assert torch.allclose(graph.outputs.logits, torch.full_like(place, turn) @ weight, atol=1e-4)
+            assert bool(graph.outputs.finite)
+        _do(device.forward, partial(place.fill_, float("nan")))
+        device.forward.run("graph", graph.replay)
+        device.forward.mark().wait()
+        assert not bool(graph.outputs.finite)
+
+
+def test_noise_is_that_of_the_cpu() -> None:
+    rng = np.random.default_rng(0)
+    seed = torch.from_numpy(rng.integers(-(2**63), 2**63, 4096))
+    position = torch.from_numpy(rng.integers(0, 2**31, 4096))
+    there = sampler.uniforms(seed.to(PLACE), position.to(PLACE)).cpu()
+    assert torch.equal(there, sampler.uniforms(seed, position))
+
+
+@pytest.mark.parametrize("vocab", [300, 32_000, 151_936])
+def test_equal_logits_give_the_draws_of_the_cpu(vocab: int) -> None:
+    """But where the draw falls on the border of two tokens within rounding."""
+    rng = np.random.default_rng(vocab)
+    rows = 64
+    logits = torch.from_numpy(rng.standard_normal((rows, vocab)).astype(np.float32) * 3)
+    params = [
+        SamplingParams(
+            temperature=float(rng.choice([0.0, 0.5, 1.7])),
+            top_k=int(rng.choice([-1, 1, 7, 1000])),
+            top_p=float(rng.choice([1.0, 0.6])),
+            min_p=float(rng.choice([0.0, 0.1])),
+            seed=int(rng.integers(-(2**63), 2**63)),
+        )
+        for _ in range(rows)
+    ]
+    slots = rng.permutation(rows).astype(np.int32)
+    position = torch.from_numpy(rng.integers(0, 1000, rows))
+    found = []
+    for place in (PLACE, torch.device("cpu")):
+        on_device = DeviceSampler(rows + 1, place)
+        bind_all(on_device, params, place)
+        there = torch.from_numpy(slots).long().to(place)
+        chosen = on_device.sample(logits.to(place), there, position.to(place), on_device.needs(slots))
+        found.append(chosen.cpu().tolist())
+    differ = [row for row in range(rows) if found[0][row] != found[1][row]]
+    assert len(differ) <= 1
+    for row in differ:
+        _assert_on_a_border(logits[row], params[int(slots[row])], int(position[row]), found[0][row], found[1][row])
+
+
+def _assert_on_a_border(logits: torch.Tensor, params: SamplingParams, position: int, a: int, b: int) -> None:
+    probabilities = (logits.double() / params.temperature).softmax(-1)[None]
+    kept = sampler.truncate(probabilities, torch.tensor([params.top_k]), torch.tensor([params.top_p]))[0]
+    cumulated = kept.cumsum(0) / kept.sum()
+    assert params.seed is not None
+    drawn = float(sampler.uniforms(torch.tensor([params.seed]), torch.tensor([position])))
+    assert abs(float(cumulated[min(a, b)]) - drawn) < 1e-5
+
+
+@only_on_a_gpu("compiled Triton kernels")
+@pytest.mark.parametrize("seed", range(20))
+def test_triton_kernels(seed: int) -> None:
+    from minisgl.kernels import kv_store_triton, pages_triton
+
+    check_tables(_OnDevice(pages_triton), seed)
+    check_store(_OnDevice(kv_store_triton), seed)
+
+
+class _OnDevice:
+    """A module whose functions are called with copies on the device, written back after."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*tensors: torch.Tensor) -> None:
+            there = [tensor.to(PLACE) for tensor in tensors]
+            getattr(self._module, name)(*there)
+            for tensor, copy in zip(tensors, there, strict=True):
+                if tensor.is_contiguous():
+                    tensor.copy_(copy)
+
+        return call
