@@ -22,7 +22,6 @@ SOME = (
     "test_gpu_scheduling.py::test_all_parameters_as_on_the_cpu[1-rust_hotpath-overlap]",
     "test_gpu_scheduling.py::test_aborts_take_nothing_from_others[python]",
     "test_gpu_failures.py::test_a_step_that_fails_ends_its_requests_only[not-finite-2]",
-    "test_gpu_big.py::test_torch_compile_changes_nothing",
 )
 
 
@@ -36,9 +35,9 @@ def rehearsal(how: str, *tests: str) -> str:
 
 @pytest.mark.parametrize("how", ["1", "late"])
 def test_some_of_each(how: str) -> None:
-    said = rehearsal(how, *(SOME if how == "1" else SOME[3:8]))
+    said = rehearsal(how, *(SOME if how == "1" else SOME[4:8]))
     assert "passed" not in said, "a rehearsal counts as seen on a GPU"
-    assert said.count("rehearsed on cpu") >= 5
+    assert said.count("rehearsed on cpu") >= 4
 
 
 @pytest.mark.slow
@@ -46,8 +45,3 @@ def test_some_of_each(how: str) -> None:
 @pytest.mark.parametrize("how", ["1", "late"])
 def test_all(how: str) -> None:
     rehearsal(how, "")
-
-
-def test_without_a_device_they_say_so() -> None:
-    said = rehearsal("", SOME[0])
-    assert "no CUDA device" in said or "passed" in said
