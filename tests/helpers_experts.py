@@ -46,17 +46,22 @@ def draw(
     inner: int,
     dtype: torch.dtype = torch.float32,
     favourites: int | None = None,
+    device: torch.device | str = "cpu",
 ) -> Routed:
     """Values of about 1 in the result. `favourites`: only so many experts are ever chosen; at least `per_token`."""
-    rng = torch.Generator().manual_seed(seed)
-    liking = torch.rand(tokens, experts, generator=rng)
+    rng = torch.Generator(device).manual_seed(seed)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=rng, device=device)
+
+    liking = torch.rand(tokens, experts, generator=rng, device=device)
     if favourites is not None:
         liking[:, max(favourites, per_token) :] = 0.0
     shares, chosen = liking.topk(per_token, -1)
     return Routed(
-        torch.randn(tokens, hidden, generator=rng).to(dtype),
-        (torch.randn(experts, 2 * inner, hidden, generator=rng) / hidden**0.5).to(dtype),
-        (torch.randn(experts, hidden, inner, generator=rng) / max(inner, 1) ** 0.5).to(dtype),
+        noise(tokens, hidden).to(dtype),
+        (noise(experts, 2 * inner, hidden) / hidden**0.5).to(dtype),
+        (noise(experts, hidden, inner) / max(inner, 1) ** 0.5).to(dtype),
         chosen,
         (shares / shares.sum(-1, keepdim=True).clamp(min=1e-6)).to(dtype),
     )

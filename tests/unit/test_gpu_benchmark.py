@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmark.gpu import experts as experts_benchmark
 from benchmark.gpu import offline
 from benchmark.gpu.shapes import SHAPES, write_shape
 from minisgl.config import EngineConfig
+from minisgl.kernels import experts
 from minisgl.models import build_model, load_config
+from tests.helpers_experts import assert_near, draw
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("qwen3-0.6b", 0.596), ("qwen3-8b", 8.19), ("qwen3-32b", 32.76), ("llama-3.1-8b", 8.03)]
+    ("name", "billions"),
+    [("qwen3-0.6b", 0.596), ("qwen3-8b", 8.19), ("qwen3-32b", 32.76), ("qwen3-30b-a3b", 30.53), ("llama-3.1-8b", 8.03)],
 )
 def test_shapes_have_the_published_sizes(name: str, billions: float, tmp_path: Path) -> None:
     config = load_config(write_shape(name, tmp_path))
@@ -66,3 +71,28 @@ def test_idle_time_and_roofline() -> None:
 
 def test_shapes_are_known_by_the_command() -> None:
     assert set(offline.parser().parse_args([]).models) <= set(SHAPES)
+
+
+def test_experts_benchmark_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["experts.py", "--rehearse", "--repeats", "2", "--tokens", "1", "5", "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", arguments)
+    assert experts_benchmark.main() == 0
+    kept = json.loads((tmp_path / "experts.json").read_text())
+    assert [found["tokens"] for found in kept["side_by_side"]] == [1, 5]
+    assert all(found["us"]["grouped"] > 0 for found in kept["side_by_side"])
+    assert (tmp_path / "experts.md").read_text().count("\n") == 4
+
+
+def test_experts_forms_of_the_benchmark_do_the_same_work() -> None:
+    routed = draw(0, tokens=33, experts=6, per_token=2, hidden=32, inner=16)
+    assert_near(experts_benchmark.library(*routed.inputs()), routed)
+    work = experts_benchmark.Work(experts_benchmark.REHEARSAL_SHAPE, torch.bfloat16, "cpu", 1)
+    chosen = torch.tensor([[0, 1], [0, 2]])  # three experts of 3 * 64 * 32 values
+    assert work.best_s(chosen) == pytest.approx(3 * 3 * 64 * 32 * 2 / 4.3e12)
+
+
+@pytest.mark.parametrize("rows", [0.1, 8, 16, 40, 100, 1000])
+def test_experts_sweep_begins_with_what_is_in_use(rows: float) -> None:
+    found = experts_benchmark.candidates(torch.bfloat16, rows)
+    assert found[0] in experts.tiles(torch.bfloat16)
+    assert 5 < len(found) == len(set(found)) < 80

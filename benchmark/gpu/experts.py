@@ -1,0 +1,266 @@
+"""Routed experts of one layer on a GPU, in one command: `python benchmark/gpu/experts.py --out FOLDER`.
+
+Side by side, by the number of tokens: the fused Triton form, eager and as a CUDA graph; the grouped form in torch; the
+same work through torch's own grouped product where it takes the type. And what reading the weights in use, or the
+multiplications, would take at best. `--sweep` tries other tiles and names the fastest for each number of tokens.
+
+Keeps true: forms take turns, forwards and backwards; weights are of several layers in turn, so that they come from
+memory; what was measured is written after each line, so that a run that is cut off leaves what it has.
+Doesn't know: attention, routers: experts are drawn evenly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "python")]
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from benchmark.gpu.shapes import SHAPES  # noqa: E402
+from minisgl.kernels import experts  # noqa: E402
+from minisgl.kernels.experts import Tile  # noqa: E402
+from minisgl.layers.experts import _grouped  # noqa: E402
+
+BYTES_PER_S = 4.3e12  # of an H200's memory, as reached by copies
+FLOPS_PER_S = 790e12  # of an H200's tensor cores, as reached by a large bfloat16 product
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 8192)
+REHEARSAL_SHAPE = {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2}
+Form = Callable[..., Tensor]
+
+
+class Work:
+    """Weights of several layers, and inputs for any number of tokens."""
+
+    def __init__(self, shape: dict[str, Any], dtype: torch.dtype, device: str, layers: int) -> None:
+        self.device, self.dtype = device, dtype
+        self.hidden, self.inner = shape["hidden_size"], shape["moe_intermediate_size"]
+        self.num_experts, self.per_token = shape["num_experts"], shape["num_experts_per_tok"]
+        self.layers = [
+            (self._noise(self.num_experts, 2 * self.inner, self.hidden), self._noise(*self._down_shape()))
+            for _ in range(layers)
+        ]
+
+    def _down_shape(self) -> tuple[int, int, int]:
+        return self.num_experts, self.hidden, self.inner
+
+    def _noise(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device).normal_(0.0, 0.05)
+
+    def inputs(self, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+        liking = torch.rand(tokens, self.num_experts, device=self.device)
+        shares, chosen = liking.softmax(-1).topk(self.per_token, -1)
+        return self._noise(tokens, self.hidden), chosen, shares.to(self.dtype)
+
+    def best_s(self, chosen: Tensor) -> float:
+        """At the pace of memory or of the tensor cores, whichever takes longer."""
+        per_expert = 3 * self.hidden * self.inner
+        in_use = len(chosen.unique())
+        return max(
+            in_use * per_expert * self.dtype.itemsize / BYTES_PER_S, chosen.numel() * per_expert * 2 / FLOPS_PER_S
+        )
+
+
+def library(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+    """Through torch's grouped product, which needs no wait either."""
+    (num_tokens, per_token), inner = chosen.shape, down.shape[2]
+    flat = chosen.flatten()
+    ordered, order = flat.sort(stable=True)
+    every = torch.arange(1, len(down) + 1, device=x.device)
+    ends = torch.searchsorted(ordered, every).to(torch.int32)
+    both = F.grouped_mm(x[order // per_token], gate_up.transpose(1, 2), offs=ends)
+    between = F.silu(both[:, :inner]) * both[:, inner:]
+    rows = F.grouped_mm(between, down.transpose(1, 2), offs=ends)
+    out = torch.empty_like(rows).index_copy_(0, order, rows)
+    return (out.view(num_tokens, per_token, -1) * shares.unsqueeze(-1)).sum(1)
+
+
+def through(form: Form, work: Work, tokens: int, **settings: Any) -> Callable[[], Tensor]:
+    """All layers one after the other."""
+    x, chosen, shares = work.inputs(tokens)
+
+    def run() -> Tensor:
+        out = x
+        for gate_up, down in work.layers:
+            out = form(x, gate_up, down, chosen, shares, **settings)
+        return out
+
+    return run
+
+
+def captured(run: Callable[[], Tensor]) -> Callable[[], object]:
+    graph = torch.cuda.CUDAGraph()
+    run()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def timed(run: Callable[[], object], device: str, least_s: float) -> float:
+    """Seconds a call, of as many as take `least_s`."""
+
+    def once(calls: int) -> float:
+        if device == "cpu":
+            began = time.perf_counter()
+            for _ in range(calls):
+                run()
+            return time.perf_counter() - began
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(calls):
+            run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+    calls = 1 + int(least_s / max(once(2) / 2, 1e-6))
+    return once(calls) / calls
+
+
+def side_by_side(work: Work, tokens: int, repeats: int, least_s: float) -> dict[str, Any]:
+    forms: dict[str, Callable[[], object]] = {"grouped": through(_grouped, work, tokens)}
+    if experts.serves(work.layers[0][0]):
+        forms["fused"] = through(experts.run, work, tokens)
+        forms["fused_graph"] = captured(forms["fused"])  # type: ignore[arg-type]
+    with_library = through(library, work, tokens)
+    failed = {}
+    try:
+        with_library()
+        forms["library"] = with_library
+    except (RuntimeError, AttributeError) as error:
+        failed["library"] = str(error).splitlines()[0][:200]
+    seconds: dict[str, list[float]] = {name: [] for name in forms}
+    for form in forms.values():
+        form()
+    for turn in range(repeats):
+        for name in list(forms) if turn % 2 == 0 else reversed(forms):
+            seconds[name].append(timed(forms[name], work.device, least_s) / len(work.layers))
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    best = work.best_s(work.inputs(tokens)[1])
+    tile = experts.tile_for(tokens * work.per_token, work.num_experts, work.dtype)
+    return {
+        "tokens": tokens,
+        "block_m": tile.block_m,
+        "us": {name: value * 1e6 for name, value in medians.items()},
+        "raw_us": {name: [value * 1e6 for value in values] for name, values in seconds.items()},
+        "best_us": best * 1e6,
+        "of_best": {name: best / value for name, value in medians.items()},
+        "failed": failed,
+    }
+
+
+def candidates(dtype: torch.dtype, rows: float) -> list[Tile]:
+    """Tiles for experts with so many rows on average; first those in use."""
+    least, most = min(64, rows / 2), max(16, 2 * rows)
+    found = [tile for tile in experts.tiles(dtype) if least <= tile.block_m <= most]
+    for block_m, n, k, warps, stages in itertools.product((16, 32, 64, 128), (64, 32, 128), (64, 128), (4, 8), (4, 3)):
+        shared = stages * (block_m + 2 * n) * k * dtype.itemsize
+        registers = block_m * 2 * n // (warps * 32)  # a thread's, for sums
+        if least <= block_m <= most and shared <= 220 * 1024 and 8 <= registers <= 128:
+            found.append(Tile(block_m, n, 2 * n, k, warps, stages))
+    return list(dict.fromkeys(found))
+
+
+def sweep(work: Work, tokens: int, least_s: float, until: float) -> dict[str, Any]:
+    """Graphs of the fused form, tile by tile. Most of the time goes to Triton's compiler, once for each tile."""
+    from triton.runtime.errors import OutOfResources
+
+    us: dict[str, float] = {}
+    for tile in candidates(work.dtype, tokens * work.per_token / work.num_experts):
+        if time.monotonic() > until:
+            break
+        try:
+            run = captured(through(experts.run, work, tokens, tile=tile))
+        except OutOfResources:
+            continue
+        us[repr(tile)] = timed(run, work.device, least_s) / len(work.layers) * 1e6
+    fastest = sorted(us, key=us.__getitem__)[:3]
+    chosen = repr(experts.tile_for(tokens * work.per_token, work.num_experts, work.dtype))
+    return {"tokens": tokens, "in_use_us": us.get(chosen), "fastest": {name: us[name] for name in fastest}, "us": us}
+
+
+def line(found: dict[str, Any]) -> str:
+    us = found["us"]
+    cells = [f"{found['tokens']}", f"{found['block_m']}"]
+    cells += [f"{us[name]:.0f}" if name in us else "-" for name in ("grouped", "library", "fused", "fused_graph")]
+    fastest = us.get("fused_graph", us.get("fused"))
+    cells += [f"{us['grouped'] / us['fused']:.2f}" if "fused" in us else "-"]
+    cells += [f"{us['library'] / us['fused']:.2f}" if {"library", "fused"} <= us.keys() else "-"]
+    cells += [f"{found['best_us'] / fastest:.0%}" if fastest else "-"]
+    return "| " + " | ".join(cells) + " |"
+
+
+HEAD = (
+    "| tokens | rows a block | grouped, us | library, us | fused, us | fused in a graph, us | grouped / fused "
+    "| library / fused | fused at best pace |\n|" + "---|" * 9
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write experts.json and experts.md there")
+    parser.add_argument("--model", choices=sorted(n for n in SHAPES if "num_experts" in SHAPES[n]))
+    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=400.0, help="start nothing new after so many")
+    parser.add_argument("--sweep", action="store_true", help="then try other tiles")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU, with a tiny shape and no kernel")
+    return parser
+
+
+def main() -> int:
+    args = parser().parse_args()
+    until = time.monotonic() + args.seconds
+    if not args.rehearse and not torch.cuda.is_available():
+        print("benchmark/gpu/experts.py: torch finds no CUDA device", file=sys.stderr)
+        return 1
+    device, least_s = ("cpu", 1e-3) if args.rehearse else ("cuda", 0.02)
+    shape = REHEARSAL_SHAPE if args.rehearse else SHAPES[args.model or "qwen3-30b-a3b"]
+    kept: dict[str, Any] = {
+        "device": "cpu, rehearsed" if args.rehearse else torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "shape": {key: shape[key] for key in REHEARSAL_SHAPE},
+        "side_by_side": [],
+        "sweep": [],
+    }
+    with torch.inference_mode():
+        work = Work(shape, torch.bfloat16, device, args.layers)
+        print(HEAD)
+        for tokens in args.tokens:
+            if time.monotonic() > until:
+                break
+            kept["side_by_side"].append(side_by_side(work, tokens, args.repeats, least_s))
+            print(line(kept["side_by_side"][-1]), flush=True)
+            write(args.out, kept)
+        for tokens in args.tokens if args.sweep and not args.rehearse else []:
+            share = (until - time.monotonic()) / (len(args.tokens) - len(kept["sweep"]))
+            found = sweep(work, tokens, least_s / 4, time.monotonic() + share)
+            kept["sweep"].append(found)
+            print(f"{tokens} tokens: in use {found['in_use_us']} us; fastest {found['fastest']}", flush=True)
+            write(args.out, kept)
+    return 0
+
+
+def write(folder: Path | None, kept: dict[str, Any]) -> None:
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "experts.json").write_text(json.dumps(kept, indent=1))
+    (folder / "experts.md").write_text("\n".join([HEAD, *map(line, kept["side_by_side"])]) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
