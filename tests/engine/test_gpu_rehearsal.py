@@ -19,6 +19,8 @@ SOME = (
     "test_gpu_attention.py::test_flashinfer_gives_the_logits_of_torch[float16-16-window]",
     "test_gpu_graphs.py::test_logits_of_graphs_are_those_of_eager_steps[qwen3-tied-3-True]",
     "test_gpu_graphs.py::test_padding_rows_touch_nothing",
+    "test_gpu_experts.py::test_a_graph_gives_the_bits_of_eager_work[8]",
+    "test_gpu_experts.py::test_graphs_of_a_model_with_experts",
     "test_gpu_scheduling.py::test_all_parameters_as_on_the_cpu[1-rust_hotpath-overlap]",
     "test_gpu_scheduling.py::test_aborts_take_nothing_from_others[python]",
     "test_gpu_failures.py::test_a_step_that_fails_ends_its_requests_only[not-finite-2]",
