@@ -7,6 +7,7 @@ Doesn't know: tokenizers.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def write_shape(name: str, folder: Path) -> Path:
+TINY = {**_QWEN3, "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+TINY |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 500, "eos_token_id": 1, "tie_word_embeddings": True}
+"""Nobody's: for rehearsals."""
+
+
+def write_shape(name: str, folder: Path, shapes: Mapping[str, dict[str, Any]] = SHAPES) -> Path:
     """A model folder with nothing but config.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(SHAPES[name], indent=1))
+    (folder / "config.json").write_text(json.dumps(shapes[name], indent=1))
     return folder

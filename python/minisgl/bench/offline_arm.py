@@ -150,7 +150,7 @@ class TimedEngine:
         self._inner.close()
 
 
-class _Collector:
+class Collector:
     """What the loop sends: kept as it comes, read after the run."""
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ def run_arm(job: OfflineJob) -> dict[str, Any]:
     engine = TimedEngine(build_engine(job.engine, lambda *report: None), timers)
     try:
         plane = build_control_plane(job.engine, engine.info)
-        collector = _Collector()
+        collector = Collector()
         loop = StepLoop(TimedControlPlane(plane, timers), engine, collector, overlap=job.engine.overlap)
         requests = job.requests(engine.info.vocab_size)
         load_s = time.perf_counter() - began
@@ -220,7 +220,7 @@ def run_arm(job: OfflineJob) -> dict[str, Any]:
     }
 
 
-def _warm_up(job: OfflineJob, loop: StepLoop, collector: _Collector) -> None:
+def _warm_up(job: OfflineJob, loop: StepLoop, collector: Collector) -> None:
     """A few short answers, so that kernels are chosen and memory is touched."""
     first_id = job.num_sequences
     prompts = [np.full(WARM_UP_LEN, i, np.int32) for i in range(4)]

@@ -106,7 +106,9 @@ def write_json(path: Path, data: object) -> None:
     text = json.dumps(plain(data), indent=1, allow_nan=False)
     # lists of plain values on one line: samples by the thousand stay readable (strings hold no bare line ends)
     text = re.sub(r"\[\n([^\[\]{}]*?)\n\s*\]", _on_one_line, text)
-    path.write_text(text + "\n", encoding="utf-8")
+    part = path.with_name(path.name + ".part")
+    part.write_text(text + "\n", encoding="utf-8")
+    part.replace(path)  # a killed program leaves the file of before
 
 
 def print_result(result: Mapping[str, Any]) -> None:
