@@ -126,3 +126,21 @@ def let_scalars_be_bounds() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch_and_mend
+
+
+def let_bfloat16_be_multiplied() -> None:
+    """The interpreter keeps bfloat16 as the integers of its bits, and `tl.dot` multiplies those."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def mended(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        if a.dtype.scalar == tl.bfloat16:
+            a, b = (
+                interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32) for x in (a, b)
+            )
+        return dot(self, a, b, *others)
+
+    interpreter.InterpreterBuilder.create_dot = mended

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import minisgl.kernels
-from minisgl.kernels import experts
+from minisgl.kernels import experts, routing
 from minisgl.models import build_model
 from minisgl.models.config import parse_config
 from tests.helpers_triton import SM_90_SHARED_BYTES, Compiled, compiling, launched_names, resources
@@ -61,14 +61,22 @@ def call_experts(module: ModuleType) -> None:
     for dtype in (torch.bfloat16, torch.float32):
         for tile in experts.tiles(dtype):
             module.run(*on_meta(256, dtype, **QWEN3_30B_A3B), tile)
-    module.run(*on_meta(256, torch.float16, **QWEN3_30B_A3B), experts.tiles(torch.float16)[0])
-    module.run(*on_meta(256, torch.bfloat16, **ODD), experts.tiles(torch.bfloat16)[0])
+    module.run(*on_meta(256, torch.float16, **QWEN3_30B_A3B), experts.tiles(torch.float16)[1])
+    module.run(*on_meta(256, torch.bfloat16, **ODD), experts.tiles(torch.bfloat16)[1])
+
+
+def call_routing(module: ModuleType) -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        for count, k in ((128, 8), (7, 3), (8, 8), (512, 10)):
+            for normalise in (False, True):
+                module.route(torch.empty(3, count, dtype=dtype, device="meta"), k, normalise)
 
 
 CALLS: dict[str, Callable[[ModuleType], None]] = {
     "experts_triton": call_experts,
     "kv_store_triton": call_kv_store,
     "pages_triton": call_pages,
+    "routing_triton": call_routing,
 }
 
 
@@ -168,7 +176,8 @@ def test_experts_never_ask_the_device_and_compile_only_in_the_warm_up(
 ) -> None:
     with pytest.raises(NotImplementedError, match=r"[Mm]eta"):
         forward(5, dtype)  # the grouped form looks
-    monkeypatch.setattr(experts, "serves", lambda weight: True)
+    for kernel in (experts, routing):
+        monkeypatch.setattr(kernel, "serves", lambda tensor: True)
     forward(1, dtype, warm=True)
     after = len(compiled)
     assert after

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minisgl.engine.cuda_loading import _open
 from minisgl.engine.graph import Outputs
-from minisgl.kernels import experts
+from minisgl.kernels import experts, routing
 from minisgl.layers.experts import _grouped
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
@@ -110,6 +110,24 @@ def test_a_graph_gives_the_bits_of_eager_work(tokens: int) -> None:
             assert torch.equal(graph.outputs.logits, expected)
 
 
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("experts_and_k", [(128, 8), (7, 3), (512, 10), (8, 8)], ids=str)
+def test_routes_are_those_of_torch(experts_and_k: tuple[int, int], normalise: bool) -> None:
+    count, k = experts_and_k
+    logits = torch.randn(500, count, generator=torch.Generator().manual_seed(1))
+    if REHEARSAL:
+        k = count  # of equal logits, torch on the CPU takes any
+    else:
+        logits = logits.mul_(4).round_().div_(4)
+    chosen, shares = routing.route(logits.to(PLACE), k, normalise=normalise)
+    order = logits.argsort(dim=-1, descending=True, stable=True)[:, :k]
+    assert torch.equal(chosen.cpu().long(), order)
+    expected = logits.double().softmax(-1).gather(1, order)
+    if normalise:
+        expected /= expected.sum(-1, keepdim=True)
+    torch.testing.assert_close(shares.cpu().double(), expected, rtol=1e-4, atol=1e-6)
+
+
 @only_on_a_gpu("torch.cuda.set_sync_debug_mode")
 def test_the_host_never_waits() -> None:
     routed = draw(8, tokens=64, **SHAPE, dtype=torch.bfloat16, device=PLACE)
@@ -127,9 +145,9 @@ def num_compiled() -> int:
     """Kernels of this project that Triton has compiled or loaded for the device."""
     from triton.runtime.jit import JITFunction
 
-    from minisgl.kernels import experts_triton, kv_store_triton, pages_triton
+    from minisgl.kernels import experts_triton, kv_store_triton, pages_triton, routing_triton
 
-    modules = (experts_triton, kv_store_triton, pages_triton)
+    modules = (experts_triton, kv_store_triton, pages_triton, routing_triton)
     found = [thing for module in modules for thing in vars(module).values() if isinstance(thing, JITFunction)]
     return sum(len(kernel.device_caches[torch.cuda.current_device()][0]) for kernel in found)
 

@@ -27,11 +27,19 @@ class Tile:
     block_k: int
     warps: int
     stages: int  # loads under way
+    alone: bool = False  # each use is a block of its own: nothing is dealt out
 
 
-# By ascending block_m. The same block_k in all: sums run over the inputs in the same steps.
-_HALF = (Tile(16, 64, 128, 64, 4, 4), Tile(64, 64, 128, 64, 4, 4), Tile(128, 128, 128, 64, 8, 3))
-_FULL = (Tile(16, 32, 32, 32, 4, 2),)  # float32 is multiplied exactly, without tensor cores
+# By the number of uses that they are for. The same block_k in all: sums run over the inputs in the same steps.
+_HALF = (
+    Tile(16, 64, 128, 64, 4, 4, alone=True),
+    Tile(16, 64, 128, 64, 4, 4),
+    Tile(64, 64, 128, 64, 4, 4),
+    Tile(128, 128, 128, 64, 8, 3),
+)
+# float32 is multiplied exactly, without tensor cores
+_FULL = (Tile(16, 32, 32, 32, 4, 2, alone=True), Tile(16, 32, 32, 32, 4, 2))
+_ALONE = 4  # experts for each use, at least, where hardly two uses meet at one
 _FILL = 2  # a larger block is taken when experts have more than this many of the smaller one on average
 
 
@@ -46,8 +54,11 @@ def tiles(dtype: torch.dtype) -> tuple[Tile, ...]:
 
 
 def tile_for(num_uses: int, num_experts: int, dtype: torch.dtype) -> Tile:
-    """Few uses: small blocks, as each expert's last one is filled up. Many: large ones that read weights less often."""
-    chosen, *larger = tiles(dtype)
+    """Very few uses: each alone. Few: small blocks, as each expert's last one is filled up. Many: large ones that read
+    weights less often."""
+    alone, chosen, *larger = tiles(dtype)
+    if num_uses * _ALONE <= num_experts:
+        return alone
     for tile in larger:
         if num_uses > _FILL * chosen.block_m * num_experts:
             chosen = tile
@@ -79,6 +90,6 @@ def warm_up(gate_up: Tensor, down: Tensor) -> None:
     """Compile for these weights all that `run` may run; nothing where it doesn't serve."""
     if not serves(down):
         return
-    x, chosen = down.new_zeros(1, down.shape[1]), torch.zeros(1, 1, dtype=torch.int64, device=down.device)
+    x, chosen = down.new_zeros(1, down.shape[1]), torch.zeros(1, 1, dtype=torch.int32, device=down.device)
     for tile in tiles(down.dtype):
         run(x, gate_up, down, chosen, x[:, :1], tile)

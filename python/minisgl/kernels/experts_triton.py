@@ -2,7 +2,7 @@
 
 A *use* is one (token, expert) pair, numbered token * k + i. The uses of an expert stand in blocks of `block_m`; a
 product's program multiplies one block's rows with one tile of its expert's weights. Products read rows by use and
-write each use to its own row, so nothing is ever sorted in memory.
+write each use to its own row, so nothing is ever sorted in memory. Of very few uses each is a block, with one row.
 
 Keeps true: nothing depends on a value that only the device knows: grids are upper bounds, blocks over the end leave at
 once; no atomics: the same inputs give the same bits, and a row's sums run in the same order whatever else is in the
@@ -76,6 +76,14 @@ def _place(  # type: ignore[no-untyped-def]
             tl.store(experts + block, tl.full((CHUNK,), -1, tl.int32), mask=block < num_blocks)
 
 
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _block_of(uses, experts, block, num_uses, BLOCK_M: tl.constexpr, ALONE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A block's expert, and the use in each of its rows, `num_uses` where there is none."""
+    row = tl.arange(0, BLOCK_M)
+    use = tl.where(row == 0, block, num_uses) if ALONE else tl.load(uses + block * BLOCK_M + row)
+    return tl.load(experts + block).to(tl.int64), use
+
+
 @triton.jit(do_not_specialize=["num_uses", "per_token"])  # type: ignore[untyped-decorator, unused-ignore]
 def _gate_up(  # type: ignore[no-untyped-def]
     x,
@@ -90,15 +98,15 @@ def _gate_up(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    ALONE: tl.constexpr,
 ):
     """out[use] = silu(gate) * up, both from x[use // per_token]. Tiles of one block side by side: its rows, and the
     weights of its expert's next block, are in the cache then."""
     tiles = tl.cdiv(inner, BLOCK_N)
     block, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    expert = tl.load(experts + block).to(tl.int64)
+    expert, use = _block_of(uses, experts, block, num_uses, BLOCK_M, ALONE)
     if expert < 0:
         return
-    use = tl.load(uses + block * BLOCK_M + tl.arange(0, BLOCK_M))
     there = use < num_uses
     column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     wanted = column < inner
@@ -133,14 +141,14 @@ def _down(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    ALONE: tl.constexpr,
 ):
     """out[use] = shares[use] * down(x[use])"""
     tiles = tl.cdiv(hidden, BLOCK_N)
     block, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    expert = tl.load(experts + block).to(tl.int64)
+    expert, use = _block_of(uses, experts, block, num_uses, BLOCK_M, ALONE)
     if expert < 0:
         return
-    use = tl.load(uses + block * BLOCK_M + tl.arange(0, BLOCK_M))
     there = use < num_uses
     column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     wanted = column < hidden
@@ -199,8 +207,9 @@ def run(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, shares: Tensor
     num_experts, hidden, inner = down.shape
     num_tokens, per_token = chosen.shape
     num_uses = chosen.numel()
-    uses, experts = deal(chosen, num_experts, tile.block_m)
-    how = {"BLOCK_M": tile.block_m, "BLOCK_K": tile.block_k, "num_warps": tile.warps, "num_stages": tile.stages}
+    uses, experts = (chosen, chosen.view(-1)) if tile.alone else deal(chosen, num_experts, tile.block_m)
+    how = {"BLOCK_M": tile.block_m, "BLOCK_K": tile.block_k, "ALONE": tile.alone}
+    how |= {"num_warps": tile.warps, "num_stages": tile.stages}
     between = x.new_empty(num_uses, inner)
     grid = (len(experts) * triton.cdiv(inner, tile.gate_up_n),)
     _gate_up[grid](

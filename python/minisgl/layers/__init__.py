@@ -5,10 +5,11 @@ parameter each of them fills, and by `shards` which part of each it holds if a r
 all that a loader must know.
 """
 
+from minisgl.kernels.routing import route
 from minisgl.layers.embedding import Embedding
 from minisgl.layers.experts import Experts
 from minisgl.layers.linear import Linear, RowLinear
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.rotary import RopeConfig, Rotary
 
-__all__ = ["Embedding", "Experts", "Linear", "RMSNorm", "RopeConfig", "Rotary", "RowLinear"]
+__all__ = ["Embedding", "Experts", "Linear", "RMSNorm", "RopeConfig", "Rotary", "RowLinear", "route"]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.distributed import Cut, Group, Shard
-from minisgl.layers import Experts, Linear, RowLinear
+from minisgl.layers import Experts, Linear, RowLinear, route
 from minisgl.models.config import ModelConfig, MoeConfig
 
 
@@ -74,16 +74,13 @@ class SparseMlp:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        probabilities = self._router(x).float().softmax(-1)
-        weights, chosen = probabilities.topk(self._per_token, -1)
-        if self._normalise:
-            weights = weights / weights.sum(-1, keepdim=True)
-        return self._experts(x, chosen, weights.to(x.dtype))
+        return self._experts(x, *route(self._router(x), self._per_token, normalise=self._normalise))
 
     def pack(self) -> None:
         """Nothing: an expert sees few tokens at a time."""
 
     def warm_up(self) -> None:
+        route(self._router.weight[:, :1].mT, self._per_token, normalise=self._normalise)
         self._experts.warm_up()
 
     def checkpoint(self) -> dict[str, Tensor]:
