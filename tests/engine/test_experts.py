@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,6 +76,18 @@ def test_more_uses_larger_blocks() -> None:
     assert {sizes[0], sizes[-1]} == {16, 128}
     assert tile_for(8192 * 8, 128, torch.float32) == tiles(torch.float32)[1]
     assert [tile_for(n * 8, 128, torch.bfloat16).alone for n in (1, 4, 5, 8192)] == [True, True, False, False]
+
+
+def test_a_device_with_little_shared_memory_has_no_large_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Properties:
+        shared_memory_per_block_optin = 99 * 1024  # sm_89
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    device = torch.device("cuda", 7)
+    assert [tile.block_m for tile in tiles(torch.bfloat16, device)] == [16, 16, 64]
+    assert tile_for(8192 * 8, 128, torch.bfloat16, device).block_m == 64
+    assert tiles(torch.float32, device) == tiles(torch.float32)
+    tiles.cache_clear()
 
 
 # ------------------------------------------------------------------------------------------ in Triton's interpreter

@@ -9,6 +9,7 @@ Doesn't know: how experts were chosen, ranks.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,11 @@ class Tile:
     stages: int  # loads under way
     alone: bool = False  # each use is a block of its own: nothing is dealt out
 
+    def shared_bytes(self, dtype: torch.dtype) -> int:
+        """Of a multiprocessor's shared memory, at most: what is under way of both factors."""
+        columns = max(2 * self.gate_up_n, self.down_n)
+        return self.stages * (self.block_m + columns) * self.block_k * dtype.itemsize
+
 
 # By the number of uses that they are for. The same block_k in all: sums run over the inputs in the same steps.
 _HALF = (
@@ -48,15 +54,20 @@ def serves(weight: Tensor) -> bool:
     return use_triton(weight)
 
 
-def tiles(dtype: torch.dtype) -> tuple[Tile, ...]:
-    """All that `run` may take."""
-    return _FULL if dtype is torch.float32 else _HALF
+@functools.cache
+def tiles(dtype: torch.dtype, device: torch.device | None = None) -> tuple[Tile, ...]:
+    """All that `run` may take: the small ones, and what fits the device; without a device, all."""
+    known = _FULL if dtype is torch.float32 else _HALF
+    if device is None or device.type != "cuda":
+        return known
+    room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return tuple(tile for tile in known if tile.block_m == 16 or tile.shared_bytes(dtype) <= room)
 
 
-def tile_for(num_uses: int, num_experts: int, dtype: torch.dtype) -> Tile:
+def tile_for(num_uses: int, num_experts: int, dtype: torch.dtype, device: torch.device | None = None) -> Tile:
     """Very few uses: each alone. Few: small blocks, as each expert's last one is filled up. Many: large ones that read
     weights less often."""
-    alone, chosen, *larger = tiles(dtype)
+    alone, chosen, *larger = tiles(dtype, device)
     if num_uses * _ALONE <= num_experts:
         return alone
     for tile in larger:
@@ -82,7 +93,7 @@ def run(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, shares: Tensor
 
     if not len(x) or not down.shape[2]:
         return torch.zeros_like(x)
-    tile = tile or tile_for(chosen.numel(), len(down), x.dtype)
+    tile = tile or tile_for(chosen.numel(), len(down), x.dtype, x.device)
     return experts_triton.run(x.contiguous(), gate_up, down, chosen.contiguous(), shares.contiguous(), tile)
 
 
@@ -91,5 +102,5 @@ def warm_up(gate_up: Tensor, down: Tensor) -> None:
     if not serves(down):
         return
     x, chosen = down.new_zeros(1, down.shape[1]), torch.zeros(1, 1, dtype=torch.int32, device=down.device)
-    for tile in tiles(down.dtype):
+    for tile in tiles(down.dtype, down.device):
         run(x, gate_up, down, chosen, x[:, :1], tile)
