@@ -14,7 +14,7 @@ from torch import Tensor
 
 import minisgl.kernels
 from minisgl.kernels import experts, routing
-from minisgl.models import build_model
+from minisgl.models import Decoder, build_model
 from minisgl.models.config import parse_config
 from tests.helpers_triton import SM_90_SHARED_BYTES, Compiled, compiling, launched_names, resources
 
@@ -148,7 +148,7 @@ MOE = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "max_position_embeddings": 128,
-    "num_experts": 6,
+    "num_experts": 32,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 48,
     "norm_topk_prob": True,
@@ -160,28 +160,31 @@ MOE = {
 }
 
 
-def forward(tokens: int, dtype: torch.dtype, *, warm: bool = False) -> None:
-    """Of a model whose tensors have no values: whatever looks at one raises."""
-    meta = torch.device("meta")
+def model_without_values(dtype: torch.dtype) -> Decoder:
     with torch.inference_mode():
-        model = build_model(parse_config(MOE), dtype=dtype, device=meta)
-        if warm:
-            model.warm_up()
-        ids = torch.empty(tokens, dtype=torch.int64, device=meta)
-        model.logits(model.forward(ids, ids, lambda layer, q, k, v: torch.empty_like(q)))
+        return build_model(parse_config(MOE), dtype=dtype, device=torch.device("meta"))
+
+
+@torch.inference_mode()
+def forward(model: Decoder, tokens: int) -> None:
+    """Whatever looks at a value raises."""
+    ids = torch.empty(tokens, dtype=torch.int64, device="meta")
+    model.logits(model.forward(ids, ids, lambda layer, q, k, v: torch.empty_like(q)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_experts_never_ask_the_device_and_compile_only_in_the_warm_up(
     dtype: torch.dtype, compiled: list[Compiled], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    model = model_without_values(dtype)
     with pytest.raises(NotImplementedError, match=r"[Mm]eta"):
-        forward(5, dtype)  # the grouped form looks
+        forward(model, 5)  # the grouped form looks
     for kernel in (experts, routing):
         monkeypatch.setattr(kernel, "serves", lambda tensor: True)
-    forward(1, dtype, warm=True)
+    with torch.inference_mode():
+        model.warm_up()
     after = len(compiled)
     assert after
-    for tokens in (2, 3, 16, 33, 64, 100, 128, 513, 4096):
-        forward(tokens, dtype)
+    for tokens in (1, 2, 3, 16, 33, 100, 128, 513, 4096):
+        forward(model, tokens)
     assert len(compiled) == after
