@@ -7,19 +7,20 @@ import sys
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from minisgl.attention import AttentionRows, KVPool, TorchSdpa
-from minisgl.attention.api import RowsThere
 from minisgl.attention.flash_attention import FlashAttention
+from minisgl.attention.flashinfer_workspace import Heads
+from minisgl.engine.graph import RunAgain
+from tests.helpers_attention import Rig
 from tests.helpers_flashinfer import attend
 
 CPU = torch.device("cpu")
-HEADS, KV_HEADS, DIM = 4, 2, 8
+HEADS = Heads(4, 2, 8)
 PAGE, COLUMNS, WINDOWS = 256, 3, (None, 300)
+WITHIN = 1e-4
 calls: list[tuple[str, tuple[int, ...]]] = []  # name, shape of the block table
 
 
@@ -98,50 +99,9 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
     calls.clear()
 
 
-def pool(seed: int) -> KVPool:
-    torch.manual_seed(seed)
-    made = KVPool(
-        num_layers=2, num_pages=24, page_size=PAGE, num_kv_heads=KV_HEADS, head_dim=DIM, dtype=torch.float32, device=CPU
-    )
-    for tensor in (*made.k, *made.v):
-        tensor.normal_()
-    return made
-
-
-class Steps:
-    """Steps of random rows, whose device part lies in the same memory each time, as an engine's does."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._block = torch.zeros(4, 8192, dtype=torch.int32)
-
-    def draw(self, num_decode: int, num_prefill: int) -> tuple[AttentionRows, Tensor]:
-        rng, rows = self._rng, num_decode + num_prefill
-        pages = rng.permutation(24).reshape(8, COLUMNS).astype(np.int32)
-        slots = rng.permutation(8)[:rows].astype(np.int32)
-        seq_lens = rng.integers(1, PAGE * COLUMNS + 1, rows).astype(np.int32)
-        extend_lens = np.ones(rows, np.int32)
-        for row in range(num_decode, rows):
-            extend_lens[row] = rng.integers(1, seq_lens[row] + 1)
-        out_loc = [
-            pages[slots[row], at // PAGE] * PAGE + at % PAGE
-            for row in range(rows)
-            for at in range(seq_lens[row] - extend_lens[row], seq_lens[row])
-        ]
-        places = np.array(out_loc, np.int32)
-        indptr = np.concatenate([[0], np.cumsum(-(-seq_lens // PAGE))]).astype(np.int32)
-        views = []
-        for line, values in zip(self._block, (slots, seq_lens, indptr, places), strict=True):
-            view = line[: len(values)]
-            views.append(view.copy_(torch.from_numpy(values)))
-        there = RowsThere(*views)
-        return AttentionRows(num_decode, slots, seq_lens, extend_lens, places, there), torch.from_numpy(pages)
-
-
-def heads_of(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    merged = torch.randn(tokens, HEADS + 2 * KV_HEADS, DIM)
-    q, k, v = merged.split((HEADS, KV_HEADS, KV_HEADS), 1)
-    return q, k, v
+def rig(seed: int) -> tuple[Rig, FlashAttention]:
+    made = Rig(CPU, HEADS, torch.float32, windows=WINDOWS, page_size=PAGE, columns=COLUMNS, seed=seed)
+    return made, FlashAttention(made.pool, CPU, WINDOWS, max_pages_per_row=COLUMNS, graph_sizes=(2, 4))
 
 
 @pytest.mark.parametrize(
@@ -150,39 +110,26 @@ def heads_of(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_it_attends_as_torch_does(seed: int, num_decode: int, num_prefill: int, name: str) -> None:
-    mine, reference, steps = pool(seed), pool(seed), Steps(seed)
-    ours = FlashAttention(mine, CPU, WINDOWS, max_pages_per_row=COLUMNS, graph_sizes=(4,))
-    sdpa = TorchSdpa(reference, torch.float32, CPU, WINDOWS)
+    mine, ours = rig(seed)
     for _ in range(3):
-        rows, table = steps.draw(num_decode, num_prefill)
-        ours.prepare(rows, table)
-        sdpa.prepare(rows, table)
+        step = mine.step(num_decode, num_prefill)
         calls.clear()
-        for layer in range(2):
-            q, k, v = heads_of(len(rows.out_loc))
-            assert torch.allclose(ours.attend(layer, q, k, v), sdpa.attend(layer, q, k, v), atol=1e-5)
-        widest = COLUMNS if num_decode == 4 else -(-int(rows.seq_lens.max()) // PAGE)
+        mine.check(ours, step, WITHIN)
+        widest = COLUMNS if num_decode == 4 else -(-int(step[0].seq_lens.max()) // PAGE)
         assert calls == [(name, (num_decode + num_prefill, widest))] * 2
-    assert all(map(torch.equal, (*mine.k, *mine.v), (*reference.k, *reference.v)))
 
 
-def test_a_replayed_graph_attends_to_the_rows_of_its_step() -> None:
+def test_a_graph_attends_to_the_rows_of_its_step() -> None:
+    mine, ours = rig(0)
+    mine.check_graph(ours, RunAgain, 4, WITHIN, ((1, 1), (1, 700), (600, 768), (1, 3)))
+
+
+def test_a_graphs_tensors_lie_where_they_lay() -> None:
     """A graph calls the kernels again with the tensors of its capture, whatever the backend holds by then."""
-    mine, reference, steps = pool(0), pool(0), Steps(0)
-    ours = FlashAttention(mine, CPU, WINDOWS, max_pages_per_row=COLUMNS, graph_sizes=(2, 4))
-    sdpa = TorchSdpa(reference, torch.float32, CPU, WINDOWS)
-    ours.prepare(*steps.draw(4, 0))
-    captured = dict(ours._step)
-    for num_decode in (2, 4, 4):
-        rows, table = steps.draw(num_decode, 0)
-        ours.prepare(rows, table)
-        if num_decode != 4:
-            continue
-        sdpa.prepare(rows, table)
-        q, k, v = heads_of(4)
-        expected = sdpa.attend(1, q, k, v)
-        mine.store(1, rows.there.out_loc, k, v)  # type: ignore[union-attr]
-        window = ours._windows[1]
-        pools = (mine.k[1], mine.v[1])
-        replayed = flash_attn_with_kvcache(q.unsqueeze(1), *pools, causal=True, window_size=window, **captured)
-        assert torch.allclose(replayed.squeeze(1), expected, atol=1e-5)
+    mine, ours = rig(0)
+    places = set()
+    for num_decode, num_prefill in ((4, 0), (2, 0), (1, 2), (4, 0)):
+        ours.prepare(*mine.step(num_decode, num_prefill))
+        if num_decode == 4:
+            places.add(tuple(ours._step[name].data_ptr() for name in ("cache_seqlens", "block_table")))
+    assert len(places) == 1

@@ -5,7 +5,7 @@ with MINISGL_GPU_REHEARSAL=late on the device of the tests that runs each job as
 the tests can run. What passes in it is reported as skipped, "rehearsed on cpu": it was not seen on a GPU.
 
 Keeps true: without a device each test says why it is skipped; what a test took of the device is free for the next one;
-a test that broke the device is named by those after it.
+a test that broke the device is named, and the run ends.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ HERE = Path(__file__).parent
 REASON = "" if REHEARSAL or torch.cuda.is_available() else "no CUDA device"
 REHEARSED = "rehearsed on cpu: not seen on a GPU"
 # What later files build on comes first; what takes long comes last, with files that are not named here before it.
-FIRST = ("pieces", "models", "attention", "graphs", "scheduling")
+FIRST = ("pieces", "kernels", "models", "attention", "graphs", "scheduling")
 LAST = ("failures", "big", "server")
+BROKEN = 86  # exit status: no test after it can pass in this process; session.sh goes on in another
 
 _before: list[str] = []  # the test before this one
 
@@ -63,7 +64,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:
-        pytest.fail(f"the device was broken by the time that {_before[-1:]} ended: {error}")
+        pytest.exit(f"the device was broken by the time that {_before[-1:]} ended: {error}", returncode=BROKEN)
     yield
     _before.append(request.node.nodeid)
     gc.collect()

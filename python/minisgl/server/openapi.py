@@ -8,7 +8,6 @@ Doesn't know: how a request is handled. (Handlers read their bodies themselves, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from minisgl.server import answers, bodies
+from minisgl.server.version import own_version
 
 _REF = "#/components/schemas/{model}"
 _STREAMS = {
@@ -89,7 +89,7 @@ def _page() -> dict[str, Any]:
     _, schemas = models_json_schema([(model, "validation") for model in ordered], ref_template=_REF)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "minisgl", "version": metadata.version("minisgl")},
+        "info": {"title": "minisgl", "version": own_version()},
         "paths": {path: {route.method: _operation(path, route)} for path, route in ROUTES.items()},
         "components": {
             "schemas": schemas["$defs"],

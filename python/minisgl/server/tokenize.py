@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Any
 
 from fastapi import Request
@@ -15,6 +14,7 @@ from minisgl.server.logprobs import token_text
 from minisgl.server.protocol import parse
 from minisgl.server.record import RequestRecord
 from minisgl.server.transport import json_response
+from minisgl.server.version import own_version
 
 
 async def answer_tokenize(context: ServerContext, request: Request, body: bytes, record: RequestRecord) -> Response:
@@ -51,4 +51,4 @@ async def answer_detokenize(context: ServerContext, request: Request, body: byte
 
 def version() -> dict[str, str]:
     """The answer to GET /version."""
-    return {"version": metadata.version("minisgl")}
+    return {"version": own_version()}

@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# One stretch of work on a bare CUDA machine, from the project's root: tests/gpu/session.sh PHASE[=SECONDS]...
+#
+#   install    wheels of .whl into $SITE, kernels that were compiled elsewhere; what the machine has
+#   smoke      FlashInfer's kernels compiled, all at once; then each kernel by itself against torch
+#   tests      tests/gpu without what smoke has run
+#   benchmark  benchmark/gpu/offline.py
+#   experts    benchmark/gpu/experts.py
+#
+# Each phase has a limit in seconds, writes $OUT/PHASE.log, and runs although one before it failed. What it leaves is
+# written before the limit kills it: JUnit files, raw.json. A test that takes the whole process or the device with it
+# costs the tests of its own file; the other files go on. Exit status: 0, or 1 if any phase failed.
+# docs/gpu-machine.md says what to carry there, and in which order to call this.
+set -uo pipefail
+
+declare -A limits=([install]=60 [smoke]=500 [tests]=560 [benchmark]=540 [experts]=200)
+export OUT=${OUT:-$PWD/gpu-session}
+export SITE=${SITE:-/tmp/site}
+export PYTHONPATH="$PWD/python:$PWD:$SITE${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONUNBUFFERED=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-8}
+export FLASHINFER_WORKSPACE_BASE=${FLASHINFER_WORKSPACE_BASE:-/tmp/flashinfer}
+export FLASHINFER_CUDA_ARCH_LIST=${FLASHINFER_CUDA_ARCH_LIST:-9.0a}
+mkdir -p "$OUT" "$FLASHINFER_WORKSPACE_BASE"
+
+# nvcc and ninja may lie beside python, or in the toolkit's folder, without being on PATH.
+PATH="$(dirname "$(command -v python3)"):$SITE/bin:$PATH:/usr/local/cuda/bin"
+if [[ -z ${CUDA_HOME:-} ]] && nvcc=$(command -v nvcc); then
+  CUDA_HOME=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+fi
+export PATH CUDA_HOME=${CUDA_HOME:-/usr/local/cuda}
+
+# FlashInfer links with libcudart and libcuda, whose folders differ from machine to machine. When its modules are loaded,
+# torch has both already; so for the linker their names are enough.
+links=$FLASHINFER_WORKSPACE_BASE/link
+mkdir -p "$links"
+for name in cudart.so.13 cuda.so.1; do
+  cc -shared -x c /dev/null -Wl,-soname,"lib$name" -o "$links/lib${name%.*}" || echo "session.sh: no C compiler" >&2
+done
+export FLASHINFER_EXTRA_LDFLAGS="-L$links"
+
+install() {
+  nvidia-smi
+  echo "nvcc: $(command -v nvcc), CUDA_HOME=$CUDA_HOME"; nvcc --version | tail -2
+  if [[ ! -e $SITE/.installed ]]; then
+    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$SITE" .whl/*.whl \
+      && touch "$SITE/.installed" || return
+  fi
+  if [[ -e .whl/kernels.tar.gz ]]; then python3 -c "
+from pathlib import Path
+from tests.gpu.flashinfer_kernels import take
+take(Path('.whl/kernels.tar.gz'))"; fi
+  python3 -m pip list 2>/dev/null \
+    | grep -iE '^(torch|triton|transformers|tokenizers|safetensors|numpy|flashinfer.*|apache-tvm-ffi|pytest.*) '
+  python3 -m minisgl doctor
+}
+
+smoke() {
+  local failed=0
+  python3 tests/gpu/flashinfer_kernels.py || failed=1
+  # only what this machine compiled: the rest is where it came from
+  (cd "$FLASHINFER_WORKSPACE_BASE" && find . -name '*.so' -path '*cached_ops*' -print0 \
+    | tar --null -T - -czf - | split -b 15M - "$OUT/kernels.tar.gz.") || failed=1
+  some_tests smoke tests/gpu/test_gpu_kernels.py || failed=1
+  return $failed
+}
+
+tests() {
+  mapfile -t files < <(ls tests/gpu/test_gpu_*.py | grep -v test_gpu_kernels)
+  some_tests tests "${files[@]}"
+}
+
+# Name, files of tests. If a process ended by a signal or by a broken device, the files after its last have another.
+some_tests() {
+  local name=$1 left=("${@:2}") failed=0 run=0 status seen
+  while ((${#left[@]})); do
+    run=$((run + 1))
+    python3 -m pytest "${left[@]}" -vv -rs -o timeout=150 --durations=15 --junitxml "$OUT/$name.$run.xml" 2>&1 \
+      | tee "$OUT/$name.run"
+    status=${PIPESTATUS[0]}
+    seen=$(grep -oE '^tests/gpu/test_[a-z_]*\.py' "$OUT/$name.run" | sort -u)
+    rm -f "$OUT/$name.run"
+    ((status)) && failed=1
+    [[ -z $seen ]] || ((status <= 2)) && break  # all passed, some failed, interrupted
+    mapfile -t left < <(printf '%s\n' "${left[@]}" | grep -vF "$seen")
+    echo "== ended with status $status; still to come: ${left[*]:-nothing}"
+  done
+  return $failed
+}
+
+benchmark() { python3 benchmark/gpu/offline.py --seconds $((limit - 40)) --trace --out "$OUT"; }
+
+experts() { python3 benchmark/gpu/experts.py --seconds $((limit - 60)) --sweep --out "$OUT"; }
+
+declare -A results
+failed=0
+for word in "$@"; do
+  phase=${word%%=*} seconds=${limits[${word%%=*}]:-}
+  if [[ -z $seconds ]]; then
+    echo "session.sh: $phase: choose from ${!limits[*]}" >&2
+    exit 2
+  fi
+  [[ $word == *=* ]] && seconds=${word#*=}
+  export limit=${seconds}
+  export -f install smoke tests some_tests benchmark experts
+  began=$SECONDS
+  # an interrupt, as from a terminal: pytest and the benchmark write what they have; then the end
+  timeout --signal INT --kill-after 20 "$seconds" bash -c "$phase" 2>&1 | tee "$OUT/$phase.log" | grep -vE ' PASSED '
+  status=${PIPESTATUS[0]}
+  results[$phase]="status $status, $((SECONDS - began)) of $seconds s"
+  ((status)) && failed=1
+done
+# Only so many files come back from some machines.
+if (($(find "$OUT" -type f | wc -l) > 8)); then
+  (cd "$OUT" && tar -czf logs.tar.gz ./*.log ./*.xml && rm -f ./*.log ./*.xml)
+fi
+for word in "$@"; do echo "== ${word%%=*}: ${results[${word%%=*}]}"; done
+exit $failed
