@@ -1,0 +1,233 @@
+"""Random scenarios for the CUDA engine on a late device, beside the CPU engine: the same requests, steps and answers.
+
+A scenario is a model, sizes, requests with the steps at which they come and are aborted, steps whose numbers are none,
+and how late the device is. Both engines are driven by the real step loop; any difference is an `AssertionError`.
+
+Keeps true: a scenario follows from its draws alone; models are shared, KV pools are not.
+Doesn't know: FlashInfer, streams.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from minisgl.attention import KVPool, TorchSdpa
+from minisgl.config import EngineConfig
+from minisgl.engine.api import EngineInfo
+from minisgl.engine.cuda_engine import CudaEngine
+from minisgl.engine.graph import RunAgain
+from minisgl.engine.torch_engine import TorchEngine
+from minisgl.engine.worker import ForwardThread
+from minisgl.message import AbortRequest, AddRequest
+from minisgl.models import Decoder
+from minisgl.models.decoder import Attend
+from minisgl.runner.build import control_plane_config
+from minisgl.sampling_params import SamplingParams
+from minisgl.step import FinishReason
+from tests.engine.test_torch_engine import Collector
+from tests.helpers_device import LateDevice
+from tests.helpers_models import load, save, tiny_model
+
+VOCAB = 60
+CONTEXT = 96
+MODELS = ("qwen3-tied", "mistral-window", "qwen2-window-in-the-last-layers", "qwen3-moe")
+CPU = torch.device("cpu")
+Draw = Callable[[int, int], int]  # an integer between two, both included
+
+
+@dataclass
+class Request:
+    req_id: int
+    arrives: int  # before this step
+    prompt: list[int]
+    sampling: SamplingParams
+    aborted: int = -1  # before this step
+
+
+@dataclass
+class Scenario:
+    model: str
+    config: EngineConfig
+    graphs: tuple[int, ...]
+    eagerness: float
+    seed: int  # of the device
+    requests: list[Request] = field(default_factory=list)
+    broken: frozenset[int] = frozenset()  # forwards with rows, by number, whose numbers are none
+
+
+def make_scenario(draw: Draw) -> Scenario:
+    page_size = (1, 4, 16)[draw(0, 2)]
+    rows = draw(1, 6)
+    config = EngineConfig(
+        dtype="float32",
+        page_size=page_size,
+        num_pages=max(2, draw(24, 120) // page_size),
+        max_running_requests=rows,
+        max_prefill_length=(1, 5, 24, 200)[draw(0, 3)],
+        cpu_backend=("python", "rust_hotpath")[draw(0, 1)],
+        overlap=bool(draw(0, 3)),
+    )
+    graphs = ((), (rows,), (1, rows), (1, 2, 4, 6))[draw(0, 3)]
+    scenario = Scenario(
+        model=MODELS[draw(0, len(MODELS) - 1)],
+        config=config,
+        graphs=tuple(sorted({size for size in graphs if size <= rows})),
+        eagerness=(0.0, 0.1, 0.4, 0.8)[draw(0, 3)],
+        seed=draw(0, 1000),
+    )
+    shared = [draw(0, VOCAB - 1) for _ in range(draw(0, 20))]
+    for req_id in range(1, draw(1, 9) + 1):
+        prompt = shared[: draw(0, len(shared))] + [draw(0, VOCAB - 1) for _ in range(draw(1, 20))]
+        arrives = (0, draw(0, 12))[draw(0, 1)]
+        aborted = arrives + draw(0, 10) if draw(0, 5) == 0 else -1
+        scenario.requests.append(Request(req_id, arrives, prompt, _sampling(draw), aborted))
+    if draw(0, 5) == 0:
+        scenario.broken = frozenset(draw(0, 30) for _ in range(draw(1, 2)))
+    return scenario
+
+
+def _sampling(draw: Draw) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=draw(1, 25),
+        temperature=(0.0, 0.8, 1.3)[draw(0, 2)],
+        top_k=(-1, 5)[draw(0, 1)],
+        top_p=(1.0, 0.8)[draw(0, 1)],
+        min_p=(0.0, 0.05)[draw(0, 3) // 3],
+        frequency_penalty=(0.0, 0.7)[draw(0, 3) // 3],
+        repetition_penalty=(1.0, 1.3)[draw(0, 3) // 3],
+        logit_bias={draw(0, VOCAB - 1): 2.0} if draw(0, 3) == 3 else {},
+        seed=draw(0, 2**40),
+        logprobs=2 if draw(0, 3) == 3 else None,
+        prompt_logprobs=1 if draw(0, 7) == 7 else None,
+    )
+
+
+@cache
+def model_of(variant: str) -> Decoder:
+    made = tiny_model(
+        variant,
+        vocab_size=VOCAB,
+        num_hidden_layers=2,
+        max_position_embeddings=CONTEXT,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        return load(save(made, Path(folder)))
+
+
+def _pool(model: Decoder, config: EngineConfig) -> KVPool:
+    assert config.num_pages is not None
+    of = model.config
+    with torch.inference_mode():
+        return KVPool(
+            num_layers=of.num_layers,
+            num_pages=config.num_pages,
+            page_size=config.page_size,
+            num_kv_heads=of.num_kv_heads,
+            head_dim=of.head_dim,
+            dtype=torch.float32,
+            device=CPU,
+        )
+
+
+def _engine(scenario: Scenario, device: LateDevice | None) -> TorchEngine | CudaEngine:
+    model, config = model_of(scenario.model), scenario.config
+    assert config.num_pages is not None
+    info = EngineInfo(
+        name="torch",
+        model_dir="",
+        vocab_size=VOCAB,
+        context_len=CONTEXT,
+        eos_ids=(),
+        num_pages=config.num_pages,
+        page_size=config.page_size,
+        device="cpu",
+        dtype="float32",
+        graph_sizes=scenario.graphs,
+    )
+    pool = _pool(model, config)
+    attention = TorchSdpa(pool, torch.float32, CPU, model.config.windows)
+    limits = control_plane_config(config, info).limits()
+    if device is not None:
+        return CudaEngine(model, info, pool, attention, device, limits, capture=RunAgain)
+    thread = ForwardThread("fuzz", threaded=False)
+    rows = config.max_running_requests
+    return TorchEngine(model, info, pool, attention, max_rows=rows, max_seq_len=limits.max_seq_len, thread=thread)
+
+
+class _Breaking:
+    """The model's forward; of those that are `broken`, by number, no number is one."""
+
+    def __init__(self, model: Decoder, broken: frozenset[int]) -> None:
+        self._forward = model.forward
+        self._broken = broken
+        self.number = 0
+
+    def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        hidden = self._forward(ids, positions, attend)
+        self.number += 1
+        return hidden * float("nan") if self.number - 1 in self._broken else hidden
+
+
+def drive(scenario: Scenario, engine: TorchEngine | CudaEngine) -> Collector:
+    """The real step loop, until all have ended."""
+    collector = Collector(engine, scenario.config, overlap=scenario.config.overlap)  # type: ignore[arg-type]
+    last = max(max(request.arrives, request.aborted) for request in scenario.requests)
+    forward = _Breaking(model_of(scenario.model), scenario.broken)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine._model, "forward", forward)
+        if isinstance(engine, CudaEngine):
+            patch.setattr(engine, "_forward_model", forward)
+        step = 0
+        while step <= last or not collector.loop.idle:
+            arrivals = [request for request in scenario.requests if request.arrives == step]
+            aborts = [AbortRequest(request.req_id) for request in scenario.requests if request.aborted == step]
+            adds = [AddRequest(r.req_id, np.array(r.prompt, np.int32).tobytes(), r.sampling) for r in arrivals]
+            collector.loop.step([*adds, *aborts])
+            collector.plane.check()
+            step += 1
+            assert step < 3000, "it does not end"
+        engine.close()
+    return collector
+
+
+def same(got: Collector, expected: Collector) -> None:
+    assert got.reasons == expected.reasons
+    assert got.tokens == expected.tokens
+    assert got.cached == expected.cached
+    assert got.logprobs.keys() == expected.logprobs.keys()
+    for req_id, steps in got.logprobs.items():
+        for mine, other in zip(steps, expected.logprobs[req_id], strict=True):
+            assert mine[0] == pytest.approx(other[0], abs=1e-4)
+            assert mine[2] == pytest.approx(other[2], abs=1e-4)
+
+
+def run(scenario: Scenario, *, heed: bool = True, **late: Any) -> dict[str, int]:
+    """What the scenario brought about."""
+    expected = drive(replace(scenario, graphs=()), _engine(replace(scenario, graphs=()), None))
+    device = LateDevice(scenario.seed, eagerness=scenario.eagerness, heed=heed)
+    engine = _engine(scenario, device)
+    assert isinstance(engine, CudaEngine)
+    got = drive(scenario, engine)
+    same(got, expected)
+    reasons = list(got.reasons.values())
+    assert set(got.reasons) == {request.req_id for request in scenario.requests}
+    return {
+        "retracted": got.plane.stats().num_retracted_total,
+        "cached": sum(got.cached.values()),
+        "aborted": reasons.count(FinishReason.ABORT),
+        "failed": reasons.count(FinishReason.ERROR),
+        "in graphs": sum(graph.count for graph in engine._graphs.values()),  # type: ignore[attr-defined]
+        "drawn": sum(r.sampling.temperature > 0 for r in scenario.requests),
+    }
