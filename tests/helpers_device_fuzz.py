@@ -167,7 +167,7 @@ def _engine(scenario: Scenario, device: LateDevice | None) -> TorchEngine | Cuda
 
 
 class _Breaking:
-    """The model's forward; of those that are `broken`, by number, no number is one."""
+    """The model's forward; those that are `broken`, by number, store values that are no numbers, and give none."""
 
     def __init__(self, model: Decoder, broken: frozenset[int]) -> None:
         self._forward = model.forward
@@ -175,9 +175,10 @@ class _Breaking:
         self.number = 0
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        hidden = self._forward(ids, positions, attend)
         self.number += 1
-        return hidden * float("nan") if self.number - 1 in self._broken else hidden
+        if self.number - 1 in self._broken:
+            return self._forward(ids, positions, lambda layer, q, k, v: attend(layer, q, k, v * float("nan")))
+        return self._forward(ids, positions, attend)
 
 
 def drive(scenario: Scenario, engine: TorchEngine | CudaEngine) -> Collector:

@@ -12,7 +12,7 @@ from minisgl.engine.cuda_errors import EngineDeadError
 from tests.helpers_device_fuzz import make_scenario, run
 from tests.helpers_property import draw_from
 
-NUM_SEEDS, NUM_SEEDS_SLOW = 40, 5000
+NUM_SEEDS, NUM_SEEDS_SLOW = 40, 4000
 BROUGHT_ABOUT = {"retracted", "cached", "aborted", "failed", "in graphs", "drawn"}
 
 
