@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from minisgl.kernels import experts, routing
@@ -101,6 +101,7 @@ def fused_is_the_plain_loop(case: tuple[Routed, Tile]) -> None:
 
 
 @once(10)
+@example(tokens=600, count=5, per_token=4, block_m=16, seed=0)  # looked at in three parts
 @given(st.integers(1, 700), st.integers(1, 20), st.integers(1, 4), st.sampled_from([16, 64]), st.integers(0, 2**32))
 def uses_are_dealt_in_order(tokens: int, count: int, per_token: int, block_m: int, seed: int) -> None:
     """More uses than are looked at together; each stands once, in a block of its expert, after those before it."""
