@@ -37,8 +37,12 @@ class Group(Protocol):
     def least(self, value: int) -> int:
         """The smallest of the ranks' values, for everyone. Waits for all ranks."""
 
+    def abort(self) -> None:
+        """A peer is gone: end the collectives that this rank waits in, with an error or with wrong values, and refuse
+        all later ones. From any thread; returns at once."""
+
     def close(self) -> None:
-        """Idempotent."""
+        """What was captured in graphs must be gone. Idempotent, takes seconds at most."""
 
 
 class _Alone:
@@ -58,6 +62,9 @@ class _Alone:
 
     def least(self, value: int) -> int:
         return value
+
+    def abort(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

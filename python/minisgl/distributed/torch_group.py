@@ -1,12 +1,18 @@
 """A group over torch's process groups: gloo on the CPU, over loopback; NCCL on CUDA.
 
+gloo blocks the caller until a collective is done. NCCL's run on the caller's current stream, like any kernel, and the
+host goes on; what they give is right for whatever comes later on that stream.
+
 Keeps true: no process-wide state of torch.distributed is used, so several groups may live in one process; ranks find
-each other through a file, no port is opened for that.
+each other through a file, no port is opened for that; all collectives of a group go through one communicator, which
+exists when the group does, so that they can be captured in a graph.
 Doesn't know: who starts the ranks, what happens when one is gone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,29 +25,34 @@ from minisgl.distributed.group import GroupError
 
 MEET_TIMEOUT = timedelta(minutes=5)  # ranks import torch at their own pace
 COLLECTIVE_TIMEOUT = timedelta(hours=1)  # whoever started the ranks watches them
+STORE_TIMEOUT = timedelta(milliseconds=100)
+CLOSE_TIMEOUT_S = 5.0
 
 
 class TorchGroup:
-    """Waits until all `size` ranks have come to the file `meeting`. Raises `GroupError`."""
+    """Waits until all `size` ranks have come to the file `meeting`, which stays there. Raises `GroupError`."""
 
     def __init__(self, meeting: Path, rank: int, size: int, device: torch.device) -> None:
         self._rank, self._size, self._device = rank, size, device
+        self._aborted = False
         try:
             store = torch._C._distributed_c10d.FileStore(str(meeting), size)
             store.set_timeout(MEET_TIMEOUT)
             self._group: Any = _make(store, rank, size, device)
         except RuntimeError as error:
             raise GroupError(f"rank {rank} of {size} found no group: {error}") from error
-        self._sum = dist.AllreduceOptions()
+        self._sum = _on_this_stream(dist.AllreduceOptions())
         self._sum.reduceOp = dist.ReduceOp.SUM
-        self._least = dist.AllreduceOptions()
+        self._least = _on_this_stream(dist.AllreduceOptions())
         self._least.reduceOp = dist.ReduceOp.MIN
-        self._from_zero = dist.BroadcastOptions()
+        self._from_zero = _on_this_stream(dist.BroadcastOptions())
         self._from_zero.rootRank = 0
         self._from_zero.rootTensor = 0
-        self._to_zero = dist.GatherOptions()
+        self._to_zero = _on_this_stream(dist.GatherOptions())
         self._to_zero.rootRank = 0
         self.least(0)  # a rank that left now would look like one that crashed to those still connecting
+        if device.type == "cuda":  # a thread of NCCL's group goes on reading the file, and `close` waits for it
+            store.set_timeout(STORE_TIMEOUT)
 
     @property
     def rank(self) -> int:
@@ -67,26 +78,62 @@ class TorchGroup:
     def least(self, value: int) -> int:
         tensor = torch.tensor([value], device=self._device)
         self._run("allreduce", [tensor], self._least)
-        return int(tensor.item())
+        found = int(tensor.item())
+        self._check()  # an aborted collective ends, with any value
+        return found
+
+    def abort(self) -> None:
+        """gloo's collectives end by themselves when a peer's sockets do."""
+        self._aborted = True
+        if (group := self._group) is not None and self._device.type == "cuda":
+            threading.Thread(target=_abort, args=([group],), name="nccl-abort", daemon=True).start()
 
     def close(self) -> None:
-        """The sockets, or the communicator, go with the object."""
-        self._group = None
+        """gloo's sockets go with the object. NCCL's communicator is aborted, not shut down: that would wait for peers.
+        Should it hang nevertheless, it is left behind."""
+        group, self._group = [self._group], None
+        if group[0] is not None and self._device.type == "cuda":
+            ender = threading.Thread(target=_abort, args=(group,), name="nccl-close", daemon=True)
+            ender.start()
+            ender.join(CLOSE_TIMEOUT_S)
+
+    def _check(self) -> None:
+        if self._aborted:
+            raise GroupError(f"rank {self._rank} of {self._size}: a peer is gone")
 
     def _run(self, name: str, *args: Any) -> None:
         if self._group is None:
             raise GroupError("the group is closed")
+        self._check()
         try:
-            getattr(self._group, name)(*args).wait()
+            work = getattr(self._group, name)(*args)
+            if work is not None:  # None: NCCL, on this stream
+                work.wait()
         except RuntimeError as error:
             raise GroupError(f"{name} on rank {self._rank} of {self._size}: {error}") from error
 
 
 def _make(store: Any, rank: int, size: int, device: torch.device) -> Any:
     if device.type == "cuda":
-        return dist.ProcessGroupNCCL(store, rank, size, dist.ProcessGroupNCCL.Options())
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = COLLECTIVE_TIMEOUT
+        return dist.ProcessGroupNCCL(store, rank, size, nccl)
     gloo: Any = dist.ProcessGroupGloo  # torch's stubs do not know its options
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname="127.0.0.1")]
     options._timeout = COLLECTIVE_TIMEOUT
     return gloo(store, rank, size, options)
+
+
+def _on_this_stream(options: Any) -> Any:
+    """So that NCCL does not take a stream of its own, which the current one would have to wait for. From torch 2.7 on;
+    before, `Work.wait` makes it wait."""
+    if hasattr(options, "asyncOp"):
+        options.asyncOp = False
+    return options
+
+
+def _abort(group: list[Any]) -> None:
+    """Takes `group` out of its list, so that the object goes here, in a thread that may wait for those of its own."""
+    with contextlib.suppress(RuntimeError):  # its end is what was wanted
+        group.pop().abort()

@@ -7,6 +7,11 @@ changes and rows take effect in the forward queue, in launch order; a token that
 `last_token`, which the forward before wrote there; a step whose numbers are not finite is an error, and what it may
 have left in the KV pool is wiped before the next launch's forward.
 Doesn't know: requests, the prefix cache, text; what a stream is.
+
+Of several ranks each runs all of it on its shard, but for sampling. Collectives are part of the forward queue's jobs:
+ranks that are given the same steps call the same ones in the same order. Rank 0 has the logits; it tells the others, in
+one broadcast a step, the tokens and whether all is finite. (Its own hidden states show that: a number that is none on
+any rank is in the next sum, which all of them get.) So all ranks find the same steps not finite, and wipe alike.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttentionRows, KVPool
 from minisgl.attention.api import RowsThere
+from minisgl.distributed import ALONE, Group, GroupError
 from minisgl.engine.api import (
     EngineInfo,
     EngineStepError,
@@ -92,8 +98,8 @@ class _LaunchedStep:
             now = time.perf_counter()
             self._span = (now - self.computed.seconds_after(self.start), now)
             self._result = self._read()
-        except (RuntimeError, MemoryError) as error:
-            self._error = step_failure(self._step, error)
+        except (RuntimeError, MemoryError, GroupError) as error:
+            self._error = step_failure(self._step, error, self._engine.ranks)
 
     def _read(self) -> StepResult:
         tokens = np.full(self._num_rows, -1, np.int32)
@@ -133,6 +139,7 @@ class CudaEngine:
         device: Device,
         limits: StepLimits,
         *,
+        group: Group = ALONE,
         capture: Capture | None = None,
         renormalise: Renormalise | None = None,
         forward: ModelForward | None = None,
@@ -145,6 +152,8 @@ class CudaEngine:
         self._pool = pool
         self._attention = attention
         self._device = device
+        self._group = group
+        self.ranks = group.size
         self._forward_model = forward or model.forward
         place = torch.device(info.device)
         slots = limits.max_rows + 1
@@ -173,7 +182,7 @@ class CudaEngine:
         return self._info
 
     def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
-        """Raises `EngineDeadError`."""
+        """Raises `EngineDeadError`, `GroupError`."""
         turn = self._turn = (self._turn + 1) % NUM_STAGES
         before = self._steps[turn]
         if before is not None:
@@ -184,8 +193,8 @@ class CudaEngine:
             with torch.inference_mode():
                 self._queue(plan, entry, stage, list(bindings), step)
         except (RuntimeError, MemoryError) as error:
-            failure = step_failure(plan.step, error)
-            if isinstance(failure, EngineDeadError):
+            failure = step_failure(plan.step, error, self.ranks)
+            if not isinstance(failure, EngineStepError):
                 raise failure from error
             self.wipe()
             step.fail(failure, self._device.forward.mark())
@@ -201,9 +210,11 @@ class CudaEngine:
         self._device.forward.run("wipe", clear)
 
     def close(self) -> None:
+        """The graphs go too: a communicator that one of them uses could not end."""
         for step in self._steps:
             if step is not None:
                 step.settle()
+        self._graphs.clear()
 
     # ---------------------------------------------------------------------------------------------------- one step
 
@@ -252,10 +263,12 @@ class CudaEngine:
         return self._graphs.get(plan.padded_rows)
 
     def _apply(self, inputs: StepInputs, bindings: list[SlotBinding]) -> None:
-        self._sampler.bind(inputs.bound)
         for binding in bindings:
-            self._changes.bind(binding)
-            self._logprobs.bind(binding)
+            self._logprobs.bind(binding)  # prompts go through the head on all ranks
+        if self._group.rank == 0:
+            self._sampler.bind(inputs.bound)
+            for binding in bindings:
+                self._changes.bind(binding)
         apply_changes(self._page_table, inputs.segments, inputs.page_ids)
 
     def _rows(self, entry: RingEntry, inputs: StepInputs, num_decode: int) -> AttentionRows:
@@ -333,8 +346,10 @@ class CudaEngine:
                 def forward(inputs: StepInputs = inputs) -> None:
                     logits = self._model.logits(self._hidden(inputs, self._forward_model))
                     slots = inputs.req_slots[:1].long()
-                    everything = Needs(drawn=True, min_p=True, narrow=True)
-                    self._sampler.sample(logits[:1], slots, slots, everything)
+                    if self._group.rank == 0:
+                        everything = Needs(drawn=True, min_p=True, narrow=True)
+                        self._sampler.sample(logits[:1], slots, slots, everything)
+                    self._group.broadcast(self._stages[0].out_there[:1])
 
                 self._device.forward.run("warm up", forward)
                 self._device.forward.mark().wait()
@@ -350,26 +365,45 @@ class CudaEngine:
         hidden: Tensor | None,
         late: _Late,
     ) -> None:
-        """Sample, remember the tokens, leave them for the copy out. After a graph, logits are of all rows, padding
-        included, and there is no `hidden`."""
+        """Sample, tell all ranks, remember the tokens, leave them for the copy out. After a graph, logits are of all
+        rows, padding included, and there is no `hidden`."""
         count = plan.num_samples
         if hidden is not None:
-            late.prompts = self._logprobs.later_of_prompts(plan, entry, hidden, self._model.logits)
+            prompts = self._logprobs.later_of_prompts(plan, entry, hidden, self._model.logits)
+            late.prompts = prompts if self._group.rank == 0 else []
+        out = stage.out_there[: count + 1]
+        rows = inputs.sample_rows.long()
+        slots = inputs.req_slots[rows].long()
+        chosen: Tensor | None = None
+        if self._group.rank == 0:
+            out[count:] = outputs.finite
+            if count:
+                logits = outputs.logits
+                if hidden is None:
+                    logits = logits[:count] if count == plan.num_rows else logits[rows]
+                chosen = self._sample(plan, entry, logits, slots, inputs.seq_lens[rows].long(), needs, late)
+                out[:count] = chosen
+        self._group.broadcast(out)
         if count:
-            rows = inputs.sample_rows.long()
-            logits = outputs.logits
-            if hidden is None:
-                logits = logits[:count] if count == plan.num_rows else logits[rows]
-            slots, position = inputs.req_slots[rows].long(), inputs.seq_lens[rows].long()
-            sampled = entry.sample_rows[:count].astype(np.int64)
-            host_slots = entry.req_slots[sampled].astype(np.int64)
-            changed = self._changes.apply(logits, host_slots.tolist(), entry.seq_lens[sampled].tolist())
-            chosen = self._sampler.sample(changed, slots, position, needs)
-            self._changes.record(chosen, host_slots.tolist())
-            self._last_token[slots] = chosen
-            stage.out_there[:count] = chosen
-            late.sampled = self._logprobs.later_of_sampled(sampled, host_slots, logits, chosen)
-        stage.out_there[count : count + 1] = outputs.finite
+            self._last_token[slots] = chosen if chosen is not None else out[:count].long()
+
+    def _sample(
+        self,
+        plan: StepPlan,
+        entry: RingEntry,
+        logits: Tensor,
+        slots: Tensor,
+        position: Tensor,
+        needs: Needs,
+        late: _Late,
+    ) -> Tensor:
+        sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)
+        host_slots = entry.req_slots[sampled].astype(np.int64)
+        changed = self._changes.apply(logits, host_slots.tolist(), entry.seq_lens[sampled].tolist())
+        chosen = self._sampler.sample(changed, slots, position, needs)
+        self._changes.record(chosen, host_slots.tolist())
+        late.sampled = self._logprobs.later_of_sampled(sampled, host_slots, logits, chosen)
+        return chosen
 
 
 def _copy(to: Tensor, source: Tensor) -> None:

@@ -6,6 +6,7 @@ Doesn't know: where weights come from.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 
 import torch
@@ -16,6 +17,7 @@ from minisgl.attention.flash_attention import FlashAttention
 from minisgl.attention.flashinfer import FlashInfer, renormalise
 from minisgl.attention.flashinfer_workspace import Heads
 from minisgl.config import ConfigError, EngineConfig
+from minisgl.distributed import ALONE, Cut, Group
 from minisgl.engine.api import EngineInfo
 from minisgl.engine.cuda_engine import CudaEngine, ModelForward
 from minisgl.engine.device_queue import CudaDevice, Device, InlineDevice
@@ -37,17 +39,22 @@ _BACKENDS: dict[str, type[AttentionBackend]] = {
 }
 
 
-def check_device(name: str) -> torch.device:
-    """Raises `ConfigError` unless torch can use it."""
+def check_device(name: str, rank: int = 0, ranks: int = 1) -> torch.device:
+    """The device of one of `ranks`, of which rank 0 has `name`. Raises `ConfigError` unless torch can use all."""
     if torch.version.cuda is None:
         raise ConfigError(f"--device {name}: this torch ({torch.__version__}) is built without CUDA: use --device cpu")
     if not torch.cuda.is_available():
         raise ConfigError(f"--device {name}: torch finds no CUDA device: look at nvidia-smi, or use --device cpu")
-    device = torch.device(name)
+    first = torch.device(name).index or 0
     count = torch.cuda.device_count()
-    if device.index is not None and device.index >= count:
+    if first >= count:
         raise ConfigError(f"--device {name}: there are {count} devices, from cuda:0 on")
-    return torch.device("cuda", device.index or 0)
+    if first + ranks > count:
+        raise ConfigError(
+            f"--tp {ranks}: needs {ranks} CUDA devices from cuda:{first} on, there are {count - first}: "
+            f"choose at most --tp {count - first}, or --device cpu"
+        )
+    return torch.device("cuda", first + rank)
 
 
 def num_pages(config: EngineConfig, page_bytes: int, context_len: int, free_bytes: int) -> int:
@@ -93,7 +100,13 @@ def graphs_for(
 
 
 def build_cuda_engine(
-    config: EngineConfig, model: Decoder, model_config: ModelConfig, info: EngineInfo, pool: KVPool, say: Report
+    config: EngineConfig,
+    model: Decoder,
+    model_config: ModelConfig,
+    info: EngineInfo,
+    pool: KVPool,
+    say: Report,
+    group: Group = ALONE,
 ) -> CudaEngine:
     """Raises `ConfigError`."""
     device, dtype = torch.device(info.device), pool.k[0].dtype
@@ -104,6 +117,7 @@ def build_cuda_engine(
         raise ConfigError(str(error)) from error
     say(f"attention: {choice.name} ({choice.reason})")
     info = replace(info, graph_sizes=graphs_for(config, model_config, _BACKENDS[choice.name], say))
+    check_agreement(group, f"{choice.name} attention, {len(info.graph_sizes)} graphs")
     max_seq_len = min(info.context_len, info.num_pages * info.page_size + 1)
     limits = StepLimits(
         max_rows=config.max_running_requests,
@@ -117,7 +131,7 @@ def build_cuda_engine(
         made: list[tuple[AttentionBackend, Renormalise | None]] = []
 
         def make_backend() -> None:
-            made.append(_backend(choice, pool, model_config, dtype, limits, info.graph_sizes))
+            made.append(_backend(choice, pool, model_config, dtype, limits, info.graph_sizes, group))
 
         queues.forward.run("attention", make_backend)
         queues.forward.mark().wait()
@@ -129,6 +143,7 @@ def build_cuda_engine(
             backend,
             queues,
             limits,
+            group=group,
             capture=capture,
             renormalise=renormalise,
             forward=compiled(model) if config.torch_compile else None,
@@ -152,6 +167,14 @@ def _open(device: torch.device) -> tuple[Device, Capture]:
     return queues, CudaCapture(queues.forward_stream)
 
 
+def check_agreement(group: Group, what: str) -> None:
+    """Ranks that run different programs would wait for each other. Raises `ConfigError` on all."""
+    mine = zlib.crc32(what.encode())
+    least, most = group.least(mine), -group.least(-mine)
+    if least != most:
+        raise ConfigError(f"--tp {group.size}: rank {group.rank} has {what}, another one not: are the devices alike?")
+
+
 def _backend(
     choice: Choice,
     pool: KVPool,
@@ -159,10 +182,13 @@ def _backend(
     dtype: torch.dtype,
     limits: StepLimits,
     sizes: tuple[int, ...],
+    group: Group,
 ) -> tuple[AttentionBackend, Renormalise | None]:
     device, windows, columns = pool.k[0].device, model_config.windows, limits.max_pages_per_request
     if choice.name == "flashinfer":
-        heads = Heads(model_config.num_heads, model_config.num_kv_heads, model_config.head_dim)
+        query = Cut.of(model_config.num_heads, group.rank, group.size).length
+        kv = Cut.of_kv_heads(model_config.num_kv_heads, group.rank, group.size).length
+        heads = Heads(query, kv, model_config.head_dim)
         backend = FlashInfer(
             pool,
             heads,

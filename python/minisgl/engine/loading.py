@@ -47,12 +47,15 @@ def load_engine(config: EngineConfig, say: Report, group: Group = ALONE) -> Torc
         raise
     if isinstance(engine, CudaEngine):
         thread.close()
+        torch.cuda.set_device(engine.info.device)  # of this thread, which will launch
     return engine
 
 
 def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group) -> TorchEngine | CudaEngine:
     began = time.monotonic()
-    device = device_of(config, group.rank)
+    device = device_of(config, group.rank, say)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     folder = resolve_model(
         config.model, say, source=config.model_source, revision=config.revision, load_format=config.load_format
     )
@@ -95,7 +98,7 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
         dtype=_dtype_name(dtype),
     )
     if device.type == "cuda" or config.device == INLINE:
-        return build_cuda_engine(config, model, model_config, info, pool, say)
+        return build_cuda_engine(config, model, model_config, info, pool, say, group)
     return TorchEngine(
         model,
         info,
@@ -132,16 +135,20 @@ def _uncut(config: ModelConfig, ranks: int) -> str:
     return ""
 
 
-def device_of(config: EngineConfig, rank: int = 0) -> torch.device:
-    """Where a rank computes. Raises `ConfigError`."""
+def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, done=0, total=0: None) -> torch.device:
+    """Where a rank computes: `cuda:K` is rank 0's device, the others have those that follow. Says why `auto` leaves
+    devices idle. Raises `ConfigError`."""
     kind = config.device.split(":", 1)[0]
     if kind not in ("auto", "cpu", "cuda", INLINE):
         raise ConfigError(f"--device {config.device}: choose auto, cpu, cuda or cuda:N")
-    if kind in ("cpu", INLINE) or (kind == "auto" and (config.tp > 1 or not torch.cuda.is_available())):
+    there = torch.cuda.device_count() if kind == "auto" and torch.cuda.is_available() else 0
+    if 0 < there < config.tp:
+        say(f"device: cpu: --tp {config.tp} needs as many CUDA devices, there are {there}")
+    if kind in ("cpu", INLINE) or (kind == "auto" and there < config.tp):
         return torch.device("cpu")
-    if config.tp > 1:
-        raise ConfigError(f"--tp {config.tp}: on CUDA devices not in this version: use --tp 1 or --device cpu")
-    return check_device("cuda" if kind == "auto" else config.device)
+    if config.torch_compile and config.tp > 1:
+        raise ConfigError(f"--torch-compile: not with --tp {config.tp}: the compiler cannot see collectives")
+    return check_device("cuda" if kind == "auto" else config.device, rank, config.tp)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -69,13 +69,14 @@ def _settled(config: EngineConfig, report: Report) -> EngineConfig:
     """What a rank could refuse, or would download again, is looked at before there are any."""
     if config.engine != "torch":
         return config
-    from minisgl.engine.loading import check_ranks  # imports torch
+    from minisgl.engine.loading import check_ranks, device_of  # imports torch
     from minisgl.weights.sources import resolve_model
 
     model = resolve_model(
         config.model, report, source=config.model_source, revision=config.revision, load_format=config.load_format
     )
     check_ranks(model, config.tp)
+    device_of(config)
     return msgspec.structs.replace(config, model=str(model))
 
 
@@ -90,6 +91,8 @@ def join_group(config: EngineConfig, rank: int, meeting: Path) -> Group:
         from minisgl.engine.loading import device_of
 
         device = device_of(config, rank)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # before anything makes a context on another one
     return TorchGroup(meeting, rank, config.tp, device)
 
 

@@ -29,10 +29,26 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     meeting: str
 
 
-class RankNews(msgspec.Struct, frozen=True):
-    """A line on a worker's stdout: it is ready, or why it ends."""
+class RankReady(msgspec.Struct, frozen=True, tag="ready"):
+    """A line on a worker's stdout: it has loaded."""
 
-    failed: str = ""
+
+class RankBeat(msgspec.Struct, frozen=True, tag="beat"):
+    """Another, every half second: the step that it has been at for `age_s` (-1: none), and what it uses."""
+
+    step: int
+    age_s: float
+    cpu_s: float
+    resident_bytes: int
+
+
+class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """Its last: why it ends."""
+
+    reason: str
+
+
+RankNews = RankReady | RankBeat | RankFailed
 
 
 class NewBuffers(msgspec.Struct, frozen=True, array_like=True, tag="buffers"):
@@ -52,9 +68,13 @@ class RankBinding(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """`in_flight` is the number of steps before this one that rank 0 has launched and not waited for: what a rank does
+    when it waits (the wipe after a failed step) must come in the same order on all."""
+
     plan: tuple[int, ...]
     data: bytes
     bindings: tuple[RankBinding, ...]
+    in_flight: int = 0
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
@@ -83,10 +103,10 @@ def make_buffers(sizes: NewBuffers) -> StepBuffers:
     return StepBuffers(StepLimits(*sizes.limits), sizes.padded_rows, sizes.ring_len)
 
 
-def pack(plan: StepPlan, buffers: StepBuffers, bindings: list[SlotBinding]) -> RankStep:
+def pack(plan: StepPlan, buffers: StepBuffers, bindings: list[SlotBinding], in_flight: int = 0) -> RankStep:
     data = b"".join(region.tobytes() for region in live_regions(plan, buffers.ring[plan.ring_index]))
     bound = (RankBinding(b.slot, b.req_id, b.sampling, b.tokens.tobytes(), b.num_prompt) for b in bindings)
-    return RankStep(_values(plan, _PLAN), data, tuple(bound))
+    return RankStep(_values(plan, _PLAN), data, tuple(bound), in_flight)
 
 
 def unpack(step: RankStep, buffers: StepBuffers) -> tuple[StepPlan, list[SlotBinding]]:
