@@ -94,7 +94,7 @@ async def _supervise(config: ServerConfig, listener: socket.socket) -> int:
 
 async def _run(config: ServerConfig, listener: socket.socket, signals: _Signals) -> int:
     began = time.monotonic()
-    process = EngineProcess.create(config.engine)
+    process = EngineProcess.create(config.engine, config.limits.step_timeout)
     client: EngineClient | None = None
     starting = Starting(config.model_name)
     timeout_s = config.limits.slow_client_timeout

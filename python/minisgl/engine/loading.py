@@ -53,7 +53,7 @@ def load_engine(config: EngineConfig, say: Report, group: Group = ALONE) -> Torc
 
 def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group) -> TorchEngine | CudaEngine:
     began = time.monotonic()
-    device = device_of(config, group.rank, say)
+    device = device_of(config, group.rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     folder = resolve_model(

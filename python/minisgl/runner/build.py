@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from minisgl.config import ConfigError, EngineConfig
+from minisgl.config import ConfigError, EngineConfig, Limits
 from minisgl.distributed import ALONE, Group, GroupError
 from minisgl.engine.api import Engine, EngineInfo
 from minisgl.engine.sim import SimEngine
@@ -37,10 +37,15 @@ SIM_WORDS = 1024
 
 
 def build_engine(
-    config: EngineConfig, report: Report, *, folder: Path | None = None, on_rank_death: OnDeath | None = None
+    config: EngineConfig,
+    report: Report,
+    *,
+    folder: Path | None = None,
+    on_rank_death: OnDeath | None = None,
+    step_timeout: float = Limits().step_timeout,
 ) -> Engine:
-    """Load what `config` asks for, on all its ranks; `folder` and `on_rank_death` are for `Ranks`. Raises `ConfigError`
-    and the errors of weights/ with what to change, `RankDied`."""
+    """Load what `config` asks for, on all its ranks; `folder`, `on_rank_death` and `step_timeout` are for `Ranks`.
+    Raises `ConfigError` and the errors of weights/ with what to change, `RankDied`."""
     config.check()
     if config.engine == "sim":
         if config.tp != 1:
@@ -49,10 +54,11 @@ def build_engine(
     if config.tp == 1:
         return build_rank(config, ALONE, report)
     config = _settled(config, report)
-    ranks = Ranks(config, folder, on_rank_death)
+    ranks = Ranks(config, folder, on_rank_death, step_timeout)
     try:
         report(f"tensor parallelism: {config.tp} ranks")
         group = join_group(config, 0, ranks.meeting)
+        ranks.joined(group)
         engine = build_rank(config, group, report)
         ranks.wait_ready()
     except GroupError as error:
@@ -66,7 +72,7 @@ def build_engine(
 
 
 def _settled(config: EngineConfig, report: Report) -> EngineConfig:
-    """What a rank could refuse, or would download again, is looked at before there are any."""
+    """What a rank could refuse, would download again or might see otherwise, is settled before there are any."""
     if config.engine != "torch":
         return config
     from minisgl.engine.loading import check_ranks, device_of  # imports torch
@@ -76,8 +82,8 @@ def _settled(config: EngineConfig, report: Report) -> EngineConfig:
         config.model, report, source=config.model_source, revision=config.revision, load_format=config.load_format
     )
     check_ranks(model, config.tp)
-    device_of(config)
-    return msgspec.structs.replace(config, model=str(model))
+    device = device_of(config, say=report)
+    return msgspec.structs.replace(config, model=str(model), device=str(device))
 
 
 def join_group(config: EngineConfig, rank: int, meeting: Path) -> Group:

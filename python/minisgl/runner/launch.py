@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from minisgl.config import EngineConfig
+from minisgl.config import EngineConfig, Limits
 from minisgl.runner.process import ProcessConfig
 
 STOP_TIMEOUT_S = 10.0
@@ -25,16 +25,17 @@ AT_ONCE_S = 1.0
 class EngineProcess:
     """Addresses come first (`create`), so that the HTTP side can bind its sockets before the child connects."""
 
-    def __init__(self, config: EngineConfig, folder: Path) -> None:
+    def __init__(self, config: EngineConfig, folder: Path, step_timeout: float) -> None:
         self._config = config
+        self._step_timeout = step_timeout
         self._folder = folder
         self._process: asyncio.subprocess.Process | None = None
         self.to_engine = f"ipc://{folder / 'to-engine'}"
         self.from_engine = f"ipc://{folder / 'from-engine'}"
 
     @classmethod
-    def create(cls, config: EngineConfig) -> EngineProcess:
-        return cls(config, Path(tempfile.mkdtemp(prefix="minisgl-")))
+    def create(cls, config: EngineConfig, step_timeout: float = Limits().step_timeout) -> EngineProcess:
+        return cls(config, Path(tempfile.mkdtemp(prefix="minisgl-")), step_timeout)
 
     @property
     def pid(self) -> int:
@@ -42,7 +43,12 @@ class EngineProcess:
         return self._process.pid
 
     async def start(self) -> None:
-        config = ProcessConfig(engine=self._config, to_engine=self.to_engine, from_engine=self.from_engine)
+        config = ProcessConfig(
+            engine=self._config,
+            to_engine=self.to_engine,
+            from_engine=self.from_engine,
+            step_timeout=self._step_timeout,
+        )
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "minisgl.runner.process", stdin=asyncio.subprocess.PIPE
         )

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from minisgl.config import ConfigError, EngineConfig
+from minisgl.config import ConfigError, EngineConfig, Limits
 from minisgl.engine.api import Engine
 from minisgl.message import (
     EngineFailed,
@@ -53,6 +53,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
     to_engine: str  # ipc addresses, bound by the HTTP process
     from_engine: str
+    step_timeout: float = Limits().step_timeout
 
     @property
     def folder(self) -> Path:
@@ -138,6 +139,7 @@ def serve(config: ProcessConfig, link: Link) -> None:
         lambda *report: link.send([LoadProgress(*report)]),
         folder=config.folder,
         on_rank_death=lambda reason: _end_at_once(config, reason),
+        step_timeout=config.step_timeout,
     )
     try:
         chosen = choose_control_plane(config.engine, engine.info, lambda line: link.send([LoadProgress(line)]))

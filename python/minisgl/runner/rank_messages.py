@@ -71,6 +71,7 @@ class RankStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """`in_flight` is the number of steps before this one that rank 0 has launched and not waited for: what a rank does
     when it waits (the wipe after a failed step) must come in the same order on all."""
 
+    step: int
     plan: tuple[int, ...]
     data: bytes
     bindings: tuple[RankBinding, ...]
@@ -106,7 +107,7 @@ def make_buffers(sizes: NewBuffers) -> StepBuffers:
 def pack(plan: StepPlan, buffers: StepBuffers, bindings: list[SlotBinding], in_flight: int = 0) -> RankStep:
     data = b"".join(region.tobytes() for region in live_regions(plan, buffers.ring[plan.ring_index]))
     bound = (RankBinding(b.slot, b.req_id, b.sampling, b.tokens.tobytes(), b.num_prompt) for b in bindings)
-    return RankStep(_values(plan, _PLAN), data, tuple(bound), in_flight)
+    return RankStep(plan.step, _values(plan, _PLAN), data, tuple(bound), in_flight)
 
 
 def unpack(step: RankStep, buffers: StepBuffers) -> tuple[StepPlan, list[SlotBinding]]:

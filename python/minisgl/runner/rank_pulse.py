@@ -52,8 +52,8 @@ class RankWatch:
         self._clock = clock
         self._limit_s = limit_s
         self._lock = threading.Lock()
-        self._last_look = clock()
-        self._heard = dict.fromkeys(range(1, num_ranks + 1), self._last_look)
+        self._last_look = self._began = clock()
+        self._heard = dict.fromkeys(range(1, num_ranks + 1), self._began)
         self._beats = dict.fromkeys(self._heard, RankBeat(-1, 0.0, 0.0, 0))
 
     @property
@@ -74,16 +74,16 @@ class RankWatch:
         loaded."""
         with self._lock:
             now = self._clock()
-            # not asked in time: this process stood still (or begins), and what was said meanwhile is yet to be read
             late, self._last_look = now - self._last_look > SILENT_S, now
-            if late:
-                self._heard = dict.fromkeys(self._heard, now)
+            if late:  # this process stood still (or begins): ranks waited for it, what they said is yet to be read
+                self._began, self._heard = now, dict.fromkeys(self._heard, now)
             return self._judged(now)
 
     def _judged(self, now: float) -> str:
         limit = f", the limit is {self._limit_s:g} (--step-timeout)"
         silent = {rank: now - heard for rank, heard in self._heard.items()}
-        ages = {rank: beat.age_s + silent[rank] for rank, beat in self._beats.items() if beat.step >= 0}
+        ran = now - self._began
+        ages = {rank: min(beat.age_s + silent[rank], ran) for rank, beat in self._beats.items() if beat.step >= 0}
         slow = [rank for rank, age in ages.items() if age > self._limit_s]
         gone = [rank for rank, seconds in silent.items() if seconds > SILENT_S]
         longest = max(silent.values())

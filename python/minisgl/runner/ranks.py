@@ -1,11 +1,11 @@
 """Rank 0's side of tensor parallelism: the processes of the ranks above it, and the engine that feeds them.
 
-Each rank above 0 is a `runner.worker`. Its stdin is its lifeline, its stdout says that it is ready or why it ends, and
-ends when it does, however that happens.
+Each rank above 0 is a `runner.worker`. Its stdin is its lifeline, its stdout says that it is ready, what it is at every
+half second and why it ends, and ends when it does, however that happens.
 
 Keeps true: every rank gets every step, in order, before this rank runs it; a ring entry is sent again only when all
-ranks have said that they are done with it; a rank that ends unasked makes every later call raise `RankDied`; no rank
-outlives `close`, or this process.
+ranks have launched the step that lay there; a rank that ends unasked, or hangs, ends all others and makes every later
+call raise `RankDied`; no rank outlives `close`, or this process.
 Doesn't know: what a step computes, HTTP.
 """
 
@@ -17,16 +17,28 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import zmq
 
-from minisgl.config import EngineConfig
+from minisgl.config import EngineConfig, Limits
 from minisgl.distributed import Group, GroupError
 from minisgl.engine.api import Engine, EngineInfo, EngineStepError, SlotBinding, StepHandle, StepResult
-from minisgl.runner.rank_messages import NewBuffers, RankConfig, RankNews, Stop, encode, pack, sizes_of
+from minisgl.runner.rank_messages import (
+    NewBuffers,
+    RankBeat,
+    RankConfig,
+    RankFailed,
+    RankNews,
+    RankReady,
+    Stop,
+    encode,
+    pack,
+    sizes_of,
+)
+from minisgl.runner.rank_pulse import RankWatch
 from minisgl.step import StepBuffers, StepPlan
 
 OnDeath = Callable[[str], None]
@@ -37,21 +49,32 @@ LINGER_MS = 1000
 
 
 class RankDied(RuntimeError):
-    """A rank above 0 ended unasked: the engine is of no use any more."""
+    """A rank above 0 ended unasked, or hung: the engine is of no use any more."""
 
 
 class Ranks:
-    """The processes of ranks 1 .. `size` - 1. `on_death` is told, in a thread of its own, once, why one ended unasked.
+    """The processes of ranks 1 .. `size` - 1. `on_death` is told, in a thread of its own, once, why one ended unasked,
+    or that one did not get on for `step_timeout` seconds.
 
-    `folder` for sockets and the meeting file is the caller's; without, an own one, which is gone when all are ready.
+    `folder` for sockets and the meeting file is the caller's; without, an own one, which is gone when all are ready; or
+    with `close` on CUDA devices, where the meeting file is read on and on.
     """
 
-    def __init__(self, config: EngineConfig, folder: Path | None = None, on_death: OnDeath | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        folder: Path | None = None,
+        on_death: OnDeath | None = None,
+        step_timeout: float = Limits().step_timeout,
+    ) -> None:
         self._own_folder = Path(tempfile.mkdtemp(prefix="minisgl-ranks-")) if folder is None else None
         folder = folder or self._own_folder
         assert folder is not None
         self.meeting = folder / "ranks"
         self._on_death = on_death
+        self._group: Group | None = None
+        self._keep_folder = config.device.startswith("cuda")
+        self._watch = RankWatch(config.tp - 1, step_timeout)
         self._changed = threading.Condition()
         self._num_ready = 0
         self._closing = False
@@ -83,36 +106,70 @@ class Ranks:
         with contextlib.suppress(BrokenPipeError):  # its end is noticed below
             process.stdin.write(msgspec.json.encode(config) + b"\n")
             process.stdin.flush()
-        threading.Thread(target=self._watch, args=(config.rank, process), name="rank-watch", daemon=True).start()
+        threading.Thread(target=self._listen, args=(config.rank, process), name="rank-news", daemon=True).start()
 
-    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+    def _listen(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        """Until the process ends."""
         assert process.stdout is not None
-        words = ""
+        why = ""
         for line in process.stdout:
-            words = msgspec.json.decode(line, type=RankNews).failed
-            if not words:
+            if not line.endswith(b"\n"):  # killed while it wrote
+                break
+            news = msgspec.json.decode(line, type=RankNews)
+            if isinstance(news, RankBeat):
+                self._watch.hear(rank, news)
+            elif isinstance(news, RankFailed):
+                why = f": {news.reason}"
+            else:
+                assert isinstance(news, RankReady)
                 with self._changed:
                     self._num_ready += 1
                     self._changed.notify_all()
         code = process.wait()
-        end = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        if not why:
+            why = f" was ended by signal {-code}" if code < 0 else f" ended with exit code {code}"
+        self._fail(f"tensor-parallel rank {rank}{why}")
+
+    def _look(self) -> None:
+        """Whether all get on, until one does not."""
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closing or self._failure, self._watch.look_every_s):
+                    return
+            if found := self._watch.trouble():
+                self._fail(found)
+
+    def _fail(self, reason: str) -> None:
+        """The first reason counts: the others are of no use without that rank."""
         with self._changed:
             if self._closing or self._failure:
                 return
-            self._failure = f"tensor-parallel rank {rank}: {words}" if words else f"tensor-parallel rank {rank} {end}"
+            self._failure = reason
             self._changed.notify_all()
-        self.kill()  # of no use without it
+        self.kill()
+        if self._group is not None:
+            self._group.abort()
         if self._on_death is not None:
-            self._on_death(self._failure)
+            self._on_death(reason)
 
     # -------------------------------------------------------------------------------------------------------- use
 
+    def joined(self, group: Group) -> None:
+        """Rank 0 waits in collectives of `group` from now on, also for a rank that ends."""
+        self._group = group
+
     def wait_ready(self) -> None:
-        """Until every rank has loaded. Raises `RankDied`."""
+        """Until every rank has loaded; from then on they are watched. Raises `RankDied`."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure or self._num_ready == len(self.processes))
         self.check()
-        self._remove_folder()
+        threading.Thread(target=self._look, name="rank-look", daemon=True).start()
+        if not self._keep_folder:
+            self._remove_folder()
+
+    def usage(self) -> list[tuple[int, float, int]]:
+        """(rank, CPU seconds, resident bytes) of each, as last told."""
+        return self._watch.usage()
 
     def check(self) -> None:
         """Raises `RankDied` if one ended."""
@@ -133,7 +190,7 @@ class Ranks:
             outbox.send(frame, zmq.NOBLOCK)
 
     def receive_ack(self, *, block: bool) -> int | None:
-        """The step that one of the ranks is done with; None if no more is there. Raises `RankDied`."""
+        """A step that one of the ranks has launched; None if no more is there. Raises `RankDied`."""
         while not self._acks.poll(CHECK_INTERVAL_MS if block else 0):
             if not block:
                 return None
@@ -153,6 +210,7 @@ class Ranks:
         """Ask the ranks to end, make sure that they do. Idempotent."""
         with self._changed:
             self._closing = True
+            self._changed.notify_all()
         if self._context.closed:
             return
         for outbox in self._outboxes:
@@ -174,21 +232,33 @@ class Ranks:
             shutil.rmtree(self._own_folder, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def _all_or_none(ranks: Ranks) -> Iterator[None]:
+    """Around what rank 0 does: whatever ends it alone ends all."""
+    try:
+        yield
+    except EngineStepError:  # on every rank alike
+        raise
+    except GroupError as error:
+        raise ranks.explain(error) from error
+    except BaseException:  # the others wait for this rank, for good; or it is they who failed
+        ranks.check()
+        ranks.kill()
+        raise
+
+
 class _Handle:
-    def __init__(self, handle: StepHandle, ranks: Ranks) -> None:
+    def __init__(self, handle: StepHandle, ranks: Ranks, waited: Callable[[], None]) -> None:
         self._handle = handle
         self._ranks = ranks
+        self._waited = waited
 
     def wait(self) -> StepResult:
-        try:
-            return self._handle.wait()
-        except EngineStepError:  # on every rank alike
-            raise
-        except GroupError as error:
-            raise self._ranks.explain(error) from error
-        except BaseException:  # the others wait for this rank, for good
-            self._ranks.kill()
-            raise
+        self._waited()
+        with _all_or_none(self._ranks):
+            result = self._handle.wait()
+            self._ranks.check()  # a collective that was aborted ends like any other
+            return result
 
     def done(self) -> bool:
         return self._handle.done()
@@ -206,7 +276,8 @@ class RankEngine:
         self._ranks = ranks
         self._buffers: StepBuffers | None = None
         self._sent: list[int | None] = []  # by ring entry: the step that lies there
-        self._unacked: dict[int, int] = {}  # by step: ranks that still read it
+        self._unacked: dict[int, int] = {}  # by step: ranks that have not launched it
+        self._in_flight: set[int] = set()  # steps that were launched and not waited for
 
     @property
     def info(self) -> EngineInfo:
@@ -219,18 +290,25 @@ class RankEngine:
             self._begin(sizes_of(buffers))
             self._buffers = buffers
         self._make_room(plan)
-        bound = list(bindings)
-        self._ranks.send(encode(pack(plan, buffers, bound)))
-        self._sent[plan.ring_index] = plan.step
-        self._unacked[plan.step] = len(self._ranks.processes)
-        return _Handle(self._engine.launch(plan, buffers, bound), self._ranks)
+        bound, step = list(bindings), plan.step
+        self._ranks.send(encode(pack(plan, buffers, bound, len(self._in_flight))))
+        self._sent[plan.ring_index] = step
+        self._unacked[step] = len(self._ranks.processes)
+        self._in_flight.add(step)
+        with _all_or_none(self._ranks):
+            handle = self._engine.launch(plan, buffers, bound)
+        return _Handle(handle, self._ranks, lambda: self._in_flight.discard(step))
+
+    def usage(self) -> list[tuple[int, float, int]]:
+        """(rank, CPU seconds, resident bytes) of the ranks above 0."""
+        return self._ranks.usage()
 
     def _begin(self, sizes: NewBuffers) -> None:
         self._sent = [None] * sizes.ring_len
         self._ranks.send(encode(sizes))
 
     def _make_room(self, plan: StepPlan) -> None:
-        """Wait until no rank reads what this ring entry held."""
+        """Wait until all ranks have taken what this ring entry held."""
         before = self._sent[plan.ring_index]
         while True:
             step = self._ranks.receive_ack(block=before in self._unacked)

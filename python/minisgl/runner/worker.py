@@ -3,8 +3,9 @@
 It reads a `RankConfig` as one JSON line from stdin, loads its shard, and runs the steps that rank 0 sends until it is
 told to stop or stdin closes, which means that rank 0 is gone. It schedules nothing and samples nothing.
 
-Keeps true: steps run in the order they came; an entry of the ring is written only when the step that lay there is done
-(rank 0 sends it no sooner); exit code 0 only after `Stop`; any other end says why on stdout first, if it still can.
+Keeps true: steps are launched in the order they came, each when no more are in flight than rank 0 had, so that an entry
+of the ring is not written while it is read, and what follows a failed step comes in rank 0's order; a step that failed
+is noticed also if no other comes; exit code 0 only after `Stop`; any other end says why on stdout first, if it can.
 Doesn't know: requests, the control plane, HTTP.
 """
 
@@ -18,6 +19,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,60 +28,98 @@ import zmq
 
 from minisgl.config import ConfigError
 from minisgl.distributed import GroupError
-from minisgl.engine.api import Engine, EngineStepError, SlotBinding
+from minisgl.engine.api import Engine, EngineStepError, StepHandle
+from minisgl.metrics.meters import cpu_seconds, resident_bytes
 from minisgl.runner.build import build_rank, join_group
-from minisgl.runner.rank_messages import NewBuffers, RankConfig, RankNews, RankStep, decode, make_buffers, unpack
-from minisgl.step import StepBuffers, StepPlan
+from minisgl.runner.rank_messages import (
+    RankBeat,
+    RankConfig,
+    RankFailed,
+    RankNews,
+    RankReady,
+    RankStep,
+    Stop,
+    ToRank,
+    decode,
+    make_buffers,
+    unpack,
+)
+from minisgl.runner.rank_pulse import INTERVAL_S, StepClock
+from minisgl.step import StepBuffers
 
 GRACE_S = 10.0
-Job = tuple[StepPlan, StepBuffers, list[SlotBinding]]
+LOOK_EVERY_S = 0.05  # at a step in flight, while no other comes
+Jobs = queue.SimpleQueue[ToRank]
 
 
 def run(config: RankConfig, tell: Callable[[RankNews], None]) -> None:
-    """Returns after `Stop`. Raises what loading or a dead engine raises."""
+    """Returns after `Stop`. Raises what loading or a dead engine raises; what it had then goes with the process."""
     group = join_group(config.engine, config.rank, Path(config.meeting))
     engine = build_rank(config.engine, group, lambda *report: None)
     context = zmq.Context()
     inbox, acks = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    try:
-        inbox.setsockopt(zmq.RCVHWM, 0)
-        inbox.connect(config.steps)
-        acks.connect(config.acks)
-        jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        threading.Thread(target=_receive, args=(inbox, jobs), name="rank-receive", daemon=True).start()
-        tell(RankNews())
-        _work(engine, jobs, acks)
-    finally:  # the sockets go with the process: the receiving thread may still use one
-        engine.close()
-        group.close()
+    inbox.setsockopt(zmq.RCVHWM, 0)
+    inbox.connect(config.steps)
+    acks.connect(config.acks)
+    jobs: Jobs = queue.SimpleQueue()
+    clock = StepClock()
+    threading.Thread(target=_receive, args=(inbox, jobs, clock), name="rank-receive", daemon=True).start()
+    threading.Thread(target=_beat, args=(clock, tell), name="rank-beat", daemon=True).start()
+    tell(RankReady())
+    work(engine, jobs, lambda step: acks.send(step.to_bytes(8, "little")), clock)
+    engine.close()
+    group.close()
 
 
-def _work(engine: Engine, jobs: queue.SimpleQueue[Job | None], acks: zmq.Socket[bytes]) -> None:
-    while (job := jobs.get()) is not None:
-        plan, buffers, bindings = job
-        with contextlib.suppress(EngineStepError):  # every rank has it, rank 0 reports it
-            engine.launch(plan, buffers, bindings).wait()
-        acks.send(plan.step.to_bytes(8, "little"))
-
-
-def _receive(inbox: zmq.Socket[bytes], jobs: queue.SimpleQueue[Job | None]) -> None:
-    """Decode steps while the one before them runs."""
+def work(engine: Engine, jobs: Jobs, launched: Callable[[int], None], clock: StepClock) -> None:
+    """Until `Stop`. `launched` is told each step whose entry may be sent again. Raises what a dead engine raises."""
     buffers: StepBuffers | None = None
+    in_flight: deque[StepHandle] = deque()
+
+    def finish() -> None:
+        with contextlib.suppress(EngineStepError):  # every rank has it, rank 0 reports it
+            in_flight.popleft().wait()
+        clock.end()
+
+    while True:
+        try:
+            job = jobs.get(timeout=LOOK_EVERY_S if in_flight else None)
+        except queue.Empty:
+            job = None
+        if isinstance(job, RankStep):
+            while len(in_flight) > job.in_flight:
+                finish()
+            assert buffers is not None
+            plan, bindings = unpack(job, buffers)
+            in_flight.append(engine.launch(plan, buffers, bindings))
+            launched(plan.step)
+        elif isinstance(job, Stop):
+            break
+        elif job is not None:
+            buffers = make_buffers(job)
+        while in_flight and in_flight[0].done():
+            finish()
+    while in_flight:
+        finish()
+
+
+def _receive(inbox: zmq.Socket[bytes], jobs: Jobs, clock: StepClock) -> None:
+    """Decode steps while the one before them runs."""
     try:
         while True:
             message = decode(inbox.recv())
-            if isinstance(message, NewBuffers):
-                buffers = make_buffers(message)
-            elif isinstance(message, RankStep):
-                assert buffers is not None
-                plan, bindings = unpack(message, buffers)
-                jobs.put((plan, buffers, bindings))
-            else:
-                break
+            if isinstance(message, RankStep):
+                clock.begin(message.step)
+            jobs.put(message)
     except BaseException:  # a thread that dies alone would leave all ranks waiting
         traceback.print_exc()
         os._exit(1)
-    jobs.put(None)
+
+
+def _beat(clock: StepClock, tell: Callable[[RankNews], None]) -> None:
+    while True:
+        tell(RankBeat(*clock.oldest(), cpu_seconds(), resident_bytes()))
+        time.sleep(INTERVAL_S)
 
 
 def _end_with_parent() -> None:
@@ -95,21 +135,23 @@ def main() -> int:
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         config = msgspec.json.decode(stdin.readline(), type=RankConfig)
     threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
+    one_at_a_time = threading.Lock()
 
     def tell(what: RankNews) -> None:
-        os.write(news, msgspec.json.encode(what) + b"\n")
+        with one_at_a_time:
+            os.write(news, msgspec.json.encode(what) + b"\n")
 
     try:
         run(config, tell)
     except GroupError as error:
         time.sleep(GRACE_S)  # a peer has ended: rank 0 says which, and ends this one
-        tell(RankNews(str(error)))
+        tell(RankFailed(str(error)))
         return 1
     except BaseException as error:  # the last words of a process that ends either way
         expected = isinstance(error, ConfigError)
         if not expected:
             traceback.print_exc()
-        tell(RankNews(str(error) if expected else f"{type(error).__name__}: {error}"))
+        tell(RankFailed(str(error) if expected else f"{type(error).__name__}: {error}"))
         return 1
     return 0
 
