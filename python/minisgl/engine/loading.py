@@ -47,7 +47,8 @@ def load_engine(config: EngineConfig, say: Report, group: Group = ALONE) -> Torc
         raise
     if isinstance(engine, CudaEngine):
         thread.close()
-        torch.cuda.set_device(engine.info.device)  # of this thread, which will launch
+        if engine.info.device != "cpu":
+            torch.cuda.set_device(engine.info.device)  # of this thread, which will launch
     return engine
 
 

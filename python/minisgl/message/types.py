@@ -74,6 +74,14 @@ class MeterReading(msgspec.Struct, frozen=True, array_like=True):
     recent_s: float
 
 
+class RankUsage(msgspec.Struct, frozen=True, array_like=True):
+    """What the process of a tensor-parallel rank above 0 said of itself last; it does so every half second."""
+
+    rank: int
+    cpu_s: float
+    resident_bytes: int
+
+
 class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     """A snapshot after a step, sent at most every 100 ms while busy and once when idle."""
 
@@ -98,6 +106,7 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     cpu_s: float = 0.0  # of the engine process
     resident_bytes: int = 0
     meters: dict[str, MeterReading] = {}  # by the names of metrics.steps
+    ranks: tuple[RankUsage, ...] = ()
 
 
 class Heartbeat(msgspec.Struct, tag="beat", frozen=True, array_like=True):

@@ -157,6 +157,7 @@ class Metrics(Collector):
         engine: dict[str, Any] | None = None
         if (stats := self._stats()) is not None:
             engine = {name: getattr(stats, name) for name in stats.__struct_fields__}
+            engine["ranks"] = [_plain(one) for one in stats.ranks]
             engine["meters"] = {name: _plain(reading) for name, reading in stats.meters.items()}
         return {"http": http, "engine": engine}
 

@@ -35,6 +35,7 @@ class EngineCollector(Collector):
         if stats is not None:
             yield from _requests_and_pages(stats)
             yield from _steps(stats)
+            yield from _ranks(stats)
 
 
 def _about(info: EngineReady, stats: EngineStats | None) -> Iterable[Metric]:
@@ -97,6 +98,19 @@ def _steps(stats: EngineStats) -> Iterable[Metric]:
             longest.add_metric((phase,), reading.recent_s)
     yield total
     yield longest
+
+
+def _ranks(stats: EngineStats) -> Iterable[Metric]:
+    cpu = CounterMetricFamily("minisgl:rank_cpu_seconds", "CPU time by tensor-parallel rank", labels=("rank",))
+    memory = GaugeMetricFamily("minisgl:rank_resident_bytes", "memory by tensor-parallel rank", labels=("rank",))
+    if stats.ranks:
+        cpu.add_metric(("0",), stats.cpu_s)
+        memory.add_metric(("0",), float(stats.resident_bytes))
+    for one in stats.ranks:
+        cpu.add_metric((str(one.rank),), one.cpu_s)
+        memory.add_metric((str(one.rank),), float(one.resident_bytes))
+    yield cpu
+    yield memory
 
 
 def process_families(

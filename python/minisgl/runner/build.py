@@ -83,7 +83,9 @@ def _settled(config: EngineConfig, report: Report) -> EngineConfig:
     )
     check_ranks(model, config.tp)
     device = device_of(config, say=report)
-    return msgspec.structs.replace(config, model=str(model), device=str(device))
+    if config.device == "auto":
+        config = msgspec.structs.replace(config, device=str(device))
+    return msgspec.structs.replace(config, model=str(model))
 
 
 def join_group(config: EngineConfig, rank: int, meeting: Path) -> Group:

@@ -39,6 +39,7 @@ from minisgl.metrics.transport import MeasuredTransport, Transport
 from minisgl.runner.build import build_engine, build_fallback, choose_control_plane
 from minisgl.runner.heartbeat import HeartbeatThread, Pulse
 from minisgl.runner.loop import StepLoop
+from minisgl.runner.ranks import RankEngine
 from minisgl.scheduler.backend import Chosen
 
 STATS_INTERVAL_S = 0.1
@@ -159,19 +160,19 @@ def serve(config: ProcessConfig, link: Link) -> None:
         )
         collections = GcWatch(link.timers.meters["gc"])
         collections.start()
-        _run(loop, chosen, link)
+        _run(loop, chosen, engine, link)
         collections.stop()
     finally:
         link.timers.close()
         engine.close()
 
 
-def _run(loop: StepLoop, chosen: Chosen, link: Link) -> None:
+def _run(loop: StepLoop, chosen: Chosen, engine: Engine, link: Link) -> None:
     last_sent = 0.0
     loop.timers.begin()
     while not loop.shutdown:
         if idle := loop.idle:
-            link.send([_stats(loop, chosen)])
+            link.send([_stats(loop, chosen, engine)])
         failovers = loop.num_failovers
         loop.step(link.receive(block=idle))
         if loop.num_failovers > failovers:
@@ -179,7 +180,7 @@ def _run(loop: StepLoop, chosen: Chosen, link: Link) -> None:
         now = time.monotonic()
         if now - last_sent >= STATS_INTERVAL_S:
             last_sent = now
-            link.send([_stats(loop, chosen)])
+            link.send([_stats(loop, chosen, engine)])
     loop.drain()
 
 
@@ -201,7 +202,7 @@ def _ready(engine: Engine, chosen: Chosen) -> EngineReady:
     )
 
 
-def _stats(loop: StepLoop, chosen: Chosen) -> EngineStats:
+def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
     control_plane = loop.control_plane
     stats = control_plane.stats()
     timers = loop.timers
@@ -227,6 +228,7 @@ def _stats(loop: StepLoop, chosen: Chosen) -> EngineStats:
         cpu_s=cpu_seconds(),
         resident_bytes=resident_bytes(),
         meters=timers.meters.readings(),
+        ranks=tuple(engine.usage()) if isinstance(engine, RankEngine) else (),
     )
 
 

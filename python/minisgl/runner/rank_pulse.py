@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from minisgl.message import RankUsage
 from minisgl.runner.rank_messages import RankBeat
 
 INTERVAL_S = 0.5  # between two beats
@@ -64,10 +65,9 @@ class RankWatch:
         with self._lock:
             self._heard[rank], self._beats[rank] = self._clock(), beat
 
-    def usage(self) -> list[tuple[int, float, int]]:
-        """(rank, CPU seconds, resident bytes) as last told."""
+    def usage(self) -> list[RankUsage]:
         with self._lock:
-            return [(rank, beat.cpu_s, beat.resident_bytes) for rank, beat in self._beats.items()]
+            return [RankUsage(rank, beat.cpu_s, beat.resident_bytes) for rank, beat in self._beats.items()]
 
     def trouble(self) -> str:
         """Who does not get on, and since when; nothing if all do. To be asked every `look_every_s`, once all have

@@ -26,6 +26,7 @@ import zmq
 from minisgl.config import EngineConfig, Limits
 from minisgl.distributed import Group, GroupError
 from minisgl.engine.api import Engine, EngineInfo, EngineStepError, SlotBinding, StepHandle, StepResult
+from minisgl.message import RankUsage
 from minisgl.runner.rank_messages import (
     NewBuffers,
     RankBeat,
@@ -167,8 +168,7 @@ class Ranks:
         if not self._keep_folder:
             self._remove_folder()
 
-    def usage(self) -> list[tuple[int, float, int]]:
-        """(rank, CPU seconds, resident bytes) of each, as last told."""
+    def usage(self) -> list[RankUsage]:
         return self._watch.usage()
 
     def check(self) -> None:
@@ -299,8 +299,8 @@ class RankEngine:
             handle = self._engine.launch(plan, buffers, bound)
         return _Handle(handle, self._ranks, lambda: self._in_flight.discard(step))
 
-    def usage(self) -> list[tuple[int, float, int]]:
-        """(rank, CPU seconds, resident bytes) of the ranks above 0."""
+    def usage(self) -> list[RankUsage]:
+        """Of the ranks above 0."""
         return self._ranks.usage()
 
     def _begin(self, sizes: NewBuffers) -> None:

@@ -92,6 +92,7 @@ def _health(context: ServerContext) -> dict[str, Any]:
     if stats is not None and stats.num_failovers_total:
         found["cpu_backend"] = stats.cpu_backend
     found["stats"] = None
-    if stats is not None:  # /stats has the meters
-        found["stats"] = {name: getattr(stats, name) for name in stats.__struct_fields__ if name != "meters"}
+    if stats is not None:  # /stats has the others
+        plain = [name for name in stats.__struct_fields__ if name not in ("meters", "ranks")]
+        found["stats"] = {name: getattr(stats, name) for name in plain}
     return found
