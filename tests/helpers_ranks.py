@@ -1,7 +1,7 @@
 """Several ranks in one process: a real gloo group each, on a thread of its own, and one engine made of theirs.
 
-Keeps true: what the ranks above 0 get of a step passed through the messages that real ones get, into buffers of their
-own.
+Keeps true: rank 0 is the real `RankEngine`, the others run the real workers' loop; what they get of a step passed
+through the messages that real ones get, into buffers of their own.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ from typing import Any, TypeVar
 
 import torch
 
+from minisgl.distributed import GroupError
 from minisgl.distributed.torch_group import TorchGroup
-from minisgl.engine.api import Engine, EngineInfo, EngineStepError, SlotBinding, StepHandle
-from minisgl.runner.rank_messages import RankStep, decode, encode, make_buffers, pack, sizes_of, unpack
+from minisgl.engine.api import Engine, EngineInfo, EngineStepError, SlotBinding, StepHandle, StepResult
+from minisgl.runner.rank_messages import RankStep, Stop, decode, encode
+from minisgl.runner.rank_pulse import StepClock
+from minisgl.runner.ranks import RankDied, RankEngine
+from minisgl.runner.worker import Jobs, work
 from minisgl.step import StepBuffers, StepPlan
 
 T = TypeVar("T")
+Tamper = Callable[[int, StepPlan, StepBuffers], None]
 CPU = torch.device("cpu")
 
 
@@ -51,68 +56,122 @@ def on_ranks(size: int, folder: Path, work: Callable[[TorchGroup], T]) -> list[T
     return results
 
 
-class ThreadRanks:
-    """`build(group)` on each of `size` ranks, used as one engine. `tamper(rank, step, plan, entry)` may spoil what a
-    rank above 0 received."""
+class _Transport:
+    """What `RankEngine` needs of `Ranks`, over queues."""
 
-    def __init__(
-        self,
-        size: int,
-        folder: Path,
-        build: Callable[[TorchGroup], Engine],
-        tamper: Callable[[int, StepPlan, StepBuffers], None] | None = None,
-    ) -> None:
-        self._meeting, self._size, self._build, self._tamper = folder / "meeting", size, build, tamper
-        self._inboxes: list[queue.SimpleQueue[bytes | None]] = [queue.SimpleQueue() for _ in range(size - 1)]
-        self._buffers: StepBuffers | None = None
+    def __init__(self, size: int) -> None:
+        self.processes = list(range(1, size))
+        self.inboxes: list[Jobs] = [queue.SimpleQueue() for _ in self.processes]
+        self.clocks = [StepClock() for _ in self.processes]
+        self.acks: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.errors: list[BaseException] = []
-        self.failed_steps: list[list[int]] = [[] for _ in range(size - 1)]
-        self._threads = [threading.Thread(target=self._work, args=(rank,), daemon=True) for rank in range(1, size)]
-        for thread in self._threads:
-            thread.start()
-        self._group = TorchGroup(self._meeting, 0, size, CPU)
-        self._engine = build(self._group)
+        self.threads: list[threading.Thread] = []
+        self.killed = False
+
+    def check(self) -> None:
+        if self.errors:
+            raise RankDied(repr(self.errors[0]))
+
+    def explain(self, error: GroupError) -> RankDied:
+        return RankDied(repr(self.errors[0]) if self.errors else str(error))
+
+    def send(self, frame: bytes) -> None:
+        for inbox, clock in zip(self.inboxes, self.clocks, strict=True):
+            message = decode(frame)
+            if isinstance(message, RankStep):
+                clock.begin(message.step)
+            inbox.put(message)
+
+    def receive_ack(self, *, block: bool) -> int | None:
+        while True:
+            try:
+                return self.acks.get(timeout=0.1 if block else 0)
+            except queue.Empty:
+                if not block:
+                    return None
+                self.check()
+
+    def kill(self) -> None:
+        self.killed = True  # threads cannot be: those that wait for this rank hear of it when its group closes
+
+    def close(self) -> None:
+        self.send(encode(Stop()))
+        for thread in self.threads:
+            thread.join(0 if self.killed or self.errors else 30)
+            assert self.killed or self.errors or not thread.is_alive()
+
+
+class _Step:
+    """A handle that notes a failed step, and gives a device that only runs when it is asked some time to run."""
+
+    def __init__(self, inner: StepHandle, step: int, failed: list[int], device: Any) -> None:
+        self._inner, self._step, self._failed, self._device = inner, step, failed, device
+
+    def wait(self) -> StepResult:
+        try:
+            return self._inner.wait()
+        except EngineStepError:
+            self._failed.append(self._step)
+            raise
+
+    def done(self) -> bool:
+        if hasattr(self._device, "run_some"):
+            self._device.run_some()
+        return self._inner.done()
+
+    def span(self) -> tuple[float, float]:
+        return self._inner.span()
+
+
+class _Worker:
+    """The engine of a rank above 0, watched."""
+
+    def __init__(self, engine: Engine, rank: int, tamper: Tamper | None, failed: list[int]) -> None:
+        self._engine, self._rank, self._tamper, self._failed = engine, rank, tamper, failed
 
     @property
     def info(self) -> EngineInfo:
         return self._engine.info
 
     def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
-        frames = [] if buffers is self._buffers else [encode(sizes_of(buffers))]
-        self._buffers = buffers
-        frames.append(encode(pack(plan, buffers, list(bindings))))
-        for inbox in self._inboxes:
-            for frame in frames:
-                inbox.put(frame)
-        return self._engine.launch(plan, buffers, bindings)
+        if self._tamper is not None:
+            self._tamper(self._rank, plan, buffers)
+        handle = self._engine.launch(plan, buffers, bindings)
+        return _Step(handle, plan.step, self._failed, getattr(self._engine, "_device", None))
 
     def close(self) -> None:
-        for inbox in self._inboxes:
-            inbox.put(None)
         self._engine.close()
-        for thread in self._threads:
-            thread.join(30)
-            assert not thread.is_alive()
-        self._group.close()
 
-    def _work(self, rank: int) -> None:
-        try:
-            group = TorchGroup(self._meeting, rank, self._size, CPU)
-            engine = self._build(group)
-            while (frame := self._inboxes[rank - 1].get()) is not None:
-                message = decode(frame)
-                if not isinstance(message, RankStep):
-                    buffers = make_buffers(message)  # type: ignore[arg-type]
-                    continue
-                plan, bindings = unpack(message, buffers)
-                if self._tamper is not None:
-                    self._tamper(rank, plan, buffers)
+
+class ThreadRanks(RankEngine):
+    """`build(group)` on each of `size` ranks, used as one engine. `tamper(rank, step, plan, entry)` may spoil what a
+    rank above 0 received."""
+
+    def __init__(
+        self, size: int, folder: Path, build: Callable[[TorchGroup], Engine], tamper: Tamper | None = None
+    ) -> None:
+        self.failed_steps: list[list[int]] = [[] for _ in range(size - 1)]
+        self.engines: list[Engine | None] = [None] * size
+        meeting, transport = folder / "meeting", _Transport(size)
+
+        def one(rank: int) -> None:
+            try:
+                group = TorchGroup(meeting, rank, size, CPU)
                 try:
-                    engine.launch(plan, buffers, bindings).wait()
-                except EngineStepError:
-                    self.failed_steps[rank - 1].append(plan.step)
-            engine.close()
-            group.close()
-        except BaseException as error:  # rank 0 then finds its peer gone
-            self.errors.append(error)
-            raise
+                    engine = self.engines[rank] = build(group)
+                    worker = _Worker(engine, rank, tamper, self.failed_steps[rank - 1])
+                    work(worker, transport.inboxes[rank - 1], transport.acks.put, transport.clocks[rank - 1])
+                    engine.close()
+                finally:
+                    group.close()
+            except BaseException as error:  # rank 0 then finds its peer gone
+                transport.errors.append(error)
+
+        transport.threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(1, size)]
+        for thread in transport.threads:
+            thread.start()
+        group = TorchGroup(meeting, 0, size, CPU)
+        self.engines[0] = build(group)
+        super().__init__(self.engines[0], group, transport)  # type: ignore[arg-type]
+        self.errors = transport.errors
+        self.killed = lambda: transport.killed

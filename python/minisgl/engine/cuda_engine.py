@@ -99,7 +99,7 @@ class _LaunchedStep:
             self._span = (now - self.computed.seconds_after(self.start), now)
             self._result = self._read()
         except (RuntimeError, MemoryError, GroupError) as error:
-            self._error = step_failure(self._step, error, self._engine.ranks)
+            self._error = self._engine.failure(self._step, error)
 
     def _read(self) -> StepResult:
         tokens = np.full(self._num_rows, -1, np.int32)
@@ -153,7 +153,7 @@ class CudaEngine:
         self._attention = attention
         self._device = device
         self._group = group
-        self.ranks = group.size
+        self._dead = False
         self._forward_model = forward or model.forward
         place = torch.device(info.device)
         slots = limits.max_rows + 1
@@ -193,7 +193,7 @@ class CudaEngine:
             with torch.inference_mode():
                 self._queue(plan, entry, stage, list(bindings), step)
         except (RuntimeError, MemoryError) as error:
-            failure = step_failure(plan.step, error, self.ranks)
+            failure = self.failure(plan.step, error)
             if not isinstance(failure, EngineStepError):
                 raise failure from error
             self.wipe()
@@ -210,11 +210,18 @@ class CudaEngine:
         self._device.forward.run("wipe", clear)
 
     def close(self) -> None:
-        """The graphs go too: a communicator that one of them uses could not end."""
+        """The graphs go too: a communicator that one of them uses could not end. Of a dead engine nothing is waited for:
+        it may never come."""
         for step in self._steps:
-            if step is not None:
+            if step is not None and not self._dead:
                 step.settle()
         self._graphs.clear()
+
+    def failure(self, step: int, error: BaseException) -> EngineStepError | EngineDeadError | GroupError:
+        """What `error` in `step` means."""
+        found = step_failure(step, error, self._group.size)
+        self._dead |= not isinstance(found, EngineStepError)
+        return found
 
     # ---------------------------------------------------------------------------------------------------- one step
 

@@ -1,0 +1,242 @@
+"""The CUDA engine of several ranks, over gloo on devices of the CPU, against one rank and against the CPU engine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minisgl.config import ConfigError, EngineConfig
+from minisgl.distributed import ALONE, Group
+from minisgl.engine.api import Engine
+from minisgl.engine.cuda_engine import CudaEngine
+from minisgl.engine.cuda_errors import EngineDeadError
+from minisgl.engine.cuda_loading import check_agreement
+from minisgl.engine.loading import load_engine
+from minisgl.message import AbortRequest, AddRequest
+from minisgl.runner.build import build_control_plane
+from minisgl.runner.loop import StepLoop
+from minisgl.runner.ranks import RankDied
+from minisgl.sampling_params import SamplingParams
+from minisgl.step import FinishReason
+from tests.distributed.test_rank_engines import Clients, Request
+from tests.helpers_models import save, tiny_model
+from tests.helpers_ranks import ThreadRanks, on_ranks
+from tests.helpers_tp import SETTINGS, Recorder, break_forward, cuda_rank
+
+GRAPHS = (1, 2, 4, 6)
+VARIANTS = {"qwen3-untied": 2, "llama-bias-untied": 4, "qwen3-moe-not-everywhere": 2}
+VOCAB = 131
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("tp")
+    return {name: save(tiny_model(name, eos_token_id=None, bos_token_id=None), root / name) for name in VARIANTS}
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def requests(seed: int) -> list[Request]:
+    rng = random.Random(seed)
+    shared = [rng.randrange(VOCAB) for _ in range(9)]
+    return [
+        (
+            (shared if i % 2 else []) + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 30))],
+            SamplingParams(
+                temperature=(0.0, 0.9)[i % 3 == 1],
+                top_p=(1.0, 0.8)[i % 5 == 0],
+                frequency_penalty=(0.0, 0.7)[i == 3],
+                max_tokens=rng.randint(8, 40),
+                seed=i,
+                logprobs=2,
+                prompt_logprobs=1 if i == 4 else None,
+            ),
+        )
+        for i in range(12)
+    ]
+
+
+def drive(
+    engine: Engine, config: EngineConfig, wanted: Sequence[Request], *, aborts: Sequence[int] = (), overlap: bool = True
+) -> tuple[Clients, StepLoop]:
+    """Three arrivals a step; those in `aborts` are aborted some steps later."""
+    clients = Clients()
+    plane = build_control_plane(config, engine.info)
+    plane.reserve_ratio = 0  # type: ignore[attr-defined]  # the estimate expects no output: rows are retracted
+    loop = StepLoop(plane, engine, clients.take, overlap=overlap)
+    waiting, step = list(enumerate(wanted)), 0
+    while waiting or not loop.idle:
+        now, waiting = waiting[:3], waiting[3:]
+        messages: list[Any] = [AddRequest(i, _bytes(prompt), params) for i, (prompt, params) in now]
+        loop.step([*messages, *(AbortRequest(i) for i in aborts if step == i + 6)])
+        plane.check()
+        step += 1
+    return clients, loop
+
+
+def _bytes(prompt: list[int]) -> bytes:
+    return torch.tensor(prompt, dtype=torch.int32).numpy().tobytes()
+
+
+def config_of(folder: Path) -> EngineConfig:
+    return EngineConfig(model=str(folder), dtype="float32", cpu_backend="python", **SETTINGS)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("kind", "graphs"), [("inline", ()), ("inline", GRAPHS), ("late", ()), ("late", GRAPHS)], ids=str
+)
+def test_several_ranks_say_what_one_says(
+    variant: str, kind: str, graphs: tuple[int, ...], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Greedy and sampled tokens, log probabilities, logits; chunked prefill, prefix hits, retraction, aborts."""
+    folder, size = folders[variant], VARIANTS[variant]
+    config, wanted, aborts = config_of(folder), requests(len(graphs)), (2, 9)
+    ranks = ThreadRanks(size, tmp_path, lambda group: cuda_rank(folder, group, kind, graphs))
+    alone = cuda_rank(folder, ALONE, kind, graphs)
+    logits, found = [], []
+    for engine, rank0 in ((alone, alone), (ranks, ranks.engines[0]), (load_engine(config, _silent), None)):
+        if isinstance(rank0, CudaEngine):
+            logits.append(Recorder(rank0).logits)
+        clients, loop = drive(engine, config, wanted, aborts=aborts)
+        stats = loop.control_plane.stats()
+        assert stats.num_retracted_total > 0 and clients.num_cached > 0
+        engine.close()
+        found.append(clients)
+    assert not ranks.errors and not any(ranks.failed_steps)
+    one, many, cpu = found
+    assert one.tokens == cpu.tokens
+    assert many.tokens == one.tokens
+    assert one.reasons == cpu.reasons
+    assert many.reasons == one.reasons
+    assert FinishReason.ABORT in many.reasons.values()
+    assert len(logits[0]) == len(logits[1])
+    for mine, other in zip(*logits, strict=True):
+        assert (mine - other).abs().max() <= 1e-4
+    for i in many.logprobs:
+        assert many.logprobs[i] == pytest.approx(cpu.logprobs[i], abs=1e-4)
+    assert many.prompt_logprobs[4] == pytest.approx(cpu.prompt_logprobs[4], abs=1e-4)
+    if graphs:
+        for engine in ranks.engines:
+            assert any(graph.count for graph in engine.captured)  # type: ignore[union-attr]
+
+
+def _silent(text: str, done: int = 0, total: int = 0) -> None:
+    pass
+
+
+def _nan(hidden: torch.Tensor) -> torch.Tensor:
+    return hidden * float("nan")
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("kind", ["inline", "late"])
+def test_a_step_that_is_not_finite_on_one_rank_fails_on_all_and_is_wiped(
+    kind: str, overlap: bool, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """The numbers that are none come from rank 1 and reach the others through the sums. A rank that wiped too late, or
+    zeroed what came after, would spoil later requests."""
+    folder = folders["llama-bias-untied"]
+    wanted = [([3 + i, 4, 5, 6, 7], SamplingParams(temperature=0, max_tokens=6, seed=0)) for i in range(14)]
+
+    def build(group: Group) -> CudaEngine:
+        engine = cuda_rank(folder, group, kind)
+        if group.rank == 1:
+            _spoil_attention(engine, at=2)
+        return engine
+
+    clean, _ = drive(alone := cuda_rank(folder), config_of(folder), wanted, overlap=overlap)
+    alone.close()
+    ranks = ThreadRanks(4, tmp_path, build)
+    clients, _ = drive(ranks, config_of(folder), wanted, overlap=overlap)
+    pools = [engine._pool for engine in ranks.engines]  # type: ignore[union-attr]
+    ranks.close()
+    assert not ranks.errors
+    failed = ranks.failed_steps[0]
+    assert ranks.failed_steps == [failed] * 3 and len(failed) == 1 if not overlap else 1 <= len(failed) <= 2
+    errors = {i for i, reason in clients.reasons.items() if reason is FinishReason.ERROR}
+    assert 0 < len(errors) < len(wanted)
+    for i in clients.reasons.keys() - errors:
+        assert clients.tokens[i] == clean.tokens[i]
+    assert all(bool(layer.isfinite().all()) for pool in pools for layer in (*pool.k, *pool.v))
+
+
+def _spoil_attention(engine: CudaEngine, at: int) -> None:
+    """What this rank's attention gives in the last layer of forward number `at` from now on is not a number."""
+    attention, last = engine._attention, engine._model.config.num_layers - 1
+    inner, calls = attention.attend, 0
+
+    def attend(layer: int, *args: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += layer == last
+        found = inner(layer, *args)
+        if layer == last and calls == at:
+            engine._pool.k[0].fill_(float("nan"))  # what such a forward may leave behind
+            return found * float("nan")
+        return found
+
+    attention.attend = attend  # type: ignore[method-assign]
+
+
+def _out_of_memory(hidden: torch.Tensor) -> torch.Tensor:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("kind", ["inline", "late"])
+def test_out_of_memory_on_one_rank_ends_all(kind: str, rank: int, folders: dict[str, Path], tmp_path: Path) -> None:
+    """Alone, an engine goes on; here the others wait in a collective."""
+    folder = folders["qwen3-untied"]
+
+    def build(group: Group) -> CudaEngine:
+        engine = cuda_rank(folder, group, kind)
+        if group.rank == rank:
+            break_forward(engine, 3, _out_of_memory)
+        return engine
+
+    ranks = ThreadRanks(2, tmp_path, build)
+    with pytest.raises(EngineDeadError if rank == 0 else RankDied, match=r"step 2: .*out of memory.*--memory-ratio"):
+        drive(ranks, config_of(folder), requests(1))
+    assert ranks.killed() == (rank == 0)
+    ranks.close()
+
+
+def test_a_rank_that_ends_is_named(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = folders["llama-bias-untied"]
+
+    def gone(hidden: torch.Tensor) -> torch.Tensor:
+        raise SystemExit("rank 2 has left")
+
+    def build(group: Group) -> CudaEngine:
+        engine = cuda_rank(folder, group)
+        if group.rank == 2:
+            break_forward(engine, 4, gone)
+        return engine
+
+    ranks = ThreadRanks(4, tmp_path, build)
+    with pytest.raises(RankDied, match="rank 2 has left"):
+        drive(ranks, config_of(folder), requests(2))
+    ranks.close()
+
+
+def test_ranks_that_would_run_different_programs_refuse_to(tmp_path: Path) -> None:
+    def work(group: Group) -> str:
+        check_agreement(group, "the same")
+        try:
+            check_agreement(group, "flashinfer attention" if group.rank < 2 else "torch_sdpa attention")
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    said = on_ranks(3, tmp_path, work)
+    assert all(f"rank {rank} has " in text and "are the devices alike?" in text for rank, text in enumerate(said))
