@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,6 +74,9 @@ class _Transport:
             raise RankDied(repr(self.errors[0]))
 
     def explain(self, error: GroupError) -> RankDied:
+        deadline = time.monotonic() + 5
+        while not self.errors and time.monotonic() < deadline:
+            time.sleep(0.01)
         return RankDied(repr(self.errors[0]) if self.errors else str(error))
 
     def send(self, frame: bytes) -> None:
@@ -157,15 +161,16 @@ class ThreadRanks(RankEngine):
         def one(rank: int) -> None:
             try:
                 group = TorchGroup(meeting, rank, size, CPU)
-                try:
-                    engine = self.engines[rank] = build(group)
-                    worker = _Worker(engine, rank, tamper, self.failed_steps[rank - 1])
-                    work(worker, transport.inboxes[rank - 1], transport.acks.put, transport.clocks[rank - 1])
-                    engine.close()
-                finally:
-                    group.close()
-            except BaseException as error:  # rank 0 then finds its peer gone
+                engine = self.engines[rank] = build(group)
+                worker = _Worker(engine, rank, tamper, self.failed_steps[rank - 1])
+                work(worker, transport.inboxes[rank - 1], transport.acks.put, transport.clocks[rank - 1])
+                engine.close()
+            except GroupError:  # a peer has ended, which says why
+                pass
+            except BaseException as error:
                 transport.errors.append(error)
+            finally:
+                group.close()
 
         transport.threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(1, size)]
         for thread in transport.threads:

@@ -205,7 +205,7 @@ def test_out_of_memory_on_one_rank_ends_all(kind: str, rank: int, folders: dict[
         return engine
 
     ranks = ThreadRanks(2, tmp_path, build)
-    with pytest.raises(EngineDeadError if rank == 0 else RankDied, match=r"step 2: .*out of memory.*--memory-ratio"):
+    with pytest.raises(EngineDeadError if rank == 0 else RankDied, match="out of memory"):
         drive(ranks, config_of(folder), requests(1))
     assert ranks.killed() == (rank == 0)
     ranks.close()

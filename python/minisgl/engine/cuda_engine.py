@@ -16,7 +16,6 @@ any rank is in the next sum, which all of them get.) So all ranks find the same 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -29,17 +28,15 @@ from minisgl.distributed import ALONE, Group, GroupError
 from minisgl.engine.api import (
     EngineInfo,
     EngineStepError,
-    PromptLogprobs,
     SlotBinding,
     StepHandle,
-    StepLogprobs,
-    StepResult,
 )
 from minisgl.engine.cuda_errors import EngineDeadError, step_failure
 from minisgl.engine.device_buffers import Layout, Stage, StepInputs
-from minisgl.engine.device_queue import Device, Mark
+from minisgl.engine.device_queue import Device
 from minisgl.engine.device_sampler import DeviceSampler, Needs, Renormalise
 from minisgl.engine.graph import Capture, Graph, Outputs, capture_all
+from minisgl.engine.launched_step import Late, LaunchedStep
 from minisgl.engine.logit_changes import LogitChanges
 from minisgl.engine.logprobs import LogprobSlots
 from minisgl.kernels.pages import apply_changes
@@ -49,84 +46,7 @@ from minisgl.progress import Report
 from minisgl.step import RingEntry, StepBuffers, StepLimits, StepPlan
 
 NUM_STAGES = 2  # overlap depth one: a step is waited for before the second launch after it
-_NOT_FINITE = "the model's output is not finite (overflow? try --dtype bfloat16 or float32)"
 ModelForward = Callable[[Tensor, Tensor, Attend], Tensor]
-
-
-class _Late:
-    """What a step's forward leaves to be read when it is done."""
-
-    def __init__(self) -> None:
-        self.sampled: Callable[[], StepLogprobs] | None = None
-        self.prompts: list[Callable[[], PromptLogprobs]] = []
-
-
-class _LaunchedStep:
-    """A `StepHandle`. Its results leave the stage when it is settled, so that the stage can be used again."""
-
-    def __init__(self, engine: CudaEngine, plan: StepPlan, entry: RingEntry, stage: Stage) -> None:
-        self._engine = engine
-        self._step = plan.step
-        self._num_rows = plan.num_rows
-        self._sampled = entry.sample_rows[: plan.num_samples].copy()
-        self._stage = stage
-        self.late = _Late()
-        self.start: Mark | None = None
-        self.computed: Mark | None = None  # the forward is through
-        self.end: Mark | None = None  # the results are on the host
-        self._result: StepResult | None = None
-        self._error: BaseException | None = None
-        self._failure: EngineStepError | None = None
-        self._span = (0.0, 0.0)
-
-    def fail(self, failure: EngineStepError, queued: Mark) -> None:
-        """The launch stopped half way; what it had queued is through at `queued`."""
-        self._failure = failure
-        self.computed = self.end = queued
-
-    def settle(self) -> None:
-        if self._result is not None or self._error is not None:
-            return
-        if self.end is None:
-            self._error = EngineDeadError(f"step {self._step} was not launched to its end")
-            return
-        try:
-            self.end.wait()
-            if self._failure is not None:
-                raise self._failure
-            assert self.start is not None and self.computed is not None
-            now = time.perf_counter()
-            self._span = (now - self.computed.seconds_after(self.start), now)
-            self._result = self._read()
-        except (RuntimeError, MemoryError, GroupError) as error:
-            self._error = self._engine.failure(self._step, error)
-
-    def _read(self) -> StepResult:
-        tokens = np.full(self._num_rows, -1, np.int32)
-        if not self._num_rows:
-            return StepResult(tokens)
-        count = len(self._sampled)
-        back = self._stage.out_host[: count + 1].numpy()
-        if not back[count]:
-            self._engine.wipe()
-            raise EngineStepError(_NOT_FINITE)
-        tokens[self._sampled] = back[:count]
-        logprobs = None if self.late.sampled is None else self.late.sampled()
-        return StepResult(tokens, logprobs, [later() for later in self.late.prompts])
-
-    def wait(self) -> StepResult:
-        self.settle()
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
-
-    def done(self) -> bool:
-        settled = self._result is not None or self._error is not None
-        return settled or (self.end is not None and self.end.reached())
-
-    def span(self) -> tuple[float, float]:
-        return self._span
 
 
 class CudaEngine:
@@ -168,7 +88,7 @@ class CudaEngine:
         size = Layout.largest(limits, max_padded).size
         self._block = torch.zeros(size, dtype=torch.int32, device=place)  # of the step that the forward queue is at
         self._stages = [Stage(device, place, size, max_padded) for _ in range(NUM_STAGES)]
-        self._steps: list[_LaunchedStep | None] = [None] * NUM_STAGES
+        self._steps: list[LaunchedStep | None] = [None] * NUM_STAGES
         self._turn = 0
         self._limits = limits
         self._prompt_slots: set[int] = set()  # whose requests want log probabilities of their prompts
@@ -188,7 +108,7 @@ class CudaEngine:
         if before is not None:
             before.settle()
         entry, stage = buffers.ring[plan.ring_index], self._stages[turn]
-        step = self._steps[turn] = _LaunchedStep(self, plan, entry, stage)
+        step = self._steps[turn] = LaunchedStep(self, plan, entry, stage)
         try:
             with torch.inference_mode():
                 self._queue(plan, entry, stage, list(bindings), step)
@@ -210,8 +130,8 @@ class CudaEngine:
         self._device.forward.run("wipe", clear)
 
     def close(self) -> None:
-        """The graphs go too: a communicator that one of them uses could not end. Of a dead engine nothing is waited for:
-        it may never come."""
+        """The graphs go too: a communicator that one of them uses could not end. A dead engine's steps may never end:
+        nobody waits for them."""
         for step in self._steps:
             if step is not None and not self._dead:
                 step.settle()
@@ -226,7 +146,7 @@ class CudaEngine:
     # ---------------------------------------------------------------------------------------------------- one step
 
     def _queue(
-        self, plan: StepPlan, entry: RingEntry, stage: Stage, bindings: list[SlotBinding], step: _LaunchedStep
+        self, plan: StepPlan, entry: RingEntry, stage: Stage, bindings: list[SlotBinding], step: LaunchedStep
     ) -> None:
         device, layout = self._device, Layout.of(plan, len(bindings))
         stage.send(device, layout, entry, bindings)
@@ -295,7 +215,7 @@ class CudaEngine:
         return forward(ids, inputs.positions.long(), self._attention.attend)
 
     def _eager(
-        self, plan: StepPlan, entry: RingEntry, stage: Stage, inputs: StepInputs, needs: Needs, late: _Late
+        self, plan: StepPlan, entry: RingEntry, stage: Stage, inputs: StepInputs, needs: Needs, late: Late
     ) -> None:
         layout = inputs.layout
         num_decode = layout.rows if layout.tokens == layout.rows else plan.num_decode_rows
@@ -370,7 +290,7 @@ class CudaEngine:
         needs: Needs,
         outputs: Outputs,
         hidden: Tensor | None,
-        late: _Late,
+        late: Late,
     ) -> None:
         """Sample, tell all ranks, remember the tokens, leave them for the copy out. After a graph, logits are of all
         rows, padding included, and there is no `hidden`."""
@@ -402,7 +322,7 @@ class CudaEngine:
         slots: Tensor,
         position: Tensor,
         needs: Needs,
-        late: _Late,
+        late: Late,
     ) -> Tensor:
         sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)
         host_slots = entry.req_slots[sampled].astype(np.int64)
