@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -102,9 +103,47 @@ def test_two_ranks_serve_exact_texts_and_one_that_dies_ends_the_server() -> None
     try:
         stats = storm(server.url, 40)
         assert stats["num_cached_tokens_total"] > 0 and stats["num_retracted_total"] > 0
+        figures = httpx.get(server.url + "/metrics").text
+        for rank in "01":
+            assert re.search(rf'^minisgl:rank_cpu_seconds_total{{rank="{rank}"}} [1-9]', figures, re.MULTILINE)
+            assert re.search(rf'^minisgl:rank_resident_bytes{{rank="{rank}"}} [1-9].*e\+0[789]', figures, re.MULTILINE)
         with httpx.stream("POST", server.url + "/v1/completions", json={"prompt": "a", "stream": True}):
             said = killed(server, rank_processes(server)[1])
         assert said == "minisgl: tensor-parallel rank 1 was ended by signal 9"
+    finally:
+        server.kill()
+
+
+def stopped(server: ServerProcess, victim: psutil.Process, within_s: float) -> str:
+    """SIGSTOP to `victim`, and the server's end; returns its last line. Nothing stays, the stopped process neither."""
+    processes = server.children()
+    victim.suspend()
+    code = server.process.wait(within_s)
+    _, alive = psutil.wait_procs(processes, timeout=ENDS_WITHIN_S)
+    assert code == 1 and not alive
+    server._reader.join(5)
+    server.check_no_files()
+    return server.lines[-1]
+
+
+@pytest.mark.parametrize("busy", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_rank_that_stands_still_ends_the_server_within_the_step_timeout(busy: bool) -> None:
+    """Rank 1 is named, though rank 2, if there is a step to do, does not get on either; without one rank 0 waits for
+    nothing."""
+    server = ServerProcess((*POOL, *CHUNKS, "--tp", "3", "--step-timeout", "2"))
+    try:
+        victim = rank_processes(server)[1]
+        if busy:
+            with httpx.Client(base_url=server.url, timeout=60) as client:
+                body = {"prompt": "a", "stream": True, "max_tokens": 200, "ignore_eos": True}
+                with client.stream("POST", "/v1/completions", json=body) as answer:
+                    next(answer.iter_lines())
+                    said = stopped(server, victim, 2 + ENDS_WITHIN_S)
+        else:
+            said = stopped(server, victim, 2 + ENDS_WITHIN_S)
+        assert re.fullmatch(
+            r"minisgl: tensor-parallel rank 1 said nothing for \d\.\d s, the limit is 2 \(--step-timeout\)", said
+        )
     finally:
         server.kill()
 
@@ -179,13 +218,15 @@ def _model(folder: Path) -> str:
     return str(folder)
 
 
-def test_the_offline_api_with_two_torch_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", "inline"])
+def test_the_offline_api_with_two_torch_ranks(device: str, tmp_path: Path) -> None:
+    """inline: the CUDA engine."""
     folder = _model(tmp_path)
     prompts = [[5, 6, 7], list(range(3, 60)), [9]]
     params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
     found = []
     for tp in (1, 2):
-        with LLM(folder, load_format="dummy", num_pages=64, tp=tp, num_threads=1) as llm:
+        with LLM(folder, load_format="dummy", num_pages=64, tp=tp, num_threads=1, device=device) as llm:
             found.append([out.outputs[0].token_ids for out in llm.generate(prompts, params, progress=False)])
             workers = psutil.Process().children()
             assert len([w for w in workers if "minisgl.runner.worker" in " ".join(w.cmdline())]) == tp - 1
