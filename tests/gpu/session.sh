@@ -29,14 +29,7 @@ if [[ -z ${CUDA_HOME:-} ]] && nvcc=$(command -v nvcc); then
 fi
 export PATH CUDA_HOME=${CUDA_HOME:-/usr/local/cuda}
 
-# FlashInfer links with libcudart and libcuda, whose folders differ from machine to machine. When its modules are loaded,
-# torch has both already; so for the linker their names are enough.
-links=$FLASHINFER_WORKSPACE_BASE/link
-mkdir -p "$links"
-for name in cudart.so.13 cuda.so.1; do
-  cc -shared -x c /dev/null -Wl,-soname,"lib$name" -o "$links/lib${name%.*}" || echo "session.sh: no C compiler" >&2
-done
-export FLASHINFER_EXTRA_LDFLAGS="-L$links"
+. tests/gpu/link_names.sh "$FLASHINFER_WORKSPACE_BASE/link"
 
 install() {
   nvidia-smi
@@ -56,7 +49,7 @@ take(Path('.whl/kernels.tar.gz'))"; fi
 
 smoke() {
   local failed=0
-  python3 tests/gpu/flashinfer_kernels.py || failed=1
+  timeout --signal INT $((limit * 3 / 5)) python3 tests/gpu/flashinfer_kernels.py || failed=1
   # only what this machine compiled: the rest is where it came from
   (cd "$FLASHINFER_WORKSPACE_BASE" && find . -name '*.so' -path '*cached_ops*' -print0 \
     | tar --null -T - -czf - | split -b 15M - "$OUT/kernels.tar.gz.") || failed=1
@@ -74,8 +67,10 @@ some_tests() {
   local name=$1 left=("${@:2}") failed=0 run=0 status seen
   while ((${#left[@]})); do
     run=$((run + 1))
-    python3 -m pytest "${left[@]}" -vv -rs -o timeout=150 --durations=15 --junitxml "$OUT/$name.$run.xml" 2>&1 \
-      | tee "$OUT/$name.run"
+    # ends between two tests when the phase's time is nearly over: an interrupt may find the process deaf
+    python3 -m pytest "${left[@]}" -vv -rs -o timeout=150 -o session_timeout=$((limit - SECONDS - 25)) \
+      --durations=15 --junitxml "$OUT/$name.$run.xml" 2>&1 \
+      | tee -i "$OUT/$name.run"
     status=${PIPESTATUS[0]}
     seen=$(grep -oE '^tests/gpu/test_[a-z_]*\.py' "$OUT/$name.run" | sort -u)
     rm -f "$OUT/$name.run"
@@ -91,16 +86,18 @@ benchmark() { python3 benchmark/gpu/offline.py --seconds $((limit - 40)) --trace
 
 experts() { python3 benchmark/gpu/experts.py --seconds $((limit - 60)) --sweep --out "$OUT"; }
 
+for word in "$@"; do
+  if [[ -z ${limits[${word%%=*}]:-} ]]; then
+    echo "session.sh: ${word%%=*}: choose from ${!limits[*]}" >&2
+    exit 2
+  fi
+done
 declare -A results
 failed=0
 for word in "$@"; do
-  phase=${word%%=*} seconds=${limits[${word%%=*}]:-}
-  if [[ -z $seconds ]]; then
-    echo "session.sh: $phase: choose from ${!limits[*]}" >&2
-    exit 2
-  fi
+  phase=${word%%=*} seconds=${limits[${word%%=*}]}
   [[ $word == *=* ]] && seconds=${word#*=}
-  export limit=${seconds}
+  export limit=$seconds
   export -f install smoke tests some_tests benchmark experts
   began=$SECONDS
   # an interrupt, as from a terminal: pytest and the benchmark write what they have; then the end
