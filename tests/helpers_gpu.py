@@ -79,11 +79,16 @@ def only_on_a_gpu(why: str) -> pytest.MarkDecorator:
 
 def need_backend(name: str) -> None:
     """Skips if the machine cannot have it."""
+    package = name.partition(":")[0]
     if REHEARSAL:
-        if name not in ("torch_sdpa", "flashinfer"):
+        if package not in ("torch_sdpa", "flashinfer"):
             pytest.skip(f"rehearsal: no stand-in for {name}")
-    elif name != "torch_sdpa" and name not in backend.machine(PLACE).installed:
-        pytest.skip(f"{name} is not installed")
+        return
+    machine = backend.machine(PLACE)
+    if package != "torch_sdpa" and package not in machine.installed:
+        pytest.skip(f"{package} is not installed")
+    if name.endswith(":fa3") and machine.capability[0] != 9:
+        pytest.skip("fa3 needs compute capability 9.0")
 
 
 # ------------------------------------------------------------------------------------------------------------- runs

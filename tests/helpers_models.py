@@ -76,7 +76,11 @@ def tiny_model(variant: str, **changes: Any) -> Any:
     architecture, extra = VARIANTS[variant]
     model_class = getattr(transformers, architecture)
     torch.manual_seed(7)
-    model = model_class(model_class.config_class(**{**_TINY, **extra, **changes}))
+    settings = {**_TINY, **extra, **changes}
+    if transformers.__version__.startswith("4.") and "rope_parameters" in settings:  # as it was called before 5.0
+        rope = dict(settings.pop("rope_parameters"))
+        settings |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
+    model = model_class(model_class.config_class(**settings))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):

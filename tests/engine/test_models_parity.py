@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
 
 from tests.helpers_models import (
@@ -53,6 +54,7 @@ def test_greedy_tokens_equal_transformers(reference: Any, folder: Path) -> None:
         assert_greedy(reference, prompt, greedy(model, prompt, 32))
 
 
+@pytest.mark.skipif(transformers.__version__.startswith("4."), reason="transformers 4 has no such format")
 def test_experts_in_one_tensor_are_the_same_model(tmp_path: Path) -> None:
     reference = tiny_model("qwen3-moe-not-everywhere")
     folder = save(reference, tmp_path, original_names=False)

@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 BACKENDS: dict[str, dict[str, Any]] = {
     "torch_sdpa": {},
     "flashinfer": {},
+    "flashinfer:fa3": {},
     "flash_attention": {"page_size": 256, "num_pages": 12},
 }
 
@@ -48,6 +49,8 @@ BACKENDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bfloat16_is_as_exact_as_transformers(backend: str, case: str, tmp_path: Path) -> None:
     need_backend(backend)
+    if backend.endswith(":fa3") and case != "heads-of-128":
+        pytest.skip("compiling fa3 takes minutes: heads of 128 will do")
     variant, changes = CASES[case]
     folder, model = checkpoint(variant, tmp_path, **changes)
     got = run(folder, greedily(), dtype="bfloat16", attention_backend=backend, **BACKENDS[backend])
