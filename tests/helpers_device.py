@@ -83,6 +83,9 @@ class LateDevice:
     def host_block(self, size: int) -> Tensor:
         return torch.zeros(size, dtype=torch.int32)
 
+    def settle(self) -> None:
+        return
+
     def stir(self) -> None:
         while self._random.random() < self._eagerness:
             self._random.choice(self._queues).step()

@@ -132,6 +132,7 @@ class _Marked:
         self.copy_in: Queue = _MarkedQueue(device.copy_in, "copy in", parts)
         self.copy_out: Queue = _MarkedQueue(device.copy_out, "copy out", parts)
         self.host_block = device.host_block
+        self.settle = device.settle
 
 
 class _MarkedQueue:

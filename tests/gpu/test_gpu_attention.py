@@ -66,5 +66,5 @@ def test_flashinfer_gives_the_logits_of_torch(dtype: str, page_size: int, case: 
     folder, _ = checkpoint(variant, tmp_path, **changes)
     settings: dict[str, Any] = {"dtype": dtype, "page_size": page_size, "num_pages": 1600 // page_size}
     got, expected = (run(folder, greedily(), attention_backend=b, **settings) for b in ("flashinfer", "torch_sdpa"))
-    assert_alike(got, expected, WITHIN[dtype], at_least=0.5)
+    assert_alike(got, expected, WITHIN[dtype], at_least=0.3)
     assert sum(got.cached.values()) > 0 or page_size == 64

@@ -24,7 +24,7 @@ def test_torch_compile_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     folder, _ = checkpoint("qwen3-tied", tmp_path)
     settings: dict[str, Any] = {"dtype": "bfloat16", "attention_backend": "torch_sdpa"}
     compiled, eager = (run(folder, greedily(), torch_compile=flag, **settings) for flag in (True, False))
-    assert_alike(compiled, eager, BFLOAT16_WITHIN, at_least=0.5)
+    assert_alike(compiled, eager, BFLOAT16_WITHIN, at_least=0.3)
     torch._dynamo.reset()
 
 

@@ -115,7 +115,7 @@ def test_the_pool_takes_its_share(ratio: float, tmp_path: Path) -> None:
 
 @only_on_a_gpu("memory of a device")
 def test_weights_that_do_not_fit_say_what_to_change(little_memory: None, tmp_path: Path) -> None:
-    folder, _ = checkpoint("llama-bias-untied", tmp_path, intermediate_size=65_536, hidden_size=1024)
+    folder, _ = checkpoint("llama-bias-untied", tmp_path, intermediate_size=32_768, hidden_size=1024)
     with pytest.raises(ConfigError, match=r"out of device memory while loading: .*Try a smaller model"):
         engine_of(folder, dtype="float32")
 

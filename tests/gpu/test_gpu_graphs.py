@@ -76,11 +76,11 @@ def test_logits_of_graphs_are_those_of_eager_steps(variant: str, rows: int, over
     assert_alike(graph, eager, BFLOAT16_WITHIN, at_least=0.3)
 
 
-def test_a_graph_of_exactly_the_rows_is_exact(tmp_path: Path) -> None:
-    """The same kernels on the same shapes: at one row, not a bit differs for as long as the tokens are the same."""
+def test_a_graph_of_exactly_the_rows_is_as_good_as_exact(tmp_path: Path) -> None:
+    """The same shapes, if not the same kernels: at one row logits are two roundings apart at most."""
     folder, _ = checkpoint("qwen3-tied", tmp_path, **WIDE)
     graph, eager = (decoded(1, folder, graphs) for graphs in (8, 0))
-    assert_alike(graph, eager, 2e-2, at_least=0.9)
+    assert_alike(graph, eager, BFLOAT16_WITHIN / 4, at_least=0.3)
 
 
 def test_padding_rows_touch_nothing(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ class CudaEngine:
         size = Layout.largest(limits, max_padded).size
         self._block = torch.zeros(size, dtype=torch.int32, device=place)  # of the step that the forward queue is at
         self._stages = [Stage(device, place, size, max_padded) for _ in range(NUM_STAGES)]
+        device.settle()
         self._steps: list[LaunchedStep | None] = [None] * NUM_STAGES
         self._turn = 0
         self._limits = limits

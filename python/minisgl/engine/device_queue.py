@@ -48,6 +48,9 @@ class Device(Protocol):
     def host_block(self, size: int) -> Tensor:
         """[size] int32 zeros on the host, from and to which copies need not wait."""
 
+    def settle(self) -> None:
+        """Wait for all that the device does, outside of these queues too: tensors that were made there are filled."""
+
 
 class _CudaMark:
     def __init__(self, event: torch.cuda.Event) -> None:
@@ -94,6 +97,9 @@ class CudaDevice:
     def host_block(self, size: int) -> Tensor:
         return torch.zeros(size, dtype=torch.int32, pin_memory=True)
 
+    def settle(self) -> None:
+        torch.cuda.synchronize(self.forward_stream.device)
+
 
 class _Now:
     def __init__(self) -> None:
@@ -131,3 +137,6 @@ class InlineDevice:
 
     def host_block(self, size: int) -> Tensor:
         return torch.zeros(size, dtype=torch.int32)
+
+    def settle(self) -> None:
+        return
