@@ -220,6 +220,7 @@ def run(scenario: Scenario, *, heed: bool = True, **late: Any) -> dict[str, int]
     device = LateDevice(scenario.seed, eagerness=scenario.eagerness, heed=heed)
     engine = _engine(scenario, device)
     assert isinstance(engine, CudaEngine)
+    graphs: list[Any] = list(engine._graphs.values())
     got = drive(scenario, engine)
     same(got, expected)
     reasons = list(got.reasons.values())
@@ -229,6 +230,6 @@ def run(scenario: Scenario, *, heed: bool = True, **late: Any) -> dict[str, int]
         "cached": sum(got.cached.values()),
         "aborted": reasons.count(FinishReason.ABORT),
         "failed": reasons.count(FinishReason.ERROR),
-        "in graphs": sum(graph.count for graph in engine._graphs.values()),  # type: ignore[attr-defined]
+        "in graphs": sum(graph.count for graph in graphs),
         "drawn": sum(r.sampling.temperature > 0 for r in scenario.requests),
     }
