@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from minisgl.attention import flashinfer
+from minisgl.attention.backend import BackendError
 from minisgl.attention.flashinfer import FlashInfer, renormalise
 from minisgl.attention.flashinfer_workspace import Heads, workspace_bytes
 from minisgl.engine import sampler
@@ -98,6 +99,28 @@ def test_a_wrapper_is_planned_again_only_after_its_fence(waits: list[int]) -> No
     assert not waits
     ours.prepare(*mine.step(2, 0))
     assert len(waits) == len(set(WINDOWS))
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (RuntimeError("Ninja build failed. Ninja output:\n[1/9] nvcc ...\nfatal error: no cuda.h"), "no cuda.h"),
+        (FileNotFoundError("no such file: ninja"), "ninja"),
+    ],
+)
+def test_kernels_that_cannot_be_compiled_say_what_to_do(
+    waits: list[int], monkeypatch: pytest.MonkeyPatch, error: Exception, says: str
+) -> None:
+    mine = rig()
+    ours = backend(mine)
+
+    def plan(*args: object, **settings: object) -> None:
+        raise error
+
+    for planned in ours._eager_decode.values():
+        monkeypatch.setattr(planned.wrapper, "plan", plan)
+    with pytest.raises(BackendError, match=f"{says}.* install these, or use --attention-backend torch_sdpa"):
+        ours.prepare(*mine.step(3, 0))
 
 
 @pytest.mark.parametrize("heads", [HEADS, TENSOR_CORES], ids=["pairs", "tensor-cores"])

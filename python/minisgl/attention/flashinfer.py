@@ -22,11 +22,13 @@ import torch
 from torch import Tensor
 
 from minisgl.attention.api import AttentionRows
+from minisgl.attention.backend import BackendError
 from minisgl.attention.flashinfer_workspace import Heads, workspace_bytes
 from minisgl.attention.kv_pool import KVPool
 from minisgl.kernels.pages import gather_pages
 
 _NO_WINDOW = -1
+_LINES_OF_A_COMPILER = 4  # the last it said
 _Int32 = npt.NDArray[np.int32]
 
 
@@ -45,10 +47,26 @@ class _Planned:
         self._copied: torch.cuda.Event | None = None
 
     def plan(self, *args: object, **settings: object) -> None:
-        if self._copied is not None:
+        if self._copied is None:
+            self._plan_first(*args, **settings)
+        else:
             self._copied.synchronize()
-        self.wrapper.plan(*args, **settings)
+            self.wrapper.plan(*args, **settings)
         self._copied = _fence()
+
+    def _plan_first(self, *args: object, **settings: object) -> None:
+        """Kernels that are not in the cache are compiled now. Raises `BackendError` if they cannot be."""
+        try:
+            self.wrapper.plan(*args, **settings)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, OSError) as error:  # no compiler, no ninja, or what they say
+            said = str(error).splitlines() or [type(error).__name__]
+            text = " / ".join([said[0], *said[1:][-_LINES_OF_A_COMPILER:]])
+            raise BackendError(
+                f"FlashInfer cannot make its kernels ready: {text}. It compiles them with nvcc (CUDA_HOME) and ninja "
+                "when they are first used: install these, or use --attention-backend torch_sdpa"
+            ) from error
 
 
 class FlashInfer:

@@ -153,6 +153,8 @@ def build_cuda_engine(
         say("warming up; kernels that are not in the cache yet are compiled")
         engine.warm_up()
         return engine
+    except BackendError as error:
+        raise ConfigError(f"--attention-backend {config.attention_backend}: {error}") from error
     except torch.OutOfMemoryError as error:
         advice = "a lower --memory-ratio, --cuda-graph-max-bs or --max-prefill-length"
         raise out_of_memory(error, "preparing the engine", advice) from error
