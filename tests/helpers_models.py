@@ -98,10 +98,10 @@ def save(model: Any, folder: Path, *, shards: bool = False, original_names: bool
     return folder
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+def load(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> Decoder:
     """Our model of a checkpoint."""
     with torch.inference_mode():
-        model = build_model(load_config(folder), dtype=dtype, device=CPU)
+        model = build_model(load_config(folder), dtype=dtype, device=device)
         load_weights(model.checkpoint(), folder, stacked=model.stacked())
     return model
 

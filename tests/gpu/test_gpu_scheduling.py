@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from minisgl.engine.cuda_loading import _open
 from minisgl.message import AbortRequest
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
 from tests.engine.test_cuda_engine import requests
-from tests.helpers_gpu import FLOAT32_WITHIN, Run, Wanted, assert_alike, checkpoint, greedily, run
+from tests.helpers_device_fuzz import make_scenario, run_on
+from tests.helpers_gpu import FLOAT32_WITHIN, PLACE, Run, Wanted, assert_alike, checkpoint, greedily, run
+from tests.helpers_property import draw_from
 
 PLANES = ("python", "rust_hotpath")
 TIGHT: dict[str, Any] = {"num_pages": 45, "page_size": 4, "max_prefill_length": 12, "dtype": "float32"}
@@ -94,3 +97,14 @@ def test_seeds_decide_and_others_do_not(folder: Path) -> None:
     alone = run(folder, {0: (prompt, params)}, dtype="float32")
     assert together.tokens[0] == together.tokens[1] == alone.tokens[0]
     assert together.tokens[2] != together.tokens[0]
+
+
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_random_requests_as_on_the_cpu(first: int) -> None:
+    """Arrivals, aborts, retractions, steps whose numbers are none: the scenarios of tests/engine/test_cuda_fuzz.py."""
+    for seed in range(first, first + 10):
+        device, _ = _open(PLACE)
+        try:
+            run_on(make_scenario(draw_from(seed)), device, PLACE, FLOAT32_WITHIN)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
