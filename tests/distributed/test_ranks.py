@@ -27,6 +27,7 @@ class FakeRanks:
     def __init__(self) -> None:
         self.processes = [None, None]
         self.log: list[str] = []
+        self.in_flight: list[int] = []
         self.acks: list[int] = []
         self.dead = ""
 
@@ -41,6 +42,8 @@ class FakeRanks:
         message = decode(frame)
         assert isinstance(message, NewBuffers | RankStep)
         self.log.append("buffers" if isinstance(message, NewBuffers) else f"step {message.plan[0]}")
+        if isinstance(message, RankStep):
+            self.in_flight.append(message.in_flight)
 
     def receive_ack(self, *, block: bool) -> int | None:
         if not self.acks:
@@ -93,6 +96,23 @@ def test_a_ring_entry_is_sent_again_when_every_rank_is_done_with_it() -> None:
     assert ranks.log[-3:] == ["ack 2", "ack 1", "step 3"]
 
 
+def test_ranks_hear_how_many_steps_rank_0_has_not_waited_for() -> None:
+    ranks = FakeRanks()
+    engine = _engine(ranks)
+    plans, buffers = _steps(4)
+    first = engine.launch(plans[0], buffers, ())
+    second = engine.launch(plans[1], buffers, ())
+    first.wait()
+    ranks.acks = [0, 0]
+    third = engine.launch(plans[2], buffers, ())
+    second.wait()
+    third.wait()
+    third.wait()
+    ranks.acks = [1, 1]
+    engine.launch(plans[3], buffers, ())
+    assert ranks.in_flight == [0, 1, 1, 0]
+
+
 def test_new_buffers_are_announced() -> None:
     ranks = FakeRanks()
     engine = _engine(ranks)
@@ -130,6 +150,31 @@ def test_only_an_error_that_all_ranks_have_leaves_them_alive(error: Exception, k
     with pytest.raises(type(error), match=str(error)):
         _engine(ranks, Broken(error)).launch(plans[0], buffers, ()).wait()
     assert ("killed" in ranks.log) == killed
+
+
+class Refuses:
+    """An engine whose launches end with an error."""
+
+    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
+        raise RuntimeError("out of memory")
+
+
+def test_a_launch_that_fails_on_rank_0_alone_ends_the_others() -> None:
+    ranks = FakeRanks()
+    plans, buffers = _steps(1)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        _engine(ranks, Refuses()).launch(plans[0], buffers, ())
+    assert ranks.log[-1] == "killed"
+
+
+def test_what_a_broken_collective_gave_is_not_believed() -> None:
+    """It is aborted when a rank is gone, and ends then as if all were well."""
+    ranks = FakeRanks()
+    plans, buffers = _steps(1)
+    handle = _engine(ranks).launch(plans[0], buffers, ())
+    ranks.dead = "tensor-parallel rank 1 was ended by signal 9"
+    with pytest.raises(RankDied, match="rank 1 was ended by signal 9"):
+        handle.wait()
 
 
 def test_nothing_is_launched_when_a_rank_is_gone() -> None:
