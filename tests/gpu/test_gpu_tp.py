@@ -216,9 +216,12 @@ def _on_ranks(
 
 
 @with_devices
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("variant", ["llama-bias-untied", "qwen3-moe-not-everywhere"])
+@pytest.mark.parametrize(
+    ("variant", "dtype"),
+    [("llama-bias-untied", "float32"), ("llama-bias-untied", "bfloat16"), ("qwen3-moe-not-everywhere", "float32")],
+)
 def test_logits_are_those_of_one_rank(variant: str, dtype: str, tp: int, tmp_path: Path) -> None:
+    """bfloat16 picks other experts at near-ties: no bound on that."""
     folder, _ = checkpoint(variant, tmp_path)
     one = run(folder, greedily(), dtype=dtype, attention_backend=BACKEND)
     many = _on_ranks(folder, tp, greedily(), dtype=dtype)
