@@ -3,7 +3,8 @@
     python -m benchmark.distributed [--ranks 2 4] [--device cpu|cuda] [--rounds 50] [--out FOLDER]
 
 gloo on the CPU, NCCL on CUDA with a device for each rank. Each figure is the median of the rounds on rank 0; a round
-begins when all ranks have come together. The last line of stdout is JSON.
+begins when all ranks have come together. On CUDA each all-reduce is also timed as one of a graph of them, as decode
+steps have it. The last line of stdout is JSON.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from minisgl.distributed.torch_group import TorchGroup
 
 HIDDEN, VOCAB, LAYERS = 1024, 151_936, 28  # Qwen3-0.6B
 TIMEOUT_S = 300
+IN_A_GRAPH = 50
 WARM_UP = 5
 _DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
@@ -65,6 +67,34 @@ def measure(group: TorchGroup, device: torch.device, rounds: int) -> dict[str, l
     return found
 
 
+def measure_graphs(group: TorchGroup, device: torch.device, rounds: int) -> dict[str, list[float]]:
+    """Microseconds of one all-reduce, by the device's clock, of graphs that hold `IN_A_GRAPH` one behind the other."""
+    found: dict[str, list[float]] = {}
+    stream = torch.cuda.Stream(device)
+    for tokens in (1, 64, 512):
+        hidden = torch.zeros(tokens, HIDDEN, dtype=_DTYPES["cuda"], device=device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            group.all_reduce(hidden)
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for _ in range(IN_A_GRAPH):
+                group.all_reduce(hidden)
+        times = found[f"all-reduce of {tokens} x {HIDDEN} in a graph"] = []
+        for turn in range(rounds + WARM_UP):
+            group.least(0)
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            with torch.cuda.stream(stream):
+                start.record()
+                graph.replay()
+                end.record()
+            end.synchronize()
+            if turn >= WARM_UP:
+                times.append(start.elapsed_time(end) * 1e3 / IN_A_GRAPH)
+        graph.reset()  # the communicator could not end before it
+    return found
+
+
 def one_rank(rank: int, size: int, meeting: str, device_name: str, rounds: int) -> int:
     torch.set_num_threads(1)
     device = torch.device(device_name, rank) if device_name == "cuda" else torch.device("cpu")
@@ -72,6 +102,8 @@ def one_rank(rank: int, size: int, meeting: str, device_name: str, rounds: int) 
         torch.cuda.set_device(device)
     group = TorchGroup(Path(meeting), rank, size, device)
     found = measure(group, device, rounds)
+    if device.type == "cuda":
+        found |= measure_graphs(group, device, rounds)
     group.close()
     if rank == 0:
         print(json.dumps(found))
@@ -109,6 +141,8 @@ def main(args: Sequence[str] | None = None) -> int:
     options = parser.parse_args(args)
     if options.rank is not None:
         return one_rank(options.rank, options.ranks[0], options.meeting, options.device, options.rounds)
+    if options.device == "cuda" and (count := torch.cuda.device_count()) < max(options.ranks):
+        parser.error(f"--ranks {max(options.ranks)}: there are {count} CUDA devices")
     by_size = {size: run_ranks(size, options.device, options.rounds) for size in options.ranks}
     medians = {size: {name: statistics.median(us) for name, us in found.items()} for size, found in by_size.items()}
     names = list(medians[options.ranks[0]])
