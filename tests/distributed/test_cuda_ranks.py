@@ -92,9 +92,18 @@ def config_of(folder: Path) -> EngineConfig:
     return EngineConfig(model=str(folder), dtype="float32", cpu_backend="python", **SETTINGS)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
-    ("kind", "graphs"), [("inline", ()), ("inline", GRAPHS), ("late", ()), ("late", GRAPHS)], ids=str
+    ("variant", "kind", "graphs"),
+    [
+        ("qwen3-untied", "inline", ()),
+        ("qwen3-untied", "late", GRAPHS),
+        ("llama-bias-untied", "inline", GRAPHS),
+        ("llama-bias-untied", "late", ()),
+        ("llama-bias-untied", "late", GRAPHS),
+        ("qwen3-moe-not-everywhere", "inline", ()),
+        ("qwen3-moe-not-everywhere", "late", GRAPHS),
+    ],
+    ids=str,
 )
 def test_several_ranks_say_what_one_says(
     variant: str, kind: str, graphs: tuple[int, ...], folders: dict[str, Path], tmp_path: Path

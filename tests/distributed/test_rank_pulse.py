@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import queue
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from minisgl.engine.api import EngineStepError, StepResult
-from minisgl.runner.rank_messages import RankBeat, RankStep, Stop, ToRank, pack, sizes_of
+from minisgl.runner import worker
+from minisgl.runner.rank_messages import RankBeat, RankStep, Stop, ToRank, encode, pack, sizes_of
 from minisgl.runner.rank_pulse import INTERVAL_S, RankWatch, StepClock
 from minisgl.runner.worker import work
 from minisgl.scheduler.api import ControlPlaneConfig
@@ -125,6 +127,22 @@ def test_a_steps_age_counts_from_its_turn() -> None:
     assert clock.oldest() == (5, 2.0)
     clock.end()
     assert clock.oldest() == (-1, 0.0)
+
+
+def test_a_beat_says_what_the_rank_is_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Received, and not finished: also while the launch itself hangs."""
+    said: list[Any] = []
+    frames, nothing = iter([encode(steps([0])[1])]), threading.Event()
+    inbox = SimpleNamespace(recv=lambda: next(frames, None) or nothing.wait())
+    jobs: queue.SimpleQueue[ToRank] = queue.SimpleQueue()
+    clock = StepClock()
+    threading.Thread(target=worker._receive, args=(inbox, jobs, clock), daemon=True).start()
+    assert isinstance(jobs.get(timeout=30), RankStep)
+    monkeypatch.setattr(worker.time, "sleep", lambda seconds: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        worker._beat(clock, said.append)
+    (beat,) = said
+    assert beat.step == 0 and beat.age_s > 0 and beat.cpu_s > 0 and beat.resident_bytes > 2**20
 
 
 # ------------------------------------------------------------------------------------------------------ worker's loop

@@ -69,7 +69,8 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         "--step-timeout",
         type=float,
         default=_limit("step_timeout"),
-        help="seconds that one forward may take before /livez says no",
+        help="seconds that one forward may take before /livez says no; a rank of --tp that hangs for longer ends the "
+        "server",
     )
     limits.add_argument(
         "--drain-timeout",
