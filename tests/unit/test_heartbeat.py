@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ import zmq
 
 from minisgl.config import EngineConfig
 from minisgl.engine.api import Engine, SlotBinding, StepHandle, StepResult
-from minisgl.message import AddRequest, Heartbeat, decode_from_engine
+from minisgl.message import AddRequest, EngineReady, FromEngine, Heartbeat, decode_from_engine
+from minisgl.runner import process
 from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.heartbeat import HeartbeatThread, Pulse
 from minisgl.runner.loop import StepLoop
+from minisgl.runner.process import ProcessConfig
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Events, StepBuffers, StepPlan
 
@@ -109,3 +112,27 @@ def test_a_beat_tells_a_long_forward_from_a_stuck_loop(
         hook.release.set()
         thread.join(WAIT_S)
         engine.close()
+
+
+def test_loading_is_no_stuck_loop(
+    beats: tuple[Pulse, Callable[[], Heartbeat]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beats from a long load may be read after the engine is ready: they must not say that its loop hangs."""
+    pulse, next_beat = beats
+    assert next_beat().phase == "idle"
+    seen: list[str] = []
+
+    class Link:
+        def __init__(self) -> None:
+            self.pulse = pulse
+            self.timers = process.step_timers(0, lambda text: None)
+
+        def send(self, messages: Sequence[FromEngine]) -> None:
+            if isinstance(messages[0], EngineReady):
+                seen.append(pulse.beat().phase)
+
+    monkeypatch.setattr(process, "_run", lambda *rest: None)
+    monkeypatch.setattr(process.gc, "freeze", lambda: None)
+    config = ProcessConfig(to_engine="ipc://none", from_engine="ipc://none/x", engine=CONFIG)
+    process.serve(config, cast("process.Link", Link()))
+    assert seen == ["working"], "from then on a loop that does not begin is a hang"

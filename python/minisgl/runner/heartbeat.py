@@ -20,10 +20,11 @@ Phase = Literal["idle", "working", "forward"]
 
 
 class Pulse:
-    """Written by the loop, read by the beating thread: one tuple, so that both halves belong together."""
+    """Written by the loop, read by the beating thread: one tuple, so that both halves belong together. Idle until the
+    loop begins: loading may take minutes, and its last beats may be read after it."""
 
     def __init__(self) -> None:
-        self._state: tuple[Phase, float] = ("working", time.monotonic())
+        self._state: tuple[Phase, float] = ("idle", time.monotonic())
 
     def enter(self, phase: Phase) -> None:
         """The loop is idle, works, or waits for a forward, from now on."""

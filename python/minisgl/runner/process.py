@@ -146,6 +146,7 @@ def serve(config: ProcessConfig, link: Link) -> None:
         chosen = choose_control_plane(config.engine, engine.info, lambda line: link.send([LoadProgress(line)]))
         if chosen.fallback:
             link.send([LoadProgress(f"control plane: python serves instead of rust_hotpath: {chosen.fallback}")])
+        link.pulse.enter("working")
         link.send([_ready(engine, chosen)])
         gc.collect()
         gc.freeze()  # what is loaded now lives as long as the process: collections need not visit it
