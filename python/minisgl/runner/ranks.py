@@ -57,8 +57,8 @@ class Ranks:
     """The processes of ranks 1 .. `size` - 1. `on_death` is told, in a thread of its own, once, why one ended unasked,
     or that one did not get on for `step_timeout` seconds.
 
-    `folder` for sockets and the meeting file is the caller's; without, an own one, which is gone when all are ready; or
-    with `close` on CUDA devices, where the meeting file is read on and on.
+    `folder` for sockets and the meeting file is the caller's; without, an own one, which goes with `close`: a rank that
+    is ready may still be connecting, and on CUDA devices the meeting file is read on and on.
     """
 
     def __init__(
@@ -74,7 +74,6 @@ class Ranks:
         self.meeting = folder / "ranks"
         self._on_death = on_death
         self._group: Group | None = None
-        self._keep_folder = config.device.startswith("cuda")
         self._watch = RankWatch(config.tp - 1, step_timeout)
         self._changed = threading.Condition()
         self._num_ready = 0
@@ -165,8 +164,6 @@ class Ranks:
             self._changed.wait_for(lambda: self._failure or self._num_ready == len(self.processes))
         self.check()
         threading.Thread(target=self._look, name="rank-look", daemon=True).start()
-        if not self._keep_folder:
-            self._remove_folder()
 
     def usage(self) -> list[RankUsage]:
         return self._watch.usage()
