@@ -39,6 +39,7 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_YARN_ROPE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 8.0, "original_max_position_embeddings": 32}
 _MOE = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "head_dim": 16}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3-tied": ("LlamaForCausalLM", {"tie_word_embeddings": True, "rope_parameters": _LLAMA3_ROPE}),
@@ -56,6 +57,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-window-in-the-last-layers": (
         "Qwen2ForCausalLM",
         {"use_sliding_window": True, "sliding_window": 21, "max_window_layers": 1},
+    ),
+    "qwen2-yarn": ("Qwen2ForCausalLM", {"rope_parameters": _YARN_ROPE}),
+    "llama-yarn-untruncated": (
+        "LlamaForCausalLM",
+        {
+            "rope_parameters": {
+                **_YARN_ROPE,
+                "beta_fast": 9.0,
+                "beta_slow": 2.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.6,
+                "truncate": False,
+            }
+        },
     ),
     "mistral": ("MistralForCausalLM", {"sliding_window": None, "head_dim": 32}),
     "mistral-window": ("MistralForCausalLM", {"sliding_window": 10}),

@@ -144,6 +144,26 @@ def test_logits_equal_those_of_the_model_in_the_file(
     torch.testing.assert_close(logits, reference_logits(model, ids), rtol=0, atol=LOGITS_WITHIN)
 
 
+@pytest.mark.parametrize("kind", ["yarn", "linear"])
+def test_a_stretched_context(kind: str, tmp_path: Path) -> None:
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 500.0, "factor": 8.0}
+    if kind == "yarn":
+        rope |= {"original_max_position_embeddings": 32, "beta_fast": 9.0}
+
+    def edit(writer: GGUFWriter) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(8.0)
+        if kind == "yarn":
+            writer.add_rope_scaling_orig_ctx_len(32)
+            writer.add_rope_scaling_yarn_beta_fast(9.0)
+
+    model = _model("qwen3-untied", rope_parameters=rope)
+    folder = resolve_model(str(_write_gguf(tmp_path / "m.gguf", model, "qwen3", edit=edit)), _quiet)
+    ids = list(range(3, 90))
+    logits = DenseSequence(load(folder)).extend(ids)
+    torch.testing.assert_close(logits, reference_logits(model, ids), rtol=0, atol=LOGITS_WITHIN)
+
+
 @pytest.mark.parametrize("quantise", [GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_1])
 def test_quantised_values_are_taken_exactly(quantise: GGMLQuantizationType, tmp_path: Path) -> None:
     model = _model("qwen3-untied")
@@ -260,8 +280,14 @@ def test_two_importers_at_once_do_the_work_once(tmp_path: Path) -> None:
     assert not second_works.is_set()
 
 
-def _scaled_rope(writer: GGUFWriter) -> None:
+def _longrope(writer: GGUFWriter) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+
+
+def _sharper_yarn(writer: GGUFWriter) -> None:
     writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4.0)
+    writer.add_rope_scaling_attn_factors(1.5)
 
 
 def _rope_freqs(writer: GGUFWriter) -> None:
@@ -278,7 +304,8 @@ def _odd_tensor(writer: GGUFWriter) -> None:
         ({"arch": "falcon"}, "architecture 'falcon' is not imported: only llama, qwen3"),
         ({"pre": "tekken"}, "'tekken' is not known: only smollm"),
         ({"kind": "llama"}, "'llama' is not imported: only gpt2"),
-        ({"edit": _scaled_rope}, "scaled rotary embeddings"),
+        ({"edit": _longrope}, "rope.scaling.type: 'longrope'"),
+        ({"edit": _sharper_yarn}, "rope.scaling.attn_factor: 1.5"),
         ({"edit": _rope_freqs}, "scaled rotary embeddings"),
         ({"edit": _odd_tensor}, r"unknown tensor blk\.0\.ffn_gate_exps"),
     ],

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from minisgl import envs
 from minisgl.config import ConfigError
 from minisgl.layers import RopeConfig
+from minisgl.layers.rotary import inverse_frequencies
 from minisgl.models import ARCHITECTURES, MoeConfig, build_model, load_config, parse_config
+from tests.helpers_models import VARIANTS, tiny_model
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -31,8 +35,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-
-
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 MISTRAL = {"architectures": ["MistralForCausalLM"], "sliding_window": 16}
 QWEN2 = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -59,6 +62,45 @@ def test_both_spellings_mean_the_same() -> None:
 def test_the_oldest_spelling_of_the_rope_type() -> None:
     config = parse_config({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}})
     assert config.rope == RopeConfig(10_000.0, "linear", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "context"),
+    [
+        ({}, 512),  # the config's own, if it is the larger one
+        ({"factor": 16.0}, 1024),
+        ({"factor": None}, 512),
+        ({"original_max_position_embeddings": None}, 2048),
+    ],
+)
+def test_the_context_that_yarn_makes(change: dict[str, Any], context: int) -> None:
+    config = parse_config({**LLAMA, "rope_scaling": {**YARN, **change}})
+    assert config.max_position == context
+
+
+def test_what_yarn_does_to_attention() -> None:
+    def factor(**change: Any) -> float:
+        return parse_config({**LLAMA, "rope_scaling": {**YARN, **change}}).rope.attention_factor
+
+    assert factor() == factor(mscale=1.0) == pytest.approx(0.1 * math.log(4) + 1)
+    assert factor(mscale=1.0, mscale_all_dim=1.0) == factor(factor=1.0) == 1.0
+    assert factor(attention_factor=0.25, mscale=1.0, mscale_all_dim=2.0) == 0.25
+
+
+@pytest.mark.skipif(transformers.__version__.startswith("4."), reason="it takes the factor from the context lengths")
+@pytest.mark.parametrize("name", [name for name in VARIANTS if "yarn" in name])
+@pytest.mark.parametrize(
+    "change", [{}, {"beta_fast": 4.0, "beta_slow": 3.9}, {"factor": 1.0}, {"attention_factor": 0.7}]
+)
+def test_yarn_tables_equal_transformers(name: str, change: dict[str, Any]) -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    theirs = tiny_model(name).config
+    theirs.rope_parameters |= change
+    frequencies, attention = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
+    ours = parse_config({**theirs.to_dict(), "architectures": ["LlamaForCausalLM"]})
+    torch.testing.assert_close(inverse_frequencies(ours.rope, ours.head_dim), frequencies, rtol=1e-6, atol=0)
+    assert ours.rope.attention_factor == pytest.approx(attention)
 
 
 def test_defaults() -> None:
@@ -122,7 +164,11 @@ def test_experts() -> None:
     ("change", "message"),
     [
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type: 'yarn'"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rope_type: 'longrope'"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "factor: missing"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "factor 0.5 must be at least 1"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "beta_fast": 0.5}}, "beta_fast 0.5 at least beta_slow 1"),
+        ({"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_type: 'dynamic'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor: missing"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),

@@ -141,6 +141,20 @@ def test_a_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).apply_chat_template(USER) == "file"
 
 
+def test_the_template_file_of_older_processors_lies_between(tmp_path: Path) -> None:
+    older = {"chat_template": "older {{ messages[0].content }}"}
+    write_model(tmp_path, tokenizer_config__json={"chat_template": "config"}, chat_template__json=older)
+    assert Tokenizer.load(tmp_path).apply_chat_template(USER) == "older hi"
+    write_model(tmp_path, chat_template__jinja="file")
+    assert Tokenizer.load(tmp_path).apply_chat_template(USER) == "file"
+
+
+def test_a_template_file_without_a_template_is_named(tmp_path: Path) -> None:
+    write_model(tmp_path, tokenizer_config__json={"chat_template": "config"}, chat_template__json={"template": "x"})
+    with pytest.raises(TokenizerError, match=r"chat_template\.json: has no text"):
+        Tokenizer.load(tmp_path)
+
+
 def named_in_config(folder: Path) -> None:
     templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools | length }}"}]
     write_model(folder, tokenizer_config__json={"chat_template": templates})

@@ -15,9 +15,9 @@ from typing import Any
 from minisgl.config import ConfigError
 from minisgl.layers import RopeConfig
 from minisgl.models.architectures import Variant, find_variant
+from minisgl.models.rope import context_length, parse_rope
 
 WINDOW = 4096  # where a config switches a window on and does not say how long
-ROPE_TYPES = ("default", "linear", "llama3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,7 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
         raise ConfigError(f"config.json: quantization_config: {method!r} is not supported: use the unquantised model")
     num_heads = int(raw["num_attention_heads"])
     head_dim = raw.get("head_dim") or int(raw["hidden_size"]) // num_heads
+    rope = parse_rope(raw)
     eos = {*_ids(raw.get("eos_token_id")), *_ids((generation or {}).get("eos_token_id"))}
     return ModelConfig(
         architecture=str(architectures[0]),
@@ -92,8 +93,8 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
         intermediate_size=int(raw["intermediate_size"]),
         vocab_size=int(raw["vocab_size"]),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope=_rope(raw),
-        max_position=int(raw["max_position_embeddings"]),
+        rope=rope,
+        max_position=context_length(raw, rope),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=variant.bias == "qkv" or (variant.bias == "config" and bool(raw.get("attention_bias", False))),
         out_bias=variant.bias == "config" and bool(raw.get("attention_bias", False)),
@@ -143,28 +144,6 @@ def _moe(raw: Mapping[str, Any]) -> MoeConfig:
         intermediate_size=int(raw["moe_intermediate_size"]),
         norm_topk_prob=bool(raw.get("norm_topk_prob", False)),
         layers=frozenset(i for i in range(num_layers) if i not in plain and (i + 1) % step == 0),
-    )
-
-
-def _rope(raw: Mapping[str, Any]) -> RopeConfig:
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind not in ROPE_TYPES:
-        raise ConfigError(f"config.json: rope_type: {kind!r} is not supported: only {', '.join(ROPE_TYPES)}")
-    if float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ConfigError("config.json: partial_rotary_factor: only 1.0 is supported")
-    theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
-    if kind == "default":
-        return RopeConfig(theta)
-    if kind == "linear":
-        return RopeConfig(theta, kind, float(scaling["factor"]))
-    return RopeConfig(
-        theta,
-        kind,
-        float(scaling["factor"]),
-        float(scaling["low_freq_factor"]),
-        float(scaling["high_freq_factor"]),
-        int(scaling["original_max_position_embeddings"]),
     )
 
 

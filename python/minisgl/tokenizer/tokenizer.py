@@ -59,7 +59,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, model_dir: str | Path) -> Tokenizer:
-        """From tokenizer.json, tokenizer_config.json and the *.jinja files of a model folder.
+        """From tokenizer.json, tokenizer_config.json and the chat templates' files of a model folder.
 
         As in transformers, tokenizer.json alone says which special tokens `encode` adds. Raises `TokenizerError`.
         """
@@ -182,12 +182,19 @@ def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """By name. Files win over tokenizer_config.json, where it is one text or a list of named texts."""
+    """By name. Files win over tokenizer_config.json, *.jinja over the chat_template.json of older processors. In JSON
+    it is one text or a list of named texts."""
+    in_json = _named_templates(config.get("chat_template"))
+    if (older := folder / "chat_template.json").is_file():
+        in_json = _named_templates(_read_json(older).get("chat_template"))
+        if not in_json:
+            raise TokenizerError(f"{folder.name}/chat_template.json: has no text or list as chat_template")
     files = {"default": folder / "chat_template.jinja"}
     files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    if found := {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}:
-        return found
-    in_config = config.get("chat_template")
-    if isinstance(in_config, list):
-        return {entry["name"]: entry["template"] for entry in in_config}
-    return {"default": in_config} if isinstance(in_config, str) else {}
+    return {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()} or in_json
+
+
+def _named_templates(found: Any) -> dict[str, str]:
+    if isinstance(found, list):
+        return {entry["name"]: entry["template"] for entry in found}
+    return {"default": found} if isinstance(found, str) else {}

@@ -147,8 +147,6 @@ class _Fields:
 
 
 def _config(fields: _Fields, tensor_names: set[str]) -> dict[str, Any]:
-    if fields.own("rope.scaling.type", "none") not in ("none", ""):
-        raise ConfigError("scaled rotary embeddings are not imported from GGUF: use the model's safetensors")
     hidden, heads = int(fields.own("embedding_length")), int(fields.own("attention.head_count"))
     config = {
         "architectures": [ARCHITECTURES[fields.architecture]],
@@ -170,9 +168,36 @@ def _config(fields: _Fields, tensor_names: set[str]) -> dict[str, Any]:
         "eos_token_id": int(fields.get("tokenizer.ggml.eos_token_id")),
         "torch_dtype": "bfloat16",
     }
+    if scaling := _rope_scaling(fields):
+        config["rope_scaling"] = scaling
     if (bos := int(fields.get("tokenizer.ggml.bos_token_id", -1))) >= 0:
         config["bos_token_id"] = bos
     return config
+
+
+def _rope_scaling(fields: _Fields) -> dict[str, Any]:
+    """As config.json says it; nothing for plain rotary embeddings."""
+    kind = fields.own("rope.scaling.type", "none")
+    if kind in ("none", ""):
+        return {}
+    if kind not in ("linear", "yarn"):
+        raise ConfigError(f"GGUF: rope.scaling.type: {kind!r} is not imported: use the model's safetensors")
+    factor = float(fields.own("rope.scaling.factor"))
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
+    if kind == "linear":
+        return scaling
+    for key, plain in (
+        ("attn_factor", 1.0),
+        ("yarn_attn_factor", 1.0),
+        ("yarn_ext_factor", 1.0),
+        ("yarn_log_multiplier", 0.0),
+    ):
+        if (value := float(fields.own(f"rope.scaling.{key}", plain))) != plain:
+            raise ConfigError(f"GGUF: rope.scaling.{key}: {value:g} is not imported: use the model's safetensors")
+    scaling["original_max_position_embeddings"] = int(fields.own("rope.scaling.original_context_length"))
+    for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
+        scaling[name] = float(fields.own(f"rope.scaling.{key}", 0.0)) or None
+    return scaling
 
 
 def _name(name: str, file_name: str) -> str:
