@@ -354,7 +354,7 @@ class Frontend:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             app = build_app(self.client, Tokenizer.echo(), self._config, self._defaults)
             self.app = app
-            http = HttpServer(app.asgi, listener, slow_client_timeout_s=self._config.limits.slow_client_timeout)
+            http = HttpServer(app.gate, listener, slow_client_timeout_s=self._config.limits.slow_client_timeout)
             await http.start()
             self.connections = http.connections
             self._started.set()

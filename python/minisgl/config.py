@@ -7,6 +7,7 @@ Doesn't know: command-line spelling, the environment.
 from __future__ import annotations
 
 import math
+import re
 from typing import Literal
 
 import msgspec
@@ -19,6 +20,8 @@ LoadFormat = Literal["auto", "dummy"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 GenerationConfig = Literal["auto", "none"]
 MODEL_SMOLLM2 = "smollm2"
+_HOST_NAME = re.compile(r"\*|[^\s:/,@\[\]]+|[0-9a-fA-F]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*|\[[0-9a-fA-F:.]+\]")
+_ORIGIN = re.compile(r"\*|null|[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@,]+")
 
 
 class ConfigError(ValueError):
@@ -114,7 +117,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: str | None = None
     limits: Limits = Limits()
     api_key: str | None = None
-    cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()  # names clients may use besides the address, * for any
+    cors_origins: tuple[str, ...] = ()  # of web pages that may use the server, * for any
     log_format: Literal["text", "json"] = "text"
     access_log: bool = True
     log_prompts: bool = False
@@ -127,6 +131,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--port {self.port}: must be between 0 and 65535")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
             raise ConfigError("--api-key: must be printable ASCII and not empty")
+        for name in self.allowed_hosts:
+            if not _HOST_NAME.fullmatch(name):
+                raise ConfigError(f"--allowed-host {name!r}: must be a name or an address without a port, or *")
+        for origin in self.cors_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(f"--cors-origin {origin!r}: must be like https://page.example:8080 (no path), or *")
         self.limits.check()
         return self
 

@@ -98,7 +98,7 @@ async def _run(config: ServerConfig, listener: socket.socket, signals: _Signals)
     client: EngineClient | None = None
     starting = Starting(config.model_name)
     timeout_s = config.limits.slow_client_timeout
-    gate = Gate(starting, api_key=config.api_key, slow_clients=SlowClients(timeout_s))
+    gate = Gate(starting, config, SlowClients(timeout_s))
     http = HttpServer(gate, listener, slow_client_timeout_s=timeout_s)
     try:
         client = EngineClient(process.to_engine, process.from_engine)
@@ -161,7 +161,7 @@ async def _serve(
         say(f"sampling defaults of the model: {show_defaults(defaults)} (--generation-config none: without)")
     app = build_app(client, tokenizer, config, defaults)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    http.app = app.asgi
+    http.app = app.gate
     gc.collect()
     gc.freeze()  # what lives now lives as long as the server: collections need not visit it
     _give_back_memory()

@@ -32,7 +32,7 @@ def request(rng: random.Random) -> bytes:
     else:
         body = {"messages": [{"role": "user", "content": prompt}], "stream": stream, **sampling}
     data = json.dumps(body).encode()
-    return f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
+    return f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
 
 
 async def vanish(address: tuple[str, int], rng: random.Random, within_s: float) -> None:

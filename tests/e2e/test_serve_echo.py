@@ -243,7 +243,7 @@ def test_a_client_that_goes_away_frees_its_pages(server: ServerProcess, http: ht
     body = json.dumps({"prompt": "going away", "max_tokens": 300, "ignore_eos": True, "stream": stream}).encode()
     steps = stats(http)["num_steps_total"]
     with socket.create_connection((host, int(port))) as raw:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         raw.sendall(head.encode() + body)
         until(lambda: stats(http)["num_steps_total"] > steps + 5, "the request does not run")
     until(lambda: all_pages_back(http), "a client that went away keeps its pages")

@@ -32,7 +32,9 @@ def body_of(path: str, prompt: str, **more: object) -> dict[str, Any]:
 def send(server: Frontend, path: str, body: dict[str, Any]) -> socket.socket:
     content = json.dumps(body).encode()
     connection = socket.create_connection(server.address, WAIT_S)
-    connection.sendall(b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(content)))
+    connection.sendall(
+        b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(content))
+    )
     connection.sendall(content)
     return connection
 
@@ -124,7 +126,9 @@ def test_a_client_that_stops_reading_can_still_leave(server: Frontend) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(server.address)
     content = json.dumps({"prompt": ["full fill:"] * 8, "n": 8, "max_tokens": 490, "stream": True}).encode()
-    connection.sendall(b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (TEXT.encode(), len(content)))
+    connection.sendall(
+        b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (TEXT.encode(), len(content))
+    )
     connection.sendall(content)
     server.engine.wait_for(lambda _: len(server.engine.requests("full fill")) == 64)
     # tokens heap up where they are few otherwise: the server is stuck in a write
@@ -152,7 +156,7 @@ def test_a_client_that_leaves_with_another_request_behind_the_first(server: Fron
         request = server.engine.wait_for_request(marker)
         if stream:
             read_until(connection, b'"x"')
-        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
         server.wait_until(lambda: any(one.pipeline for one in server.connections))
     server.engine.wait_for_end(AbortRequest, {request.req_id})
     check_nothing_lives(server)

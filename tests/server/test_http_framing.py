@@ -48,7 +48,7 @@ def read_error(connection: socket.socket) -> tuple[int, dict[str, Any]]:
 
 
 def request(body: bytes = GOOD, *headers: bytes) -> bytes:
-    lines = [b"POST /v1/completions HTTP/1.1", b"host: x", *(headers or (b"content-length: %d" % len(body),))]
+    lines = [b"POST /v1/completions HTTP/1.1", b"host: localhost", *(headers or (b"content-length: %d" % len(body),))]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
@@ -58,7 +58,7 @@ def request(body: bytes = GOOD, *headers: bytes) -> bytes:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # somebody speaks TLS
         b"hello?\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
-        b"GET /\x00 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /\x00 HTTP/1.1\r\nhost: localhost\r\n\r\n",
         request(GOOD, b"content-length: -5"),
         request(GOOD, b"content-length: 5", b"content-length: 6"),
         request(GOOD, b"content-length: " + b"9" * 100),

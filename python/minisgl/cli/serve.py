@@ -42,7 +42,15 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         dest="cors_origins",
         action="append",
         metavar="ORIGIN",
-        help="a web page from there may use the server; may be given several times (default: none)",
+        help="a web page from there may use the server, *: any; may be given several times (default: none)",
+    )
+    http.add_argument(
+        "--allowed-host",
+        dest="allowed_hosts",
+        action="append",
+        metavar="NAME",
+        help="clients may call the server by this name, *: by any; may be given several times (default: on loopback "
+        "only localhost and the address, else any)",
     )
     limits = parser.add_argument_group("limits")
     limits.add_argument(
@@ -103,6 +111,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
     fields["limits"] = Limits(**{name: getattr(args, name) for name in Limits.__struct_fields__})
     fields["api_key"] = args.api_key or envs.api_key()
     fields["cors_origins"] = tuple(args.cors_origins or ())
+    fields["allowed_hosts"] = tuple(args.allowed_hosts or ())
     return ServerConfig(**fields).check()
 
 

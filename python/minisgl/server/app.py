@@ -15,7 +15,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.config import ServerConfig
@@ -53,9 +52,8 @@ OTHER: dict[str, Answer] = {"/tokenize": answer_tokenize, "/detokenize": answer_
 class Application:
     """What an HTTP server runs, and what its supervisor must reach."""
 
-    asgi: ASGIApp
     context: ServerContext
-    gate: Gate
+    gate: Gate  # an ASGI application
 
 
 def build_app(
@@ -90,13 +88,7 @@ def build_app(
     _add_models(app, context)
     add_operations(app, context)
     install_openapi(app)
-    gate = Gate(_Direct(handlers, app), api_key=config.api_key, slow_clients=slow_clients)
-    outermost: ASGIApp = gate
-    if config.cors_origins:
-        outermost = CORSMiddleware(
-            gate, allow_origins=config.cors_origins, allow_methods=("GET", "POST"), allow_headers=("*",)
-        )
-    return Application(outermost, context, gate)
+    return Application(context, Gate(_Direct(handlers, app), config, slow_clients))
 
 
 class _Direct:

@@ -1,7 +1,7 @@
-"""Around the application: request ids, the API key, the access log, who is still being answered.
+"""Around the application: request ids, who may ask, the API key, the access log, who is still being answered.
 
-Keeps true: every request gets one access line and its id back, also when its client goes; without the key nothing but
-/livez and /readyz answers.
+Keeps true: every request gets one access line and its id back, also when its client goes; nothing is done, and no body
+read, for a caller that may not ask; without the key nothing but /livez and /readyz answers.
 Doesn't know: routes, bodies.
 """
 
@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from minisgl.config import ServerConfig
+from minisgl.server.callers import Callers, Headers
 from minisgl.server.connection import CONNECTION, Connection
 from minisgl.server.errors import ApiError
 from minisgl.server.record import RequestRecord, request_id
@@ -23,9 +26,10 @@ OPEN_PATHS = ("/livez", "/readyz")
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, *, api_key: str | None, slow_clients: SlowClients) -> None:
+    def __init__(self, app: ASGIApp, config: ServerConfig, slow_clients: SlowClients) -> None:
         self._app = app
-        self._api_key = None if api_key is None else api_key.encode()
+        self._api_key = None if config.api_key is None else config.api_key.encode()
+        self._callers = Callers.of(config)
         self._slow_clients = slow_clients
         self._num_open = 0
         self.idle = asyncio.Event()  # no POST is being answered
@@ -44,19 +48,20 @@ class Gate:
         record = RequestRecord(scope["method"], scope["path"], request_id(given))
         scope[RECORD] = record
         scope[SLOW_CLIENTS] = self._slow_clients
+        more = [(b"x-request-id", record.request_id.encode()), *self._callers.cors_headers(headers)]
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode())]
+                message["headers"] = [*message["headers"], *more]
             await send(message)
 
         counts = scope["method"] == "POST"
         if counts:
             self._enter()
         try:
-            if not self._allows(scope["path"], headers.get(b"authorization", b"")):
-                await _refuse(record, scope, receive, answer)
+            if (early := self._early_answer(scope, headers, record)) is not None:
+                await early(scope, receive, answer)
             elif counts:
                 await self._unless_gone(scope, receive, answer)
             else:
@@ -89,15 +94,21 @@ class Gate:
         if not self._num_open:
             self.idle.set()
 
-    def _allows(self, path: str, authorization: bytes) -> bool:
+    def _early_answer(self, scope: Scope, headers: Headers, record: RequestRecord) -> Response | None:
+        """To those who may not ask, and to browsers that ask whether a page may. None: the application answers."""
+        error = self._callers.refusal(scope["method"], scope["http_version"], headers)
+        if error is None and (answer := self._callers.preflight(scope["method"], headers)) is not None:
+            return answer  # a browser asks this without the key
+        if error is None and not self._has_key(scope["path"], headers.get(b"authorization", b"")):
+            error = ApiError(401, "Authorization: the API key is missing or wrong", code="invalid_api_key")
+            error.headers["www-authenticate"] = "Bearer"
+        if error is None:
+            return None
+        record.error = error.body["error"]["code"]
+        return error.response()
+
+    def _has_key(self, path: str, authorization: bytes) -> bool:
         if self._api_key is None or path in OPEN_PATHS:
             return True
         scheme, _, key = authorization.partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._api_key)
-
-
-async def _refuse(record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
-    error = ApiError(401, "Authorization: the API key is missing or wrong", code="invalid_api_key")
-    error.headers["www-authenticate"] = "Bearer"
-    record.error = "invalid_api_key"
-    await error.response()(scope, receive, send)
