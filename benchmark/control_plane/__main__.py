@@ -5,7 +5,7 @@ single operations of the prefix cache (evict_one, match_1024, insert_1024), Rust
 
     minisgl bench control-plane --growth [SWEEP ...] [--out DIR]
 
-Prints median, minimum and p99 of each case in us, beside its bar; the last line of stdout is JSON with the
+Prints median, minimum, p90, p95 and p99 of each case in us, beside its bar; the last line of stdout is JSON with the
 medians. Refuses a debug build of the extension, and a missing one. `--gate` fails when a bar is missed. The garbage
 collector is off while a case runs.
 """

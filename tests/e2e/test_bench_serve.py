@@ -48,6 +48,8 @@ def test_a_server_of_its_own_and_a_report(capsys: pytest.CaptureFixture[str], tm
     text = (tmp_path / "README.md").read_text()
     assert "minisgl bench serve --concurrency 2" in text
     assert str(tmp_path.parent) not in text
+    assert "| 2 clients | TTFT ms |" in text and "| p50 | p90 | p95 | p99 | max |" in text
+    assert point["ttft_ms"]["p90"] <= point["ttft_ms"]["p95"] <= point["ttft_ms"]["p99"]
 
 
 def test_counts_are_the_servers(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:

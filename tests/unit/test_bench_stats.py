@@ -79,5 +79,6 @@ def test_variation() -> None:
 
 def test_summary() -> None:
     found = summary(list(range(101)))
-    assert (found["mean"], found["p50"], found["p99"], found["max"]) == (50, 50, 99, 100)
+    assert list(found) == ["mean", "p50", "p90", "p95", "p99", "max"]
+    assert list(found.values()) == [50, 50, 90, 95, 99, 100]
     assert math.isnan(summary([])["p99"])

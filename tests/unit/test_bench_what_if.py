@@ -144,21 +144,78 @@ def test_reading_azure(tmp_path: Path) -> None:
     assert second.arrival_s == pytest.approx(4.314579)
 
 
+QWEN = {
+    "chat_id": 159,
+    "parent_chat_id": 55,
+    "timestamp": 61.5,
+    "input_length": 33,
+    "output_length": 7,
+    "type": "text",
+    "turn": 2,
+    "hash_ids": [4, 5, 6],
+}
+MOON = MOONCAKE[0]
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+
+
+def lines(*rows: dict[str, object]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_reading_qwen(tmp_path: Path) -> None:
+    """Seconds stay seconds, and a block has 16 tokens; the name of the file says nothing."""
+    file = tmp_path / "qwen.log"
+    file.write_text(lines(QWEN, {**QWEN, "timestamp": 60, "input_length": 16, "hash_ids": [4]}))
+    assert read_trace(str(file)) == [TraceRequest(0.0, 16, 7, (4,), 16), TraceRequest(1.5, 33, 7, (4, 5, 6), 16)]
+    short, long = (prompt_tokens(one, i, 1000) for i, one in enumerate(read_trace(str(file))))
+    assert (short == long[:16]).all() and (long[:16] == long[16:32]).mean() < 0.5 and len(long) == 33
+
+
+def test_what_if_takes_a_qwen_trace_for_what_it_is(engine: EngineConfig, tmp_path: Path) -> None:
+    """As milliseconds it would be over at once; with blocks of 512 nothing of the second prompt would be new."""
+    file = tmp_path / "qwen.jsonl"
+    second = {**QWEN, "timestamp": 71.5, "input_length": 48, "hash_ids": [4, 5, 9]}
+    file.write_text(lines(QWEN, second))
+    found = simulate(WhatIf(engine=engine, trace=str(file)))["runs"][0]
+    assert found["virtual_s"] == pytest.approx(10.07) and found["hit_rate"] == pytest.approx(32 / 81)
+
+
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("text", "reason"),
     [
-        ("x.jsonl", "{}\n"),
-        ("x.jsonl", "not json\n"),
-        ("x.jsonl", '{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]}\n'),
-        ("x.csv", "A,B\n1,2\n"),
-        ("x.csv", ""),
-        ("x.txt", "anything"),
+        ("{}\n", "line 1: no timestamp, input_length"),
+        ("not json\n", "line 1: no TIMESTAMP"),
+        ('[{"conversations": []}]', "line 1: a JSON list is no trace"),
+        (lines({**MOON, "session_id": 3}), "line 1: has session_id and no chat_id"),
+        (lines({key: QWEN[key] for key in QWEN if key != "turn"}), "line 1: has chat_id.* and no turn"),
+        (lines(MOON, {**MOON, "hash_ids": [1]}, MOON), "line 2: hash_ids: 1 for an input_length of 600.* 2"),
+        (lines(QWEN, {**QWEN, "hash_ids": [4, 5]}), "line 2: hash_ids: 2 for an input_length of 33.*16 tokens"),
+        (lines({**MOON, "hash_ids": list(range(38))}), "line 1: hash_ids: 38 .* 512 tokens, which are 2"),
+        (lines(MOON) + "\n{\n", "line 3: not JSON"),
+        (lines(MOON) + "[]\n", "line 2: not a JSON object"),
+        (lines(MOON, {"timestamp": 3}), "line 2: no input_length, output_length, hash_ids, which"),
+        (lines(QWEN, MOON), "line 2: no chat_id"),
+        (lines(MOON, QWEN), "line 2: has chat_id"),
+        (lines({**MOON, "timestamp": "0"}), "line 1: timestamp '0'"),
+        (lines({**MOON, "timestamp": -1}), "line 1: timestamp -1"),
+        (lines({**MOON, "input_length": -600}), "line 1: input_length -600"),
+        (lines({**MOON, "output_length": 2.5}), "line 1: output_length 2.5"),
+        (lines({**MOON, "output_length": True}), "line 1: output_length True"),
+        (lines({**MOON, "hash_ids": "1, 3"}), "line 1: hash_ids '1, 3'"),
+        (lines({**MOON, "hash_ids": [1, -3]}), "line 1: hash_ids: -3"),
+        ("A,B\n1,2\n", "line 1: no TIMESTAMP, ContextTokens"),
+        (AZURE + "2023-11-16 18:15:46.7,12\n", "line 3: 2 fields"),
+        (AZURE + "yesterday,12,1\n", "line 3: TIMESTAMP 'yesterday'"),
+        (AZURE + "2023-11-16 18:15:46.7,many,1\n", "line 3: ContextTokens 'many'"),
+        (AZURE + "2023-11-16 18:15:46.7,12,-1\n", "line 3: GeneratedTokens -1"),
+        ("", "no requests"),
+        ("anything", "line 1: no TIMESTAMP"),
     ],
 )
-def test_bad_traces_are_refused(tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / name).write_text(text)
-    with pytest.raises(ConfigError, match="trace"):
-        read_trace(str(tmp_path / name))
+def test_what_is_no_trace_is_refused_with_its_line_and_the_reason(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "x.jsonl").write_text(text)
+    with pytest.raises(ConfigError, match=f"trace .*x.jsonl: {reason}"):
+        read_trace(str(tmp_path / "x.jsonl"))
 
 
 def test_missing_traces_say_where_they_should_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -189,6 +246,7 @@ def test_the_command(engine: EngineConfig, mooncake: str, tmp_path: Path, capsys
     text = (out / "README.md").read_text()
     assert "imulated" in text and "ten-ms" in text and str(tmp_path) not in text
     assert json.loads((out / "raw.json").read_text())["result"] == printed
+    assert "| TTFT s | " in text and "| p50 | p90 | p95 | p99 | max |" in text and "p95" in printed["runs"][0]["ttft_s"]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ from minisgl.config import ConfigError
 
 SCHEDULER = ("schedule", "commit")
 LOOP = (*SCHEDULER, "receive", "launch", "wait", "send")
-LATENCIES = {"ttft": ("p50", "p99"), "itl": ("p50", "p99"), "tpot": ("p50",), "e2e": ("p50", "p99")}
+OF_LATENCIES = ("p50", "p95", "p99")
+LATENCIES = {"ttft": OF_LATENCIES, "itl": OF_LATENCIES, "tpot": ("p50",), "e2e": OF_LATENCIES}
 NOT_FOR_A_LOAD = ("base_url", "out", "scenario", "flags", "served_model")
 
 
@@ -74,7 +75,7 @@ def measure(server: ServerProcess, load: Load) -> dict[str, float]:
 
 def _flat(found: Mapping[str, Any]) -> dict[str, float | None]:
     latencies = {
-        f"{name}_{which}_ms": found[f"{name}_ms"][which] for name, all_of in LATENCIES.items() for which in all_of
+        f"{name}_{which}_ms": found[f"{name}_ms"][which] for name, which_of in LATENCIES.items() for which in which_of
     }
     goodput, server = found["goodput"], found["server"] or {}
     return {

@@ -17,6 +17,7 @@ from minisgl.bench.plots import Series, cdf_plot, line_plot
 from minisgl.bench.report import Report, table
 from minisgl.bench.serve_frontend import frontend_table
 from minisgl.bench.serve_metrics import latencies, tokens_of
+from minisgl.bench.stats import SUMMARY
 
 if TYPE_CHECKING:
     from minisgl.bench.serve_run import Measurement, Serve
@@ -38,9 +39,11 @@ HEAD = (
     "client CPU us/token",
 )
 
+LATENCIES_HEAD = ("load", "latency", *SUMMARY)
+LATENCIES = (("TTFT ms", "ttft_ms"), ("TPOT ms", "tpot_ms"), ("ITL ms", "itl_ms"), ("E2E ms", "e2e_ms"))
 LENGTHS_HEAD = (
     "load",
-    *(f"{side} {key}" for side in ("in", "out") for key in ("mean", "p50", "p99", "max")),
+    *(f"{side} {key}" for side in ("in", "out") for key in SUMMARY),
     "in, all",
     "of these cached",
 )
@@ -103,6 +106,16 @@ def summary_table(result: Mapping[str, Any]) -> str:
     return table(HEAD, [_row(point) for point in result["points"]])
 
 
+def latency_table(result: Mapping[str, Any]) -> str:
+    """Every latency of every point, with its whole summary."""
+    rows = [
+        (point["load"], name, *(point[key][which] for which in SUMMARY))
+        for point in result["points"]
+        for name, key in LATENCIES
+    ]
+    return table(LATENCIES_HEAD, rows)
+
+
 def _row(point: Mapping[str, Any]) -> tuple[Any, ...]:
     cpu = (point["server"] or {}).get("cpu_us_per_token") or {}
     return (
@@ -136,7 +149,7 @@ def write_report(report: Report, result: Mapping[str, Any], found: Sequence[Meas
         report.section("Goodput", table(GOODPUT_HEAD, _goodput(result)))
     if any(point["failed"] for point in result["points"]):
         report.section("Failures", table(FAILURES_HEAD, _failures(result)))
-    report.section("Latencies", *_latency_plots(report, found))
+    report.section("Latencies", latency_table(result), *_latency_plots(report, found))
     if len(result["points"]) > 1:
         report.section("Throughput against latency", _curve(report, result))
     growth = [
@@ -168,7 +181,7 @@ def _lengths(result: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     rows = []
     for point in result["points"]:
         of_point = point["lengths"]
-        ends = [of_point[side][key] for side in ("input", "output") for key in ("mean", "p50", "p99", "max")]
+        ends = [of_point[side][key] for side in ("input", "output") for key in SUMMARY]
         rows.append((point["load"], *ends, point["input_tokens"], point["cached_tokens"]))
     return rows
 

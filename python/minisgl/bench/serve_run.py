@@ -19,7 +19,7 @@ from minisgl.bench.render import Endpoint, Renderer
 from minisgl.bench.report import Report, print_result
 from minisgl.bench.serve_frontend import frontend_extras, frontend_table
 from minisgl.bench.serve_metrics import Slo, figures
-from minisgl.bench.serve_report import result_of, summary_table, write_report
+from minisgl.bench.serve_report import latency_table, result_of, summary_table, write_report
 from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
 from minisgl.bench.workloads import Workload, WorkloadSettings, make_workload, poisson_arrivals
 from minisgl.config import ConfigError
@@ -99,7 +99,7 @@ def run_serve(settings: Serve, out: Path | None, *, command: str) -> int:
         if settings.frontend:
             extras |= frontend_extras(server)
     result = result_of(settings, server, found, extras)
-    print(summary_table(result))
+    print(f"{summary_table(result)}\n\n{latency_table(result)}")
     if settings.frontend:
         print(f"\n{frontend_table(result)}")
     if report is not None:

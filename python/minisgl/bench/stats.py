@@ -18,6 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+PERCENTILES = ("p50", "p90", "p95", "p99")
+SUMMARY = ("mean", *PERCENTILES, "max")
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -49,12 +52,12 @@ class PairedDifference:
 
 
 def summary(samples: Sequence[float] | npt.NDArray[np.floating[Any]]) -> dict[str, float]:
-    """mean, p50, p90, p99, max of samples; all NaN without one."""
+    """mean, p50, p90, p95, p99, max of samples; all NaN without one."""
     if not len(samples):
-        return dict.fromkeys(("mean", "p50", "p90", "p99", "max"), math.nan)
+        return dict.fromkeys(SUMMARY, math.nan)
     values = np.asarray(samples, float)
-    p50, p90, p99 = np.percentile(values, (50, 90, 99)).tolist()
-    return {"mean": float(values.mean()), "p50": p50, "p90": p90, "p99": p99, "max": float(values.max())}
+    of_all = np.percentile(values, [int(name[1:]) for name in PERCENTILES]).tolist()
+    return {"mean": float(values.mean()), **dict(zip(PERCENTILES, of_all, strict=True)), "max": float(values.max())}
 
 
 def coefficient_of_variation(samples: Sequence[float]) -> float:

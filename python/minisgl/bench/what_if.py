@@ -17,7 +17,7 @@ import numpy as np
 
 from minisgl.bench.plots import cdf_plot
 from minisgl.bench.report import Report, print_result, table
-from minisgl.bench.stats import summary
+from minisgl.bench.stats import SUMMARY, summary
 from minisgl.bench.traces import TraceRequest, read_trace
 from minisgl.bench.virtual_run import Floats, VirtualRun, VirtualServer
 from minisgl.config import ConfigError, EngineConfig
@@ -77,7 +77,7 @@ def run_what_if(settings: WhatIf, out: Path | None, *, command: str) -> int:
     took = time.perf_counter() - began
     virtual = sum(run.end_s for run in runs.values())
     print(f"simulated {virtual:,.0f} s in {took:.1f} s", file=sys.stderr)
-    shown = _table(result)
+    shown = f"{_table(result)}\n\n{_latencies(result)}"
     print(shown)
     if report is not None:
         ttft = {f"x{scale:g}": _ttft(run)[~run.refused].tolist() for scale, run in runs.items()}
@@ -157,27 +157,29 @@ def _figures(settings: WhatIf, scale: float, run: VirtualRun) -> dict[str, Any]:
 
 def _table(result: dict[str, Any]) -> str:
     head = ("time scale", "completed", "refused", "output tok/s", "hit rate", "busy", "rows", "within SLO")
-    latencies = ("TTFT p50 s", "TTFT p99 s", "TPOT p50 ms", "TPOT p99 ms")
-    rows = []
-    for run in result["runs"]:
-        ttft, tpot = run["ttft_s"], run["tpot_s"]
-        rows.append(
-            (
-                run["time_scale"],
-                run["completed"],
-                run["refused"],
-                run["output_tok_s"],
-                run["hit_rate"],
-                run["device_busy"],
-                run["mean_rows"],
-                run["within_slo"],
-                ttft["p50"],
-                ttft["p99"],
-                1e3 * tpot["p50"],
-                1e3 * tpot["p99"],
-            )
+    rows = [
+        (
+            run["time_scale"],
+            run["completed"],
+            run["refused"],
+            run["output_tok_s"],
+            run["hit_rate"],
+            run["device_busy"],
+            run["mean_rows"],
+            run["within_slo"],
         )
-    return table((*head, *latencies), rows)
+        for run in result["runs"]
+    ]
+    return table(head, rows)
+
+
+def _latencies(result: dict[str, Any]) -> str:
+    rows = [
+        (run["time_scale"], name, *(factor * run[key][which] for which in SUMMARY))
+        for run in result["runs"]
+        for name, key, factor in (("TTFT s", "ttft_s", 1.0), ("TPOT ms", "tpot_s", 1e3), ("E2E s", "e2e_s", 1.0))
+    ]
+    return table(("time scale", "latency", *SUMMARY), rows)
 
 
 def _about(settings: WhatIf) -> str:

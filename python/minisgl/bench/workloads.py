@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 
 from minisgl.bench import prompts
-from minisgl.bench.traces import BLOCK, read_trace
+from minisgl.bench.traces import read_trace
 from minisgl.config import ConfigError
 
 Role = Literal["system", "user", "assistant"]
@@ -234,8 +234,8 @@ def _trace(name: str, settings: WorkloadSettings) -> Workload:
         left, pieces = min(one.input_len, most_in), list[Piece]()
         for block in one.blocks:
             if left > 0:
-                pieces.append(Piece(("block", settings.seed, settings.run, block), min(left, BLOCK)))
-                left -= BLOCK
+                pieces.append(Piece(("block", settings.seed, settings.run, block), min(left, one.block_len)))
+                left -= one.block_len
         parts = pieces or [Piece(next(keys), left)]
         requests.append(LoadRequest((_user(*parts),), min(one.output_len, most_out)))
         arrivals.append(one.arrival_s / settings.time_scale)
