@@ -147,7 +147,7 @@ def test_preflights(named: httpx.Client) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["page.example", "page.example:80", "localhost.page.example", "127.0.0.1.page.example", "10.0.0.1", "", "[x]"],
+    ["page.example", "page.example:80", "localhost.page.example", "127.0.0.1.page.example", "192.0.2.1", "", "[x]"],
 )
 def test_names_that_lead_here_by_accident_or_worse(http: httpx.Client, host: str) -> None:
     for method, path in (("POST", TEXT), ("GET", "/v1/models"), ("GET", "/livez")):
@@ -175,7 +175,7 @@ def test_an_allowed_host(named: httpx.Client) -> None:
         ("0.0.0.0", ["one.example"], "one.example:80", True),
         ("0.0.0.0", ["one.example"], "other.example", False),
         ("0.0.0.0", ["one.example"], "127.0.0.1", True),
-        ("10.1.2.3", ["one.example"], "10.1.2.3:1919", True),
+        ("192.0.2.7", ["one.example"], "192.0.2.7:1919", True),
         ("localhost", [], "other.example", False),
         ("::1", [], "other.example", False),
         ("127.0.0.2", ["*"], "other.example", True),

@@ -135,7 +135,8 @@ def test_a_client_that_stops_reading(caplog: pytest.LogCaptureFixture) -> None:
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect(server.address)
-            head = f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\nx-request-id: slowpoke\r\ncontent-length: {len(body)}\r\n\r\n"
+            head = f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\nx-request-id: slowpoke\r\n"
+            head += f"content-length: {len(body)}\r\n\r\n"
             client.sendall(head.encode() + body)
             server.engine.wait_for_request("slow ")
             assert http.post(TEXT, json={"prompt": "say:ok"}).json()["choices"][0]["text"] == "ok"

@@ -45,10 +45,10 @@ class Callers:
         host = headers.get(b"host")
         if host is None and version == "1.1":
             return ApiError(400, "Host: missing: HTTP/1.1 wants it", code="invalid_http")
-        if self._checks_host and host is not None and not self._knows(name := _name(host.decode("latin-1"))):
+        if self._checks_host and host is not None and not self._knows(_name(host.decode("latin-1"))):
             return ApiError(
                 403,
-                f"Host: {name or host.decode('latin-1')!r}: this server does not answer to that name: "
+                f"Host: {host.decode('latin-1') or 'empty'}: this server does not answer to that name: "
                 "use its address or localhost, or start it with --allowed-host NAME",
                 code="host_not_allowed",
             )
