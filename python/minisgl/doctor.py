@@ -171,6 +171,7 @@ def _environment() -> list[Finding]:
         Finding("environment", envs.DATA, None, where),
         Finding("environment", envs.CPU_BACKEND, None, envs.cpu_backend() or "not set"),
         Finding("environment", "import cache", None, "exists" if envs.cache_dir().is_dir() else "empty"),
+        *(Finding("environment", "notice", None, line) for line in envs.notices()),
     ]
 
 

@@ -5,12 +5,13 @@ Keeps true: values are read when asked for, never at import; a bad value is an `
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 CPU_BACKEND = "MINISGL_CPU_BACKEND"
-"""Control plane: python or rust_hotpath. `--cpu-backend` wins."""
+"""Control plane: python or rust_hotpath. `--cpu-backend` wins. rust_gateway is the latter, until there is a gateway."""
 
 DISABLE_OVERLAP_SCHEDULING = "MINISGL_DISABLE_OVERLAP_SCHEDULING"
 """1: schedule a step only when the step before it is committed."""
@@ -46,6 +47,18 @@ FAULTY_CONTROL_PLANE = "MINISGL_FAULTY_CONTROL_PLANE"
 TRANSPORT_LATENCY_STATS = "MINISGL_TRANSPORT_LATENCY_STATS"
 """1: measure encoding, decoding and queueing of the messages between the processes."""
 
+SHELL_MAX_TOKENS = "MINISGL_SHELL_MAX_TOKENS"
+"""Of the chat: limit of one answer. `--max-tokens` wins."""
+
+SHELL_TEMPERATURE = "MINISGL_SHELL_TEMPERATURE"
+"""Of the chat. `--temperature` wins."""
+
+SHELL_TOP_K = "MINISGL_SHELL_TOP_K"
+"""Of the chat. `--top-k` wins."""
+
+SHELL_TOP_P = "MINISGL_SHELL_TOP_P"
+"""Of the chat. `--top-p` wins."""
+
 ALL = (
     API_KEY,
     CPU_BACKEND,
@@ -59,7 +72,23 @@ ALL = (
     DATA,
     ECHO_FAIL_STEPS,
     FAULTY_CONTROL_PLANE,
+    SHELL_MAX_TOKENS,
+    SHELL_TEMPERATURE,
+    SHELL_TOP_K,
+    SHELL_TOP_P,
 )
+
+NO_EFFECT = {
+    "MINISGL_FLASHINFER_USE_TENSOR_CORES": "FlashInfer's own choice is used",
+    "MINISGL_PYNCCL_MAX_BUFFER_SIZE": "torch's own NCCL is used",
+}
+"""mini-sglang's, and why they do nothing here."""
+
+OF_TESTS = ("MINISGL_GPU_REHEARSAL",)
+"""Read by the tests only."""
+
+PREFIX = "MINISGL_"
+RUST_GATEWAY = "rust_gateway"
 
 
 class EnvError(ValueError):
@@ -73,6 +102,39 @@ def _flag(name: str) -> bool:
     if value in ("1", "true", "yes", "on"):
         return True
     raise EnvError(f"{name}: {value!r}: must be 0 or 1")
+
+
+def notices() -> list[str]:
+    """A line for each variable of our prefix that does not do what its name says, or nothing at all."""
+    lines = []
+    for name in sorted(name for name in os.environ if name.startswith(PREFIX)):
+        if name in NO_EFFECT:
+            lines.append(f"{name}: does nothing here: {NO_EFFECT[name]}")
+        elif name not in (*ALL, *OF_TESTS):
+            close = difflib.get_close_matches(name, ALL, 1)
+            lines.append(f"{name}: unknown variable, ignored" + (f": did you mean {close[0]}?" if close else ""))
+    if os.environ.get(CPU_BACKEND) == RUST_GATEWAY:
+        lines.append(f"{CPU_BACKEND}={RUST_GATEWAY}: there is no gateway in Rust yet: as rust_hotpath")
+    return lines
+
+
+def shell_settings() -> dict[str, int | float]:
+    """The fields of a chat's requests that variables set."""
+    kinds: dict[str, type[int] | type[float]] = {
+        SHELL_MAX_TOKENS: int,
+        SHELL_TEMPERATURE: float,
+        SHELL_TOP_K: int,
+        SHELL_TOP_P: float,
+    }
+    found: dict[str, int | float] = {}
+    for name, kind in kinds.items():
+        if value := os.environ.get(name, "").strip():
+            try:
+                found[name.removeprefix("MINISGL_SHELL_").lower()] = kind(value)
+            except ValueError as error:
+                what = "a whole number" if kind is int else "a number"
+                raise EnvError(f"{name}: {value!r}: must be {what}") from error
+    return found
 
 
 def api_key() -> str | None:
@@ -115,7 +177,8 @@ def echo_fail_steps() -> set[int]:
 
 
 def cpu_backend() -> str | None:
-    return os.environ.get(CPU_BACKEND) or None
+    value = os.environ.get(CPU_BACKEND) or None
+    return "rust_hotpath" if value == RUST_GATEWAY else value
 
 
 def disable_overlap_scheduling() -> bool:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from tqdm import tqdm
 
-from minisgl import envs
+from minisgl import envs, spellings
 from minisgl.config import EngineConfig
 from minisgl.generation_config import read_defaults
 from minisgl.message import AbortRequest, AddRequest, FinishRequest, FromEngine, StepTokens, ToEngine
@@ -43,6 +43,9 @@ class Completion:
     finish_reason: str | None = None
     error: str | None = None
 
+    def __getitem__(self, name: str) -> Any:
+        return _item(self, name)
+
 
 @dataclass(slots=True)
 class RequestOutput:
@@ -57,6 +60,14 @@ class RequestOutput:
     def text(self) -> str:
         return self.outputs[0].text
 
+    @property
+    def token_ids(self) -> list[int]:
+        return self.outputs[0].token_ids
+
+    def __getitem__(self, name: str) -> Any:
+        """`["text"]` and `["token_ids"]`, as in mini-sglang."""
+        return _item(self, name)
+
 
 @dataclass(slots=True, eq=False)
 class _Live:
@@ -69,17 +80,23 @@ class _Live:
 class LLM:
     """Load a model (a local folder, a GGUF file, `smollm2`, or a hub id) into this process.
 
-    `settings` are the fields of `minisgl.config.EngineConfig`. Usable as a context manager; `close` frees the engine.
+    `settings` are the fields of `minisgl.config.EngineConfig`, or mini-sglang's names for them (spellings.py).
+    Usable as a context manager; `close` frees the engine.
     """
 
-    def __init__(self, model: str, **settings: Any) -> None:
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
         defaults: dict[str, Any] = {"overlap": not envs.disable_overlap_scheduling()}
         if backend := envs.cpu_backend():
             defaults["cpu_backend"] = backend
+        settings = spellings.settings(settings if model is None else {"model": model, **settings})
         if unknown := sorted(settings.keys() - set(EngineConfig.__struct_fields__)):
             raise TypeError(f"LLM: unknown settings {', '.join(unknown)}")
+        if "model" not in settings:
+            raise TypeError("LLM: model: say which")
+        for line in envs.notices():
+            _say(f"minisgl: {line}")
         # through msgspec, so that a wrong type is an error here and not deep inside
-        self.config = msgspec.convert({**defaults, **settings, "model": model}, EngineConfig).check()
+        self.config = msgspec.convert({**defaults, **settings}, EngineConfig).check()
         given = self.config.chat_template
         chat_template = None if given is None else read_chat_template(given)
         self._engine = build_engine(self.config, Display(_say, sys.stderr if sys.stderr.isatty() else None))
@@ -232,6 +249,12 @@ class LLM:
             completion.finish_reason = reason.name.lower()
             completion.error = error
             del self._live[req_id]
+
+
+def _item(output: Completion | RequestOutput, name: str) -> Any:
+    if name not in ("text", "token_ids"):
+        raise KeyError(name)
+    return getattr(output, name)
 
 
 def _say(text: str) -> None:

@@ -6,7 +6,7 @@ from importlib import metadata
 
 import pytest
 
-from minisgl.server.version import own_version
+from minisgl.version import own_version
 
 
 def test_of_the_installed_package() -> None:

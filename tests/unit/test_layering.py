@@ -29,6 +29,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "envs": set(),
     "_rust": set(),
     "config": {"scheduler.api"},  # for the names of the cache policies
+    "spellings": {"config"},
+    "version": set(),
     "message": {"sampling_params", "step"},
     "generation_config": {"config", "sampling_params"},
     # the control plane
@@ -68,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # text and HTTP
     "tokenizer": {"config", "step"},
     "metrics": {"message"},
-    "server": {"message", "tokenizer", "metrics", "sampling_params", "step", "config"},
+    "server": {"message", "tokenizer", "metrics", "sampling_params", "step", "config", "version"},
     # programs
     "bench": {
         "runner",
@@ -92,6 +94,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config",
         "envs",
         "sampling_params",
+        "spellings",
         "step",
     },
     "progress": set(),
@@ -108,9 +111,23 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config",
     },
     "doctor": {"scheduler", "engine", "weights", "attention", "config", "envs", "_rust"},  # tries everything
-    "cli": {"scheduler", "supervisor", "chat", "llm", "bench", "doctor", "config", "sampling_params", "envs"},
+    "cli": {
+        "scheduler",
+        "supervisor",
+        "chat",
+        "llm",
+        "bench",
+        "doctor",
+        "config",
+        "sampling_params",
+        "spellings",
+        "envs",
+        "version",
+    },
     "__init__": {"llm", "sampling_params"},
     "__main__": {"cli"},
+    "core": {"sampling_params"},
+    "shell": {"cli"},
 }
 NO_TORCH = (
     "scheduler",
@@ -121,6 +138,7 @@ NO_TORCH = (
     "config",
     "step",
     "sampling_params",
+    "spellings",
     "envs",
     "generation_config",
 )

@@ -15,6 +15,7 @@ from minisgl import envs
 from minisgl.cli import chat, config_file, generate, replay, serve
 from minisgl.config import ConfigError
 from minisgl.sampling_params import ParamError
+from minisgl.version import own_version
 
 DESCRIPTION = "A compact LLM inference server."
 EXAMPLES = """examples:
@@ -22,7 +23,13 @@ EXAMPLES = """examples:
   minisgl serve --model Qwen/Qwen3-0.6B      from a model hub
   minisgl serve --config server.yaml         flags from a file
   minisgl chat                               talk to a model in this terminal
-  minisgl COMMAND --help                     every flag of a command"""
+  minisgl COMMAND --help                     every flag of a command
+
+without a command the flags are those of serve:
+
+"""
+OF_ITS_OWN = ("-h", "--help", "-V", "--version")
+"""What is no flag of a command."""
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -30,12 +37,14 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="minisgl",
         description=DESCRIPTION,
-        epilog=EXAMPLES,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("-V", "--version", action="version", version=f"minisgl {own_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     server = serve.add_parser(commands)
+    if arguments[:1] and arguments[0] in ("-h", "--help"):
+        parser.epilog = EXAMPLES + server.format_help()
     chat.add_parser(commands)
     generate.add_parser(commands)
     replay.add_parser(commands)
@@ -54,7 +63,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help"):
+    if arguments and arguments[0].startswith("-") and arguments[0] not in OF_ITS_OWN:
         arguments.insert(0, "serve")
     if arguments[:1] == ["doctor"]:
         from minisgl import doctor

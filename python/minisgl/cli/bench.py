@@ -13,6 +13,9 @@ import argparse
 import importlib
 from collections.abc import Sequence
 
+from minisgl.cli import aliases
+from minisgl.cli.flags import say_notices
+
 COMMANDS = {
     "ab": "minisgl.bench.ab",
     "control-plane": "minisgl.cli.bench_control_plane",
@@ -30,5 +33,8 @@ def main(arguments: Sequence[str]) -> int:
     asked = [name for name in COMMANDS if arguments[:1] == [name]]
     for name in asked or COMMANDS:
         importlib.import_module(COMMANDS[name]).add_parser(commands)
+    for parser_of_one in commands.choices.values():
+        aliases.add_to(parser_of_one)
     args = parser.parse_args(arguments, argparse.Namespace(arguments=list(arguments)))
+    say_notices(args, f"bench {args.bench}")
     return int(args.run(args))

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 
 from minisgl import envs
-from minisgl.cli.flags import Commands, Formatter
+from minisgl.cli import aliases
+from minisgl.cli.flags import Commands, Formatter, say_notices
 from minisgl.config import ConfigError
 
 SETTINGS = ("temperature", "top_p", "top_k", "max_tokens")
@@ -33,11 +34,14 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
     server.add_argument("--api-key", help="its key (default: MINISGL_API_KEY)")
     server.add_argument("--model", help="the model to ask for, or to serve (default: the server's first, or smollm2)")
     add_answer_arguments(parser)
-    return parser
+    return aliases.add_to(parser)
 
 
 def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
-    answers = parser.add_argument_group("answers")
+    answers = parser.add_argument_group(
+        "answers",
+        "MINISGL_SHELL_TEMPERATURE, _TOP_P, _TOP_K and _MAX_TOKENS stand in for flags that are not given.",
+    )
     answers.add_argument("--system", metavar="TEXT", help="system prompt (default: none)")
     answers.add_argument("--temperature", type=float, help="0: always the likeliest token (default: the server's)")
     answers.add_argument("--top-p", type=float, help="sample from the likeliest of this share (default: the server's)")
@@ -57,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         return asyncio.run(_with_own_server(flags, envs.api_key(), args))
     if rest:
         raise ConfigError(f"{rest[0]}: belongs to a server, and with --base-url none is started")
+    say_notices(args, "chat")  # a server of its own says them itself
     return asyncio.run(_converse(args.base_url, args.api_key or envs.api_key(), args.model, args))
 
 
@@ -77,6 +82,13 @@ async def _with_own_server(flags: Sequence[str], api_key: str | None, args: argp
         return failure.code or 1
 
 
+def settings_of(args: argparse.Namespace) -> dict[str, int | float]:
+    """The fields of each request: what flags say, then variables; the rest is the server's."""
+    given = {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
+    seed = {} if args.sampling_seed is None else {"seed": args.sampling_seed}
+    return {**envs.shell_settings(), **given, **seed}
+
+
 async def _converse(
     url: str, api_key: str | None, model: str | None, args: argparse.Namespace, gone: asyncio.Future[int] | None = None
 ) -> int:
@@ -84,9 +96,7 @@ async def _converse(
     from minisgl.chat.session import Session
     from minisgl.chat.terminal import Chat, Piped, Typed, file_history
 
-    settings = {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
-    if args.sampling_seed is not None:
-        settings["seed"] = args.sampling_seed
+    settings = settings_of(args)
     try:
         client = ChatClient(url, api_key)
         try:

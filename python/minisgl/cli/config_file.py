@@ -39,15 +39,18 @@ def values(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
             close = difflib.get_close_matches(name, actions, 1)
             hint = f": did you mean {close[0]}?" if close else ": the keys are the flags of `minisgl serve --help`"
             raise ConfigError(f"{where}: {key}: unknown key{hint}")
+        try:
+            converted = _converted(action, value)
+        except ValueError as error:
+            shown = "(not shown)" if any(word in name for word in SECRETS) else _shown(value)
+            raise ConfigError(f"{where}: {key}: {shown}: {error}") from error
+        if converted is argparse.SUPPRESS:  # an alias of a fixed value that is false
+            continue
         if action.dest in first_lines:
             other, at = first_lines[action.dest]
             raise ConfigError(f"{where}: {key}: set already by {other} in line {at}: remove one of them")
         first_lines[action.dest] = (str(key), line)
-        try:
-            found[action.dest] = _converted(action, value)
-        except ValueError as error:
-            shown = "(not shown)" if any(word in name for word in SECRETS) else _shown(value)
-            raise ConfigError(f"{where}: {key}: {shown}: {error}") from error
+        found[action.dest] = converted
     return found
 
 

@@ -8,10 +8,13 @@ Doesn't know: commands.
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from minisgl import envs
-from minisgl.config import MODEL_SMOLLM2, EngineConfig
+from minisgl import envs, spellings
+from minisgl.cli import aliases
+from minisgl.config import MODEL_SMOLLM2, ConfigError, EngineConfig
 
 TP_HELP = "processes that share each layer (tensor parallelism)"
 # what `add_subparsers` returns; a string, because the class takes no parameters while running
@@ -29,6 +32,24 @@ class Formatter(argparse.ArgumentDefaultsHelpFormatter):
 
 def _default(name: str) -> Any:
     return EngineConfig.__struct_defaults__[EngineConfig.__struct_fields__.index(name)]
+
+
+def checked(convert: Callable[[str], str]) -> Callable[[str], str]:
+    """A flag's type from a function that raises `ConfigError`."""
+
+    def value(text: str) -> str:
+        try:
+            return convert(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return value
+
+
+def say_notices(args: argparse.Namespace, command: str, *, environment: bool = True) -> None:
+    """A line on stderr for each flag and variable without an effect. Raises `ConfigError` for one that cannot be."""
+    for line in (*aliases.said(args), *(envs.notices() if environment else ())):
+        print(f"minisgl {command}: {line}", file=sys.stderr, flush=True)
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +94,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument(
         "--dtype",
+        type=spellings.dtype,
         choices=("auto", "float32", "bfloat16", "float16"),
         default="auto",
         help="of weights and KV; auto: as the checkpoint says",
@@ -89,9 +111,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     cuda = parser.add_argument_group("CUDA")
     cuda.add_argument(
         "--attention-backend",
-        choices=("auto", "torch_sdpa", "flashinfer", "flashinfer:fa3", "flash_attention"),
+        type=checked(spellings.attention_backend),
+        metavar="NAME|PREFILL,DECODE",
         default=_default("attention_backend"),
-        help="auto: the fastest that is there, with its reason in the log",
+        help=f"{', '.join(spellings.ATTENTION_BACKENDS)}, or two of them; auto: the fastest that is there, with its "
+        "reason in the log",
     )
     cuda.add_argument(
         "--cuda-graph-max-bs",
@@ -159,7 +183,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """Resolve flags, then environment, then defaults. Raises `ConfigError`, `EnvError`."""
     fields = {name: getattr(args, name) for name in EngineConfig.__struct_fields__ if hasattr(args, name)}
-    fields["cache"] = "lru" if args.cache == "radix" else args.cache
+    fields["cache"] = spellings.CACHES.get(args.cache, args.cache)
     fields["cpu_backend"] = args.cpu_backend or envs.cpu_backend() or _default("cpu_backend")
     fields["overlap"] = not (args.disable_overlap_schedule or envs.disable_overlap_scheduling())
     fields |= envs.shadow()

@@ -9,7 +9,8 @@ import argparse
 
 import msgspec
 
-from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, engine_config
+from minisgl.cli import aliases
+from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, engine_config, say_notices
 from minisgl.config import ConfigError
 from minisgl.sampling_params import SamplingParams
 
@@ -28,7 +29,7 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
     sampling.add_argument("--top-k", type=int, default=-1, help="sample from this many; -1: all")
     sampling.add_argument("--sampling-seed", type=int, help="the same seed gives the same answer (default: random)")
     add_engine_arguments(parser)
-    return parser
+    return aliases.add_to(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.sampling_seed,
     ).check()
     config = engine_config(args)
+    say_notices(args, "generate", environment=False)  # `LLM` does
     from minisgl.llm import LLM  # imports torch
 
     settings = msgspec.structs.asdict(config)

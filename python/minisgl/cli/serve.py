@@ -9,8 +9,8 @@ import argparse
 from typing import Any
 
 from minisgl import envs
-from minisgl.cli import chat
-from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, engine_config
+from minisgl.cli import aliases, chat
+from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, engine_config, say_notices
 from minisgl.config import Limits, ServerConfig
 
 
@@ -21,7 +21,7 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
     parser.set_defaults(run=run)
     add_server_arguments(parser)
     add_engine_arguments(parser)
-    return parser
+    return aliases.add_to(parser)
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
     config = server_config(args)
     if args.shell and not args.managed:
         return chat.run_shell(args.flags, config.api_key)
+    say_notices(args, "serve")
     from minisgl.supervisor import run_server
 
     return run_server(config)

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from minisgl.server import answers, bodies
-from minisgl.server.version import own_version
+from minisgl.version import own_version
 
 _REF = "#/components/schemas/{model}"
 _STREAMS = {

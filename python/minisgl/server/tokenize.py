@@ -14,7 +14,7 @@ from minisgl.server.logprobs import token_text
 from minisgl.server.protocol import parse
 from minisgl.server.record import RequestRecord
 from minisgl.server.transport import json_response
-from minisgl.server.version import own_version
+from minisgl.version import own_version
 
 
 async def answer_tokenize(context: ServerContext, request: Request, body: bytes, record: RequestRecord) -> Response:

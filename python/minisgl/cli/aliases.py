@@ -1,0 +1,127 @@
+"""Flags of mini-sglang and SGLang: those that mean a flag here, and those that mean nothing here.
+
+Keeps true: none of them shows in a help, all of them may stand in a `--config` file; one without an effect says so, in
+one line, and one that asks for what cannot be had is refused with the reason.
+Doesn't know: what the flags are for. docs/from-mini-sglang.md is the table for people, and a test compares them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minisgl.config import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """`typed` is `flag`, with `value` if that is not None; `times`: its one value stands for so many."""
+
+    typed: str
+    flag: str
+    value: object = None
+    times: int = 1
+
+
+ALIASES = (
+    Alias("--attn", "--attention-backend"),
+    Alias("--attn-impl", "--attention-backend"),
+    Alias("--graph", "--cuda-graph-max-bs"),
+    Alias("--eager", "--cuda-graph-max-bs", 0),
+    Alias("--max-extend-length", "--max-prefill-length"),
+    Alias("--max-seq-len-override", "--max-seq-len"),
+    Alias("--dummy-weight", "--load-format", "dummy"),
+    Alias("--shell-mode", "--shell"),
+    Alias("--max-new-tokens", "--max-tokens"),
+    Alias("--max-new-tokens", "--output-len", times=2),  # of a benchmark
+    Alias("--max-tokens", "--output-len", times=2),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pointless:
+    """A flag without an effect here. `line` says why for the value that was given, or raises `ConfigError`."""
+
+    typed: tuple[str, ...]
+    line: Callable[[Any], str]
+    kind: Callable[[str], object] = str  # of its value
+    choices: tuple[str, ...] | None = None
+    has_value: bool = True
+
+    @property
+    def dest(self) -> str:
+        return self.typed[0].removeprefix("--").replace("-", "_")
+
+
+def _tokenizers(number: int) -> str:
+    if number not in (0, 1):
+        raise ConfigError(f"--num-tokenizer {number}: 0 or 1: only threads of the HTTP process tokenize")
+    return f"--num-tokenizer {number}: nothing to choose: threads of the HTTP process tokenize"
+
+
+POINTLESS = (
+    Pointless(
+        ("--disable-pynccl",),
+        lambda _: "--disable-pynccl: nothing to disable: torch's own NCCL is used",
+        has_value=False,
+    ),
+    Pointless(
+        ("--moe-backend",),
+        lambda name: f"--moe-backend {name}: nothing to choose: there is one backend for experts",
+        choices=("auto", "fused"),
+    ),
+    Pointless(("--num-tokenizer", "--tokenizer-count"), _tokenizers, kind=int),
+)
+NOT_GIVEN: Any = argparse.SUPPRESS
+
+
+class _Times(argparse.Action):
+    """One value where the flag has several that are then alike."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, [values] * self.const)
+
+
+def add_to(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Every alias of a flag that `parser` has; returns it."""
+    known = {option: action for action in parser._actions for option in action.option_strings}  # no public list
+    for alias in ALIASES:
+        target = known.get(alias.flag)
+        if target is None or alias.typed in known:
+            continue
+        kind: dict[str, Any] = {} if target.type is None else {"type": target.type}
+        hidden: dict[str, Any] = {"dest": target.dest, "default": NOT_GIVEN, "help": NOT_GIVEN}
+        if target.nargs == 0 or alias.value is not None:
+            value = target.const if alias.value is None else alias.value
+            parser.add_argument(alias.typed, action="store_const", const=value, **hidden)
+        elif alias.times > 1:
+            parser.add_argument(alias.typed, action=_Times, const=alias.times, metavar="N", **kind, **hidden)
+        else:
+            parser.add_argument(alias.typed, choices=target.choices, metavar=target.metavar, **kind, **hidden)
+    if "--tp" in known:  # what loads an engine
+        for flag in POINTLESS:
+            _add_pointless(parser, flag)
+    return parser
+
+
+def _add_pointless(parser: argparse.ArgumentParser, flag: Pointless) -> None:
+    if not flag.has_value:
+        parser.add_argument(*flag.typed, dest=flag.dest, action="store_true", help=NOT_GIVEN)
+    else:
+        parser.add_argument(*flag.typed, dest=flag.dest, type=flag.kind, choices=flag.choices, help=NOT_GIVEN)
+
+
+def said(args: argparse.Namespace) -> Iterator[str]:
+    """A line for each flag in `args` that has no effect. Raises `ConfigError`."""
+    for flag in POINTLESS:
+        value = getattr(args, flag.dest, None)
+        if value is not None and value is not False:
+            yield flag.line(value)

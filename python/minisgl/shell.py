@@ -1,0 +1,8 @@
+"""`python -m minisgl.shell`: the same as `minisgl serve --shell`."""
+
+import sys
+
+from minisgl.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["serve", "--shell", *sys.argv[1:]]))

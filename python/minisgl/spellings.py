@@ -1,0 +1,85 @@
+"""Other projects' words for the values and settings of this one: mini-sglang's and SGLang's, mostly.
+
+Keeps true: what is accepted means exactly what the word here means; a name given in two spellings is an error.
+Doesn't know: flags (cli/aliases.py has theirs). docs/from-mini-sglang.md is the table for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from minisgl.config import ConfigError
+
+DTYPES = {
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "float": "float32",
+}
+ATTENTION_BACKENDS = ("torch_sdpa", "flashinfer", "flashinfer:fa3", "flash_attention")
+ATTENTION = {
+    "fi": "flashinfer",
+    "fa": "flash_attention",
+    "flash_attention_2": "flash_attention",
+    "sdpa": "torch_sdpa",
+    "eager": "torch_sdpa",
+}
+NO_ATTENTION = {"trtllm": "for Blackwell GPUs only, and not supported"}
+CACHES = {"radix": "lru"}
+SETTINGS = {
+    "model_path": "model",
+    "max_seq_len_override": "max_seq_len",
+    "max_extend_tokens": "max_prefill_length",
+    "max_running_req": "max_running_requests",
+    "cache_type": "cache",
+    "num_page_override": "num_pages",
+    "use_dummy_weight": "load_format",
+}
+"""Settings of `LLM`, and the fields of `EngineConfig` they mean."""
+
+
+def dtype(value: object) -> str:
+    """The long name; torch's own types are read by their names, so that torch need not be there."""
+    name = str(value).removeprefix("torch.")
+    return DTYPES.get(name, name)
+
+
+def attention_backend(text: str) -> str:
+    """A backend's name, or PREFILL,DECODE; one name if both are the same. Raises `ConfigError`."""
+    names = [_attention_backend(name.strip(), text) for name in text.split(",")]
+    if len(names) > 2 or (len(names) == 2 and "auto" in names):
+        raise ConfigError(f"{text}: give one backend, or two as PREFILL,DECODE: {', '.join(ATTENTION_BACKENDS)}")
+    return names[0] if len(set(names)) == 1 else ",".join(names)
+
+
+def _attention_backend(name: str, text: str) -> str:
+    if name in NO_ATTENTION:
+        raise ConfigError(f"{text}: {name} is {NO_ATTENTION[name]}: choose auto, {', '.join(ATTENTION_BACKENDS)}")
+    known = ATTENTION.get(name, name)
+    if known not in ("auto", *ATTENTION_BACKENDS):
+        raise ConfigError(f"{text}: {name!r} is none of auto, {', '.join(ATTENTION_BACKENDS)}; short: fi, fa")
+    return known
+
+
+def settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `EngineConfig` from what a caller of `LLM` gave. Raises `TypeError`, `ConfigError`."""
+    found: dict[str, Any] = {}
+    first: dict[str, str] = {}
+    for name, value in given.items():
+        field = SETTINGS.get(name, name)
+        if field in first:
+            raise TypeError(f"LLM: {first[field]} and {name} are the same setting: give one of them")
+        first[field] = name
+        found[field] = ("dummy" if value else "auto") if name == "use_dummy_weight" else value
+    if "dtype" in found:
+        found["dtype"] = dtype(found["dtype"])
+    if found.get("cache") in CACHES:
+        found["cache"] = CACHES[found["cache"]]
+    if isinstance(backend := found.get("attention_backend"), str):
+        try:
+            found["attention_backend"] = attention_backend(backend)
+        except ConfigError as error:
+            raise ConfigError(f"attention_backend: {error}") from error
+    return found
