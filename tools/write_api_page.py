@@ -77,7 +77,10 @@ def part(what: str, name: str) -> str:
     if what == "refused":
         model = getattr(bodies, name)
         rows = ["| field | accepted values |", "|---|---|"]
+        shared = {} if model is bodies.Sampling else bodies.Sampling.NOT_YET
         for field, nothing in model.NOT_YET.items():
+            if shared.get(field) == nothing:
+                continue
             rows.append(f"| `{field}` | {', '.join(f'`{json.dumps(value)}`' for value in nothing) or 'none'} |")
         return "\n".join(rows) + "\n"
     if what == "body":

@@ -32,7 +32,8 @@ class ParamError(ValueError):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`max_tokens` None: as many as the context leaves. `temperature` 0 is greedy (exact argmax). `top_k` -1 is off.
+    """`max_tokens` None: as many as the context leaves. `temperature` 0 is greedy (exact argmax), and so is `top_p` 0.
+    `top_k` -1 is off.
     `seed` None: drawn at random when the request is accepted. Before `min_tokens` generated tokens nothing ends the
     request: no stop string, and the ids that would end it are not sampled.
 
@@ -80,7 +81,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             "must be between 0 and 2",
         )
         need(self.top_k == -1 or self.top_k >= 1, "top_k", self.top_k, "must be -1 (off) or at least 1")
-        need(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "must be above 0 and at most 1")
+        need(0.0 <= self.top_p <= 1.0, "top_p", self.top_p, "must be between 0 and 1")
         need(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", self.seed, "must be a signed 64-bit integer")
         need(1 <= self.n <= MAX_N, "n", self.n, f"must be between 1 and {MAX_N}")
         need(len(self.stop) <= MAX_STOP_STRINGS, "stop", self.stop, f"at most {MAX_STOP_STRINGS} stop strings")
@@ -104,6 +105,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for token, value in bias.items():
             _need(token >= 0, "logit_bias", token, "token ids must not be negative")
             _need(-100.0 <= value <= 100.0, f"logit_bias.{token}", value, "must be between -100 and 100")
+
+    @property
+    def is_greedy(self) -> bool:
+        """The most likely token, without a draw."""
+        return self.temperature == 0 or self.top_p == 0
 
     @property
     def changes_logits(self) -> bool:

@@ -144,6 +144,18 @@ def test_nothing_ends_a_request_before_min_tokens() -> None:
     assert fake.tokens[2] == [11] * 9 and fake.reasons[2] is FinishReason.LENGTH
 
 
+def test_top_p_of_zero_is_greedy_among_rows_that_are_drawn() -> None:
+    fake = fake_engine()
+    fake.run(
+        {
+            0: ([1], SamplingParams(temperature=1.5, top_p=0.0, seed=1, max_tokens=20).check()),
+            1: ([1], SamplingParams(temperature=1.5, top_p=0.9, seed=1, max_tokens=20)),
+        }
+    )
+    fake.loop._engine.close()
+    assert fake.tokens[0] == expected_greedy([1], SamplingParams(max_tokens=20)) != fake.tokens[1]
+
+
 def test_a_slot_forgets_the_request_before() -> None:
     changes = LogitChanges(VOCAB, (), CPU)
     logits = torch.randn(1, VOCAB)

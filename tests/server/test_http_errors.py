@@ -39,7 +39,7 @@ SAMPLING: list[tuple[str, object]] = [
     ("temperature", float("nan")),
     ("temperature", float("inf")),
     ("temperature", HUGE),
-    ("top_p", 0),
+    ("top_p", -0.1),
     ("top_p", 1.1),
     ("top_p", "1"),
     ("top_p", float("-inf")),

@@ -101,7 +101,8 @@ def _bound(binding: SlotBinding) -> Int32Array:
     sampling = binding.sampling
     assert sampling.seed is not None
     seed = np.array([sampling.seed], np.int64).view(np.int32)  # low half first
-    floats = np.array([sampling.temperature, sampling.top_p, sampling.min_p], np.float32).view(np.int32)
+    temperature, top_p = (0.0, 1.0) if sampling.is_greedy else (sampling.temperature, sampling.top_p)
+    floats = np.array([temperature, top_p, sampling.min_p], np.float32).view(np.int32)
     head = np.array([binding.slot, min(sampling.top_k, _INT32_MAX)], np.int32)
     return np.concatenate([head, seed, floats])
 

@@ -45,7 +45,7 @@ class DeviceSampler:
         """The host's part of `bind`."""
         for binding in bindings:
             slot, sampling = binding.slot, binding.sampling
-            self._drawn[slot] = sampling.temperature > 0
+            self._drawn[slot] = not sampling.is_greedy
             self._min_p_asked[slot] = sampling.min_p > 0
             self._narrow[slot] = sampling.top_k > 0 or sampling.top_p < 1
 

@@ -44,7 +44,7 @@ class _Slots:
     def bind(self, binding: SlotBinding) -> None:
         slot, sampling = binding.slot, binding.sampling
         assert sampling.seed is not None
-        self.temperature[slot] = sampling.temperature
+        self.temperature[slot] = 0.0 if sampling.is_greedy else sampling.temperature
         self.top_k[slot] = sampling.top_k
         self.top_p[slot] = sampling.top_p
         self.min_p[slot] = sampling.min_p

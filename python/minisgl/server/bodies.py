@@ -1,7 +1,7 @@
 """Request bodies: the fields that are known, with their types, defaults and meanings. The OpenAPI page is made of them.
 
-Keeps true: strict types (no "1" for 1, no true for 1); null means the default; unknown fields are ignored; each field
-has a description.
+Keeps true: strict types (no "1" for 1, no true for 1); null means the default; unknown fields are ignored, those that
+would change the answer elsewhere are refused (refused.py); each field has a description.
 Doesn't know: the model, its vocabulary and context; how a bad body is reported (protocol.py).
 
 Bounds that `SamplingParams.check` holds are repeated here for the page only.
@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictInt, StrictStr, Tag
 
 from minisgl.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS, ParamError, SamplingParams
+from minisgl.server import refused
 
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Int64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
@@ -61,7 +62,7 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
 
     # field -> values that ask for nothing; anything else is refused until a later version can do it
-    NOT_YET: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    NOT_YET: ClassVar[refused.Table] = {}
 
 
 class StreamOptions(Body):
@@ -77,12 +78,14 @@ class ResponseFormat(Body):
 class Sampling(Body):
     """What all generating endpoints share."""
 
+    NOT_YET: ClassVar[refused.Table] = refused.SHARED
+
     model: StrictStr | None = _field("The served model's name; another one is 404. Missing: the served one.")
     temperature: float | None = _field(
         "0 is greedy: the most likely token, the lowest id on ties.", minimum=0, maximum=2
     )
     top_p: float | None = _field(
-        "Sample from the fewest most likely tokens whose probabilities reach this.", exclusiveMinimum=0, maximum=1
+        "Sample from the fewest most likely tokens whose probabilities reach this; 0 is greedy.", minimum=0, maximum=1
     )
     top_k: Int64 | None = _field("Sample from the k most likely tokens; 0 and -1: from all.", minimum=-1)
     min_p: float | None = _field(
@@ -121,7 +124,7 @@ class Sampling(Body):
     store: StrictBool | None = _field("Accepted, without effect: nothing is stored.")
     response_format: ResponseFormat | None = _field("Plain text is the only format.")
 
-    def sampling_params(self, max_tokens: int | None, defaults: Mapping[str, Any], **asked: Any) -> SamplingParams:
+    def to_sampling(self, max_tokens: int | None, defaults: Mapping[str, Any], **asked: Any) -> SamplingParams:
         """`defaults`: of the model, for what is missing here; `asked`: fields whose names or meanings differ between
         the endpoints. Raises `ParamError`."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -158,24 +161,30 @@ def _logit_bias(given: dict[str, float] | None) -> dict[int, float] | None:
     return {int(key): value for key, value in given.items()}
 
 
-_NOT_YET: dict[str, tuple[Any, ...]] = {
-    "regex": (),
-    "json_schema": (),
-    "ebnf": (),
-    "skip_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-    "no_stop_trim": (False,),
-}
-
-
 class TextPart(Body):
     type: Literal["text"]
     text: StrictStr
 
 
+class RefusalPart(Body):
+    type: Literal["refusal"]
+    refusal: StrictStr
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+def _part_kind(value: object) -> str:
+    return "<refusal>" if isinstance(value, dict) and value.get("type") == "refusal" else "<text>"
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")], Discriminator(_part_kind)
+]
 Content = Annotated[
     Annotated[StrictStr, Tag("<text>")]
-    | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS), Tag("<list>")],
+    | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS), Tag("<list>")],
     Discriminator(_text_or_list),
 ]
 
@@ -184,24 +193,32 @@ class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="`developer` is rendered as `system`."
     )
-    content: Content | None = _field("A text, or a list of text parts; only an assistant's may be missing.")
+    content: Content | None = _field(
+        "A text, or a list of text parts, an assistant's of refusals too; only an assistant's may be missing."
+    )
+    refusal: StrictStr | None = _field("An assistant's: rendered as text, after the content.")
     name: StrictStr | None = _field("For templates that show names.")
     tool_calls: Items[dict[str, Any]] | None = _field("An assistant's calls, for templates that show them.")
     tool_call_id: StrictStr | None = _field("The call that a tool's message answers.")
 
+    @property
+    def has_refusal(self) -> bool:
+        parts = self.content if isinstance(self.content, list) else []
+        return self.refusal is not None or any(isinstance(part, RefusalPart) for part in parts)
+
     def num_chars(self) -> int:
         """Of its text, about."""
-        if isinstance(self.content, list):
-            return sum(len(part.text) for part in self.content)
-        return len(self.content or "")
+        of_content = sum(len(part.text) for part in self.content) if isinstance(self.content, list) else None
+        return (len(self.content or "") if of_content is None else of_content) + len(self.refusal or "")
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it. They know no developer: it is the newer name of system."""
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
         if isinstance(self.content, list):
-            message["content"] = [{"type": "text", "text": part.text} for part in self.content]
+            texts = [part.text for part in self.content] + ([self.refusal] if self.refusal else [])
+            message["content"] = [{"type": "text", "text": text} for text in texts]
         else:
-            message["content"] = self.content or ""
+            message["content"] = (self.content or "") + (self.refusal or "")
         for name in ("name", "tool_calls", "tool_call_id"):
             if (value := getattr(self, name)) is not None:
                 message[name] = value
@@ -222,16 +239,13 @@ class _Conversation(Body):
 
 
 class ChatRequest(Sampling, _Conversation):
-    NOT_YET: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **_NOT_YET,
-        "tools": ([],),
-        "tool_choice": ("none",),
-        "functions": ([],),
-        "modalities": (["text"],),
-        "audio": (),
-    }
+    NOT_YET: ClassVar[refused.Table] = refused.CHAT
 
-    messages: Messages = Field(description="The conversation.", json_schema_extra={"minItems": 1})
+    messages: Messages | None = _field("The conversation.")
+    prompt: StrictStr | None = _field("In place of `messages`: a text, continued as it is, without the template.")
+    reasoning_effort: StrictStr | None = _field(
+        "Only `none`: `enable_thinking` in `chat_template_kwargs` is false unless it is given."
+    )
     max_completion_tokens: Int64 | None = _field(
         "The newer name of `max_tokens`, before which it goes. Default: the model's `max_new_tokens`, else what is "
         "left of the context.",
@@ -259,7 +273,7 @@ class ChatRequest(Sampling, _Conversation):
 
 
 class CompletionRequest(Sampling):
-    NOT_YET: ClassVar[dict[str, tuple[Any, ...]]] = {**_NOT_YET, "suffix": ("",)}
+    NOT_YET: ClassVar[refused.Table] = refused.COMPLETION
     DEFAULT_MAX_TOKENS: ClassVar[int] = 16
 
     prompt: Prompt = Field(description="A text, several texts, token ids, or several lists of token ids.")
@@ -290,19 +304,29 @@ class CompletionRequest(Sampling):
 
 
 class GenerateSampling(Sampling):
-    NOT_YET: ClassVar[dict[str, tuple[Any, ...]]] = _NOT_YET
-    max_new_tokens: Int64 | None = _field("SGLang's name of `max_tokens`, before which it goes.", minimum=1)
+    NOT_YET: ClassVar[refused.Table] = refused.GENERATE_SAMPLING
+    # other names -> those of `Sampling`
+    NAMES: ClassVar[dict[str, str]] = {
+        "max_new_tokens": "max_tokens",
+        "min_new_tokens": "min_tokens",
+        "sampling_seed": "seed",
+    }
+
+    max_new_tokens: Int64 | None = _field("SGLang's name of `max_tokens`.", minimum=1)
+    min_new_tokens: Int64 | None = _field("SGLang's name of `min_tokens`.", minimum=0)
+    sampling_seed: Int64 | None = _field("SGLang's name of `seed`.")
 
 
-class GenerateRequest(Body):
-    """Either `prompt` or `input_ids`."""
+class GenerateRequest(GenerateSampling):
+    """One of `prompt`, `text` and `input_ids`. Each field of `sampling_params` may stand beside it instead."""
 
+    NOT_YET: ClassVar[refused.Table] = refused.GENERATE
     DEFAULT_MAX_TOKENS: ClassVar[int] = 128
 
     prompt: StrictStr | None = _field("A text.")
+    text: StrictStr | None = _field("SGLang's name of `prompt`.")
     input_ids: Items[TokenId] | None = _field("Token ids.")
     sampling_params: GenerateSampling | None = _field("How to sample; `n` must be 1.")
-    stream: StrictBool | None = _field("Send JSON lines as the text grows.")
 
 
 class TokenizeRequest(_Conversation):

@@ -27,20 +27,19 @@ TEXT_MARK = "\x00text\x00"
 async def answer_chat(context: ServerContext, request: Request, body: bytes, record: RequestRecord) -> Response:
     chat = parse(body, ChatRequest)
     context.check_model(chat.model)
-    if not chat.messages:
-        raise bad_value("messages", [], "must not be empty")
-    for i, message in enumerate(chat.messages):
-        if message.content is None and message.role != "assistant":
-            raise bad_value(f"messages.{i}.content", None, f"required for the role {message.role}")
+    _check_prompt(chat)
     limit = chat.limit()
     name = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
     if limit is not None and limit < 1:
         raise bad_value(name, limit, "must be at least 1")
     if limit is None:
         limit = context.defaults.get("max_tokens")
-    sampling = checked(lambda: chat.sampling_params(limit, context.defaults, logprobs=chat.num_logprobs()))
+    sampling = checked(lambda: chat.to_sampling(limit, context.defaults, logprobs=chat.num_logprobs()))
     context.check_vocabulary(sampling)
-    ids = await context.encode_chat(chat.messages, chat)
+    if chat.messages:
+        ids = await context.encode_chat(chat.messages, _template_options(chat))
+    else:
+        [ids] = await context.encode_prompts([chat.prompt or ""], "prompt")
 
     begin = partial(context.generation, [ids], sampling, record, priority=chat.priority or 0)
     answer = _Answer(context, begin, sampling, include_usage=chat.include_usage)
@@ -48,6 +47,34 @@ async def answer_chat(context: ServerContext, request: Request, body: bytes, rec
         return StreamResponse(answer, "text/event-stream")
     with begin() as generation:
         return json_response(await answer.collect(generation))
+
+
+def _check_prompt(chat: ChatRequest) -> None:
+    """Either `messages` that make sense or, as mini-sglang's clients send it, a `prompt`."""
+    if chat.prompt is not None:
+        if chat.messages:
+            raise ApiError(400, "prompt: give either messages or prompt", param="prompt", code="invalid_value")
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort"):
+            if (value := getattr(chat, name)) is not None:
+                raise bad_value(name, value, "needs messages: a prompt is not rendered by the chat template")
+        return
+    if chat.messages is None:
+        raise ApiError(400, "messages: required", param="messages", code="missing_required_parameter")
+    if not chat.messages:
+        raise bad_value("messages", [], "must not be empty")
+    for i, message in enumerate(chat.messages):
+        if message.role != "assistant":
+            if message.content is None:
+                raise bad_value(f"messages.{i}.content", None, f"required for the role {message.role}")
+            if message.has_refusal:
+                raise bad_value(f"messages.{i}", message.role, "only an assistant refuses")
+
+
+def _template_options(chat: ChatRequest) -> ChatRequest:
+    if chat.reasoning_effort is None:
+        return chat
+    variables = {"enable_thinking": False, **(chat.chat_template_kwargs or {})}
+    return chat.model_copy(update={"chat_template_kwargs": variables})
 
 
 class _Answer:

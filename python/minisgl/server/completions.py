@@ -68,7 +68,7 @@ def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tupl
     if of_prompt is None and echo:
         of_prompt = logprobs
     sampling = checked(
-        lambda: completion.sampling_params(
+        lambda: completion.to_sampling(
             1 if only_prompt else limit,
             defaults,
             n=best_of,

@@ -189,24 +189,30 @@ class ServerContext:
         if len(ids) >= self.info.max_seq_len:
             raise self._too_long(len(ids), field)
 
-    def _too_long(self, count: int, field: str) -> ApiError:
+    def _too_long(self, count: int, field: str, *, at_least: bool = False) -> ApiError:
+        """It begins as OpenAI's error does: clients such as LiteLLM know it by these words. `at_least`: there may be
+        more than `count`."""
         limit = self.info.max_seq_len
-        text = f"{field}: {count} tokens, but the context is {limit} tokens and the answer needs at least one"
+        tokens = f"at least {count}" if at_least else str(count)
+        text = (
+            f"This model's maximum context length is {limit} tokens. However, {field} has {tokens} tokens and the "
+            f"answer needs at least one: shorten {field}."
+        )
         return ApiError(400, text, param=field, code="context_length_exceeded")
 
-    def check_vocabulary(self, sampling: SamplingParams, prefix: str = "") -> None:
-        check_stop(sampling.stop, prefix)
+    def check_vocabulary(self, sampling: SamplingParams, names: Mapping[str, str] | None = None) -> None:
+        """What the model alone can tell. `names`: how the client wrote a field, where that differs."""
+        written = names or {}
+        check_stop(sampling.stop, written.get("stop", "stop"))
         if self.info.simulated:
             for name in ("logprobs", "prompt_logprobs"):
                 if (asked := getattr(sampling, name)) is not None:
-                    raise bad_value(f"{prefix}{name}", asked, "a simulated engine computes no probabilities")
+                    raise bad_value(written.get(name, name), asked, "a simulated engine computes no probabilities")
         vocab_size = self.info.vocab_size
-        for token in sampling.stop_token_ids:
-            if token >= vocab_size:
-                raise bad_value(f"{prefix}stop_token_ids", token, f"must be below {vocab_size}")
-        for token in sampling.logit_bias:
-            if token >= vocab_size:
-                raise bad_value(f"{prefix}logit_bias", token, f"token ids must be below {vocab_size}")
+        for name in ("stop_token_ids", "logit_bias"):
+            for token in getattr(sampling, name):
+                if token >= vocab_size:
+                    raise bad_value(written.get(name, name), token, f"token ids must be below {vocab_size}")
 
     def generation(
         self, prompts: Sequence[Int32Array], sampling: SamplingParams, record: RequestRecord, *, priority: int = 0

@@ -1,4 +1,9 @@
-"""POST /generate: one prompt, plain answers; streaming sends JSON lines."""
+"""POST /generate: one prompt, plain answers; streaming sends JSON lines.
+
+Keeps true: a field means the same in `sampling_params` and beside it; given twice, it says the same twice; errors name
+the field as the client wrote it.
+Doesn't know: what the fields mean (bodies.py).
+"""
 
 from __future__ import annotations
 
@@ -21,18 +26,16 @@ from minisgl.server.transport import StreamResponse, json_line, json_response
 
 async def answer_generate(context: ServerContext, request: Request, body: bytes, record: RequestRecord) -> Response:
     generate = parse(body, GenerateRequest)
-    if (generate.prompt is None) == (generate.input_ids is None):
-        raise ApiError(400, "prompt: give either prompt or input_ids", param="prompt", code="invalid_value")
-    field = "prompt" if generate.input_ids is None else "input_ids"
-    prompt: str | list[int] = generate.prompt if generate.prompt is not None else generate.input_ids or []
-    fields = generate.sampling_params or GenerateSampling()
-    sampling = _sampling(fields, context.defaults)
-    context.check_vocabulary(sampling, "sampling_params.")
+    field, prompt = _prompt(generate)
+    fields, names = _merged(generate)
+    context.check_model(fields.model)
+    sampling = _sampling(fields, names, context.defaults)
+    context.check_vocabulary(sampling, names)
     if sampling.n != 1:
-        raise bad_value("sampling_params.n", sampling.n, "must be 1 here")
+        raise bad_value(names["n"], sampling.n, "must be 1 here")
     prompts = await context.encode_prompts([prompt], field)
     begin = partial(context.generation, prompts, sampling, record, priority=fields.priority or 0)
-    if generate.stream:
+    if fields.stream:
         return StreamResponse(_Lines(begin), "application/x-ndjson")
     with begin() as generation:
         [found] = await collect(generation, 1)
@@ -40,20 +43,47 @@ async def answer_generate(context: ServerContext, request: Request, body: bytes,
         return json_response({"text": found.text, "token_ids": generation.token_ids(0), **done})
 
 
-def _sampling(fields: GenerateSampling, defaults: Mapping[str, Any]) -> SamplingParams:
-    """Errors name the field as the client wrote it."""
-    limit = fields.max_tokens if fields.max_new_tokens is None else fields.max_new_tokens
-    if limit is None:
-        limit = GenerateRequest.DEFAULT_MAX_TOKENS
-    name = "max_tokens" if fields.max_new_tokens is None else "max_new_tokens"
-    if limit < 1:
-        raise bad_value(f"sampling_params.{name}", limit, "must be at least 1")
+def _prompt(generate: GenerateRequest) -> tuple[str, str | list[int]]:
+    """The one that is given, and its name."""
+    found: dict[str, str | list[int]] = {}
+    for name in ("prompt", "text", "input_ids"):
+        if (value := getattr(generate, name)) is not None and value not in found.values():
+            found[name] = value
+    if len(found) != 1:
+        given = " and ".join(found) or "none"
+        reason = f"prompt: give one of prompt, text and input_ids (got {given})"
+        raise ApiError(400, reason, param="prompt", code="invalid_value")
+    return found.popitem()
+
+
+def _merged(generate: GenerateRequest) -> tuple[GenerateSampling, dict[str, str]]:
+    """The fields of `sampling_params` and those beside it, under the names of `Sampling`, and how the client wrote
+    each. Raises `ApiError` for one that is given twice with different values."""
+    values: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for prefix, body in (("sampling_params.", generate.sampling_params), ("", generate)):
+        for given in GenerateSampling.model_fields if body is not None else ():
+            if (value := getattr(body, given)) is None:
+                continue
+            name, written = GenerateSampling.NAMES.get(given, given), prefix + given
+            if name in values and values[name] != value:
+                raise bad_value(written, value, f"differs from {names[name]}, which is {values[name]!r:.80}")
+            values[name] = value
+            names[name] = written
+    return GenerateSampling.model_construct(**values), names
+
+
+def _sampling(fields: GenerateSampling, names: Mapping[str, str], defaults: Mapping[str, Any]) -> SamplingParams:
+    limit = GenerateRequest.DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
     try:
-        return fields.sampling_params(limit, defaults)
+        if limit < 1:
+            raise ParamError("max_tokens", limit, "must be at least 1")
+        return fields.to_sampling(limit, defaults)
     except ParamError as error:
-        raise ApiError(
-            400, f"sampling_params.{error}", param=f"sampling_params.{error.field}", code="invalid_value"
-        ) from error
+        name, dot, place = error.field.partition(".")
+        written = names.get(name, name) + dot + place
+        text = written + str(error).removeprefix(error.field)
+        raise ApiError(400, text, param=written, code="invalid_value") from error
 
 
 def _end(generation: Generation, finish_reason: str | None) -> dict[str, Any]:

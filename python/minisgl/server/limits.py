@@ -54,7 +54,7 @@ def too_late(timeout_s: float) -> ApiError:
     return ApiError(504, reason, kind=SERVER, code="request_timeout")
 
 
-def check_stop(stop: tuple[str, ...], prefix: str = "") -> None:
+def check_stop(stop: tuple[str, ...], name: str = "stop") -> None:
     for text in stop:
         if len(text) > MAX_STOP_CHARS:
-            raise bad_value(f"{prefix}stop", text, f"at most {MAX_STOP_CHARS} characters in a stop string")
+            raise bad_value(name, text, f"at most {MAX_STOP_CHARS} characters in a stop string")

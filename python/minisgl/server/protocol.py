@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from minisgl.server.bodies import Body, GenerateRequest, GenerateSampling, Sampling
 from minisgl.server.errors import ApiError, bad_value
+from minisgl.server.refused import SAY_INSTEAD
 
 B = TypeVar("B", bound=Body)
 
@@ -38,17 +39,21 @@ def parse(body: bytes, model: type[B]) -> B:
 
 
 def _check_response_format(body: Body) -> None:
-    found = body.sampling_params if isinstance(body, GenerateRequest) else body
-    if isinstance(found, Sampling) and found.response_format and found.response_format.type != "text":
-        reason = "only 'text' is supported by this version: structured output is not"
-        raise bad_value("response_format", found.response_format.type, reason, "unsupported_value")
+    inner = body.sampling_params if isinstance(body, GenerateRequest) else None
+    for found in (body, inner):
+        if isinstance(found, Sampling) and found.response_format and found.response_format.type != "text":
+            reason = "only 'text' is supported by this version: structured output is not"
+            raise bad_value("response_format", found.response_format.type, reason, "unsupported_value")
 
 
 def _refuse_not_yet(data: dict[str, Any], model: type[Body], prefix: str = "") -> None:
     for field, nothing in model.NOT_YET.items():
         value = data.get(field)
         if value is not None and not any(value == one and type(value) is type(one) for one in nothing):
-            raise bad_value(prefix + field, value, "not supported by this version", "unsupported_value")
+            reason = "not supported by this version"
+            if (instead := SAY_INSTEAD.get(field, "")) in model.model_fields:
+                reason += f": use {instead}"
+            raise bad_value(prefix + field, value, reason, "unsupported_value")
 
 
 def _explain(error: ValidationError) -> ApiError:

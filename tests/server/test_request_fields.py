@@ -1,0 +1,272 @@
+"""Fields that clients of other servers send: done as there, or refused by name; never ignored without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from minisgl.server import refused
+from tests.helpers_server import MAX_SEQ_LEN, Frontend, chat_body, check_error, frontend, prompt_text
+
+CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: chat_body("refused"),
+    TEXT: {"prompt": "refused"},
+    GENERATE: {"prompt": "refused"},
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Frontend]:
+    with frontend() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: Frontend) -> Iterator[httpx.Client]:
+    with server.http() as client:
+        yield client
+
+
+def post(http: httpx.Client, path: str, **body: Any) -> Any:
+    response = http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+# ---------------------------------------------------------------------------------------------------------- refused
+
+ASKED: dict[str, Any] = {
+    "structured_outputs": {"json": {}},
+    "guided_json": {"type": "object"},
+    "guided_regex": "a+",
+    "guided_choice": ["a", "b"],
+    "guided_grammar": "root ::= a",
+    "grammar": "root ::= a",
+    "stop_regex": "a+",
+    "use_beam_search": True,
+    "length_penalty": 0.5,
+    "early_stopping": True,
+    "logits_processors": ["x"],
+    "custom_params": {"a": 1},
+    "return_hidden_states": True,
+    "lora_path": "adapter",
+    "mm_processor_kwargs": {"a": 1},
+    "cache_salt": "pepper",
+    "service_tier": "priority",
+}
+ASKED_OF_CHATS: dict[str, Any] = {
+    "function_call": "auto",
+    "reasoning_effort": "high",
+    "prediction": {"type": "content", "content": "x"},
+    "verbosity": "low",
+    "web_search_options": {},
+    "documents": [{"text": "x"}],
+    "chat_template": "{{ messages }}",
+    "add_special_tokens": True,
+    "enable_thinking": False,
+    "max_new_tokens": 5,
+    "min_new_tokens": 5,
+}
+
+
+@pytest.mark.parametrize("field", ASKED)
+def test_what_cannot_be_done_is_refused_by_name(http: httpx.Client, server: Frontend, field: str) -> None:
+    for path, body in BODIES.items():
+        error = check_error(http.post(path, json={**body, field: ASKED[field]}), 400)
+        assert (error["param"], error["code"]) == (field, "unsupported_value")
+    nested = {"prompt": "refused", "sampling_params": {field: ASKED[field]}}
+    assert check_error(http.post(GENERATE, json=nested), 400)["param"] == f"sampling_params.{field}"
+    assert not server.engine.requests("refused")
+
+
+@pytest.mark.parametrize("field", ASKED_OF_CHATS)
+def test_what_chats_cannot_do_is_refused_by_name(http: httpx.Client, field: str) -> None:
+    body = {**BODIES[CHAT], field: ASKED_OF_CHATS[field]}
+    error = check_error(http.post(CHAT, json=body), 400)
+    assert (error["param"], error["code"]) == (field, "unsupported_value")
+
+
+def test_a_refusal_says_which_field_does_it(http: httpx.Client) -> None:
+    for path, field, instead in (
+        (CHAT, "max_new_tokens", "max_tokens"),
+        (CHAT, "enable_thinking", "chat_template_kwargs"),
+        (TEXT, "max_completion_tokens", "max_tokens"),
+        (TEXT, "top_logprobs", "logprobs"),
+    ):
+        message = check_error(http.post(path, json={**BODIES[path], field: 5}), 400)["message"]
+        assert f"use {instead}" in message
+    nested = {"prompt": "a", "sampling_params": {"top_logprobs": 1}}
+    assert "use" not in check_error(http.post(GENERATE, json=nested), 400)["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "table"), [(CHAT, refused.CHAT), (TEXT, refused.COMPLETION), (GENERATE, refused.GENERATE)]
+)
+def test_values_that_ask_for_nothing_are_fine(http: httpx.Client, path: str, table: refused.Table) -> None:
+    nothing = {field: values[0] if values else None for field, values in table.items()}
+    assert http.post(path, json={**BODIES[path], **nothing}).status_code == 200
+    assert http.post(path, json={**BODIES[path], **dict.fromkeys(table)}).status_code == 200
+
+
+def test_no_reasoning_is_told_to_the_template() -> None:
+    from minisgl.server.bodies import ChatRequest
+    from minisgl.server.chat import _template_options
+
+    def variables(**more: Any) -> object:
+        return _template_options(ChatRequest.model_validate(chat_body("a", **more))).chat_template_kwargs
+
+    assert variables() is None
+    assert variables(reasoning_effort="none") == {"enable_thinking": False}
+    own = {"enable_thinking": True, "x": 1}
+    assert variables(reasoning_effort="none", chat_template_kwargs=own) == own
+
+
+# --------------------------------------------------------------------------------------------------------- generate
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_new_tokens"])
+def test_generate_takes_its_sampling_fields_at_the_top(http: httpx.Client, server: Frontend, name: str) -> None:
+    body = post(
+        http, GENERATE, **{name: 3}, prompt=f"top {name} say:Hello", temperature=0, ignore_eos=True, stop=["zz"]
+    )
+    assert body["text"] == "Hel" and body["finish_reason"] == "length"
+    sampling = server.engine.wait_for_request(f"top {name}").sampling
+    assert (sampling.temperature, sampling.ignore_eos, sampling.stop, sampling.max_tokens) == (0, True, ("zz",), 3)
+
+
+def test_generate_takes_the_names_of_other_servers(http: httpx.Client, server: Frontend) -> None:
+    post(
+        http, GENERATE, text="names say:Hello", min_new_tokens=2, sampling_params={"sampling_seed": 7, "max_tokens": 4}
+    )
+    sampling = server.engine.wait_for_request("names").sampling
+    assert (sampling.min_tokens, sampling.seed, sampling.max_tokens) == (2, 7, 4)
+
+
+def test_generate_accepts_what_is_said_twice_alike(http: httpx.Client) -> None:
+    twice = {"max_tokens": 2, "max_new_tokens": 2, "sampling_params": {"max_new_tokens": 2, "temperature": 0}}
+    assert post(http, GENERATE, prompt="say:Hello", text="say:Hello", temperature=0.0, **twice)["text"] == "He"
+
+
+@pytest.mark.parametrize(
+    ("body", "one", "other"),
+    [
+        ({"max_tokens": 3, "max_new_tokens": 4}, "max_tokens", "max_new_tokens"),
+        ({"max_tokens": 3, "sampling_params": {"max_tokens": 4}}, "max_tokens", "sampling_params.max_tokens"),
+        ({"max_tokens": 3, "sampling_params": {"max_new_tokens": 4}}, "max_tokens", "sampling_params.max_new_tokens"),
+        ({"seed": 3, "sampling_params": {"sampling_seed": 4}}, "seed", "sampling_params.sampling_seed"),
+        ({"stop": "a", "sampling_params": {"stop": "b"}}, "stop", "sampling_params.stop"),
+        ({"stream": True, "sampling_params": {"stream": False}}, "stream", "sampling_params.stream"),
+    ],
+)
+def test_generate_refuses_what_is_said_twice_differently(
+    http: httpx.Client, body: dict[str, Any], one: str, other: str
+) -> None:
+    message = check_error(http.post(GENERATE, json={"prompt": "refused", **body}), 400)["message"]
+    assert one in message.split(" ")[0] + message and other in message
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"temperature": 5}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"n": 2}, "n"),
+        ({"stop_token_ids": [258]}, "stop_token_ids"),
+        ({"logit_bias": {"3": 101}}, "logit_bias.3"),
+        ({"sampling_params": {"logit_bias": {"3": 101}}}, "sampling_params.logit_bias.3"),
+        ({"sampling_params": {"sampling_seed": "x"}}, "sampling_params.sampling_seed"),
+        ({"min_new_tokens": -1}, "min_new_tokens"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"return_logprob": True}, "return_logprob"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"text": "another"}, "prompt"),
+    ],
+)
+def test_generate_names_fields_as_they_were_written(http: httpx.Client, body: dict[str, Any], param: str) -> None:
+    error = check_error(http.post(GENERATE, json={"prompt": "refused", **body}), 400)
+    assert error["param"] == param and error["message"].startswith(param)
+
+
+def test_generate_knows_the_model_s_name(http: httpx.Client) -> None:
+    assert check_error(http.post(GENERATE, json={"prompt": "a", "model": "gpt-99"}), 404)["param"] == "model"
+
+
+# ------------------------------------------------------------------------------------------------------------- chats
+
+
+def test_a_chat_with_a_prompt_is_not_rendered(http: httpx.Client, server: Frontend) -> None:
+    for i, more in enumerate(({}, {"messages": []}, {"messages": None})):
+        answer = post(http, CHAT, prompt=f"raw {i} say:Paris", max_tokens=16, **more)
+        assert answer["object"] == "chat.completion" and answer["choices"][0]["message"]["content"] == "Paris"
+        assert prompt_text(server.engine.wait_for_request(f"raw {i}")) == f"raw {i} say:Paris"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
+        ({"prompt": "a", "chat_template_kwargs": {}}, "chat_template_kwargs"),
+        ({"prompt": ["a"]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({}, "messages"),
+        ({"messages": []}, "messages"),
+    ],
+)
+def test_a_chat_has_messages_or_a_prompt(http: httpx.Client, body: dict[str, Any], param: str) -> None:
+    assert check_error(http.post(CHAT, json=body), 400)["param"] == param
+
+
+def test_refusals_of_an_assistant_are_part_of_its_history(http: httpx.Client, server: Frontend) -> None:
+    history: list[dict[str, Any]] = [
+        {"role": "user", "content": "history"},
+        {"role": "assistant", "content": [{"type": "text", "text": "So:"}, {"type": "refusal", "refusal": "R1"}]},
+        {"role": "assistant", "content": None, "refusal": "R2"},
+        {"role": "assistant", "content": "C", "refusal": None},
+        {"role": "assistant", "content": [{"type": "text", "text": "T"}], "refusal": "R3"},
+        {"role": "user", "content": "say:yes"},
+    ]
+    assert post(http, CHAT, messages=history)["choices"][0]["message"]["content"] == "yes"
+    prompt = prompt_text(server.engine.wait_for_request("history"))
+    at = [prompt.index(text) for text in ("So:", "R1", "R2", ">C<", "T", "R3")]
+    assert at == sorted(at)
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}, "messages.0"),
+        ({"role": "user", "content": "a", "refusal": "no"}, "messages.0"),
+        ({"role": "assistant", "content": [{"type": "refusal", "text": "no"}]}, "messages.0.content.0.refusal"),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": 5}]}, "messages.0.content.0.refusal"),
+        ({"role": "assistant", "content": "a", "refusal": 5}, "messages.0.refusal"),
+    ],
+)
+def test_only_assistants_refuse(http: httpx.Client, message: dict[str, Any], param: str) -> None:
+    assert check_error(http.post(CHAT, json={"messages": [message]}), 400)["param"] == param
+
+
+# ------------------------------------------------------------------------------------------------ limits and numbers
+
+
+def test_a_prompt_that_is_too_long_is_told_in_words_that_clients_know(http: httpx.Client) -> None:
+    for path, body, field in (
+        (TEXT, {"prompt": "r" * 600}, "prompt"),
+        (TEXT, {"prompt": [1] * 600}, "prompt"),
+        (CHAT, chat_body("r" * 600), "messages"),
+        (GENERATE, {"input_ids": [1] * 600}, "input_ids"),
+    ):
+        error = check_error(http.post(path, json=body), 400)
+        # LiteLLM looks for this phrase, in lower case
+        assert f"this model's maximum context length is {MAX_SEQ_LEN} tokens. " in error["message"].lower()
+        assert error["code"] == "context_length_exceeded" and error["param"] == field and field in error["message"]
+
+
+def test_top_p_of_zero_is_greedy(http: httpx.Client, server: Frontend) -> None:
+    for path, body in ((TEXT, {"prompt": "nucleus a"}), (CHAT, chat_body("nucleus b"))):
+        post(http, path, **body, top_p=0)
+    assert all(one.sampling.top_p == 0 and one.sampling.is_greedy for one in server.engine.requests("nucleus"))
