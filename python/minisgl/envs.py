@@ -17,7 +17,7 @@ DISABLE_OVERLAP_SCHEDULING = "MINISGL_DISABLE_OVERLAP_SCHEDULING"
 """1: schedule a step only when the step before it is committed."""
 
 CACHE = "MINISGL_CACHE"
-"""Folder for imported models. Default: minisgl in XDG_CACHE_HOME or ~/.cache."""
+"""Folder for imported models and converted tokenizers. Default: minisgl in XDG_CACHE_HOME or ~/.cache."""
 
 DATA = "MINISGL_DATA"
 """Folder with real tokenizers, traces and prompts, for tests and benchmarks. They skip without it."""
@@ -197,7 +197,7 @@ def state_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """Where imported models are kept; not created here."""
+    """Where imported models and converted tokenizers are kept; not created here."""
     if own := os.environ.get(CACHE):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")

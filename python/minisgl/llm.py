@@ -109,7 +109,7 @@ class LLM:
             overlap=self.config.overlap,
             timers=step_timers(self.config.profile_steps, _say),
         )
-        self.tokenizer = Tokenizer.open(info.model_dir, chat_template)
+        self.tokenizer = Tokenizer.open(info.model_dir, chat_template, _say)
         self.default_params = SamplingParams(**read_defaults(info.model_dir, self.config.generation_config))
         """What a call without `params` samples with: the model's generation_config.json."""
         self._next_id = 0

@@ -155,7 +155,8 @@ async def _serve(
 ) -> int:
     """From ready to the end; returns the exit code."""
     template = config.engine.chat_template
-    tokenizer = Tokenizer.open(ready.model_dir, None if template is None else read_chat_template(template))
+    own = None if template is None else read_chat_template(template)
+    tokenizer = await asyncio.to_thread(Tokenizer.open, ready.model_dir, own, say)  # may have to make one
     defaults = read_defaults(ready.model_dir, config.engine.generation_config)
     if defaults:
         say(f"sampling defaults of the model: {show_defaults(defaults)} (--generation-config none: without)")

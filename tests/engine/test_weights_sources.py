@@ -104,7 +104,7 @@ def test_the_hub_is_asked_for_what_is_needed(monkeypatch: pytest.MonkeyPatch, tm
     assert [(call["model"], call["revision"]) for call in calls] == [(HUB_ID, "v2"), (HUB_ID, None)]
     assert "*.safetensors" in calls[0]["allow_patterns"]
     assert "*.safetensors" not in calls[1]["allow_patterns"]
-    assert "*.json" in calls[1]["allow_patterns"]
+    assert {"*.json", "*.model", "*.txt", "*.tiktoken", "*.jinja"} <= set(calls[1]["allow_patterns"])
 
 
 def test_the_hubs_cache_is_enough(no_hub: Path) -> None:

@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sampling_params": set(),
     "envs": set(),
     "_rust": set(),
+    "made_once": set(),
     "config": {"scheduler.api"},  # for the names of the cache policies
     "spellings": {"config"},
     "version": set(),
@@ -41,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "attention": {"kernels"},
     "layers": {"attention", "kernels", "distributed"},
     "models": {"layers", "attention", "config", "distributed"},
-    "weights": {"progress", "config", "envs", "distributed"},
+    "weights": {"progress", "config", "envs", "distributed", "made_once"},
     "engine": {
         "progress",
         "models",
@@ -68,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "weights.sources",
     },
     # text and HTTP
-    "tokenizer": {"config", "step"},
+    "tokenizer": {"config", "step", "envs", "made_once"},
     "metrics": {"message"},
     "server": {"message", "tokenizer", "metrics", "sampling_params", "step", "config", "version"},
     # programs

@@ -102,20 +102,12 @@ def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- files
 
 
-def test_a_missing_tokenizer_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match=r"no tokenizer\.json: make one"):
-        Tokenizer.load(tmp_path)
-    (tmp_path / "tokenizer.model").write_bytes(b"sentencepiece")
-    with pytest.raises(TokenizerError, match=r"only tokenizer\.model.*save_pretrained"):
-        Tokenizer.load(tmp_path)
-    assert issubclass(TokenizerError, ConfigError)  # what the command line shows without a traceback
-
-
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
 def test_a_broken_file_is_named(tmp_path: Path, file: str) -> None:
     (write_model(tmp_path) / file).write_text("{", encoding="utf-8")
     with pytest.raises(TokenizerError, match=file.replace(".", r"\.")):
         Tokenizer.load(tmp_path)
+    assert issubclass(TokenizerError, ConfigError)  # what the command line shows without a traceback
 
 
 @pytest.mark.parametrize("listed", [False, True])

@@ -139,7 +139,7 @@ def build_sim(config: EngineConfig, report: Report, clock: Clock | None = None) 
     profile = load_profile(config.sim_profile)
     report(f"simulated engine, profile {profile.name}: {profile.about or 'no description'}; no model computes anything")
     model_dir = resolve_model(config.model, report, load_format="dummy")
-    tokenizer = Tokenizer.load(model_dir)
+    tokenizer = Tokenizer.load(model_dir, report)
     info = EngineInfo(
         name="sim",
         model_dir=str(model_dir),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import tokenizers
 
 from minisgl.config import ConfigError
 from minisgl.step import Int32Array
+from minisgl.tokenizer import convert
 from minisgl.tokenizer.chat_template import ChatTemplate, ChatTemplateError, Message
 from minisgl.tokenizer.decode import DecodeTable, IncrementalDecoder
 from minisgl.tokenizer.echo import ECHO_BOS, ECHO_CHAT_TEMPLATE, ECHO_EOS, echo_tokenizer
@@ -28,6 +29,10 @@ class TokenizerError(ConfigError):
 
 
 _WORD = re.compile(rb" [a-z]{2,}")
+
+
+def _silent(line: str) -> None:
+    pass
 
 
 class TooManyTokens(ValueError):
@@ -50,35 +55,32 @@ class Tokenizer:
         self._chat_templates = {name: ChatTemplate(text, special_tokens) for name, text in chat_templates.items()}
 
     @classmethod
-    def open(cls, model_dir: str | Path | None, chat_template: str | None = None) -> Tokenizer:
+    def open(
+        cls, model_dir: str | Path | None, chat_template: str | None = None, say: Callable[[str], None] = _silent
+    ) -> Tokenizer:
         """`load`, or `echo` without a folder; `chat_template` (its text) takes the place of all of theirs."""
-        found = cls.echo() if model_dir is None else cls.load(model_dir)
+        found = cls.echo() if model_dir is None else cls.load(model_dir, say)
         if chat_template is not None:
             found._chat_templates = {"default": ChatTemplate(chat_template, found.special_tokens)}
         return found
 
     @classmethod
-    def load(cls, model_dir: str | Path) -> Tokenizer:
-        """From tokenizer.json, tokenizer_config.json and the chat templates' files of a model folder.
+    def load(cls, model_dir: str | Path, say: Callable[[str], None] = _silent) -> Tokenizer:
+        """From tokenizer.json, tokenizer_config.json and the chat templates' files of a model folder. A tokenizer.json
+        that is not there is made of what is, once; `say` is told if that takes a moment.
 
         As in transformers, tokenizer.json alone says which special tokens `encode` adds. Raises `TokenizerError`.
         """
         folder = Path(model_dir)
-        file = folder / "tokenizer.json"
-        if not file.is_file():
-            only = "only tokenizer.model, " if (folder / "tokenizer.model").is_file() else ""
-            raise TokenizerError(
-                f"{folder.name}: {only}no tokenizer.json: make one with transformers: "
-                "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-            )
+        source = folder if (folder / "tokenizer.json").is_file() else _converted(folder, say)
         try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
+            backend = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
         except Exception as error:  # the library raises the bare class
             raise TokenizerError(f"{folder.name}/tokenizer.json: {error}") from error
         backend.no_truncation()
         backend.no_padding()
-        config = _read_json(folder / "tokenizer_config.json")
-        return cls(backend, _special_tokens(folder, config), _chat_templates(folder, config))
+        named = _special_tokens(source, _read_json(source / "tokenizer_config.json"))
+        return cls(backend, named, _chat_templates(folder, _read_json(folder / "tokenizer_config.json")))
 
     @classmethod
     def echo(cls) -> Tokenizer:
@@ -154,6 +156,18 @@ def _not_text(text: Any, error: TypeError) -> Exception:
     except AttributeError:
         pass
     return error
+
+
+def _converted(folder: Path, say: Callable[[str], None]) -> Path:
+    found = convert.sources(folder)
+    if not found:
+        raise TokenizerError(f"{folder.name}: no tokenizer.json, and no files that one could be made of")
+    try:
+        return convert.converted(folder, say)
+    except convert.NoConversion as error:
+        raise TokenizerError(
+            f"{folder.name}: no tokenizer.json, and transformers makes none of {', '.join(found)}: {error}"
+        ) from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:

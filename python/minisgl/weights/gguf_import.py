@@ -7,12 +7,8 @@ Doesn't know: how models compute.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +19,7 @@ from gguf import GGUFReader, ReaderTensor, dequantize
 
 from minisgl import envs
 from minisgl.config import ConfigError
+from minisgl.made_once import made_once
 from minisgl.progress import Report, track
 from minisgl.weights.gguf_tokenizer import tokenizer_files
 
@@ -51,25 +48,8 @@ _LAYER_NAMES = {
 
 def import_gguf(file: Path, say: Report) -> Path:
     """The folder for `file`, made now if it is not there. Raises `ConfigError`."""
-    base = envs.cache_dir() / "gguf"
-    base.mkdir(parents=True, exist_ok=True)
-    folder = base / f"{_digest(file)[:32]}-{FORMAT}"
-    if folder.is_dir():
-        return folder
-    with (base / f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a second importer waits and finds the folder
-        if folder.is_dir():
-            return folder
-        for left in base.glob(f"{folder.name}.*.partial"):  # of an importer that was killed
-            shutil.rmtree(left, ignore_errors=True)
-        partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".partial", dir=base))
-        try:
-            _write(file, partial, say)
-            os.replace(partial, folder)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-    return folder
+    name = f"{_digest(file)[:32]}-{FORMAT}"
+    return made_once(envs.cache_dir() / "gguf" / name, lambda partial: _write(file, partial, say))
 
 
 def _digest(file: Path) -> str:

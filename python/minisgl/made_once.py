@@ -1,0 +1,36 @@
+"""Folders of the cache that are made from something once: imported models, converted tokenizers.
+
+Keeps true: a folder appears whole or not at all, and is made by one process; others that want it meanwhile wait.
+Doesn't know: what is in it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """`folder`, filled now by `make` if it is not there. Its name has to say all that its content depends on."""
+    if folder.is_dir():
+        return folder
+    base = folder.parent
+    base.mkdir(parents=True, exist_ok=True)
+    with (base / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second maker waits and finds the folder
+        if folder.is_dir():
+            return folder
+        for left in base.glob(f"{folder.name}.*.partial"):  # of a maker that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".partial", dir=base))
+        try:
+            make(partial)
+            os.replace(partial, folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    return folder

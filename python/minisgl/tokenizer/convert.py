@@ -1,0 +1,76 @@
+"""Tokenizers that have no tokenizer.json: transformers makes one of their files, once.
+
+Keeps true: transformers runs in a process of its own, reaches no network and runs no code of the model's; the model's
+folder is only read; what was made is known by the content of the files it was made of.
+Doesn't know: what a tokenizer does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from minisgl import envs
+from minisgl.made_once import made_once
+
+FORMAT = "1"  # part of the key: a change of what is written makes new folders
+_SOURCES = ("*.model", "*.tiktoken", "vocab.json", "vocab.txt", "tekken.json")
+_READ = ("*.model", "*.tiktoken", "*.json", "*.txt")  # what a tokenizer's class may look at
+_PROGRAM = """
+import sys
+from transformers import AutoTokenizer
+made = AutoTokenizer.from_pretrained(sys.argv[1], use_fast=True, trust_remote_code=False, local_files_only=True)
+if not made.is_fast:
+    sys.exit(f"transformers has no fast form of {type(made).__name__}")
+made.save_pretrained(sys.argv[2])
+"""
+
+
+class NoConversion(ValueError):
+    """transformers makes no tokenizer.json of these files; the text says why."""
+
+
+def sources(folder: Path) -> list[str]:
+    """Names of files that a tokenizer can be made of."""
+    return sorted({file.name for pattern in _SOURCES for file in folder.glob(pattern) if file.is_file()})
+
+
+def converted(folder: Path, say: Callable[[str], None]) -> Path:
+    """A folder with the tokenizer.json and tokenizer_config.json that stand for the files of `folder`. Raises
+    `NoConversion`."""
+
+    def make(partial: Path) -> None:
+        say(f"converting the tokenizer of {folder.name} ({', '.join(sources(folder))}), once")
+        _convert(folder, partial)
+
+    return made_once(envs.cache_dir() / "tokenizers" / _key(folder), make)
+
+
+def _key(folder: Path) -> str:
+    found = hashlib.sha256(f"{FORMAT} {importlib.metadata.version('transformers')}".encode())
+    for file in sorted({file for pattern in _READ for file in folder.glob(pattern) if file.is_file()}):
+        found.update(f"\n{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}".encode())
+    return f"{found.hexdigest()[:32]}-{FORMAT}"
+
+
+def _convert(folder: Path, partial: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _PROGRAM, str(folder), str(partial)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env=envs.child_environment(
+            {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        ),
+        check=False,
+    )
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        raise NoConversion(said[-1].strip() if said else f"transformers ended with code {done.returncode}")
+    if not (partial / "tokenizer.json").is_file():
+        raise NoConversion("transformers wrote none")
