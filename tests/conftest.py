@@ -1,8 +1,14 @@
-"""Fixtures of all tests. Whatever drives a control plane takes it from `control_plane`, and runs under every one."""
+"""Fixtures of all tests, and what a run says at its end of the tests that it left out.
+
+Keeps true: whatever drives a control plane takes it from `control_plane`, and runs under every one; a test that did not
+run is counted with its reason, in one process or in several.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -10,6 +16,18 @@ from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
 
 CONTROL_PLANES = ("python", "rust_hotpath")
+_DESELECTED: Counter[str] = Counter()  # by reason
+_LEFT_OUT = "left_out"  # its key in what a worker process hands over
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--times", type=int, default=1, help="of the long random tests (-m slow) so many times the cases")
+
+
+@pytest.fixture(scope="session")
+def times(request: pytest.FixtureRequest) -> int:
+    found: int = request.config.getoption("--times")
+    return found
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,3 +50,33 @@ def each_control_plane(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     name: str = request.param
     monkeypatch.setattr("tests.helpers_scheduler.PLANE", name)
     return name
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        _DESELECTED["slow (make slow-test)" if item.get_closest_marker("slow") else "not chosen by -m or -k"] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    handed_over: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if handed_over is not None:
+        handed_over[_LEFT_OUT] = dict(_DESELECTED)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Each worker process of pytest-xdist collects all tests, and leaves out the same."""
+    for reason, count in getattr(node, "workeroutput", {}).get(_LEFT_OUT, {}).items():
+        _DESELECTED[reason] = max(_DESELECTED[reason], count)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    reasons = Counter[str]()
+    for report in terminalreporter.stats.get("skipped", []):
+        said = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons[said.removeprefix("Skipped: ")] += 1
+    if reasons or _DESELECTED:
+        terminalreporter.section("not run")
+    for title, counts in (("skipped", reasons), ("deselected", _DESELECTED)):
+        for reason, count in counts.most_common():
+            terminalreporter.line(f"{count:5} {title}: {reason.splitlines()[0]}")

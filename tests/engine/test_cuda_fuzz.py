@@ -12,7 +12,7 @@ from minisgl.engine.cuda_errors import EngineDeadError
 from tests.helpers_device_fuzz import make_scenario, run
 from tests.helpers_property import draw_from
 
-NUM_SEEDS, NUM_SEEDS_SLOW = 40, 4000
+NUM_SEEDS, NUM_SEEDS_SLOW = 40, 1500
 BROUGHT_ABOUT = {"retracted", "cached", "aborted", "failed", "in graphs", "drawn"}
 
 
@@ -33,8 +33,8 @@ def test_seeded() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_seeded_long() -> None:
-    print(dict(run_seeds(1_000_000, NUM_SEEDS_SLOW)))
+def test_seeded_long(times: int) -> None:
+    print(dict(run_seeds(1_000_000, times * NUM_SEEDS_SLOW)))
 
 
 @given(data=st.data())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.helpers_property import Factory, draw_from, make_scenario, run
 
-NUM_SEEDS, NUM_SEEDS_SLOW, BATCH = 1200, 60_000, 300
+NUM_SEEDS, NUM_SEEDS_SLOW, BATCH = 1200, 20_000, 300
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, BATCH))
@@ -24,8 +24,8 @@ def test_seeded(control_plane: Factory, first: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_seeded_long(control_plane: Factory) -> None:
-    for seed in range(1_000_000, 1_000_000 + NUM_SEEDS_SLOW):
+def test_seeded_long(control_plane: Factory, times: int) -> None:
+    for seed in range(1_000_000, 1_000_000 + times * NUM_SEEDS_SLOW):
         try:
             run(make_scenario(draw_from(seed)), control_plane)
         except Exception as error:
