@@ -79,6 +79,83 @@ def test_chats_of_several_turns(server: ServerProcess, capsys: pytest.CaptureFix
     assert found["points"][0]["output_tokens"] == 8 * 4
 
 
+MOONCAKE = [
+    {"timestamp": 40 * i, "input_length": size, "output_length": 5, "hash_ids": [0, *range(9 * i + 1, 9 * i + blocks)]}
+    for i, (size, blocks) in enumerate([(600, 2), (5000, 10), (700, 2), (513, 2)])
+]
+QWEN = [
+    {
+        "chat_id": i,
+        "parent_chat_id": -1,
+        "timestamp": 0.04 * i,
+        "input_length": size,
+        "output_length": 5,
+        "type": "text",
+        "turn": 1,
+        "hash_ids": [*range(4), *range(1000 * i + 4, 1000 * i - (-size // 16))],
+    }
+    for i, size in enumerate((80, 5000, 100, 90))
+]
+AZURE = ["TIMESTAMP,ContextTokens,GeneratedTokens"] + [
+    f"2023-11-16 18:15:46.{4 * i:02}00000,{size},5" for i, size in enumerate((60, 5000, 70, 80))
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("moon.jsonl", "\n".join(map(json.dumps, MOONCAKE))),
+        ("qwen.jsonl", "\n".join(map(json.dumps, QWEN))),
+        ("azure.csv", "\n".join(AZURE)),
+    ],
+    ids=["mooncake", "qwen", "azure"],
+)
+def test_a_trace_file_is_replayed_at_its_times(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, text: str
+) -> None:
+    """The last of four arrives after 0.12 s, 0.24 s at half the speed; the second is longer than the context."""
+    (tmp_path / name).write_text(text)
+    flags = ("--trace", str(tmp_path / name), "--time-scale", "0.5", "--warmup-requests", "0")
+    out = tmp_path / "report"
+    written = ("--out", str(out)) if name == "azure.csv" else ()  # plots take a second
+    code = cli.main(["bench", "serve", "--base-url", server.url, *flags, *written])
+    said = capsys.readouterr()
+    (point,) = json.loads(said.out.splitlines()[-1])["points"]
+    assert code == 0 and (point["load"], point["succeeded"], point["output_tokens"]) == ("trace", 3, 15)
+    assert point["left_out"] == {"prompts over the context of 4096": 1}
+    assert "trace: 1 prompts over the context of 4096" in said.err
+    assert 1 <= point["max_queued"] <= point["max_in_flight"] <= 3 and point["duration_s"] >= 0.24
+    if not written:
+        assert point["cached_tokens"] >= 2 * 48  # what their first blocks share
+        return
+    assert json.loads((out / "raw.json").read_text())["runs"][0]["samples"]["due_s"] == [0.0, 0.16, 0.24]
+    report = (out / "README.md").read_text()
+    assert "prompts over the context" in report and str(tmp_path) not in report
+
+
+def test_a_few_requests_of_a_trace_with_clients_instead_of_its_times(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "azure.csv").write_text("\n".join(AZURE))
+    flags = ("--trace", str(tmp_path / "azure.csv"), "--num-requests", "3", "--concurrency", "2")
+    code, found = bench(capsys, "--base-url", server.url, *flags, "--warmup-requests", "0")
+    assert code == 0 and (found["points"][0]["mode"], found["points"][0]["succeeded"]) == ("closed", 2)
+
+
+def test_sharegpts_conversations_are_asked(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    turns = [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "Because."}] * 2
+    file = tmp_path / "sharegpt.json"
+    file.write_text(json.dumps([{"conversations": turns}, {"conversations": []}]))
+    flags = ("--workload", str(file), "--concurrency", "1", "--num-requests", "4", "--warmup-requests", "0")
+    code, found = bench(capsys, "--base-url", server.url, *flags)
+    (point,) = found["points"]
+    assert code == 0 and (point["succeeded"], point["output_tokens"]) == (4, 4 * 2)
+    assert found["workload"] == "sharegpt.json"
+    assert point["left_out"] == {"conversations without a question and an answer": 1}
+
+
 def test_a_time_instead_of_a_number(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--duration", "0.3", "--output-len", "2", "2", "--input-len", "10", "10")
     code, found = bench(capsys, "--base-url", server.url, *SMALL, *flags)
@@ -130,6 +207,9 @@ def test_a_server_that_dies_is_failures_and_no_figures(capsys: pytest.CaptureFix
         (("--rate", "0"), "--rate"),
         (("--rate", "1", "--duration", "5"), "--duration"),
         (("--num-requests", "0"), "--num-requests"),
+        (("--workload", "nothing"), "--workload"),
+        (("--trace", "nothing"), "nothing"),
+        (("--trace", "azure-code", "--workload", "random"), "--trace"),
         (("--", "--num-pages", "none"), "--num-pages"),
     ],
 )

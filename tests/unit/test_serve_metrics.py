@@ -24,6 +24,7 @@ def result(**changes: Any) -> Any:
         "sent": [0.0, 1.5, 2.0],
         "first": [0.1, 1.6, NAN],
         "last": [0.5, 3.6, NAN],
+        "end": [0.6, 3.7, 2.1],
         "completion_tokens": [5, 11, -1],
         "prompt_tokens": [100, 200, -1],
         "cached_tokens": [-1, 50, -1],
@@ -57,6 +58,18 @@ def test_gaps_and_the_longest() -> None:
     found = of()
     assert found["itl_ms"]["p50"] == pytest.approx(200)
     assert found["longest_pause_ms"] == pytest.approx(300)
+
+
+def test_the_most_in_flight_and_queued() -> None:
+    """Failed ones were in flight too; one that was never sent was not."""
+    found = of()
+    assert (found["max_in_flight"], found["max_queued"]) == (2, 1)
+    queue = of(sent=np.array([0.0, 0.05, 0.05]), first=np.array([0.1, 1.6, NAN]), end=np.array([0.6, 3.7, 0.1]))
+    assert (queue["max_in_flight"], queue["max_queued"]) == (3, 3)
+    assert of(sent=np.array([NAN, NAN, NAN]))["max_in_flight"] == 0
+    one_after_the_other = of(sent=np.array([0.0, 0.6, 3.7]), end=np.array([0.6, 3.7, 4.0]))
+    assert one_after_the_other["max_in_flight"] == 1
+    assert median_of([found, queue, found])["max_queued"] == 3
 
 
 def test_throughput_is_of_what_succeeded() -> None:

@@ -21,6 +21,7 @@ from minisgl.bench.workloads import (
     Message,
     Piece,
     WorkloadSettings,
+    fitted,
     make_workload,
     poisson_arrivals,
 )
@@ -141,6 +142,115 @@ def test_a_trace_has_its_arrivals_and_its_shared_prefixes(tmp_path: Path, monkey
     assert first[BLOCK : BLOCK + 100] != second[BLOCK:]
     limited = make_workload("mooncake-conversation", replace(settings, input_len=(1, 100), output_len=(1, 6)))
     assert [(one.input_len, one.output_len) for one in limited.requests] == [(100, 5), (100, 6)]
+
+
+QWEN = [
+    {
+        "chat_id": i,
+        "parent_chat_id": -1,
+        "timestamp": 10 + 1.5 * i,
+        "input_length": 40 + i,
+        "output_length": 6,
+        "type": "text",
+        "turn": 1,
+        "hash_ids": [1, 2, 3 + i],
+    }
+    for i in range(3)
+]
+
+
+def test_a_file_is_a_workload_by_what_is_in_it(tmp_path: Path) -> None:
+    """Qwen's blocks have 16 tokens: two prompts share the first 32 words, whatever a word's tokens are."""
+    path = tmp_path / "qwen.txt"
+    path.write_text("\n".join(map(json.dumps, QWEN)))
+    made = make_workload(str(path), WorkloadSettings(num_requests=2, time_scale=0.5))
+    assert made.arrivals == (0.0, 3.0) and [one.input_len for one in made.requests] == [40, 41]
+    first, second, _ = (body["messages"][0]["content"].split() for body in bodies(str(path), WorkloadSettings()))
+    assert len(first) == 40 and first[:32] == second[:32] and first[32:40] != second[32:40]
+    line = Line(overhead=20.0, per_word=1.6)  # small pieces are not rounded one by one, and the end gives way
+    texts = [json.loads(Renderer("m", "chat", line).body(one))["messages"][0]["content"] for one in made.requests]
+    assert [20 + 1.6 * len(text.split()) for text in texts] == pytest.approx([40, 41], abs=0.8)
+    assert texts[0].split()[:12] == texts[1].split()[:12]
+
+
+def test_what_the_context_cannot_hold_is_left_out_and_said(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 1000 * i, "input_length": length, "output_length": 50, "hash_ids": [i]}
+        for i, length in enumerate((100, 300, 180, 10))
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    made = make_workload(str(path), WorkloadSettings())
+    assert fitted(made, None) is made
+    found = fitted(made, 200)
+    assert [(one.input_len, one.output_len) for one in found.requests] == [(100, 50), (180, 20), (10, 50)]
+    assert found.arrivals == (0.0, 2.0, 3.0) and found.chains == (1, 1, 1)
+    assert found.left_out == {"prompts over the context of 200": 1, "answers cut to the context of 200": 1}
+    with pytest.raises(ConfigError, match="context of 9 tokens"):
+        fitted(made, 9)
+
+
+def test_a_turn_that_does_not_fit_ends_its_chat() -> None:
+    made = make_workload("multi-turn", WorkloadSettings(num_requests=8, input_len=(50, 50), output_len=(40, 40)))
+    found = fitted(made, 200)  # 50, 140, 230, 320
+    assert found.chains == (2, 2) and found.left_out == {"prompts over the context of 200": 4}
+
+
+SHAREGPT = [
+    {
+        "id": "a",
+        "conversations": [
+            {"from": "system", "value": "Be brief."},
+            {"from": "human", "value": "Why is the sky blue?"},
+            {"from": "gpt", "value": "Because air scatters blue light."},
+            {"from": "human", "value": "And red?"},
+            {"from": "gpt", "value": "Less."},
+            {"from": "human", "value": "Thanks"},
+        ],
+    },
+    {"id": "b", "conversations": [{"from": "gpt", "value": "The rest of another."}]},
+    {"id": "c", "conversations": []},
+    {"id": "d", "conversations": [{"from": "user", "value": "Hi"}, {"from": "bard", "value": "Hello to you"}]},
+]
+
+
+@pytest.mark.parametrize("as_lines", [False, True])
+def test_sharegpts_conversations(tmp_path: Path, as_lines: bool) -> None:
+    path = tmp_path / "sharegpt"
+    path.write_text("\n".join(map(json.dumps, SHAREGPT)) if as_lines else json.dumps(SHAREGPT, indent=1))
+    made = make_workload(str(path), WorkloadSettings(num_requests=6))
+    assert sorted(made.chains) == [1, 1, 2, 2] and made.arrivals is None
+    assert made.left_out == {"conversations without a question and an answer": 2}
+    asked = {prompt_of(body): body["max_tokens"] for body in bodies(str(path), WorkloadSettings(num_requests=6))}
+    assert asked == {
+        "system: Be brief.\nuser: Why is the sky blue?": 8,  # a token for four bytes of the answer
+        "system: Be brief.\nuser: Why is the sky blue?\nassistant: Because air scatters blue light.\nuser: And red?": 2,
+        "user: Hi": 3,
+    }
+    short = make_workload(str(path), WorkloadSettings(num_requests=4, turns=1, output_len=(1, 2)))
+    assert short.chains == (1, 1, 1, 1) and {one.output_len for one in short.requests} == {2}
+    with pytest.raises(ConfigError, match="--input-len"):
+        make_workload(str(path), WorkloadSettings(input_len=(1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[]", "no conversation has a question"),
+        ("[{]", "Expecting property name"),
+        ('[{"id": 3}]', "conversation 1: has no list `conversations`"),
+        ('[{"conversations": [{"from": "tool", "value": ""}]}]', "conversation 1, turn 1: `from` 'tool'"),
+        ('[{"conversations": [{"from": "gpt", "value": 4}]}]', "conversation 1, turn 1: `value` 4"),
+        ('{"conversations": []}\n{"id"', "line 2: not JSON"),
+        ('{"prompt": "Hi"}\n', "line 1: no timestamp"),
+    ],
+)
+def test_files_that_are_no_workload(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(ConfigError, match=f"x.json: .*{reason}"):
+        make_workload(str(tmp_path / "x.json"), WorkloadSettings())
+    with pytest.raises(ConfigError, match="no such file, and none of random"):
+        make_workload(str(tmp_path / "gone.json"), WorkloadSettings())
 
 
 def test_without_data_the_folder_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

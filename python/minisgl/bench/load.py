@@ -57,6 +57,7 @@ class Load:
     keep_alive: bool = True
     timeout_s: float = 600.0
     threads: int = 1
+    left_out: Mapping[str, int] = field(default_factory=dict)  # what of the workload is not sent, by reason
 
 
 @dataclass(slots=True)
@@ -163,13 +164,15 @@ def first_model(url: str, api_key: str | None) -> str:
         ) from error
 
 
-def simulated_profile(server: Server) -> str | None:
-    """The profile of a simulated engine, if the server says that it is one."""
+def model_facts(server: Server) -> Mapping[str, Any]:
+    """What the server says of its model: `max_model_len`, and `simulated`, a profile, where nothing is computed."""
     try:
         answer = httpx.get(server.url + "/v1/models", headers=dict(server.headers()), timeout=HTTP_TIMEOUT_S)
-        return answer.json()["data"][0].get("simulated")  # type: ignore[no-any-return]
-    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError, AttributeError):
-        return None  # another server, with another list or none
+        models = answer.json()["data"]
+        found = next((one for one in models if one["id"] == server.model), models[0])
+    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError):
+        return {}  # another server, with another list or none
+    return found if isinstance(found, Mapping) else {}
 
 
 def calibrate(server: Server, endpoint: Endpoint, extra: Mapping[str, Any]) -> Line:

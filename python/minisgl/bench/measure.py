@@ -47,7 +47,7 @@ def load_from(flags: Sequence[str]) -> Load:
     args = serve.add_parser(commands).parse_args(list(flags))
     if given := [name for name in NOT_FOR_A_LOAD if getattr(args, name)]:
         raise ConfigError(f"--load: {given[0]}: not part of a load: the servers are those of the arms")
-    if not args.concurrency and not args.rate and not args.trace_arrivals:
+    if not args.concurrency and not args.rate and not args.trace_arrivals and not args.trace:
         args.concurrency = [64]
     settings = serve.settings_of(args)
     settings.check()

@@ -62,8 +62,16 @@ def probe(count: Callable[[int], int]) -> Line:
 
 
 class Renderer:
-    def __init__(self, model: str, endpoint: Endpoint, line: Line, extra: Mapping[str, Any] | None = None) -> None:
-        """`extra`: fields of every body."""
+    def __init__(
+        self,
+        model: str,
+        endpoint: Endpoint,
+        line: Line,
+        extra: Mapping[str, Any] | None = None,
+        context: int | None = None,
+    ) -> None:
+        """`extra`: fields of every body. `context`: the most tokens of a prompt and its answer, if the server says."""
+        self.context = context
         self._endpoint = endpoint
         self._line = line
         self._fixed = {"model": model, "stream": True, "stream_options": {"include_usage": True}, **(extra or {})}
@@ -82,13 +90,20 @@ class Renderer:
         return msgspec.json.encode(body)
 
     def _text(self, message: Message, taken_off: float) -> str:
-        texts = []
-        for i, part in enumerate(message.parts):
-            if isinstance(part, Piece):
-                last = i == len(message.parts) - 1
-                texts.append(words(part.key, self._line.words(part.num_tokens - (taken_off if last else 0.0))))
-            else:
+        """Pieces end where all tokens so far end, in words, so that many small ones add up; what is taken off is taken
+        from the end: a common beginning stays one."""
+        whole = sum(part.num_tokens for part in message.parts if isinstance(part, Piece))
+        limit = self._line.words(whole - taken_off)
+        texts, tokens, num_words = list[str](), 0, 0
+        for part in message.parts:
+            if isinstance(part, str):
                 texts.append(part)
+                continue
+            tokens += part.num_tokens
+            upto = min(limit, self._line.words(tokens))
+            if upto > num_words:
+                texts.append(words(part.key, upto - num_words))
+                num_words = upto
         return " ".join(texts)
 
 

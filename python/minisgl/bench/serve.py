@@ -25,6 +25,7 @@ EPILOG = """examples:
   minisgl bench serve -- --model Qwen/Qwen3-0.6B                   a server of its own, with these flags
   minisgl bench serve --base-url http://127.0.0.1:8000             any OpenAI-compatible server
   minisgl bench serve --workload chat --rate 2 4 8 --out report    open loop, three rates
+  minisgl bench serve --trace FILE --time-scale 2 --num-requests 500   a trace at its times, twice as fast
   minisgl bench serve --scenario frontend --out report             the table of the HTTP path"""
 
 
@@ -75,13 +76,22 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
 
 def _add_workload(parser: argparse.ArgumentParser) -> None:
     work = parser.add_argument_group("workload")
-    work.add_argument("--workload", choices=tuple(WORKLOADS), default="random", help="default: %(default)s")
+    work.add_argument(
+        "--workload",
+        metavar="NAME|FILE",
+        help=f"{', '.join(WORKLOADS)}, or a file: a trace or ShareGPT's conversations (default: random)",
+    )
+    work.add_argument(
+        "--trace",
+        metavar="NAME|FILE",
+        help="a trace's requests, at its times unless --rate or --concurrency is given: Mooncake's, Qwen's, Azure's",
+    )
     work.add_argument("--input-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="tokens (traces: MAX is a limit)")
     work.add_argument("--output-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="tokens (traces: MAX is a limit)")
     work.add_argument("--seed", type=int, default=0, help="of lengths, texts and arrivals (default: 0)")
     work.add_argument("--num-prefixes", type=int, default=8, help="shared-prefix: how many (default: 8)")
     work.add_argument("--prefix-len", type=int, default=1024, help="shared-prefix: tokens of each (default: 1024)")
-    work.add_argument("--turns", type=int, default=4, help="multi-turn: per chat (default: 4)")
+    work.add_argument("--turns", type=int, default=4, help="multi-turn, conversations: per chat (default: 4)")
     work.add_argument("--time-scale", type=float, default=1.0, help="traces: 2 sends them twice as fast (default: 1)")
 
 
@@ -95,6 +105,9 @@ def settings_of(args: argparse.Namespace) -> Serve:
         raise ConfigError(f"{args.flags[0]}: belongs to a server, and with --base-url none is started")
     if args.scenario is not None:
         frontend_settings(args)
+    if args.trace is not None and args.workload is not None:
+        raise ConfigError(f"--trace {args.trace}: is the workload: leave out --workload {args.workload}")
+    by_trace = args.trace_arrivals or (args.trace is not None and not args.rate and not args.concurrency)
     workload = WorkloadSettings(
         num_requests=DEFAULT_REQUESTS if args.num_requests is None else args.num_requests,
         input_len=_range(args.input_len),
@@ -112,11 +125,11 @@ def settings_of(args: argparse.Namespace) -> Serve:
         flags=tuple(args.flags),
         endpoint=args.endpoint,
         extra=_extra(args.extra_body),
-        workload=args.workload,
+        workload=args.trace or args.workload or "random",
         workload_settings=workload,
-        concurrency=tuple(args.concurrency or (() if args.rate or args.trace_arrivals else DEFAULT_CONCURRENCY)),
+        concurrency=tuple(args.concurrency or (() if args.rate or by_trace else DEFAULT_CONCURRENCY)),
         rates=tuple(args.rate or ()),
-        trace_arrivals=args.trace_arrivals,
+        trace_arrivals=by_trace,
         duration_s=math.inf if args.duration is None else args.duration,
         warmup_requests=args.warmup_requests,
         repeat=args.repeat,

@@ -2,7 +2,8 @@
 
 Definitions, per request, from the moment in which it was due (open loop) or its client was free (closed loop):
 TTFT: to the first event with text. E2E: to the last one. TPOT: (last - first) / (tokens - 1). ITL: between events with
-text of a stream; a server may put several tokens into one, `tokens_per_event` says how many.
+text of a stream; a server may put several tokens into one, `tokens_per_event` says how many. In flight: sent and not
+over. Queued: sent and without text.
 
 Keeps true: a failed request is counted with its reason and enters no latency, no throughput and no goodput.
 Doesn't know: how anything was sent.
@@ -93,6 +94,8 @@ def figures(measured: Measured, slo: Slo) -> dict[str, Any]:
         "tpot_ms": summary(_known(found.tpot)),
         "itl_ms": summary(_known(found.itl)),
         "e2e_ms": summary(_known(found.e2e)),
+        "max_in_flight": _most_at_once(result["sent"], result["end"]),
+        "max_queued": _most_at_once(result["sent"], np.fmin(result["first"], result["end"])),
         "longest_pause_ms": float(found.itl.max()) if len(found.itl) else None,
         "goodput": _goodput(found, slo, len(ok), took) if slo else None,
         "server": _server(measured, out),
@@ -102,6 +105,15 @@ def figures(measured: Measured, slo: Slo) -> dict[str, Any]:
             "output": summary(tokens_of(result)[ok].tolist()),
         },
     }
+
+
+def _most_at_once(begins: Floats, ends: Floats) -> int:
+    """Of the requests that were sent: how many at the same time had begun and not ended."""
+    sent = ~np.isnan(begins)
+    times = np.concatenate((begins[sent], ends[sent]))
+    changes = np.repeat((1, -1), int(sent.sum()))
+    order = np.lexsort((changes, times))  # an end makes room for a beginning in the same moment
+    return int(np.cumsum(changes[order]).max(initial=0))
 
 
 def _known(values: Floats) -> list[float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -26,6 +27,8 @@ HEAD = (
     "load",
     "ok",
     "failed",
+    "most in flight",
+    "most queued",
     "output tok/s",
     "TTFT p50 ms",
     "TTFT p99 ms",
@@ -54,6 +57,7 @@ SAMPLES: tuple[tuple[str, Literal["sent", "first", "last"]], ...] = (
     ("first_ms", "first"),
     ("last_ms", "last"),
 )
+LEFT_OUT_HEAD = ("load", "what", "number")
 FAILURES_HEAD = ("load", "reason", "requests")
 
 
@@ -72,7 +76,7 @@ def result_of(
         "bench": "serve",
         "server": "own" if server.own is not None else "given",
         "model": server.model.rsplit("/", 1)[-1],
-        "workload": settings.workload,
+        "workload": Path(settings.workload).name,
         "seed": settings.workload_settings.seed,
         "endpoint": settings.endpoint,
         "points": points,
@@ -81,7 +85,8 @@ def result_of(
 
 
 def median_of(repeats: Sequence[Any]) -> Any:
-    """Field by field: numbers by their median, counts of failures by their sum, the rest as in the first repeat."""
+    """Field by field: numbers by their median, counts of failures by their sum, maxima by the largest, the rest as in
+    the first repeat."""
     first = repeats[0]
     if len(repeats) == 1:
         return first
@@ -96,7 +101,9 @@ def median_of(repeats: Sequence[Any]) -> Any:
 def _merged(key: str, values: Sequence[Any]) -> Any:
     if key in ("failed", "without_text"):
         return sum(values)
-    if key in ("failures", "errors"):
+    if key in ("max_in_flight", "max_queued"):
+        return max(values)
+    if key in ("failures", "errors", "left_out"):
         reasons = dict.fromkeys(reason for one in values for reason in one)
         return {reason: sum(one.get(reason, 0) for one in values) for reason in reasons}
     return median_of(values)
@@ -122,6 +129,8 @@ def _row(point: Mapping[str, Any]) -> tuple[Any, ...]:
         point["load"],
         point["succeeded"],
         point["failed"],
+        point["max_in_flight"],
+        point["max_queued"],
         point["output_tok_s"],
         point["ttft_ms"]["p50"],
         point["ttft_ms"]["p99"],
@@ -147,6 +156,8 @@ def write_report(report: Report, result: Mapping[str, Any], found: Sequence[Meas
         report.section("The server's processes", table(PROCESSES_HEAD, _processes(result)))
     if any(point["goodput"] for point in result["points"]):
         report.section("Goodput", table(GOODPUT_HEAD, _goodput(result)))
+    if any(point["left_out"] for point in result["points"]):
+        report.section("Not sent, or not whole", table(LEFT_OUT_HEAD, _left_out(result)))
     if any(point["failed"] for point in result["points"]):
         report.section("Failures", table(FAILURES_HEAD, _failures(result)))
     report.section("Latencies", latency_table(result), *_latency_plots(report, found))
@@ -202,6 +213,10 @@ def _goodput(result: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         share = 100 * point["goodput"]["share"]
         rows.append((point["load"], limits, point["goodput"]["good"], share, point["goodput"]["requests_s"]))
     return rows
+
+
+def _left_out(result: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    return [(point["load"], what, count) for point in result["points"] for what, count in point["left_out"].items()]
 
 
 def _failures(result: Mapping[str, Any]) -> list[tuple[Any, ...]]:

@@ -9,23 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from minisgl.bench.load import Load, Measured, Server, calibrate, first_model, measure, simulated_profile
+from minisgl.bench.load import Load, Measured, Server, calibrate, first_model, measure, model_facts
 from minisgl.bench.render import Endpoint, Renderer
 from minisgl.bench.report import Report, print_result
 from minisgl.bench.serve_frontend import frontend_extras, frontend_table
 from minisgl.bench.serve_metrics import Slo, figures
 from minisgl.bench.serve_report import latency_table, result_of, summary_table, write_report
 from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
-from minisgl.bench.workloads import Workload, WorkloadSettings, make_workload, poisson_arrivals
+from minisgl.bench.workloads import (
+    WARMUP_RUN,
+    Workload,
+    WorkloadSettings,
+    fitted,
+    make_workload,
+    poisson_arrivals,
+)
 from minisgl.config import ConfigError
 
 ENDLESS = 1_000_000  # requests, for a run that its duration ends
-WARMUP_RUN = 1 << 20  # texts of warm-ups are those of runs from here on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +101,7 @@ def run_serve(settings: Serve, out: Path | None, *, command: str) -> int:
     report = None if out is None else Report(out, "Serving under load", command=command)
     extras: dict[str, Any]
     with _server(settings) as server:
-        extras = {"simulated": simulated_profile(server)}
+        extras = {"simulated": model_facts(server).get("simulated")}
         found = list(_measurements(settings, server, points))
         if settings.frontend:
             extras |= frontend_extras(server)
@@ -136,18 +143,26 @@ def _measurements(settings: Serve, server: Server, points: Sequence[Point]) -> I
         for point in points:
             load = load_of(settings, renderer, point, run)
             warm_up(settings, server, renderer, point, run)
+            for reason, count in load.left_out.items():
+                print(f"minisgl bench serve: {point.label}: {count} {reason}", file=sys.stderr)
             measured = measure(server, load, point.label)
-            yield Measurement(point, repeat, measured, figures(measured, settings.slo))
+            yield Measurement(
+                point, repeat, measured, {**figures(measured, settings.slo), "left_out": dict(load.left_out)}
+            )
             run += 1
 
 
 def renderer_for(settings: Serve, server: Server) -> Renderer:
     line = calibrate(server, settings.endpoint, settings.extra)
-    return Renderer(server.model, settings.endpoint, line, settings.extra)
+    context = model_facts(server).get("max_model_len")
+    return Renderer(
+        server.model, settings.endpoint, line, settings.extra, context if isinstance(context, int) else None
+    )
 
 
 def load_of(settings: Serve, renderer: Renderer, point: Point, run: int) -> Load:
-    workload = make_workload(settings.workload, replace(settings.workload_settings, run=run))
+    made = make_workload(settings.workload, replace(settings.workload_settings, run=run))
+    workload = fitted(made, renderer.context)
     chains, arrivals = workload.chains, _arrivals(settings, workload, point, run)
     if math.isfinite(settings.duration_s) and point.mode == "closed":
         chains = chains * -(-ENDLESS // len(workload.requests))  # texts come round again when all were sent
@@ -162,6 +177,7 @@ def load_of(settings: Serve, renderer: Renderer, point: Point, run: int) -> Load
         keep_alive=settings.keep_alive,
         timeout_s=settings.timeout_s,
         threads=settings.threads,
+        left_out=workload.left_out,
     )
 
 
@@ -182,7 +198,7 @@ def warm_up(settings: Serve, server: Server, renderer: Renderer, point: Point, r
     if count == 0:
         return
     some = replace(settings.workload_settings, num_requests=count, run=WARMUP_RUN + run)
-    workload = make_workload(settings.workload, some)
+    workload = fitted(make_workload(settings.workload, some), renderer.context)
     clients = least if point.mode == "closed" else min(16, count)
     bodies = [renderer.body(request) for request in workload.requests]
     load = Load(bodies=bodies, chains=workload.chains, endpoint=settings.endpoint, concurrency=clients)

@@ -14,15 +14,18 @@ Doesn't know: HTTP, tokenizers, servers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from minisgl import envs
 from minisgl.bench import prompts
-from minisgl.bench.traces import read_trace
+from minisgl.bench.conversations import Conversation, is_request_file, read_conversations
+from minisgl.bench.traces import NAMES, TraceRequest, read_trace
 from minisgl.config import ConfigError
 
 Role = Literal["system", "user", "assistant"]
@@ -38,6 +41,7 @@ CHAT_BUCKETS: dict[str, tuple[float, tuple[float, float], tuple[float, float]]] 
     "long": (0.20, (700.0, 845.0), (380.0, 415.0)),
 }
 MIN_LENGTH, MAX_LENGTH = 4, 2048  # of the chats' prompts and answers
+WARMUP_RUN = 1 << 20  # texts of warm-ups are those of runs from here on
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +73,28 @@ class LoadRequest:
             total += part.num_tokens
         return total
 
+    @property
+    def about_len(self) -> int:
+        """The same, and a guess where text is given."""
+        parts = [part for message in self.messages for part in message.parts]
+        return sum(text_len(part) if isinstance(part, str) else part.num_tokens for part in parts)
+
+
+def text_len(text: str) -> int:
+    """About how many tokens it has, for a tokenizer that nobody knows: one for four bytes."""
+    return max(1, -(-len(text.encode()) // 4))
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`chains`: numbers of requests that follow one another; `arrivals`: seconds from 0, ascending, one per chain."""
+    """`chains`: numbers of requests that follow one another; `arrivals`: seconds from 0, ascending, one per chain;
+    `left_out`: what of a file is not sent, or not whole, by reason."""
 
     name: str
     requests: tuple[LoadRequest, ...]
     chains: tuple[int, ...]
     arrivals: tuple[float, ...] | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +111,15 @@ class WorkloadSettings:
 
 
 def make_workload(name: str, settings: WorkloadSettings) -> Workload:
-    """Raises `ConfigError`: an unknown name, a missing data set, settings that make no sense."""
-    make = WORKLOADS.get(name)
-    if make is None:
-        raise ConfigError(f"--workload {name}: must be one of {', '.join(WORKLOADS)}")
+    """One of `WORKLOADS`, or a file: a trace or conversations. Raises `ConfigError`: an unknown name, a missing data
+    set, settings that make no sense."""
     _check(settings)
-    return make(name, settings)
+    if (make := WORKLOADS.get(name)) is not None:
+        return make(name, settings)
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"--workload {name}: no such file, and none of {', '.join(WORKLOADS)}")
+    return _conversations(name, settings) if is_request_file(path) else _trace(name, settings)
 
 
 def _check(settings: WorkloadSettings) -> None:
@@ -230,7 +250,7 @@ def _trace(name: str, settings: WorkloadSettings) -> Workload:
     most_in = settings.input_len[1] if settings.input_len else 1 << 30
     most_out = settings.output_len[1] if settings.output_len else 1 << 30
     keys, requests, arrivals = _keys(settings), [], []
-    for one in read_trace(name)[: settings.num_requests]:
+    for one in _read(name, _stamp(name))[: settings.num_requests]:
         left, pieces = min(one.input_len, most_in), list[Piece]()
         for block in one.blocks:
             if left > 0:
@@ -240,6 +260,85 @@ def _trace(name: str, settings: WorkloadSettings) -> Workload:
         requests.append(LoadRequest((_user(*parts),), min(one.output_len, most_out)))
         arrivals.append(one.arrival_s / settings.time_scale)
     return _single(name, requests, arrivals)
+
+
+@lru_cache(maxsize=1)
+def _read(name: str, stamp: tuple[str, int, int]) -> list[TraceRequest]:
+    """Each point and each warm-up asks for it."""
+    return read_trace(name)
+
+
+def _stamp(name: str) -> tuple[str, int, int]:
+    """What tells one state of the file from another."""
+    if name in NAMES:
+        return str(envs.data_dir()), 0, 0
+    state = Path(name).expanduser().stat()
+    return "", state.st_mtime_ns, state.st_size
+
+
+def _conversations(name: str, settings: WorkloadSettings) -> Workload:
+    """Chats as people had them: each question after the ones before and their answers; as long an answer is asked for.
+    Later runs take others as long as there are any; warm-ups begin in the middle."""
+    path = Path(name).expanduser()
+    if settings.input_len is not None:
+        raise ConfigError(f"--input-len: the questions of {path.name} have their lengths; --output-len limits answers")
+    found, unusable = read_conversations(path)
+    order = np.random.default_rng(settings.seed).permutation(len(found))
+    most_out = settings.output_len[1] if settings.output_len else 1 << 30
+    at = (settings.run % WARMUP_RUN) * settings.num_requests + (settings.run >= WARMUP_RUN) * len(found) // 2
+    requests, chains = list[LoadRequest](), list[int]()
+    while len(requests) < settings.num_requests:
+        one = found[order[at % len(found)]]
+        turns = _asked(one, min(settings.turns, settings.num_requests - len(requests)), most_out)
+        requests += turns
+        chains.append(len(turns))
+        at += 1
+    left_out = {"conversations without a question and an answer": unusable} if unusable else {}
+    return Workload(name, tuple(requests), tuple(chains), None, left_out)
+
+
+def _asked(one: Conversation, turns: int, most_out: int) -> list[LoadRequest]:
+    history: tuple[Message, ...] = (Message("system", (one.system,)),) if one.system else ()
+    found = []
+    for question, answer in one.turns[:turns]:
+        history = (*history, _user(question))
+        found.append(LoadRequest(history, min(text_len(answer), most_out)))
+        history = (*history, Message("assistant", (answer,)))
+    return found
+
+
+def fitted(workload: Workload, context: int | None) -> Workload:
+    """Without the requests (and what follows them in their chain) whose prompt leaves a context of so many tokens no
+    room, with answers cut to what is left; lengths are aims, so a hundredth stays free, and more where text is given.
+    Raises `ConfigError` if nothing is left."""
+    if context is None:
+        return workload
+    requests, chains, arrivals = list[LoadRequest](), list[int](), list[float]()
+    skipped = cut = at = 0
+    for i, chain in enumerate(workload.chains):
+        kept = 0
+        for one in workload.requests[at : at + chain]:
+            exact = one.input_len
+            about, limit = (exact, 0.99 * context) if exact is not None else (one.about_len, 0.8 * context)
+            if about + 1 > limit:
+                break
+            room = context - about
+            cut += one.output_len > room
+            requests.append(replace(one, output_len=min(one.output_len, room)))
+            kept += 1
+        skipped += chain - kept
+        at += chain
+        if kept:
+            chains.append(kept)
+            arrivals += workload.arrivals[i : i + 1] if workload.arrivals is not None else ()
+    if not requests:
+        raise ConfigError(
+            f"--workload {Path(workload.name).name}: no prompt fits the server's context of {context} tokens"
+        )
+    reasons = {f"prompts over the context of {context}": skipped, f"answers cut to the context of {context}": cut}
+    left_out = {**workload.left_out, **{reason: count for reason, count in reasons.items() if count}}
+    times = None if workload.arrivals is None else tuple(arrivals)
+    return Workload(workload.name, tuple(requests), tuple(chains), times, left_out)
 
 
 WORKLOADS: dict[str, Callable[[str, WorkloadSettings], Workload]] = {

@@ -1,0 +1,109 @@
+"""Request files with text: conversations as ShareGPT's exports have them, a JSON list or JSON lines of objects with
+`conversations`, a list of turns with `from` (human, gpt, ...) and `value`.
+
+Keeps true: what cannot be asked (no question with an answer after it) is counted, never dropped in silence; what is no
+such file is refused with its place and the reason.
+Doesn't know: what is sent, in which order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minisgl.config import ConfigError
+
+ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "system": "system",
+}
+LOOKED_AT = 4096  # bytes, to tell such a file from a trace
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """`turns`: questions with the answers that people got; `system` may be empty."""
+
+    system: str
+    turns: tuple[tuple[str, str], ...]
+
+
+def is_request_file(path: Path) -> bool:
+    """Whether it begins like one: a trace is CSV, or JSON lines of other fields."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(LOOKED_AT).decode("utf-8", "replace").removeprefix("\ufeff").lstrip()
+    except OSError as error:
+        raise ConfigError(f"--workload {path.name}: {error.strerror}") from error
+    return start.startswith("[") or (start.startswith("{") and '"conversations"' in start)
+
+
+def read_conversations(path: Path) -> tuple[list[Conversation], int]:
+    """Those that can be asked, and how many cannot. Raises `ConfigError`."""
+    found, unusable = list[Conversation](), 0
+    try:
+        for place, one in _objects(path):
+            turns = _turns(place, one)
+            if (conversation := _conversation(turns)) is None:
+                unusable += 1
+            else:
+                found.append(conversation)
+    except OSError as error:
+        raise ConfigError(f"--workload {path.name}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"--workload {path.name}: {error}") from error
+    if not found:
+        raise ConfigError(f"--workload {path.name}: no conversation has a question with an answer after it")
+    return found, unusable
+
+
+def _objects(path: Path) -> Iterator[tuple[str, Any]]:
+    text = path.read_text(encoding="utf-8-sig")
+    if text.lstrip().startswith("["):
+        yield from ((f"conversation {i}", one) for i, one in enumerate(json.loads(text), 1))
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                yield f"line {number}", json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"line {number}: not JSON: {error}") from error
+
+
+def _turns(place: str, one: Any) -> list[tuple[str, str]]:
+    """(role, text) in order."""
+    given = one.get("conversations") if isinstance(one, dict) else None
+    if not isinstance(given, list):
+        raise ValueError(f"{place}: has no list `conversations`: must be as in ShareGPT's files")
+    turns = []
+    for i, turn in enumerate(given, 1):
+        says = turn.get("from") if isinstance(turn, dict) else None
+        text = turn.get("value") if isinstance(turn, dict) else None
+        if not isinstance(text, str) or says not in ROLES:
+            what = "from" if says not in ROLES else "value"
+            reason = f"one of {', '.join(ROLES)}" if what == "from" else "text"
+            raise ValueError(f"{place}, turn {i}: `{what}` {says if what == 'from' else text!r}: must be {reason}")
+        turns.append((ROLES[says], text))
+    return turns
+
+
+def _conversation(turns: list[tuple[str, str]]) -> Conversation | None:
+    """Up to where questions and answers no longer alternate. Answers before the first question, as in files that long
+    conversations were cut in pieces for, leave nothing to ask them by."""
+    system = turns[0][1] if turns and turns[0][0] == "system" else ""
+    rest = turns[1:] if system else turns
+    pairs = []
+    for (asks, question), (answers, answer) in zip(rest[::2], rest[1::2], strict=False):
+        if (asks, answers) != ("user", "assistant") or not question or not answer:
+            break
+        pairs.append((question, answer))
+    return Conversation(system, tuple(pairs)) if pairs else None
