@@ -95,7 +95,28 @@ def tiny_model(variant: str, **changes: Any) -> Any:
     if transformers.__version__.startswith("4.") and "rope_parameters" in settings:  # as it was called before 5.0
         rope = dict(settings.pop("rope_parameters"))
         settings |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
-    model = model_class(model_class.config_class(**settings))
+    return _random(model_class(model_class.config_class(**settings)))
+
+
+def tiny_mistral3(tied: bool) -> Any:
+    """As `tiny_model`, with a vision tower beside its text half."""
+    import transformers
+
+    torch.manual_seed(7)
+    text = {**_TINY, "model_type": "mistral", "head_dim": 16, "sliding_window": None, "tie_word_embeddings": tied}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+    }
+    vision = {"model_type": "pixtral", "image_size": 32, "patch_size": 16, **sizes}
+    config = transformers.Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+    return _random(transformers.Mistral3ForConditionalGeneration(config))
+
+
+def _random(model: Any) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
@@ -117,7 +138,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device 
     """Our model of a checkpoint."""
     with torch.inference_mode():
         model = build_model(load_config(folder), dtype=dtype, device=device)
-        load_weights(model.checkpoint(), folder, stacked=model.stacked())
+        load_weights(model.checkpoint(), folder, stacked=model.stacked(), own_name=model.own_name)
     return model
 
 

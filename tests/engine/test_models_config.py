@@ -36,6 +36,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+MISTRAL3 = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {**LLAMA, "model_type": "mistral"}}
 MISTRAL = {"architectures": ["MistralForCausalLM"], "sliding_window": 16}
 QWEN2 = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -152,6 +153,21 @@ def test_biases(change: dict[str, Any], biases: tuple[bool, bool, bool]) -> None
     assert (config.qkv_bias, config.out_bias, config.mlp_bias) == biases
 
 
+@pytest.mark.parametrize(
+    ("whole", "text", "tied"),
+    [
+        ({}, {}, False),
+        ({}, {"tie_word_embeddings": True}, True),
+        ({"tie_word_embeddings": True}, {"tie_word_embeddings": False}, True),
+    ],
+)
+def test_the_head_of_a_model_with_a_text_half(whole: dict[str, Any], text: dict[str, Any], tied: bool) -> None:
+    raw = {**MISTRAL3, "torch_dtype": "bfloat16", "vocab_size": 7, **whole}
+    config = parse_config({**raw, "text_config": {**LLAMA, "rope_theta": 1e9, **text}})
+    assert (config.vocab_size, config.rope.theta, config.dtype) == (100, 1e9, "bfloat16")
+    assert config.tie_word_embeddings is tied
+
+
 def test_experts() -> None:
     moe = parse_config({**LLAMA, **MOE, "num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}).moe
     assert moe == MoeConfig(8, 2, 16, norm_topk_prob=False, layers=frozenset({1, 5}))
@@ -180,6 +196,15 @@ def test_experts() -> None:
         ({"architectures": ["Qwen3MoeForCausalLM"]}, "num_local_experts: missing"),
         ({**MOE, "num_experts_per_tok": 9}, "num_experts_per_tok: 9: must be between 1 and 8"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config: 'fp8'"),
+        ({"architectures": ["Mistral3ForConditionalGeneration"]}, "text_config: missing"),
+        (
+            {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "ministral3"}},
+            "text_config: model_type: 'ministral3'",
+        ),
+        (
+            {**MISTRAL3, "quantization_config": {"quant_method": "fp8"}},
+            "quantization_config: 'fp8'",
+        ),
         ({"hidden_size": "wide"}, "wide"),
         ({"architectures": []}, "architectures: missing"),
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported"),

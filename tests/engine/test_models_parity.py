@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 import transformers
 from safetensors import safe_open
 
+from minisgl.config import EngineConfig
+from minisgl.engine.loading import load_engine
 from tests.helpers_models import (
     LOGITS_WITHIN,
     VARIANTS,
@@ -19,6 +22,7 @@ from tests.helpers_models import (
     load,
     reference_logits,
     save,
+    tiny_mistral3,
     tiny_model,
 )
 
@@ -62,6 +66,25 @@ def test_experts_in_one_tensor_are_the_same_model(tmp_path: Path) -> None:
         assert "model.layers.1.mlp.experts.gate_up_proj" in file.keys()  # noqa: SIM118 (not a dict)
     ours = DenseSequence(load(folder)).extend(IDS)
     torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("original_names", [True, False], ids=["names of 4", "names of 5"])
+def test_the_text_half_of_mistral3(tied: bool, original_names: bool, tmp_path: Path) -> None:
+    reference = tiny_mistral3(tied)
+    folder = save(reference, tmp_path, original_names=original_names)
+    ours = DenseSequence(load(folder)).extend(IDS)
+    torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+
+
+def test_the_engine_says_which_half_it_leaves_out(tmp_path: Path) -> None:
+    save(tiny_mistral3(tied=False), tmp_path)
+    said: list[str] = []
+    config = EngineConfig(engine="torch", model=str(tmp_path), device="cpu", num_pages=4)
+    engine = load_engine(config, lambda text, done=0, total=0: said.append(text))
+    engine.close()
+    line = next(line for line in said if line.startswith("text only"))
+    assert re.fullmatch(r"text only: \d+ tensors are not loaded: multi_modal_projector, vision_tower", line)
 
 
 def test_the_greedy_check_notices_a_wrong_token(reference: Any) -> None:

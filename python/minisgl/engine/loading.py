@@ -183,7 +183,17 @@ def _fill(model: Decoder, folder: Path, config: EngineConfig, say: Report) -> No
                 last = time.monotonic()
                 say("loading weights", done, total)
 
-        load_weights(model.checkpoint(), folder, progress, stacked=model.stacked(), shards=model.shards())
+        left_out = load_weights(
+            model.checkpoint(),
+            folder,
+            progress,
+            stacked=model.stacked(),
+            shards=model.shards(),
+            own_name=model.own_name,
+        )
+        if left_out:
+            parts = ", ".join(sorted({name.removeprefix("model.").split(".")[0] for name in left_out}))
+            say(f"text only: {len(left_out)} tensors are not loaded: {parts}")
 
 
 def _num_pages(config: EngineConfig, one: int, context_len: int, ranks: int, device: torch.device) -> int:

@@ -32,6 +32,7 @@ class Variant:
 ARCHITECTURES: dict[str, Variant] = {
     "LlamaForCausalLM": Variant(mlp_bias=True),
     "MistralForCausalLM": Variant(bias="none", window="always"),
+    "Mistral3ForConditionalGeneration": Variant(bias="none", window="always"),  # its text half
     "Qwen2ForCausalLM": Variant(bias="qkv", window="layers"),
     "Qwen3ForCausalLM": Variant(qk_norm=True, window="layers"),
     "Qwen3MoeForCausalLM": Variant(qk_norm=True, window="switched", experts=True),

@@ -16,6 +16,7 @@ from minisgl.config import ConfigError
 from minisgl.layers import RopeConfig
 from minisgl.models.architectures import Variant, find_variant
 from minisgl.models.rope import context_length, parse_rope
+from minisgl.models.text_half import has_text_half, text_config
 
 WINDOW = 4096  # where a config switches a window on and does not say how long
 
@@ -75,6 +76,8 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
     if not architectures:
         raise ConfigError("config.json: architectures: missing: it says which model this is")
     variant = find_variant(str(architectures[0]))
+    if has_text_half(str(architectures[0])):
+        raw = text_config(raw, str(architectures[0]))
     if raw.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"config.json: hidden_act: {raw['hidden_act']!r} is not supported: only silu")
     if method := (raw.get("quantization_config") or {}).get("quant_method"):

@@ -34,29 +34,36 @@ def load_weights(
     *,
     stacked: Mapping[str, tuple[Tensor, Sequence[str]]] | None = None,
     shards: Mapping[str, Shard] | None = None,
-) -> None:
+    own_name: Callable[[str], str | None] = str,
+) -> list[str]:
     """Copy every tensor of the folder's safetensors into `wanted`. `stacked`: tensors that the folder may have in place
     of several wanted ones; name -> what it fills, and whose place it takes. `shards`: of which tensors only a part is
-    wanted. Raises `ConfigError`."""
+    wanted. `own_name`: what a tensor of the folder is called in `wanted`; None: it is left out. Returns the names of
+    those. Raises `ConfigError`."""
     folder = Path(model_dir)
+    left_out = list[str]()
     missing, surplus, misshaped = set(wanted), list[str](), list[str]()
     for file in _files(folder):
         try:
             with safe_open(file, framework="pt") as shard:
-                for name in shard.keys():  # noqa: SIM118 (not a dict)
+                for stored in shard.keys():  # noqa: SIM118 (not a dict)
+                    name = own_name(stored)
+                    if name is None:
+                        left_out.append(stored)
+                        continue
                     target, filled = _target(name, wanted, stacked or {})
                     if target is None:
                         if not _is_redundant(name, wanted):
-                            surplus.append(name)
+                            surplus.append(stored)
                         continue
                     missing.difference_update(filled)
                     part = (shards or {}).get(name)
-                    found, shape = shard.get_slice(name), whole_shape(target, part)
+                    found, shape = shard.get_slice(stored), whole_shape(target, part)
                     if tuple(found.get_shape()) != shape:
-                        misshaped.append(f"{name} is {list(found.get_shape())}, not {list(shape)}")
+                        misshaped.append(f"{stored} is {list(found.get_shape())}, not {list(shape)}")
                         continue
                     if part is None:
-                        target.copy_(shard.get_tensor(name))
+                        target.copy_(shard.get_tensor(stored))
                     else:
                         _copy_parts(found, target, part)
                     if progress is not None:
@@ -70,6 +77,7 @@ def load_weights(
     ]
     if problems:
         raise ConfigError(f"{folder.name}: the weights do not fit the model: {'; '.join(problems)}")
+    return left_out
 
 
 def whole_shape(target: Tensor, shard: Shard | None) -> tuple[int, ...]:
