@@ -19,6 +19,7 @@ ModelSource = Literal["auto", "huggingface", "modelscope"]
 LoadFormat = Literal["auto", "dummy"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 GenerationConfig = Literal["auto", "none"]
+LogLevel = Literal["error", "warning", "info", "debug"]
 MODEL_SMOLLM2 = "smollm2"
 _HOST_NAME = re.compile(r"\*|[^\s:/,@\[\]]+|[0-9a-fA-F]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*|\[[0-9a-fA-F:.]+\]")
 _ORIGIN = re.compile(r"\*|null|[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@,]+")
@@ -61,6 +62,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     overlap: bool = True
     num_threads: int | None = None
     tp: int = 1  # processes that share each layer
+    log_level: LogLevel = "info"  # debug: every step is told
     transport_stats: bool = False  # measure what messages cost and how long they are on the way
     profile_steps: int = 0  # write a Chrome trace of so many steps
     sim_profile: str = "null"  # step times of the simulated engine; null: it returns at once

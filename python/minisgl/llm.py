@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -31,6 +31,7 @@ from minisgl.tokenizer import TextStream, Tokenizer, read_chat_template
 
 Prompt = str | Sequence[int]
 Message = dict[str, Any]
+LEVELS = ("error", "warning", "info", "debug")
 
 
 @dataclass(slots=True)
@@ -69,6 +70,9 @@ class RequestOutput:
         return _item(self, name)
 
 
+OnText = Callable[[RequestOutput, str], None]
+
+
 @dataclass(slots=True, eq=False)
 class _Live:
     request: RequestOutput
@@ -93,27 +97,30 @@ class LLM:
             raise TypeError(f"LLM: unknown settings {', '.join(unknown)}")
         if "model" not in settings:
             raise TypeError("LLM: model: say which")
-        for line in envs.notices():
-            _say(f"minisgl: {line}")
         # through msgspec, so that a wrong type is an error here and not deep inside
         self.config = msgspec.convert({**defaults, **settings}, EngineConfig).check()
+        if self._tells("warning"):
+            _say_all(f"minisgl: {line}" for line in envs.notices())
+        say = _say if self._tells("info") else _say_nothing
         given = self.config.chat_template
         chat_template = None if given is None else read_chat_template(given)
-        self._engine = build_engine(self.config, Display(_say, sys.stderr if sys.stderr.isatty() else None))
+        terminal = sys.stderr if self._tells("info") and sys.stderr.isatty() else None
+        self._engine = build_engine(self.config, Display(say, terminal))
         info = self._engine.info
-        self._control_plane = build_control_plane(self.config, info)
+        self._control_plane = build_control_plane(self.config, info, _say_all)
         self._loop = StepLoop(
             self._control_plane,
             self._engine,
             self._take,
             overlap=self.config.overlap,
-            timers=step_timers(self.config.profile_steps, _say),
+            timers=step_timers(self.config.profile_steps, say),
         )
         self.tokenizer = Tokenizer.open(info.model_dir, chat_template, _say)
         self.default_params = SamplingParams(**read_defaults(info.model_dir, self.config.generation_config))
         """What a call without `params` samples with: the model's generation_config.json."""
         self._next_id = 0
         self._live: dict[int, _Live] = {}
+        self._pieces: list[tuple[RequestOutput, str]] = []  # of text, of this step
         self._outbox: list[ToEngine] = []
 
     # ------------------------------------------------------------------------------------------------------ public
@@ -124,8 +131,10 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = True,
+        on_text: OnText | None = None,
     ) -> list[RequestOutput]:
         """Complete each prompt (text, or token ids). `params`: one for all, or one for each; None: `default_params`.
+        `on_text` gets each piece of text as it comes, with the output it belongs to.
 
         Raises `ParamError` for a bad prompt or parameter before anything is computed."""
         batch: list[Prompt] = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)  # type: ignore[arg-type, list-item]
@@ -137,7 +146,7 @@ class LLM:
             self._check_fits(ids, one)
         texts = [prompt if isinstance(prompt, str) else None for prompt in batch]
         requests = [self._submit(text, ids, one) for text, (ids, one) in zip(texts, prepared, strict=True)]
-        self._run(progress)
+        self._run(progress, on_text)
         return requests
 
     def chat(
@@ -146,12 +155,13 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         progress: bool = True,
+        on_text: OnText | None = None,
     ) -> list[RequestOutput]:
         """As `generate`, with conversations rendered by the model's chat template."""
         chats = [messages] if messages and isinstance(messages[0], dict) else messages
         rendered = [self.tokenizer.apply_chat_template(list(chat)) for chat in chats]  # type: ignore[arg-type]
         prompts = [self.tokenizer.encode(text, add_special_tokens=False) for text in rendered]
-        return self.generate([p.tolist() for p in prompts], params, progress=progress)
+        return self.generate([p.tolist() for p in prompts], params, progress=progress, on_text=on_text)
 
     def close(self) -> None:
         self._loop.timers.close()
@@ -164,6 +174,9 @@ class LLM:
         self.close()
 
     # ----------------------------------------------------------------------------------------------------- private
+
+    def _tells(self, level: str) -> bool:
+        return LEVELS.index(level) <= LEVELS.index(self.config.log_level)
 
     def _encode(self, prompt: Prompt) -> Int32Array:
         if isinstance(prompt, str):
@@ -195,13 +208,17 @@ class LLM:
             self._outbox.append(AddRequest(req_id, ids.tobytes(), resolved))
         return request
 
-    def _run(self, progress: bool) -> None:
+    def _run(self, progress: bool, on_text: OnText | None) -> None:
         total = len(self._live)
         with tqdm(total=total, desc="generate", unit="req", disable=not progress) as bar:
             try:
                 while self._live:
                     messages, self._outbox = self._outbox, []
                     self._loop.step(messages)
+                    pieces, self._pieces = self._pieces, []
+                    if on_text is not None:
+                        for output, piece in pieces:
+                            on_text(output, piece)
                     bar.update(total - len(self._live) - bar.n)
             except BaseException:  # Ctrl-C among them: the next call must find an empty engine
                 self._abort_all()
@@ -211,6 +228,7 @@ class LLM:
         messages: list[ToEngine] = [AbortRequest(req_id) for req_id in self._live]
         self._live.clear()
         self._outbox.clear()
+        self._pieces.clear()
         self._loop.step(messages)
         while not self._loop.idle:
             self._loop.step([])
@@ -233,14 +251,17 @@ class LLM:
                 self._take_token(req_id, live, token, FinishReason(reason), message.errors.get(req_id))
 
     def _take_token(self, req_id: int, live: _Live, token: int, reason: FinishReason, error: str | None) -> None:
-        completion = live.completion
+        completion, piece = live.completion, ""
         if token >= 0:
             completion.token_ids.append(token)
             if reason is not FinishReason.STOP:  # a stop token is no text
                 may_stop = len(completion.token_ids) >= live.min_tokens
-                completion.text += live.stream.push([token], may_stop=may_stop)
+                piece = live.stream.push([token], may_stop=may_stop)
         if reason is not FinishReason.NONE:
-            completion.text += live.stream.finish()  # which may complete a stop string
+            piece += live.stream.finish()  # which may complete a stop string
+        completion.text += piece
+        if piece:
+            self._pieces.append((live.request, piece))
         if live.stream.stopped:
             if reason is FinishReason.NONE:
                 self._outbox.append(FinishRequest(req_id))
@@ -255,6 +276,15 @@ def _item(output: Completion | RequestOutput, name: str) -> Any:
     if name not in ("text", "token_ids"):
         raise KeyError(name)
     return getattr(output, name)
+
+
+def _say_nothing(text: str) -> None:
+    """Of a level that is not told."""
+
+
+def _say_all(lines: Iterable[str]) -> None:
+    for line in lines:
+        _say(line)
 
 
 def _say(text: str) -> None:

@@ -31,7 +31,7 @@ from minisgl.server.app import Application, build_app
 from minisgl.server.engine_client import EngineClient, EngineGone
 from minisgl.server.gate import Gate
 from minisgl.server.http import HttpServer
-from minisgl.server.log import say, set_up
+from minisgl.server.log import complain, narrate, say, set_up, warn
 from minisgl.server.slow_clients import SlowClients
 from minisgl.server.starting import Starting
 from minisgl.tokenizer import Tokenizer, read_chat_template
@@ -39,9 +39,11 @@ from minisgl.tokenizer import Tokenizer, read_chat_template
 SWITCH_INTERVAL_S = 0.0002  # the thread that encodes prompts waits as long for a busy event loop, not 5 ms
 
 
-def run_server(config: ServerConfig) -> int:
-    """Serve until a signal or the engine's end; returns the exit code."""
-    set_up(config.log_format, access=config.access_log)
+def run_server(config: ServerConfig, *warnings: str) -> int:
+    """Serve until a signal or the engine's end; returns the exit code. `warnings` are for the log."""
+    set_up(config.log_format, access=config.access_log, level=config.engine.log_level)
+    for line in warnings:
+        warn(f"minisgl: {line}")
     if (template := config.engine.chat_template) is not None:
         read_chat_template(template)  # a bad one ends the server before anything is loaded
     try:
@@ -104,6 +106,7 @@ async def _run(config: ServerConfig, listener: socket.socket, signals: _Signals)
         client = EngineClient(process.to_engine, process.from_engine)
         display = Display(say, sys.stderr if config.log_format == "text" and sys.stderr.isatty() else None)
         client.on_progress = tell_all(display, starting.report)
+        client.on_narration = narrate
         client.start()
         await http.start()
         await process.start()
@@ -112,7 +115,7 @@ async def _run(config: ServerConfig, listener: socket.socket, signals: _Signals)
             return 0
         return await _serve(config, http, client=client, ready=ready, process=process, signals=signals, began=began)
     except EngineGone as error:
-        say(f"minisgl: the engine did not start: {error}")
+        complain(f"minisgl: the engine did not start: {error}")
         return 1
     finally:
         await http.stop(at_once=True)
@@ -209,7 +212,7 @@ async def _last_words(client: EngineClient, exit_code: int) -> None:
             while client.failure is None:
                 await asyncio.sleep(0.01)
     client.fail(f"the engine process died (exit code {exit_code})")
-    say(f"minisgl: {client.failure}")
+    complain(f"minisgl: {client.failure}")
 
 
 def _greet(config: ServerConfig, address: tuple[str, int], ready: EngineReady, seconds: float) -> None:

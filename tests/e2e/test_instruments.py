@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.helpers_e2e import serving
+from tests.helpers_e2e import serving, until
 
 NUM_TOKENS = 50
 
@@ -74,3 +74,21 @@ def _check_trace(folder: Path, lines: list[str]) -> None:
         else:
             assert {"tokenize", "encode", "decode", "dispatch"} <= names
     assert spans["engine"]["send"][0] < spans["http"]["dispatch"][0] < spans["engine"]["send"][-1] + 60e6
+
+
+def test_debug_narrates_and_every_line_is_json() -> None:
+    flags = ("--engine", "echo", "--log-level", "debug", "--log-format", "json", "--disable-pynccl")
+    with serving(*flags, env={"MINISGL_CPU_BACKENT": "python"}) as server:
+        body = {"model": "smollm2", "prompt": "secret", "max_tokens": 3, "ignore_eos": True}
+        assert httpx.post(server.url + "/v1/completions", json=body).status_code == 200
+        until(lambda: any("ends: length" in line for line in server.lines), "the end is not told")
+        lines = [json.loads(line) for line in server.lines]
+    warnings = [line["event"] for line in lines if line["level"] == "warning"]
+    assert any("--disable-pynccl: nothing to disable" in line for line in warnings)
+    assert any(
+        "MINISGL_CPU_BACKENT: unknown variable, ignored: did you mean MINISGL_CPU_BACKEND?" in line for line in warnings
+    )
+    told = [line["event"] for line in lines if line["level"] == "debug" and line["logger"] == "minisgl.engine"]
+    assert told[:2] == ["request 0 arrives: 6 prompt tokens", "step 0: request 0 starts, 0 tokens cached"]
+    assert "step 1: decode, 1 row, a token each" in told
+    assert not any("secret" in line for line in server.lines)

@@ -28,9 +28,15 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
-    """The configuration that a server with these flags would get."""
+    """The configuration that a server with these flags would get; its warnings on standard error."""
     taken: list[ServerConfig] = []
-    monkeypatch.setattr(supervisor, "run_server", lambda config: taken.append(config) or 0)
+
+    def run_server(config: ServerConfig, *warnings: str) -> int:
+        taken.append(config)
+        print(*(f"minisgl: {line}" for line in warnings), sep="\n", end="", file=sys.stderr)
+        return 0
+
+    monkeypatch.setattr(supervisor, "run_server", run_server)
 
     def run(*flags: str) -> ServerConfig:
         assert cli.main(["serve", *flags]) == 0
@@ -160,11 +166,11 @@ def test_the_version(capsys: pytest.CaptureFixture[str], flag: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--disable-pynccl"], "minisgl serve: --disable-pynccl: nothing to disable"),
-        (["--moe-backend", "auto"], "minisgl serve: --moe-backend auto: nothing to choose"),
-        (["--moe-backend", "fused"], "minisgl serve: --moe-backend fused: nothing to choose"),
-        (["--num-tokenizer", "0"], "minisgl serve: --num-tokenizer 0: nothing to choose"),
-        (["--tokenizer-count", "1"], "minisgl serve: --num-tokenizer 1: nothing to choose"),
+        (["--disable-pynccl"], "minisgl: --disable-pynccl: nothing to disable"),
+        (["--moe-backend", "auto"], "minisgl: --moe-backend auto: nothing to choose"),
+        (["--moe-backend", "fused"], "minisgl: --moe-backend fused: nothing to choose"),
+        (["--num-tokenizer", "0"], "minisgl: --num-tokenizer 0: nothing to choose"),
+        (["--tokenizer-count", "1"], "minisgl: --num-tokenizer 1: nothing to choose"),
     ],
 )
 def test_what_does_nothing_says_so(
@@ -292,7 +298,8 @@ def test_a_gateway_that_is_not_there_yet(
     monkeypatch.setenv("MINISGL_CPU_BACKEND", "rust_gateway")
     assert serve().engine.cpu_backend == "rust_hotpath"
     err = capsys.readouterr().err
-    assert "MINISGL_CPU_BACKEND=rust_gateway: there is no gateway in Rust yet" in err and err.count("\n") == 1
+    assert err.startswith("minisgl: MINISGL_CPU_BACKEND=rust_gateway: there is no gateway in Rust yet")
+    assert len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -309,7 +316,7 @@ def test_a_variable_without_an_effect_is_named(
 ) -> None:
     monkeypatch.setenv(name, "1")
     serve()
-    assert capsys.readouterr().err == f"minisgl serve: {name}: {said}" + _why(name) + "\n"
+    assert capsys.readouterr().err == f"minisgl: {name}: {said}{_why(name)}"
     with LLM("none", engine="echo"):
         assert capsys.readouterr().err.startswith(f"minisgl: {name}: {said}")
     assert cli.main(["generate", "hi", "--engine", "echo", "--max-tokens", "1"]) == 0

@@ -14,7 +14,7 @@ import importlib
 from collections.abc import Sequence
 
 from minisgl.cli import aliases
-from minisgl.cli.flags import say_notices
+from minisgl.cli.flags import notices, say
 
 COMMANDS = {
     "ab": "minisgl.bench.ab",
@@ -36,5 +36,5 @@ def main(arguments: Sequence[str]) -> int:
     for parser_of_one in commands.choices.values():
         aliases.add_to(parser_of_one)
     args = parser.parse_args(arguments, argparse.Namespace(arguments=list(arguments)))
-    say_notices(args, f"bench {args.bench}")
+    say(notices(args), f"bench {args.bench}")
     return int(args.run(args))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from minisgl import envs
 from minisgl.cli import aliases
-from minisgl.cli.flags import Commands, Formatter, say_notices
+from minisgl.cli.flags import Commands, Formatter, notices, say
 from minisgl.config import ConfigError
 
 SETTINGS = ("temperature", "top_p", "top_k", "max_tokens")
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         return asyncio.run(_with_own_server(flags, envs.api_key(), args))
     if rest:
         raise ConfigError(f"{rest[0]}: belongs to a server, and with --base-url none is started")
-    say_notices(args, "chat")  # a server of its own says them itself
+    say(notices(args), "chat")  # a server of its own says them itself
     return asyncio.run(_converse(args.base_url, args.api_key or envs.api_key(), args.model, args))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from minisgl import envs, spellings
@@ -46,10 +46,23 @@ def checked(convert: Callable[[str], str]) -> Callable[[str], str]:
     return value
 
 
-def say_notices(args: argparse.Namespace, command: str, *, environment: bool = True) -> None:
-    """A line on stderr for each flag and variable without an effect. Raises `ConfigError` for one that cannot be."""
-    for line in (*aliases.said(args), *(envs.notices() if environment else ())):
+def notices(args: argparse.Namespace) -> list[str]:
+    """A line for each flag and variable without an effect. Raises `ConfigError` for one that cannot be."""
+    return [*aliases.said(args), *envs.notices()]
+
+
+def say(lines: Iterable[str], command: str) -> None:
+    for line in lines:
         print(f"minisgl {command}: {line}", file=sys.stderr, flush=True)
+
+
+def add_log_level(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--log-level",
+        choices=("error", "warning", "info", "debug"),
+        default=_default("log_level"),
+        help="what to tell, and worse; debug: what each step computes and sends",
+    )
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:

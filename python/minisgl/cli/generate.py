@@ -6,13 +6,19 @@ Doesn't know: HTTP.
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from minisgl.cli import aliases
-from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, engine_config, say_notices
+from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, add_log_level, engine_config, say
 from minisgl.config import ConfigError
 from minisgl.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from minisgl.llm import RequestOutput
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
@@ -29,6 +35,7 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
     sampling.add_argument("--top-k", type=int, default=-1, help="sample from this many; -1: all")
     sampling.add_argument("--sampling-seed", type=int, help="the same seed gives the same answer (default: random)")
     add_engine_arguments(parser)
+    add_log_level(parser.add_argument_group("logs"))
     return aliases.add_to(parser)
 
 
@@ -41,16 +48,25 @@ def run(args: argparse.Namespace) -> int:
         seed=args.sampling_seed,
     ).check()
     config = engine_config(args)
-    say_notices(args, "generate", environment=False)  # `LLM` does
+    say(aliases.said(args), "generate")  # `LLM` tells of variables
     from minisgl.llm import LLM  # imports torch
 
     settings = msgspec.structs.asdict(config)
     with LLM(settings.pop("model"), **settings) as llm:
-        if args.raw:
-            output = llm.generate(args.prompt, params, progress=False)[0]
-        else:
-            output = llm.chat([{"role": "user", "content": args.prompt}], params, progress=False)[0]
-    if error := output.outputs[0].error:
-        raise ConfigError(error)
-    print(output.text)
+        try:
+            if args.raw:
+                output = llm.generate(args.prompt, params, progress=False, on_text=_show)[0]
+            else:
+                message = {"role": "user", "content": args.prompt}
+                output = llm.chat([message], params, progress=False, on_text=_show)[0]
+            if error := output.outputs[0].error:
+                raise ConfigError(error)
+            print(flush=True)
+        except BrokenPipeError:  # who reads it has left, as `head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end of Python
+            return 1
     return 0
+
+
+def _show(output: RequestOutput, piece: str) -> None:
+    print(piece, end="", flush=True)

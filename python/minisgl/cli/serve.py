@@ -10,7 +10,7 @@ from typing import Any
 
 from minisgl import envs
 from minisgl.cli import aliases, chat
-from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, engine_config, say_notices
+from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, add_log_level, engine_config, notices
 from minisgl.config import Limits, ServerConfig
 
 
@@ -87,6 +87,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds that open requests have to end after SIGTERM",
     )
     logs = parser.add_argument_group("logs")
+    add_log_level(logs)
     logs.add_argument("--log-format", choices=("text", "json"), default="text", help="json: an object a line")
     logs.add_argument(
         "--access-log", action=argparse.BooleanOptionalAction, default=True, help="a line for each request"
@@ -119,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     config = server_config(args)
     if args.shell and not args.managed:
         return chat.run_shell(args.flags, config.api_key)
-    say_notices(args, "serve")
+    warnings = notices(args)
     from minisgl.supervisor import run_server
 
-    return run_server(config)
+    return run_server(config, *warnings)

@@ -10,7 +10,7 @@ import msgspec
 
 from minisgl.sampling_params import SamplingParams
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, array_like=True):
@@ -151,10 +151,16 @@ class StepTokens(msgspec.Struct, tag="step", frozen=True, array_like=True):
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
+class Narration(msgspec.Struct, tag="narration", frozen=True, array_like=True):
+    """Lines about a step for the log, at level debug."""
+
+    lines: tuple[str, ...]
+
+
 class EngineFailed(msgspec.Struct, tag="failed", frozen=True, array_like=True):
     """The last message of an engine process that cannot go on: what happened and, if known, what to change."""
 
     text: str
 
 
-FromEngine = LoadProgress | EngineReady | EngineStats | Heartbeat | StepTokens | EngineFailed
+FromEngine = LoadProgress | EngineReady | EngineStats | Heartbeat | StepTokens | Narration | EngineFailed

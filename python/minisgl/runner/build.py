@@ -23,6 +23,7 @@ from minisgl.runner.ranks import OnDeath, RankEngine, Ranks
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import Chosen, choose
 from minisgl.scheduler.faulty import make_faulty
+from minisgl.scheduler.narrating import Narrate, NarratingControlPlane
 from minisgl.scheduler.shadow import ShadowControlPlane
 from minisgl.scheduler.trace import RecordingControlPlane
 from minisgl.step import Int32Array
@@ -189,15 +190,19 @@ def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlane
     )
 
 
-def choose_control_plane(config: EngineConfig, info: EngineInfo, tell: Tell = lambda line: None) -> Chosen:
-    """The control plane that `config` asks for; a shadow's lines go to `tell`. Raises `ConfigError`."""
+def choose_control_plane(
+    config: EngineConfig, info: EngineInfo, tell: Tell = lambda line: None, narrate: Narrate | None = None
+) -> Chosen:
+    """The control plane that `config` asks for; a shadow's lines go to `tell`, what each step does to `narrate` if the
+    log level is debug. Raises `ConfigError`."""
     if config.max_seq_len is not None and config.max_seq_len > info.context_len:
         raise ConfigError(f"max_seq_len: {config.max_seq_len}: the model's context is {info.context_len}")
     try:
         chosen = choose(config.cpu_backend, control_plane_config(config, info))
     except ValueError as error:
         raise ConfigError(f"--cpu-backend {config.cpu_backend}: {error}") from error
-    return replace(chosen, control_plane=_wrapped(config, chosen, control_plane_config(config, info), tell))
+    plane = _wrapped(config, chosen, control_plane_config(config, info), tell)
+    return replace(chosen, control_plane=_narrated(config, plane, narrate))
 
 
 def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig, tell: Tell) -> ControlPlane:
@@ -227,10 +232,14 @@ def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig,
     return plane
 
 
-def build_control_plane(config: EngineConfig, info: EngineInfo) -> ControlPlane:
-    return choose_control_plane(config, info).control_plane
+def _narrated(config: EngineConfig, plane: ControlPlane, narrate: Narrate | None) -> ControlPlane:
+    return plane if narrate is None or config.log_level != "debug" else NarratingControlPlane(plane, narrate)
 
 
-def build_fallback(config: EngineConfig, info: EngineInfo) -> ControlPlane:
+def build_control_plane(config: EngineConfig, info: EngineInfo, narrate: Narrate | None = None) -> ControlPlane:
+    return choose_control_plane(config, info, narrate=narrate).control_plane
+
+
+def build_fallback(config: EngineConfig, info: EngineInfo, narrate: Narrate | None = None) -> ControlPlane:
     """What goes on serving when the control plane breaks: the reference, with an empty cache."""
-    return choose("python", control_plane_config(config, info)).control_plane
+    return _narrated(config, choose("python", control_plane_config(config, info)).control_plane, narrate)

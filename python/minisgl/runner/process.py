@@ -30,6 +30,7 @@ from minisgl.message import (
     EngineStats,
     FromEngine,
     LoadProgress,
+    Narration,
     ToEngine,
     encode,
 )
@@ -104,6 +105,9 @@ class Link:
                 ready = dict(self._full.poll())
                 self._check_parent(ready)
 
+    def narrate(self, lines: Sequence[str]) -> None:
+        self.send([Narration(tuple(lines))])
+
     def _check_parent(self, ready: Mapping[Any, int]) -> None:
         if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
             raise ParentGone
@@ -143,7 +147,9 @@ def serve(config: ProcessConfig, link: Link) -> None:
         step_timeout=config.step_timeout,
     )
     try:
-        chosen = choose_control_plane(config.engine, engine.info, lambda line: link.send([LoadProgress(line)]))
+        chosen = choose_control_plane(
+            config.engine, engine.info, lambda line: link.send([LoadProgress(line)]), link.narrate
+        )
         if chosen.fallback:
             link.send([LoadProgress(f"control plane: python serves instead of rust_hotpath: {chosen.fallback}")])
         link.pulse.enter("working")
@@ -156,7 +162,7 @@ def serve(config: ProcessConfig, link: Link) -> None:
             link.send,
             overlap=config.engine.overlap,
             pulse=link.pulse,
-            fallback=lambda: build_fallback(config.engine, engine.info),
+            fallback=lambda: build_fallback(config.engine, engine.info, link.narrate),
             timers=link.timers,
         )
         collections = GcWatch(link.timers.meters["gc"])

@@ -11,7 +11,7 @@ import asyncio
 import collections
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -29,6 +29,7 @@ from minisgl.message import (
     Heartbeat,
     LoadProgress,
     MessageError,
+    Narration,
     PromptLogprobs,
     Shutdown,
     StepTokens,
@@ -135,6 +136,7 @@ class EngineClient:
         self.dispatch: Meter | None = None  # time to hand out what came
         self.queue: Histogram | None = None  # time from sending a request to its first step
         self.on_progress: Callable[[str, int, int], None] = lambda text, done, total: None
+        self.on_narration: Callable[[Sequence[str]], None] = lambda lines: None
 
     # ------------------------------------------------------------------------------------------------------- state
 
@@ -314,6 +316,8 @@ class EngineClient:
                 if self.ready is not None and not self.ready.done():
                     self.ready.set_result(message)
                     self.beat_time = time.monotonic()  # from now on it must beat
+            case Narration(lines):
+                self.on_narration(lines)
             case EngineFailed(text):
                 self.fail(text)
 

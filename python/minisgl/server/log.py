@@ -9,10 +9,13 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, Literal
 
 LogFormat = Literal["text", "json"]
+LEVELS = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
 _server = logging.getLogger("minisgl.server")
+_engine = logging.getLogger("minisgl.engine")
 
 
 class _Formatter(logging.Formatter):
@@ -39,19 +42,34 @@ def _plain(value: object) -> str:
     return text if text and not any(char.isspace() or char in '"=' for char in text) else json.dumps(text)
 
 
-def set_up(kind: LogFormat, *, access: bool) -> None:
-    """Send the loggers of minisgl and uvicorn to stderr. For a process that is a server, once."""
+def set_up(kind: LogFormat, *, access: bool, level: str = "info") -> None:
+    """Send the loggers of minisgl and uvicorn to stderr, lines of `level` and worse. For a process that is a server,
+    once."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(kind))
     for name in ("minisgl", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.propagate = False
-    logging.getLogger("minisgl").setLevel(logging.INFO)
-    logging.getLogger("minisgl.access").setLevel(logging.INFO if access else logging.CRITICAL)
+    logging.getLogger("minisgl").setLevel(LEVELS[level])
+    logging.getLogger("minisgl.access").setLevel(LEVELS[level] if access else logging.CRITICAL)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 def say(text: str) -> None:
     """A line of the server's own."""
     _server.info(text)
+
+
+def warn(text: str) -> None:
+    _server.warning(text)
+
+
+def complain(text: str) -> None:
+    """Why the server ends."""
+    _server.error(text)
+
+
+def narrate(lines: Sequence[str]) -> None:
+    for line in lines:
+        _engine.debug(line)

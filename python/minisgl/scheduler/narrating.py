@@ -1,0 +1,86 @@
+"""A control plane that tells what each step does, for people who learn: `--log-level debug`.
+
+Keeps true: it decides nothing; lines hold counts and request numbers, never a token or a text.
+Doesn't know: where lines go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from minisgl.scheduler.api import ControlPlane, Stats
+from minisgl.step import Arrival, Events, FinishReason, Int32Array, StepBuffers, StepOutput, StepPlan
+
+Narrate = Callable[[Sequence[str]], None]
+MAX_NAMED = 8  # requests of a step by number
+
+
+class NarratingControlPlane:
+    """The one inside, with a few lines to `narrate` for each call in which something happens."""
+
+    def __init__(self, inner: ControlPlane, narrate: Narrate) -> None:
+        self._inner = inner
+        self._narrate = narrate
+        self._num_prompt: dict[int, int] = {}
+        self._owners: dict[int, int] = {}  # request by slot
+
+    def schedule(self, step: int, events: Events) -> StepPlan:
+        plan = self._inner.schedule(step, events)
+        arrived = [event for event in events if isinstance(event, Arrival)]
+        self._num_prompt.update({event.req_id: event.num_prompt for event in arrived})
+        lines = [f"request {event.req_id} arrives: {_count(event.num_prompt, 'prompt token')}" for event in arrived]
+        if lines := [*lines, *self._of_plan(step, plan)]:
+            self._narrate(lines)
+        return plan
+
+    def _of_plan(self, step: int, plan: StepPlan) -> list[str]:
+        entry = self._inner.buffers.ring[plan.ring_index]
+        lines = []
+        if plan.num_retracted:
+            lines.append(f"step {step}: pages are short: back to waiting: {_count(plan.num_retracted, 'request')}")
+        for i in range(plan.num_bound):
+            slot, cached = entry.bound[i].tolist()
+            req_id = self._owners[slot] = int(entry.bound_ids[i])
+            lines.append(f"step {step}: request {req_id} starts, {_count(cached, 'token')} cached")
+        for row in range(plan.num_decode_rows, plan.num_rows):
+            req_id = self._owners[int(entry.req_slots[row])]
+            length, end = int(entry.extend_lens[row]), int(entry.seq_lens[row])
+            of = self._num_prompt.get(req_id, end)
+            lines.append(
+                f"step {step}: prefill of request {req_id}, {_count(length, 'token')}: {end} of {max(of, end)} are done"
+            )
+        if plan.num_decode_rows:
+            lines.append(f"step {step}: decode, {_count(plan.num_decode_rows, 'row')}, a token each")
+        return lines
+
+    def commit(self, step: int, tokens: Int32Array) -> StepOutput:
+        output = self._inner.commit(step, tokens)
+        ids = output.req_ids[output.tokens >= 0].tolist()
+        lines = [f"step {step}: sent, a token each: {_named(ids)}"] if ids else []
+        for req_id, reason in zip(output.req_ids.tolist(), output.reasons.tolist(), strict=True):
+            if reason != FinishReason.NONE:
+                lines.append(f"step {step}: request {req_id} ends: {FinishReason(reason).name.lower()}")
+                self._num_prompt.pop(req_id, None)
+        if lines:
+            self._narrate(lines)
+        return output
+
+    def stats(self) -> Stats:
+        return self._inner.stats()
+
+    def check(self) -> None:
+        self._inner.check()
+
+    @property
+    def buffers(self) -> StepBuffers:
+        return self._inner.buffers
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _named(req_ids: Sequence[int]) -> str:
+    more = len(req_ids) - MAX_NAMED
+    shown = ", ".join(map(str, req_ids[:MAX_NAMED]))
+    return f"{'request' if len(req_ids) == 1 else 'requests'} {shown}" + (f" and {more} more" if more > 0 else "")
