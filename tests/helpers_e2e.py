@@ -19,7 +19,7 @@ import psutil
 READY = re.compile(r"ready: (http://\S+)")
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
     """Wait for a state, not for a time. `what`: the complaint if it does not come."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -60,7 +60,7 @@ class ServerProcess:
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def stop(self, signum: int = signal.SIGINT, timeout_s: float = 30.0) -> int:
+    def stop(self, signum: int = signal.SIGINT, timeout_s: float = 60.0) -> int:
         """Send a signal and wait; returns the exit code and checks that nothing is left."""
         children = self.children() if self.process.poll() is None else []
         self.process.send_signal(signum)
@@ -71,8 +71,8 @@ class ServerProcess:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             raise
-        self._reader.join(10)
-        _, alive = psutil.wait_procs(children, timeout=10)
+        self._reader.join(60)
+        _, alive = psutil.wait_procs(children, timeout=60)
         assert not alive, f"processes left behind: {alive}"
         self.check_no_files()
         return code

@@ -74,7 +74,7 @@ class _Transport:
             raise RankDied(repr(self.errors[0]))
 
     def explain(self, error: GroupError) -> RankDied:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not self.errors and time.monotonic() < deadline:
             time.sleep(0.01)
         return RankDied(repr(self.errors[0]) if self.errors else str(error))

@@ -54,7 +54,7 @@ EOS = 256
 VOCAB_SIZE = 258
 FILL = 480
 MAX_SEQ_LEN = 512
-WAIT_S = 20.0  # for what must come; a failure, not a measurement
+WAIT_S = 60.0  # for what must come; a failure, not a measurement
 _ORDER = re.compile(rb"(say|hang|fail|burst|fill):(.*?)(?:</user>|$)", re.DOTALL)
 T = TypeVar("T")
 

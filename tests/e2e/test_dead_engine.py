@@ -60,7 +60,7 @@ def test_a_dead_engine_ends_its_process_with_the_reason(tmp_path: Path) -> None:
                 if isinstance(message, EngineFailed):
                     reason = message.text
         assert "CUDA error: misaligned address: the CUDA engine cannot go on" in reason
-        assert process.wait(30) == 1
+        assert process.wait(60) == 1
     finally:
         process.kill()
         process.wait()

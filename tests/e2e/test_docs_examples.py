@@ -25,7 +25,7 @@ from tests.helpers_e2e import ServerProcess, serving
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/quick-start.md")
 BLOCK = re.compile(r"(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)```", re.DOTALL)
-TIMEOUT_S = 240  # for what must end; a failure, not a measurement
+TIMEOUT_S = 120  # for what must end; a failure, not a measurement
 ADDRESS = "http://127.0.0.1:1919"
 
 

@@ -288,7 +288,7 @@ def test_a_killed_engine_ends_the_server_with_a_message() -> None:
             engine.kill()
             last = [line for line in lines if line.startswith("data: {")][-1]
         assert json.loads(last[6:])["error"]["code"] == "engine_unavailable"
-        assert server.process.wait(20) == 1
+        assert server.process.wait(60) == 1
         assert any("engine process died" in line for line in server.lines)
         server.check_no_files()
     finally:
@@ -300,7 +300,7 @@ def test_a_killed_server_takes_its_engine_along() -> None:
     try:
         engine = server.children()[0]
         server.process.kill()
-        engine.wait(20)
+        engine.wait(60)
     finally:
         server.kill()
 

@@ -88,7 +88,7 @@ def test_the_count_of_waiting_survives_every_way_to_end() -> None:
 
 
 def test_a_request_that_takes_too_long() -> None:
-    with frontend(config=configured(request_timeout=0.3)) as server, server.http() as http:
+    with frontend(config=configured(request_timeout=1.0)) as server, server.http() as http:
         error = check_error(http.post(TEXT, json={"prompt": "late hang:abc", "n": 2}), 504)
         assert error["code"] == "request_timeout" and "--request-timeout" in error["message"]
         answer = http.post(CHAT, json=chat_body("late hang:abc", stream=True))
@@ -108,7 +108,7 @@ def receive_all(client: socket.socket) -> bytes:
 
 
 def test_a_body_that_does_not_come() -> None:
-    with frontend(config=configured(slow_client_timeout=0.3)) as server:
+    with frontend(config=configured(slow_client_timeout=1.0)) as server:
         with socket.create_connection(server.address) as client:
             client.sendall(f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{{".encode())
             answer = receive_all(client)
@@ -117,7 +117,7 @@ def test_a_body_that_does_not_come() -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.1\r\nhost:"])
 def test_a_head_that_does_not_come(sent: bytes) -> None:
-    config = configured(slow_client_timeout=0.3)
+    config = configured(slow_client_timeout=1.0)
     with frontend(config=config) as server, socket.create_connection(server.address) as client:
         client.sendall(sent)
         with contextlib.suppress(ConnectionResetError):
@@ -128,7 +128,7 @@ def test_a_client_that_stops_reading(caplog: pytest.LogCaptureFixture) -> None:
     """6 MB of stream for a client that reads none of it: its requests end, others are served meanwhile."""
     with (
         caplog.at_level(logging.WARNING, "minisgl.server"),
-        frontend(config=configured(slow_client_timeout=0.5)) as server,
+        frontend(config=configured(slow_client_timeout=1.0)) as server,
         server.http() as http,
     ):
         body = json.dumps({"prompt": "slow fill:", "n": 64, "stream": True, "max_tokens": 500, "logprobs": 0}).encode()
@@ -151,7 +151,7 @@ def test_a_client_that_reads_no_answer(caplog: pytest.LogCaptureFixture) -> None
     """Answers that are whole, for a client that reads none: the connection goes, with those that wait on it."""
     with (
         caplog.at_level(logging.WARNING, "minisgl.server"),
-        frontend(config=configured(slow_client_timeout=0.3)) as server,
+        frontend(config=configured(slow_client_timeout=1.0)) as server,
     ):
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -179,7 +179,7 @@ def test_a_prompt_that_waits_for_the_tokenizer_counts_its_time(monkeypatch: pyte
         return encode(self, texts, *args, **kwargs)
 
     monkeypatch.setattr(Tokenizer, "encode_batch", slow)
-    with frontend(config=configured(request_timeout=0.3)) as server, server.http() as http:
+    with frontend(config=configured(request_timeout=1.0)) as server, server.http() as http:
         for body in ({"prompt": "slow"}, {"prompt": "slow", "stream": True}):
             assert check_error(http.post(TEXT, json=body), 504)["code"] == "request_timeout"
         busy.set()
@@ -199,7 +199,7 @@ def test_a_prompt_that_waits_for_the_tokenizer_counts_its_time(monkeypatch: pyte
 
 
 def test_a_late_stream_frees_the_engine_though_its_client_does_not_read() -> None:
-    config = configured(request_timeout=0.5, slow_client_timeout=WAIT_S)
+    config = configured(request_timeout=1.0, slow_client_timeout=WAIT_S)
     with frontend(config=config) as server, socket.socket() as client:
         body = json.dumps({"prompt": "late fill:", "n": 64, "stream": True, "max_tokens": 500, "logprobs": 0}).encode()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

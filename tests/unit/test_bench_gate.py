@@ -70,8 +70,8 @@ def test_a_command_that_takes_too_long_is_ended_with_its_children(tmp_path: Path
     program = (
         f"import subprocess; p = subprocess.Popen(['sleep', '60']); print(p.pid, file=open('{file}', 'w')); p.wait()"
     )
-    verdict = judge(command(run=f'python -c "{program}"', timeout_s=1.5))
-    assert verdict.state == "could not run" and "no result after 1.5 s" in verdict.reason
+    verdict = judge(command(run=f'python -c "{program}"', timeout_s=5.0))
+    assert verdict.state == "could not run" and "no result after 5" in verdict.reason
     pid = int(file.read_text())
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         pass

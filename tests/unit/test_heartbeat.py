@@ -23,7 +23,7 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.step import Events, StepBuffers, StepPlan
 
 CONFIG = EngineConfig(cpu_backend="python", engine="echo", num_pages=16, page_size=4)
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def test_no_usage_is_not_zero_tokens() -> None:
 
 
 def test_a_late_token_is_a_gap_and_not_a_late_first_one() -> None:
-    held = 0.2
+    held = 0.4
 
     def script(exchange: Exchange) -> bool:
         exchange.send(HEAD, chunk(token("a")))
@@ -100,8 +100,8 @@ def test_a_late_token_is_a_gap_and_not_a_late_first_one() -> None:
         return True
 
     result = send(script)
-    assert result["gaps"][0] >= held * 0.95
-    assert result["first"][0] <= result["last"][0] - held * 0.95
+    assert result["gaps"][0] >= held / 2  # a busy machine may read the first late
+    assert result["first"][0] <= result["last"][0] - held / 2
 
 
 def test_an_answer_in_one_piece() -> None:
