@@ -258,7 +258,7 @@ def test_a_backend_that_cannot_be_had() -> None:
 
 def test_results_can_be_read_as_there() -> None:
     with LLM("none", engine="echo", num_pages=16) as llm:
-        (out,) = llm.generate(["hello"], SamplingParams(temperature=0, max_tokens=5), progress=False)
+        (out,) = llm.generate(["hello"], SamplingParams(max_tokens=5, ignore_eos=True), progress=False)
     assert isinstance(out, RequestOutput) and isinstance(out.outputs[0], Completion)
     assert out["text"] == out.text == out.outputs[0]["text"] == out.outputs[0].text
     assert out["token_ids"] == out.token_ids == out.outputs[0]["token_ids"] and len(out["token_ids"]) == 5
