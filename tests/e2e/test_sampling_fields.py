@@ -13,7 +13,9 @@ import openai
 import pytest
 
 from minisgl.engine.echo import EOS_ID, VOCAB_SIZE
+from minisgl.tokenizer.echo import ECHO_BOS_ID as BOS_ID
 from tests.helpers_e2e import ServerProcess, serving, until
+from tests.helpers_server import events
 
 HALF = pytest.approx(math.log(0.5))
 QUARTER = pytest.approx(math.log(0.25))
@@ -137,7 +139,37 @@ def test_prompt_logprobs(http: httpx.Client) -> None:
 
 def test_bytes_that_are_no_text_are_spelled_out(http: httpx.Client) -> None:
     found = post(http, TEXT, prompt="é", max_tokens=1, echo=True, logprobs=0)["choices"][0]["logprobs"]
-    assert found["tokens"][:2] == ["bytes:\\xc3", "bytes:\\xa9"] and found["text_offset"][:3] == [0, 1, 1]
+    assert found["tokens"][:2] == ["bytes:\\xc3", "bytes:\\xa9"] and found["text_offset"][:3] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_are_places_in_the_text_that_is_returned(http: httpx.Client, stream: bool) -> None:
+    """Special tokens are shown, half a character is one U+FFFD, and the answer begins where the prompt ends."""
+    prompt = [BOS_ID, *"hé".encode(), *"👩".encode()[:2], EOS_ID, 0xFF, *"👩".encode(), *"é".encode()[:1]]
+    text = "<|bos|>hé\ufffd<|eos|>\ufffd👩\ufffd"
+    body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 4, "seed": 3, "ignore_eos": True}
+    answer = http.post(TEXT, json={**body, "stream": stream})
+    found: dict[str, list[Any]] = {}
+    whole = ""
+    for piece in events(answer.text)[:-1] if stream else [answer.json()]:
+        choice = piece["choices"][0]
+        whole += choice["text"]
+        for name, values in choice["logprobs"].items():
+            found[name] = [*found.get(name, []), *values]
+    assert whole.startswith(text)
+    assert found["text_offset"][: len(prompt) + 1] == [0, 7, 8, 8, 9, 9, 10, 17, 18, 18, 18, 18, 19, 20]
+    for token, offset in zip(found["tokens"], found["text_offset"], strict=True):
+        assert token.startswith("bytes:") or whole.startswith(token, offset) or token == "<|eos|>"
+    assert found["top_logprobs"][0] is None
+    for token, logprob, top in list(zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True))[
+        1:
+    ]:
+        assert top[token] == logprob
+
+
+def test_top_logprobs_have_the_token_itself(http: httpx.Client) -> None:
+    found = post(http, TEXT, prompt="a", max_tokens=3, logprobs=0, ignore_eos=True)["choices"][0]["logprobs"]
+    assert found["top_logprobs"] == [{token: HALF} for token in found["tokens"]]
 
 
 def test_best_of_returns_n(http: httpx.Client) -> None:

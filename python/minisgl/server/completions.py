@@ -17,7 +17,7 @@ from minisgl.server.bodies import CompletionRequest
 from minisgl.server.context import ServerContext, checked
 from minisgl.server.errors import ApiError, bad_value
 from minisgl.server.generation import Collected, Delta, Generation, ScoredToken, collect
-from minisgl.server.logprobs import CompletionLogprobs, prompt_logprobs
+from minisgl.server.logprobs import CompletionLogprobs, EchoedPrompt, echoed_prompt, prompt_logprobs
 from minisgl.server.protocol import parse
 from minisgl.server.record import RequestRecord
 from minisgl.server.transport import SSE_DONE, StreamResponse, json_response, sse, sse_error
@@ -104,6 +104,7 @@ class _Answer:
         self._options = options
         self._pieces: dict[int, _Piece] = {}  # of a stream, by choice
         self._given = given
+        self._echoed: dict[int, EchoedPrompt] = {}  # by prompt
         self._prompts = prompts
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -152,6 +153,7 @@ class _Answer:
     ) -> dict[str, Any]:
         """The next part of a choice; what concerns the prompt comes with the first."""
         options, about_prompt = self._options, dict[str, Any]()
+        echoed, of_prompt = None, list[ScoredToken]()
         if options.only_prompt:
             text, tokens = "", ()
             finish_reason = finish_reason and "length"
@@ -161,10 +163,11 @@ class _Answer:
                 prompt = generation.prompt_tokens(piece.source)
                 about_prompt["prompt_logprobs"] = prompt_logprobs(self._tokenizer, prompt)
             if options.echo:
-                text = self._prompt_text(piece.source) + text
+                echoed = self._prompt(piece.source)
+                text = echoed.text + text
                 if options.with_logprobs:
-                    tokens = [*generation.prompt_tokens(piece.source), *tokens]
-        logprobs = piece.logprobs.piece(tokens) if options.with_logprobs else None
+                    of_prompt = generation.prompt_tokens(piece.source)
+        logprobs = piece.logprobs.piece(tokens, echoed, of_prompt) if options.with_logprobs else None
         return {
             "index": piece.index,
             "text": text,
@@ -173,9 +176,14 @@ class _Answer:
             **about_prompt,
         }
 
-    def _prompt_text(self, index: int) -> str:
-        given = self._given[index // self._options.best_of]
-        return given if isinstance(given, str) else self._tokenizer.decode(given)
+    def _prompt(self, index: int) -> EchoedPrompt:
+        at = index // self._options.best_of
+        if at not in self._echoed:
+            given = self._given[at]
+            text = given if isinstance(given, str) else None
+            ids, with_offsets = self._prompts[at].tolist(), self._options.with_logprobs
+            self._echoed[at] = echoed_prompt(self._tokenizer, text, ids, with_offsets=with_offsets)
+        return self._echoed[at]
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
         usage = generation.usage()

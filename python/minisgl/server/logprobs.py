@@ -1,16 +1,18 @@
 """Log probabilities in OpenAI's two shapes: chat's list of tokens, completions' parallel lists.
 
-Keeps true: every token has its bytes; a token that is no whole text is shown in a way that no other token shares.
+Keeps true: every token has its bytes; a token that is no whole text is shown in a way that no other token shares; an
+offset of a token is the place, in the text that is returned, of the character in which it begins.
 Doesn't know: where the numbers come from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from minisgl.server.generation import ScoredToken
-from minisgl.tokenizer import Tokenizer
+from minisgl.tokenizer import IncrementalDecoder, Tokenizer
 
 
 def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[ScoredToken]) -> dict[str, Any]:
@@ -26,39 +28,72 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[ScoredToken]) -> dict[s
     return {"content": content, "refusal": None}
 
 
+@dataclass(frozen=True, slots=True)
+class EchoedPrompt:
+    """A prompt as it is shown before its answer, and where in it each token begins."""
+
+    text: str
+    offsets: tuple[int, ...]
+
+
+def echoed_prompt(
+    tokenizer: Tokenizer, given: str | None, ids: Sequence[int], *, with_offsets: bool = True
+) -> EchoedPrompt:
+    """Special tokens are part of the text. But a text is shown as it was `given`: what its encoding added around it
+    (a BOS, sentencepiece's first space) takes no room."""
+    decoder = tokenizer.new_decoder(skip_special_tokens=False)
+    text, offsets = _placed(decoder, ids, 0) if with_offsets else (decoder.push(ids), [])
+    text += decoder.flush()
+    if given is None or (found := text.rfind(given)) < 0:  # not found: normalized, and shown as the model read it
+        return EchoedPrompt(text, tuple(offsets))
+    return EchoedPrompt(given, tuple(min(max(offset - found, 0), len(given)) for offset in offsets))
+
+
+def _placed(decoder: IncrementalDecoder, ids: Iterable[int], start: int) -> tuple[str, list[int]]:
+    """The new text, which begins at `start`, and the offset of each id."""
+    parts, offsets = list[str](), list[int]()
+    for token_id in ids:
+        before, text = decoder.place(token_id)
+        offsets.append(start + before)
+        start += len(text)
+        parts.append(text)
+    return "".join(parts), offsets
+
+
 class CompletionLogprobs:
-    """`choices[].logprobs` of completions, piece by piece: text offsets go on from one piece to the next."""
+    """`choices[].logprobs` of completions, piece by piece: text offsets go on from one piece to the next. What belongs
+    to a stop string has the offsets that it would have if the text went on."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._decoder = tokenizer.new_decoder()
         self._offset = 0
 
-    def piece(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
-        """{tokens, token_logprobs, top_logprobs, text_offset} of these tokens, in characters of the text so far."""
-        offsets = []
-        for token in tokens:
-            offsets.append(self._offset)
-            self._advance(token.token_id)
+    def piece(
+        self, tokens: Sequence[ScoredToken], prompt: EchoedPrompt | None = None, of_prompt: Sequence[ScoredToken] = ()
+    ) -> dict[str, Any]:
+        """{tokens, token_logprobs, top_logprobs, text_offset} of these tokens, in characters of the text so far. The
+        first piece may begin with the prompt."""
+        before: tuple[int, ...] = ()
+        if prompt is not None:
+            before, self._offset = prompt.offsets, len(prompt.text)
+        text, offsets = _placed(self._decoder, (token.token_id for token in tokens), self._offset)
+        self._offset += len(text)
+        found = [*of_prompt, *tokens]
         return {
-            "tokens": [self._text(token.token_id) for token in tokens],
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [
-                {self._text(token_id): logprob for token_id, logprob in token.top}
-                if token.logprob is not None
-                else None
-                for token in tokens
-            ],
-            "text_offset": offsets,
+            "tokens": [token_text(self._tokenizer, token.token_id) for token in found],
+            "token_logprobs": [token.logprob for token in found],
+            "top_logprobs": [self._top(token) for token in found],
+            "text_offset": [*before, *offsets],
         }
 
-    def _advance(self, token_id: int) -> None:
-        """Characters are counted where they begin, so that a token inside of one has its character's offset + 1.
-        Special tokens are no text."""
-        if not self._tokenizer.is_special(token_id):
-            self._offset += sum(byte & 0xC0 != 0x80 for byte in self._tokenizer.token_bytes(token_id))
-
-    def _text(self, token_id: int) -> str:
-        return token_text(self._tokenizer, token_id)
+    def _top(self, token: ScoredToken) -> dict[str, float] | None:
+        """The most likely ones and, as OpenAI has it, the token itself."""
+        if token.logprob is None:
+            return None
+        found = {token_text(self._tokenizer, token_id): logprob for token_id, logprob in token.top}
+        found[token_text(self._tokenizer, token.token_id)] = token.logprob
+        return found
 
 
 def prompt_logprobs(tokenizer: Tokenizer, tokens: Iterable[ScoredToken]) -> list[dict[str, Any] | None]:

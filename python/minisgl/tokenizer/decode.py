@@ -33,6 +33,10 @@ class IncrementalDecoder(Protocol):
 
     def push(self, ids: Sequence[int]) -> str: ...
 
+    def place(self, token_id: int) -> tuple[int, str]:
+        """`push` of one id, and the number of characters of the new text that stand before the one in which the id
+        begins: those of held back bytes, if it does not go on with them."""
+
     def flush(self) -> str:
         """What was held back: the bytes of an unfinished character as U+FFFD."""
 
@@ -145,6 +149,12 @@ class _ByteLevelStream:
         bytes_of, skipped = self._table.bytes_of, self._skipped
         return self._decoder.decode(b"".join([bytes_of(i) for i in ids if i not in skipped]))
 
+    def place(self, token_id: int) -> tuple[int, str]:
+        data = b"" if token_id in self._skipped else self._table.bytes_of(token_id)
+        held = self._decoder.getstate()[0]
+        before = len((held + data[:1]).decode(errors="replace")) - 1 if held and data else 0
+        return before, self._decoder.decode(data)
+
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
 
@@ -170,6 +180,13 @@ class _LiteralStream:
                 parts.append(self.flush())
                 parts.append(text.decode())
         return "".join(parts)
+
+    def place(self, token_id: int) -> tuple[int, str]:
+        """A byte whose run turns out to be no text has its own U+FFFD, which it cannot know before."""
+        held = len(self._pending)
+        text = self.push((token_id,))
+        goes_on = self._table.is_byte(token_id) and not self._run_is_invalid
+        return held if text and not goes_on else 0, text
 
     def _push_byte(self, byte: bytes) -> str:
         if self._run_is_invalid:
@@ -204,6 +221,9 @@ class _WindowStream:
 
     def push(self, ids: Sequence[int]) -> str:
         return "".join([self._push_one(token_id) for token_id in ids if 0 <= token_id < self._table.num_ids])
+
+    def place(self, token_id: int) -> tuple[int, str]:
+        return 0, self.push((token_id,))
 
     def _push_one(self, token_id: int) -> str:
         self._held.append(token_id)

@@ -117,10 +117,6 @@ class Tokenizer:
         """What one id stands for in a text, special tokens included: maybe a part of a character."""
         return self._table.bytes_of(token_id)
 
-    def is_special(self, token_id: int) -> bool:
-        """Whether decoding leaves it out by default."""
-        return token_id in self._table.skipped
-
     @property
     def num_ids(self) -> int:
         """One more than the largest id."""
