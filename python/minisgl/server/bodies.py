@@ -278,8 +278,8 @@ class CompletionRequest(Sampling):
 
     prompt: Prompt = Field(description="A text, several texts, token ids, or several lists of token ids.")
     echo: StrictBool | None = _field(
-        "Begin the answer with the prompt, special tokens included; with `logprobs` its tokens are reported too. Allows "
-        "`max_tokens` 0."
+        "Begin the answer with the prompt, special tokens included; with `logprobs` its tokens are reported too. "
+        "Allows `max_tokens` 0."
     )
     logprobs: Int64 | None = _field(
         "Report the log probability of each token, and as many most likely ones in its place; `top_logprobs` has the "
