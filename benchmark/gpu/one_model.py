@@ -34,7 +34,8 @@ from minisgl.attention.kv_pool import page_bytes  # noqa: E402
 from minisgl.bench.offline_arm import Collector, OfflineJob, TimedControlPlane, TimedEngine, Timers  # noqa: E402
 from minisgl.config import EngineConfig  # noqa: E402
 from minisgl.engine.cuda_engine import CudaEngine  # noqa: E402
-from minisgl.engine.loading import DTYPES, load_engine  # noqa: E402
+from minisgl.engine.dtypes import DTYPES  # noqa: E402
+from minisgl.engine.loading import load_engine  # noqa: E402
 from minisgl.models import build_model, load_config  # noqa: E402
 from minisgl.runner.build import build_control_plane  # noqa: E402
 from minisgl.runner.loop import StepLoop  # noqa: E402

@@ -78,12 +78,26 @@ def _devices() -> list[Finding]:
     except ImportError as error:
         return [*found, Finding("devices", "torch", False, str(error))]
     found[0] = Finding("devices", "cpu", True, f"{os.cpu_count()} logical cores, {torch.get_num_threads()} threads")
+    found.append(_try("devices", "cpu types", _cpu_types))
     if torch.cuda.is_available():
         found += [_cuda_device(i) for i in range(torch.cuda.device_count())]
     else:
         built = torch.version.cuda or "no CUDA"
         found.append(Finding("devices", "cuda", None, f"no usable GPU (torch was built with {built})"))
     return found
+
+
+def _cpu_types() -> str:
+    """What `--dtype auto` makes of the checkpoints' types on this CPU."""
+    import torch
+
+    from minisgl.engine import dtypes
+
+    found = []
+    for name in ("bfloat16", "float16"):
+        chosen, why = dtypes.choose("auto", name, torch.device("cpu"))
+        found.append(f"{name}: native" if chosen == name else f"{name}: served as {chosen} ({why})")
+    return "; ".join(found)
 
 
 def _cuda_device(index: int) -> Finding:

@@ -228,7 +228,8 @@ def _greet(config: ServerConfig, address: tuple[str, int], ready: EngineReady, s
         managed.announce(url, config.model_name)
         return
     say(f"ready: {url} after {seconds:.1f} s. Try:")
-    question = "What is the capital of France?" if config.engine.model == MODEL_SMOLLM2 else "Hello!"
-    body = {"model": config.model_name, "messages": [{"role": "user", "content": question}], "temperature": 0}
+    question = "Name the capital of France." if config.engine.model == MODEL_SMOLLM2 else "Hello!"
+    messages = [{"role": "user", "content": question}]
+    body = {"model": config.model_name, "messages": messages, "temperature": 0, "max_tokens": 30}
     key = "" if config.api_key is None else ' -H "Authorization: Bearer $MINISGL_API_KEY"'
     say(f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'")

@@ -403,7 +403,7 @@ def test_ctrl_c_in_a_terminal_spares_the_chats_own_server(tmp_path: Path) -> Non
         screen.expect(rb"\[stopped\].*" + PROMPTED)
         screen.type(b"/reset\r")
         screen.expect(PROMPTED)
-        screen.type(b"What is the capital of France?\r")
+        screen.type(b"Name the capital of France.\r")
         screen.expect(rb"Paris.*" + PROMPTED)
         screen.type(b"\x04")
         until(screen.leaves, "Ctrl-D does not leave", WAIT_S)

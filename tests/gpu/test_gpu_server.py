@@ -171,6 +171,6 @@ def test_the_embedded_model_knows_paris() -> None:
         pytest.skip(str(error))
     with serving("--model", "smollm2", *FLAGS) as server:
         for number in range(3):
-            question = [{"role": "user", "content": "What is the capital of France?"}]
+            question = [{"role": "user", "content": "Name the capital of France."}]
             text, reason, _ = chat(server, number, messages=question, temperature=0, max_tokens=40)
             assert "Paris" in text and reason == "stop"

@@ -31,6 +31,7 @@ def test_it_says_what_is_installed_and_what_works(capsys: pytest.CaptureFixture[
     assert found["packages", "python"]["detail"].startswith(platform.python_version())
     assert found["packages", "torch"]["detail"] == importlib.metadata.version("torch")
     assert found["devices", "cpu"]["ok"]
+    assert "bfloat16: " in found["devices", "cpu types"]["detail"]
     assert found["engines", "torch"]["ok"], found["engines", "torch"]["detail"]
     assert found["engines", "echo"]["ok"]
     assert found["control planes", "python"]["ok"]

@@ -110,7 +110,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         type=spellings.dtype,
         choices=("auto", "float32", "bfloat16", "float16"),
         default="auto",
-        help="of weights and KV; auto: as the checkpoint says",
+        help="of weights and KV; auto: the checkpoint's, or float32 on a CPU that would emulate it",
     )
     model.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     model.add_argument("--seed", "--random-seed", type=int, default=0, help="of dummy weights")

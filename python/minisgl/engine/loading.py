@@ -16,10 +16,12 @@ from minisgl.attention import KVPool, TorchSdpa
 from minisgl.attention.kv_pool import page_bytes
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.distributed import ALONE, Cut, Group
+from minisgl.engine import dtypes
 from minisgl.engine.api import EngineInfo
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.cuda_loading import INLINE, build_cuda_engine, check_device, out_of_memory
 from minisgl.engine.cuda_loading import num_pages as cuda_num_pages
+from minisgl.engine.dtypes import DTYPES
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread
 from minisgl.models import Decoder, ModelConfig, build_model, load_config
@@ -29,7 +31,6 @@ from minisgl.weights.sources import resolve_model
 
 MEMORY_RATIO = 0.5  # without --memory-ratio
 MAX_POOL_BYTES = 4 * 2**30  # without --num-pages: a laptop has other things to do with its memory
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_engine(config: EngineConfig, say: Report, group: Group = ALONE) -> TorchEngine | CudaEngine:
@@ -61,7 +62,8 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
         config.model, say, source=config.model_source, revision=config.revision, load_format=config.load_format
     )
     model_config = load_config(folder)
-    dtype = _dtype(config, model_config)
+    dtype_name, why = dtypes.choose(config.dtype, model_config.dtype, device)
+    dtype = DTYPES[dtype_name]
     context_len = _context_len(config, model_config)
     kv_heads = Cut.of_kv_heads(model_config.num_kv_heads, group.rank, group.size).length
     page_size = page_bytes(model_config.num_layers, config.page_size, kv_heads, model_config.head_dim, dtype)
@@ -84,7 +86,8 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
             dtype=dtype,
             device=device,
         )
-    say(f"loaded {folder.name}: {model_config.architecture}, {_dtype_name(dtype)}, {time.monotonic() - began:.1f} s")
+    took = time.monotonic() - began
+    say(f"loaded {folder.name}: {model_config.architecture}, {dtype_name} ({why}), {took:.1f} s")
     each = "" if group.size == 1 else " on each rank"
     say(f"KV pool: {num_pages} pages of {config.page_size} tokens, {num_pages * page_size / 2**20:.0f} MiB{each}")
     info = EngineInfo(
@@ -96,7 +99,7 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
         num_pages=num_pages,
         page_size=config.page_size,
         device=str(device),
-        dtype=_dtype_name(dtype),
+        dtype=dtype_name,
     )
     if device.type == "cuda" or config.device == INLINE:
         return build_cuda_engine(config, model, model_config, info, pool, say, group)
@@ -150,17 +153,6 @@ def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, do
     if config.torch_compile and config.tp > 1:
         raise ConfigError(f"--torch-compile: not with --tp {config.tp}: the compiler cannot see collectives")
     return check_device("cuda" if kind == "auto" else config.device, rank, config.tp)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return next(name for name, known in DTYPES.items() if known is dtype)
-
-
-def _dtype(config: EngineConfig, model_config: ModelConfig) -> torch.dtype:
-    name = model_config.dtype if config.dtype == "auto" else config.dtype
-    if name not in DTYPES:
-        raise ConfigError(f"config.json: dtype: {name!r} is not supported: choose --dtype {', '.join(DTYPES)}")
-    return DTYPES[name]
 
 
 def _context_len(config: EngineConfig, model_config: ModelConfig) -> int:

@@ -149,7 +149,7 @@ class Decoder:
 
     def pack(self) -> None:
         """Every tensor of `checkpoint` is filled: bring the weights into the layout that computes fastest."""
-        self._head.pack()
+        self._head.pack(read=self._head is self._tokens)
         for layer in self._layers:
             layer.pack()
 
@@ -167,7 +167,7 @@ class Decoder:
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden_size] -> [n, vocab_size], on rank 0; see `Embedding.logits`."""
+        """[n, hidden_size] -> [n, vocab_size] float32, on rank 0; see `Embedding.logits`."""
         return self._head.logits(hidden)
 
     def checkpoint(self) -> dict[str, Tensor]:

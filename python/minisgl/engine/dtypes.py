@@ -1,0 +1,47 @@
+"""Which type weights and KV get, and why.
+
+Keeps true: on a CPU `auto` is the checkpoint's type only where matrix products of it run natively; elsewhere they would
+be emulated, up to ten times slower than float32, and rounded for nothing. What torch and oneDNN say of themselves
+counts beside the processor, so a process that is held down to another one's instructions chooses as it would there.
+Doesn't know: models, other devices' abilities.
+"""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+
+from minisgl.config import ConfigError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_HALVES = {"bfloat16": ("bf16", "avx512_bf16 or amx_bf16"), "float16": ("fp16", "avx512_fp16")}
+
+
+def choose(wanted: str, checkpoint: str, device: torch.device) -> tuple[str, str]:
+    """A name of `DTYPES` for `wanted` (--dtype) and a checkpoint's own type, and why. Raises `ConfigError`."""
+    name = checkpoint if wanted == "auto" else wanted
+    if name not in DTYPES:
+        raise ConfigError(f"config.json: dtype: {name!r} is not supported: choose --dtype {', '.join(DTYPES)}")
+    why = obstacle(name) if device.type == "cpu" else ""
+    if wanted != "auto":
+        return name, f"by --dtype; emulated, slow: {why}" if why else "by --dtype"
+    if why:
+        return "float32", f"the checkpoint's {name} would be emulated: {why}"
+    return name, "as in the checkpoint"
+
+
+def obstacle(name: str) -> str:
+    """Why products of this type would be emulated on this CPU; empty: they would not."""
+    if name == "float32":
+        return ""
+    kind, instructions = _HALVES[name]
+    supported = getattr(torch.ops.mkldnn, f"_is_mkldnn_{kind}_supported", None)
+    usable = torch.backends.mkldnn.is_available() and supported is not None and bool(supported())
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return "" if usable else f"torch has no fast products of {name} here"
+    if name == "bfloat16" and not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
+        return f"this CPU has no {instructions}"  # oneDNN calls it supported from AVX-512 on
+    if usable and torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        return ""
+    return f"torch uses no {instructions} here"
