@@ -145,7 +145,7 @@ def prefill_16x512(make: Make, repeats: int) -> list[float]:
 
 
 class Spec(NamedTuple):
-    """A case, how many steps are timed, and the bars in us (issue 5, section 5)."""
+    """A case, how many steps are timed, and the bars in us."""
 
     case: Case
     repeats: dict[str, int]

@@ -115,5 +115,5 @@ def times(backend: str, name: str, repeats: int) -> list[float]:
 
 
 def bars(name: str) -> dict[str, float]:
-    """The bars of issue 5, section 5, in us."""
+    """The bars in us: what a release must hold."""
     return {"rust_hotpath": BARS[name]}

@@ -22,7 +22,7 @@ from minisgl.server import log
 from minisgl.step import Events
 from tests.helpers_scheduler import arrival
 
-GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, seed=0)
 
 
 def told(capsys: pytest.CaptureFixture[str], level: str, prompts: list[str]) -> list[str]:
