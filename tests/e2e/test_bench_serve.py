@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from minisgl import cli
@@ -154,6 +155,22 @@ def test_sharegpts_conversations_are_asked(
     assert code == 0 and (point["succeeded"], point["output_tokens"]) == (4, 4 * 2)
     assert found["workload"] == "sharegpt.json"
     assert point["left_out"] == {"conversations without a question and an answer": 1}
+
+
+def test_a_live_server_tells_percentiles_and_maxima(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--concurrency", "5", "--num-requests", "10", "--warmup-requests", "0", "--output-len", "9", "9")
+    bench(capsys, "--base-url", server.url, *flags)
+    stats = httpx.get(f"{server.url}/stats").json()
+    most = stats["http"]["requests_in_flight"]
+    assert most["now"] == 0 and 2 <= most["recent"] <= most["most"] <= 5
+    assert 1 <= stats["http"]["requests_queued"]["most"] <= 5
+    schedule, metadata = (stats["engine"]["meters"][name] for name in ("schedule", "metadata"))
+    assert 0 < schedule["p50_s"] <= schedule["p90_s"] <= schedule["p95_s"] <= schedule["p99_s"] <= schedule["longest_s"]
+    assert 0 < metadata["p50_s"] < schedule["p50_s"] and metadata["count"] == schedule["count"]
+    assert metadata["total_s"] < schedule["total_s"] and "spread" not in schedule
+    text = httpx.get(f"{server.url}/metrics").text
+    assert f'minisgl:schedule_seconds_bucket{{le="+Inf"}} {schedule["count"]:.1f}' in text
+    assert "minisgl:metadata_seconds_sum" in text and "minisgl:requests_queued_most" in text
 
 
 def test_a_time_instead_of_a_number(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:

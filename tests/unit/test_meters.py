@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import itertools
 import json
 import os
@@ -22,8 +23,14 @@ from minisgl.metrics.chrome_trace import DEVICE, LOOP, ChromeTrace
 from minisgl.metrics.histogram import Histogram
 from minisgl.metrics.lag import LoopLag
 from minisgl.metrics.meters import GcWatch, Meter, Meters, cpu_seconds, resident_bytes
+from minisgl.metrics.spread import SpreadMeter, bucket, histogram, lower_ns, percentiles
 from minisgl.metrics.steps import PHASES, StepTimers, step_timers
 from minisgl.metrics.transport import MeasuredTransport, Transport
+from minisgl.scheduler.api import ControlPlaneConfig, metadata_time_ns
+from minisgl.scheduler.backend import make_control_plane
+from minisgl.scheduler.shadow import ShadowControlPlane
+from minisgl.scheduler.trace import RecordingControlPlane
+from minisgl.step import Arrival, Events
 from tests.helpers_sim import Sim, constant, request
 
 
@@ -46,6 +53,76 @@ def test_recent_forgets_and_longest_does_not(monkeypatch: pytest.MonkeyPatch) ->
         assert found.readings()["m"].longest_s == 7
     found["m"].add(1_000_000_000)
     assert found.readings()["m"].recent_s == 1
+
+
+def test_buckets_follow_one_another_without_a_gap() -> None:
+    for ns in (*range(2000), *(2**power + more for power in range(11, 50) for more in (-1, 0, 1, 12345))):
+        low, high = lower_ns(bucket(ns)), lower_ns(bucket(ns) + 1)
+        assert low <= ns < high <= max(low * 9 / 8, low + 1)
+
+
+def test_percentiles_are_those_of_the_durations() -> None:
+    drawn = np.random.default_rng(0).lognormal(10, 1.5, 20_000).astype(int).tolist()
+    meter = SpreadMeter("m")
+    assert percentiles(meter.reading().spread, 0.0) == {}
+    for ns in drawn:
+        meter.add(ns)
+    reading = meter.reading()
+    found = percentiles(reading.spread, reading.longest_s)
+    assert list(found) == ["p50_s", "p90_s", "p95_s", "p99_s"]
+    assert list(found.values()) == pytest.approx((np.percentile(drawn, [50, 90, 95, 99]) / 1e9).tolist(), rel=0.07)
+    assert sum(reading.spread.values()) == reading.count == 20_000 and len(reading.spread) < 200
+    meter.reset()
+    meter.add(1_000_000, count=4)
+    assert set(percentiles(meter.reading().spread, 1e-3).values()) == {1e-3}  # never above the longest
+
+
+def test_prometheus_gets_the_same_durations_by_powers_of_two() -> None:
+    drawn = np.random.default_rng(1).lognormal(10, 2, 2000).astype(int)
+    meter = SpreadMeter("m")
+    for ns in drawn.tolist():
+        meter.add(ns)
+    (family,) = histogram("x_seconds", "text", meter.reading())
+    values = {one.labels["le"]: one.value for one in family.samples if "le" in one.labels}
+    assert values.pop("+Inf") == 2000 and len(values) == 24
+    for bound, count in values.items():
+        assert count == (drawn < round(float(bound) * 1e9)).sum()
+    (empty,) = histogram("x_seconds", "text", None)
+    assert empty.samples == []
+
+
+def test_the_most_of_something_outlives_it_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, there = 0, 3
+    monkeypatch.setattr(meters.time, "perf_counter_ns", lambda: now)
+    peak = meters.Peak(lambda: there)
+    peak.see()
+    for there, expected in ((2, 3), (1, 3), (1, 2), (0, 1)):  # each window begins with what is there
+        now += meters.WINDOW_NS
+        assert peak.read() == {"now": there, "recent": expected, "most": 3}
+
+
+def test_writing_the_arrays_of_a_step_has_a_meter_of_its_own(each_control_plane: str) -> None:
+    """Both control planes, and one behind others that record and compare."""
+    config = ControlPlaneConfig(
+        num_pages=64, page_size=16, max_running_requests=8, max_prefill_length=64, context_len=99
+    )
+    inner = make_control_plane(each_control_plane, config)
+    plane = RecordingControlPlane(ShadowControlPlane(inner, make_control_plane("python", config)), config, io.BytesIO())
+    assert metadata_time_ns(plane) == 0
+    tokens = np.arange(40, dtype=np.int32)
+    began = time.perf_counter_ns()
+    inner.schedule(0, Events([Arrival(req_id=1, tokens=tokens, num_prompt=40, max_tokens=5)]))
+    passed = time.perf_counter_ns() - began
+    assert 0 < metadata_time_ns(inner) < passed and metadata_time_ns(plane) == metadata_time_ns(inner)
+
+
+def test_the_loop_meters_that_time_in_every_step() -> None:
+    sim = Sim(constant(1.0))
+    sim.run([request(i, 20, 30) for i in range(6)])
+    found = sim.loop.timers.meters.readings()
+    assert found["metadata"].count == sim.loop.num_steps
+    assert 0 < found["metadata"].total_s < found["schedule"].total_s
+    assert sum(found["schedule"].spread.values()) == sim.loop.num_steps
 
 
 def test_laps_add_up_to_the_clock() -> None:

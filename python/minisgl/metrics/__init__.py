@@ -13,16 +13,17 @@ from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from minisgl.message import EngineReady, EngineStats
+from minisgl.message import EngineReady, EngineStats, MeterReading
 from minisgl.metrics.aliases import AliasCollector
 from minisgl.metrics.chrome_trace import ChromeTrace, TracedMeter
 from minisgl.metrics.families import ENGINE, HTTP, EngineCollector, process_families, text_families
 from minisgl.metrics.histogram import Histogram
 from minisgl.metrics.lag import LoopLag
-from minisgl.metrics.meters import GcWatch, Meter, Meters, cpu_seconds, resident_bytes
+from minisgl.metrics.meters import GcWatch, Meter, Meters, Peak, cpu_seconds, resident_bytes
+from minisgl.metrics.spread import percentiles
 from minisgl.metrics.transport import MeasuredTransport, Transport
 
 __all__ = ["Metrics"]
@@ -35,8 +36,9 @@ METERS = ("dispatch", "tokenize", "detokenize", "pause", "gc", "encode", "decode
 
 
 class Metrics(Collector):
-    """`arrival_time` and `now` are `time.monotonic` seconds. `aliases_for`: a model name under which the values also
-    have the names that vLLM's dashboards ask for. `trace` gets what the event loop does.
+    """`waiting`: requests that were given to the engine and have no row yet. `arrival_time` and `now` are
+    `time.monotonic` seconds. `aliases_for`: a model name under which the values also have the names that vLLM's
+    dashboards ask for. `trace` gets what the event loop does.
 
     Whoever does the work meters it: `dispatch` (handing one step's message to its streams), `tokenize` (rendering and
     encoding a prompt), `detokenize` (text of a step's tokens): `Meter.add(nanoseconds)`, on the event loop."""
@@ -47,6 +49,7 @@ class Metrics(Collector):
         info: Callable[[], EngineReady | None],
         up: Callable[[], bool],
         *,
+        waiting: Callable[[], int] = lambda: 0,
         aliases_for: str | None = None,
         trace: ChromeTrace | None = None,
     ) -> None:
@@ -60,6 +63,8 @@ class Metrics(Collector):
         self._num_accepted = 0
         self._num_generated = 0
         self._num_finished = dict.fromkeys(REASONS, 0)
+        self._in_flight = Peak(lambda: self._num_accepted - sum(self._num_finished.values()))
+        self._queued = Peak(waiting)
         self._ttft = Histogram("minisgl:ttft_seconds", "arrival to first token", SECONDS)
         self._itl = Histogram("minisgl:itl_seconds", "between tokens of a request", SECONDS)
         self._e2e = Histogram("minisgl:e2e_seconds", "arrival to last token", SECONDS)
@@ -101,6 +106,8 @@ class Metrics(Collector):
 
     def accepted(self, count: int) -> None:
         self._num_accepted += count
+        self._in_flight.see()
+        self._queued.see()
 
     def tokens(self, count: int, arrival_time: float, last_time: float | None, now: float) -> None:
         """`count` tokens of one request came at once; the time since the last is shared among them."""
@@ -132,6 +139,12 @@ class Metrics(Collector):
         for reason, count in self._num_finished.items():
             finished.add_metric((reason,), float(count))
         yield finished
+        for name, text, peak in (
+            ("in_flight", "accepted and not finished", self._in_flight),
+            ("queued", "given to the engine and without a row", self._queued),
+        ):
+            recent = float(peak.read()["recent"])
+            yield GaugeMetricFamily(f"minisgl:requests_{name}_most", f"{text}, most of the last 10 to 20 s", recent)
         generated = float(self._num_generated)
         yield CounterMetricFamily("minisgl:generated_tokens", "tokens received from the engine", value=generated)
         for one in (self._ttft, self._itl, self._e2e, self.queue, self._prompt, self._answer):
@@ -149,17 +162,26 @@ class Metrics(Collector):
         http: dict[str, Any] = {
             "requests_accepted": self._num_accepted,
             "requests_finished": dict(self._num_finished),
+            "requests_in_flight": self._in_flight.read(),
+            "requests_queued": self._queued.read(),
             "generated_tokens": self._num_generated,
             "cpu_s": cpu_seconds(),
             "resident_bytes": resident_bytes(),
-            "meters": {name: _plain(reading) for name, reading in self._meters.readings().items()},
+            "meters": {name: _meter(reading) for name, reading in self._meters.readings().items()},
         }
         engine: dict[str, Any] | None = None
         if (stats := self._stats()) is not None:
             engine = {name: getattr(stats, name) for name in stats.__struct_fields__}
             engine["ranks"] = [_plain(one) for one in stats.ranks]
-            engine["meters"] = {name: _plain(reading) for name, reading in stats.meters.items()}
+            engine["meters"] = {name: _meter(reading) for name, reading in stats.meters.items()}
         return {"http": http, "engine": engine}
+
+
+def _meter(reading: MeterReading) -> dict[str, float]:
+    """Percentiles in place of the buckets that they are from."""
+    found = _plain(reading)
+    del found["spread"]
+    return {**found, **percentiles(reading.spread, reading.longest_s)}
 
 
 def _plain(reading: msgspec.Struct) -> dict[str, float]:

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from minisgl.message import EngineReady, EngineStats, MeterReading
+from minisgl.metrics.spread import histogram
 from minisgl.metrics.steps import PHASES
 
 ENGINE, HTTP = "engine", "http"
@@ -98,6 +99,8 @@ def _steps(stats: EngineStats) -> Iterable[Metric]:
             longest.add_metric((phase,), reading.recent_s)
     yield total
     yield longest
+    yield from histogram("minisgl:schedule_seconds", "deciding and writing a step", stats.meters.get("schedule"))
+    yield from histogram("minisgl:metadata_seconds", "of that, writing its arrays", stats.meters.get("metadata"))
 
 
 def _ranks(stats: EngineStats) -> Iterable[Metric]:

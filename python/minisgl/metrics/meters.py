@@ -78,6 +78,32 @@ class Meters:
         return found
 
 
+class Peak:
+    """The most that something has been, of which `now` tells how much there is: since the start, and in the last 10 to
+    20 seconds. `see` wherever there may be more."""
+
+    __slots__ = ("_before", "_most", "_now", "_window", "_window_began")
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self._now = now
+        self._window = self._before = self._most = 0
+        self._window_began = time.perf_counter_ns()
+
+    def see(self) -> None:
+        self._window = max(self._window, self._now())
+
+    def read(self) -> dict[str, int]:
+        now = self._now()
+        self._window = max(self._window, now)
+        recent = max(self._window, self._before)
+        self._most = max(self._most, recent)
+        began = time.perf_counter_ns()
+        if began - self._window_began >= WINDOW_NS:
+            self._window_began = began
+            self._before, self._window = self._window, now
+        return {"now": now, "recent": recent, "most": self._most}
+
+
 class GcWatch:
     """Measures the collections of this process's garbage collector from `start` to `stop`."""
 

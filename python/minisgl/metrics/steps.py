@@ -12,8 +12,10 @@ from collections.abc import Callable
 
 from minisgl.metrics.chrome_trace import ChromeTrace
 from minisgl.metrics.meters import Meter, Meters
+from minisgl.metrics.spread import SpreadMeter
 
 PHASES = ("idle", "receive", "schedule", "launch", "wait", "commit", "send")
+WITHIN = ("metadata",)  # of schedule: writing the arrays of a step that is decided
 OTHERS = ("pause", "gc", "encode", "decode", "queue")
 
 
@@ -22,10 +24,11 @@ class StepTimers:
     meanwhile. `gc`, `encode`, `decode` and `queue` are for those who measure them."""
 
     def __init__(self, trace: ChromeTrace | None = None) -> None:
-        self.meters = Meters((*PHASES, *OTHERS))
+        self.meters = Meters((*PHASES, *WITHIN, *OTHERS), _meter)
         self.idle, self.receive, self.schedule, self.launch, self.wait, self.commit, self.send = map(
             self.meters.__getitem__, PHASES
         )
+        self.metadata = self.meters["metadata"]
         self._pause = self.meters["pause"]
         self.trace = trace
         self.num_rows = 0
@@ -64,6 +67,10 @@ class StepTimers:
         self.num_rows += rows
         self.num_tokens += tokens
         self.last_rows = rows
+
+
+def _meter(name: str) -> Meter:
+    return Meter(name) if name in OTHERS else SpreadMeter(name)
 
 
 def step_timers(profile_steps: int, say: Callable[[str], None]) -> StepTimers:

@@ -32,7 +32,7 @@ from minisgl.metrics.steps import StepTimers
 from minisgl.runner.failover import UnsettledStep, arrivals, ends_of, take_tokens
 from minisgl.runner.heartbeat import Pulse
 from minisgl.runner.ledger import Ledger
-from minisgl.scheduler.api import ControlPlane, ControlPlaneError
+from minisgl.scheduler.api import ControlPlane, ControlPlaneError, metadata_time_ns
 from minisgl.step import (
     Abort,
     Arrival,
@@ -119,6 +119,8 @@ class StepLoop:
         timers = self.timers
         plan = self._schedule(self._intake(messages))
         timers.lap(timers.schedule, plan.step)
+        if metadata_ns := metadata_time_ns(self._control_plane):
+            timers.metadata.add(metadata_ns)
         previous = self._in_flight
         self._in_flight = _InFlight(plan, self._launch(plan))
         timers.lap(timers.launch, plan.step)

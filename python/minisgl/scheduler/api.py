@@ -81,3 +81,8 @@ class ControlPlane(Protocol):
 
     @property
     def buffers(self) -> StepBuffers: ...
+
+
+def metadata_time_ns(control_plane: ControlPlane) -> int:
+    """What writing the arrays of the last step took, for a meter; 0 from one that does not tell."""
+    return int(getattr(control_plane, "metadata_ns", 0))

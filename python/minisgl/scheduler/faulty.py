@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from minisgl.scheduler.api import ControlPlane, ControlPlaneError, Stats
+from minisgl.scheduler.api import ControlPlane, ControlPlaneError, Stats, metadata_time_ns
 from minisgl.step import Events, Int32Array, StepBuffers, StepOutput, StepPlan
 
 Call = Literal["schedule", "commit"]
@@ -44,6 +44,10 @@ class FaultyControlPlane:
     @property
     def buffers(self) -> StepBuffers:
         return self._inner.buffers
+
+    @property
+    def metadata_ns(self) -> int:
+        return metadata_time_ns(self._inner)
 
     def _maybe_fail(self, call: Call, step: int, when: When) -> None:
         if self._dead or ((call, step) == self._fault and when == self._when):

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from minisgl.scheduler.api import ControlPlane, ControlPlaneError, Stats
+from minisgl.scheduler.api import ControlPlane, ControlPlaneError, Stats, metadata_time_ns
 from minisgl.scheduler.reference.digest import live_regions
 from minisgl.step import Events, Int32Array, RingEntry, StepBuffers, StepOutput, StepPlan
 
@@ -75,6 +75,10 @@ class ShadowControlPlane:
     @property
     def buffers(self) -> StepBuffers:
         return self._primary.buffers
+
+    @property
+    def metadata_ns(self) -> int:
+        return metadata_time_ns(self._primary)
 
     # ------------------------------------------------------------------------------------------------- comparison
 

@@ -22,7 +22,7 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
-from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlaneError, Stats
+from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlaneError, Stats, metadata_time_ns
 from minisgl.scheduler.reference.digest import output_digest, plan_digest
 from minisgl.step import (
     Abort,
@@ -123,6 +123,10 @@ class RecordingControlPlane:
     @property
     def buffers(self) -> StepBuffers:
         return self._inner.buffers
+
+    @property
+    def metadata_ns(self) -> int:
+        return metadata_time_ns(self._inner)
 
     def _write(self, frame: _Header | _Schedule | _Commit) -> None:
         data = _encoder.encode(frame)

@@ -67,6 +67,7 @@ def build_app(
         lambda: client.stats,
         lambda: client.info,
         lambda: client.failure is None,
+        waiting=lambda: client.num_waiting,
         aliases_for=config.model_name if config.metrics_aliases == "vllm" else None,
         trace=ChromeTrace(steps, "http", say) if (steps := config.engine.profile_steps) else None,
     )

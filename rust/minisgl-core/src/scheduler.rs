@@ -148,8 +148,24 @@ impl Scheduler {
         entry: &mut RingEntry,
         ring_index: usize,
     ) -> Result<Plan> {
+        self.schedule_observed(step, events, entry, ring_index, || {})
+    }
+
+    /// As `schedule`; `decided` is called once the step is decided and before the rest of its arrays is written, so that
+    /// who has a clock can tell the one from the other.
+    ///
+    /// # Errors
+    /// `Error::Broken`; the object is dead then.
+    pub fn schedule_observed(
+        &mut self,
+        step: i64,
+        events: Vec<Event>,
+        entry: &mut RingEntry,
+        ring_index: usize,
+        decided: impl FnOnce(),
+    ) -> Result<Plan> {
         self.require_alive()?;
-        let result = self.schedule_alive(step, events, entry, ring_index);
+        let result = self.schedule_alive(step, events, entry, ring_index, decided);
         self.remember(result, || format!("schedule({step})"))
     }
 
@@ -232,6 +248,7 @@ impl Scheduler {
         events: Vec<Event>,
         entry: &mut RingEntry,
         ring_index: usize,
+        decided: impl FnOnce(),
     ) -> Result<Plan> {
         let failed = matches!(events.first(), Some(Event::ForwardFailed(_)));
         if let Some(last) = self.last_step
@@ -250,6 +267,7 @@ impl Scheduler {
         }
         self.decide(step, entry)?;
         self.faults.point(Call::Schedule, step, Moment::Amid);
+        decided();
         let plan = self.write(entry, ring_index);
         self.faults.point(Call::Schedule, step, Moment::After);
         Ok(plan)

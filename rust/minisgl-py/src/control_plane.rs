@@ -4,6 +4,7 @@
 //! The GIL stays held: a call takes microseconds, winning the GIL back from a busy thread takes milliseconds.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
 
 use minisgl_core::{CachePolicy, Config, Error, Scheduler};
 use pyo3::exceptions::{PyKeyError, PyValueError};
@@ -26,6 +27,9 @@ pub(crate) struct ControlPlane {
     buffers: Py<PyAny>,
     #[pyo3(get)]
     config: Py<PyAny>,
+    /// What writing the last step's arrays took, but for the columns of decode rows, which are written as they are decided.
+    #[pyo3(get)]
+    metadata_ns: u64,
 }
 
 impl ControlPlane {
@@ -66,6 +70,7 @@ impl ControlPlane {
             events: EventTypes::import(py)?,
             buffers: buffers.clone().unbind(),
             config: config.clone().unbind(),
+            metadata_ns: 0,
         })
     }
 
@@ -82,7 +87,16 @@ impl ControlPlane {
         self.run(py, |plane| {
             let index = step.rem_euclid(plane.ring.len() as i64) as usize;
             match plane.ring.entry(index) {
-                Some(mut entry) => plane.scheduler.schedule(step, converted, &mut entry, index),
+                Some(mut entry) => {
+                    let mut began = None;
+                    let decided = || began = Some(Instant::now());
+                    let (scheduler, events) = (&mut plane.scheduler, converted);
+                    let plan =
+                        scheduler.schedule_observed(step, events, &mut entry, index, decided);
+                    plane.metadata_ns =
+                        began.map_or(0, |at: Instant| at.elapsed().as_nanos() as u64);
+                    plan
+                }
                 None => Err(Error::Broken("a ring entry lacks an array".into())),
             }
         })

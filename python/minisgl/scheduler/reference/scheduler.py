@@ -3,7 +3,7 @@
 Keeps true: every schedule gets exactly one commit (or the `ForwardFailed` that stands in for it); every accepted
 request leaves exactly one end; a request slot is not bound again before the last step that holds a row of it is
 committed; an error in the middle of a call makes every later call an error.
-Doesn't know: tensors, text, time.
+Doesn't know: tensors, text, time but for a meter.
 
 One pass makes a step. Started rows go in order of (priority, arrival, id): each decode row gets its token, prefill
 rows share what the decode rows leave of the token budget. Then waiting requests are admitted, in the same order, until
@@ -12,6 +12,7 @@ the first that gets nothing.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,6 +77,7 @@ class ReferenceControlPlane:
         self._ends: list[tuple[int, int, int, int]] = []  # without a token; they leave with the next commit
         self._watch = TableWatch()
         self._dead: str | None = None
+        self.metadata_ns = 0  # what writing the last step's arrays took: for meters, nothing is decided by it
 
     # ------------------------------------------------------------------------------------------------ the Protocol
 
@@ -95,7 +97,11 @@ class ReferenceControlPlane:
                 raise ControlPlaneError(f"schedule({step}) came before commit({self.in_flight[0].step})")
             self._last_step = step
             self._apply(events)
-            return self._write(self._decide(step))
+            decided = self._decide(step)
+            began = time.perf_counter_ns()
+            plan = self._write(decided)
+            self.metadata_ns = time.perf_counter_ns() - began
+            return plan
 
     def commit(self, step: int, tokens: Int32Array) -> StepOutput:
         """See `ControlPlane.commit`. First the slots that waited for this step get free, then the rows in order."""
