@@ -28,15 +28,21 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> 
 
 
 class ServerProcess:
-    """`minisgl serve ...` on a free port. `lines` collects its stderr."""
+    """`minisgl serve ...` on a free port. `lines` collects its stderr. `minisgl`: what Python runs."""
 
-    def __init__(self, args: Sequence[str], env: dict[str, str] | None = None, start_timeout_s: float = 240.0) -> None:
+    def __init__(
+        self,
+        args: Sequence[str],
+        env: dict[str, str] | None = None,
+        start_timeout_s: float = 240.0,
+        minisgl: Sequence[str] = ("-m", "minisgl"),
+    ) -> None:
         self.folder = tempfile.mkdtemp(prefix="minisgl-e2e-")  # its sockets live here, so that leftovers show
         self.lines: list[str] = []
         self._ready = threading.Event()
         self.url = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "minisgl", "serve", "--port", "0", *args],
+            [sys.executable, *minisgl, "serve", "--port", "0", *args],
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
