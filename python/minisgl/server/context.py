@@ -70,6 +70,7 @@ class ServerContext:
         self.defaults = dict(defaults or {})  # of the model, by the names of `SamplingParams`
         self.queue = Queue(client, limits)
         self.draining = False
+        tokenizer.prepare()
         self._encoder = Encoder(tokenizer, metrics.tokenize)
 
     @property
@@ -94,6 +95,13 @@ class ServerContext:
         finally:
             self.queue.num_encoding -= 1
 
+    @contextlib.contextmanager
+    def _fits(self, field: str) -> Iterator[None]:
+        try:
+            yield
+        except TooManyTokens as error:
+            raise self._too_long(error.count, field, at_least=error.at_least) from None
+
     def check_model(self, name: str | None) -> None:
         """A request may leave the model out; another name than ours is 404."""
         if name is not None and name != self.model_name:
@@ -106,17 +114,12 @@ class ServerContext:
 
     async def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions) -> Int32Array:
         """The prompt of a conversation, at least one token and within the context."""
-        try:
-            ids = await self.encode_messages(messages, options, most=self.info.max_seq_len)
-        except TooManyTokens as error:
-            raise self._too_long(error.count, "messages") from error
+        ids = await self.encode_messages(messages, options)
         self._check_length(ids, "messages")
         return ids
 
-    async def encode_messages(
-        self, messages: Sequence[ChatMessage], options: ChatOptions, *, most: int | None = None
-    ) -> Int32Array:
-        """The same of any length; `TooManyTokens` above `most`."""
+    async def encode_messages(self, messages: Sequence[ChatMessage], options: ChatOptions) -> Int32Array:
+        """The same, also of no tokens or of as many as the context has."""
         continues = bool(options.continue_final_message)
         begins = not continues if options.add_generation_prompt is None else options.add_generation_prompt
         variables = options.chat_template_kwargs or {}
@@ -136,14 +139,17 @@ class ServerContext:
             if num_chars <= MAX_CHARS_HERE and len(messages) <= MAX_MESSAGES_HERE and not variables:
                 rendered = text()
                 render = lambda: rendered  # noqa: E731
-            with self._counted():
+            with self._counted(), self._fits("messages"):
+                most = self.info.max_seq_len
                 return await self._encoder.encode(render, num_chars, add_special_tokens=False, most=most)
         except ChatTemplateError as error:
             raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
 
     async def encode_text(self, text: str, add_special_tokens: bool) -> Int32Array:
-        with self._counted():
-            return await self._encoder.encode(lambda: text, len(text), add_special_tokens=add_special_tokens)
+        """As many tokens as the context has, at most."""
+        most = self.info.max_seq_len
+        with self._counted(), self._fits("prompt"):
+            return await self._encoder.encode(lambda: text, len(text), add_special_tokens=add_special_tokens, most=most)
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         with self._counted():
@@ -164,10 +170,8 @@ class ServerContext:
             raise bad_value(field, [], "must not be empty")
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if texts:
-            try:
+            with self._fits(field):
                 batch = await self._encode_all(texts)
-            except TooManyTokens as error:
-                raise self._too_long(error.count, field) from error
             encoded = iter(batch)
         found = [next(encoded) if isinstance(p, str) else self._checked_ids(p, field) for p in prompts]
         for ids in found:

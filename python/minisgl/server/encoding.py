@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from minisgl.metrics.meters import Meter
@@ -51,9 +52,9 @@ class Encoder:
     async def run(self, work: Callable[[], T]) -> T:
         """In the lane for what may take long."""
         self._start()
-        job = _Job(work, asyncio.get_running_loop().create_future())
-        self._long.put(job)
-        return await job.result  # type: ignore[no-any-return]
+        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._long.put(_Job(work, result))
+        return await _taken(result)  # type: ignore[no-any-return]
 
     async def encode(
         self, text: Callable[[], str], num_chars: int, *, add_special_tokens: bool, most: int | None = None
@@ -62,9 +63,9 @@ class Encoder:
         if num_chars > MAX_SHORT_CHARS:
             return await self.run(lambda: self._tokenizer.encode(text(), add_special_tokens, most=most))
         self._start()
-        job = _Text(text, asyncio.get_running_loop().create_future(), add_special_tokens, most)
-        self._short.put(job)
-        return await job.result  # type: ignore[no-any-return]
+        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._short.put(_Text(text, result, add_special_tokens, most))
+        return await _taken(result)  # type: ignore[no-any-return]
 
     # ------------------------------------------------------------------------------------------------- the threads
 
@@ -76,32 +77,46 @@ class Encoder:
 
     def _work_long(self) -> None:
         while True:
-            job = self._long.get()
-            if not job.result.cancelled():
-                began = time.perf_counter_ns()
-                found = [(job, _outcome(job.work))]
-                self._deliver(found, began)
+            self._do(self._long.get())
 
     def _work_short(self) -> None:
         while True:
             jobs = [self._short.get()]
             while len(jobs) < MAX_BATCH and not self._short.empty():
                 jobs.append(self._short.get())
+            self._do_all(jobs)
+            jobs.clear()
+
+    def _do(self, job: _Job) -> None:
+        """Nothing of it is left in the thread afterwards: its text may be megabytes."""
+        if not job.result.cancelled():
             began = time.perf_counter_ns()
-            found: list[tuple[_Job, Any]] = []
-            texts: list[tuple[_Text, str]] = []
-            for job in jobs:
-                if not job.result.cancelled():
-                    outcome = _outcome(job.work)
-                    if isinstance(outcome, str):
-                        texts.append((job, outcome))
-                    else:
-                        found.append((job, outcome))
-            for special in (False, True):
-                if same := [pair for pair in texts if pair[0].add_special_tokens is special]:
-                    outcomes = self._encode([text for _, text in same], special)
-                    found.extend((job, _checked(ids, job.most)) for (job, _), ids in zip(same, outcomes, strict=True))
-            self._deliver(found, began)
+            self._deliver([(job, _outcome(job.work))], began)
+
+    def _do_all(self, jobs: list[_Text]) -> None:
+        began = time.perf_counter_ns()
+        found: list[tuple[_Job, Any]] = []
+        texts: list[tuple[_Text, str]] = []
+        for job in jobs:
+            if not job.result.cancelled():
+                outcome = _outcome(partial(self._text_of, job))
+                if isinstance(outcome, str):
+                    texts.append((job, outcome))
+                else:
+                    found.append((job, outcome))
+        for special in (False, True):
+            if same := [pair for pair in texts if pair[0].add_special_tokens is special]:
+                outcomes = self._encode([text for _, text in same], special)
+                found.extend((job, _checked(ids, job.most)) for (job, _), ids in zip(same, outcomes, strict=True))
+        self._deliver(found, began)
+
+    def _text_of(self, job: _Text) -> str | Int32Array:
+        """Or its ids, if it has become long."""
+        text: str = job.work()
+        if len(text) > MAX_SHORT_CHARS:
+            return self._tokenizer.encode(text, job.add_special_tokens, most=job.most)
+        self._tokenizer.check_length(text, job.most)
+        return text
 
     def _encode(self, texts: Sequence[str], special: bool) -> list[Any]:
         """Ids or an exception for each."""
@@ -126,6 +141,15 @@ class Encoder:
                 job.result.set_exception(outcome)
             else:
                 job.result.set_result(outcome)
+
+
+async def _taken(result: asyncio.Future[Any]) -> Any:
+    """An error's traceback leads to here: it must not lead back to the error, or both, and the text of whoever waits,
+    would stay until a full garbage collection."""
+    try:
+        return await result
+    finally:
+        del result
 
 
 def _outcome(work: Callable[[], Any]) -> Any:

@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,18 @@ import tokenizers
 from minisgl.config import ConfigError
 from minisgl.step import Int32Array
 from minisgl.tokenizer import convert
+from minisgl.tokenizer.bounds import TokenBound
 from minisgl.tokenizer.chat_template import ChatTemplate, ChatTemplateError, Message
 from minisgl.tokenizer.decode import DecodeTable, IncrementalDecoder
 from minisgl.tokenizer.echo import ECHO_BOS, ECHO_CHAT_TEMPLATE, ECHO_EOS, echo_tokenizer
+from minisgl.tokenizer.pieces import PIECE_CHARS, can_cut, pieces
 
 
 class TokenizerError(ConfigError):
     """Files that are missing or cannot be read; the text says what to do."""
 
 
+_NO_IDS: Int32Array = np.zeros(0, np.int32)
 _WORD = re.compile(rb" [a-z]{2,}")
 
 
@@ -36,11 +40,13 @@ def _silent(line: str) -> None:
 
 
 class TooManyTokens(ValueError):
-    """A text that has more tokens than its caller can use."""
+    """A text that has more tokens than its caller can use: as many as `count`, or more if it was not counted to its
+    end."""
 
-    def __init__(self, count: int) -> None:
-        super().__init__(f"{count} tokens")
+    def __init__(self, count: int, *, at_least: bool = False) -> None:
+        super().__init__(f"{'at least ' if at_least else ''}{count} tokens")
         self.count = count
+        self.at_least = at_least
 
 
 class Tokenizer:
@@ -93,21 +99,81 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True, *, most: int | None = None) -> Int32Array:
         """Ids of `text`, [n] int32. Raises `ValueError` for a text that is not Unicode (lone surrogates),
-        `TooManyTokens` for one of more than `most`."""
-        return self.encode_batch((text,), add_special_tokens, most=most)[0]
+        `TooManyTokens` for one of more than `most`. What that takes in memory is bounded where the text can be cut, and
+        where it cannot, by `most` if the tokenizer has a `TokenBound`."""
+        self.check_length(text, most)
+        around: tuple[Int32Array, Int32Array] | None = (_NO_IDS, _NO_IDS)
+        if add_special_tokens and len(text) > PIECE_CHARS:
+            around = self._special_ids
+        if len(text) <= PIECE_CHARS or not self._can_cut or around is None:
+            return self._encode_whole([text], add_special_tokens, most)[0]
+        before, after = around
+        found, count = [before], len(before) + len(after)
+        for piece in pieces(text, PIECE_CHARS):
+            found.append(self._encode_whole([piece], False, None)[0])
+            count += len(found[-1])
+            if most is not None and count > most:
+                raise TooManyTokens(count, at_least=True)
+        return np.concatenate([*found, after])
 
     def encode_batch(
         self, texts: Sequence[str], add_special_tokens: bool = True, *, most: int | None = None
     ) -> list[Int32Array]:
-        """`encode` of each, in parallel. Other threads run meanwhile: of the library's calls only this one releases
-        the GIL, and millions of ids that nobody can use do not become Python objects."""
+        """`encode` of each, as many in parallel as together are no longer than a piece."""
+        for text in texts:
+            self.check_length(text, most)
+        found: list[Int32Array] = []
+        batch: list[str] = []
+        num_chars = 0
+        for text in texts:
+            if batch and num_chars + len(text) > PIECE_CHARS:
+                found += self._encode_whole(batch, add_special_tokens, most)
+                batch, num_chars = [], 0
+            if len(text) > PIECE_CHARS:
+                found.append(self.encode(text, add_special_tokens, most=most))
+            else:
+                batch.append(text)
+                num_chars += len(text)
+        return found + self._encode_whole(batch, add_special_tokens, most) if batch else found
+
+    def check_length(self, text: str, most: int | None) -> None:
+        """Raise `TooManyTokens` if it is certain without encoding that `text` has more than `most`."""
+        if most is None or len(text) * 4 <= most or self.bound is None:
+            return
+        if (count := self.bound.min_tokens(text, most)) > most:
+            raise TooManyTokens(count, at_least=True)
+
+    def _encode_whole(self, texts: list[str], add_special_tokens: bool, most: int | None) -> list[Int32Array]:
+        """Other threads run meanwhile: of the library's calls only this one releases the GIL; it keeps neither token
+        strings nor offsets, and ids that nobody can use do not become Python objects."""
         try:
-            found = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            found = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except TypeError as error:
             raise _not_text("".join(texts), error) from error
         if most is not None and (longest := max(map(len, found), default=0)) > most:
             raise TooManyTokens(longest)
         return [np.array(encoding.ids, np.int32) for encoding in found]
+
+    def prepare(self) -> None:
+        """Find out what long texts need to know. Without it the first of them pays."""
+        _ = self.bound, self._can_cut, self._special_ids
+
+    @cached_property
+    def bound(self) -> TokenBound | None:
+        """How few tokens a text can have."""
+        return TokenBound.of(self._backend)
+
+    @cached_property
+    def _can_cut(self) -> bool:
+        return can_cut(self._backend)
+
+    @cached_property
+    def _special_ids(self) -> tuple[Int32Array, Int32Array] | None:
+        """What stands before and after any text with special tokens; None if they are not simply around it."""
+        [plain], [around] = (self._encode_whole(["a"], special, None) for special in (False, True))
+        at = around.tolist().index(plain[0]) if len(plain) and plain[0] in around else len(around)
+        before, same, after = np.split(around, [at, at + len(plain)])
+        return (before, after) if len(same) and np.array_equal(same, plain) else None
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The whole text of `ids`; ids beyond the vocabulary are no text."""
