@@ -55,6 +55,7 @@ VOCAB_SIZE = 258
 FILL = 480
 MAX_SEQ_LEN = 512
 WAIT_S = 60.0  # for what must come; a failure, not a measurement
+PROBE_AFTER_S = 0.01  # of clients that have closed their half of the connection
 _ORDER = re.compile(rb"(say|hang|fail|burst|fill):(.*?)(?:</user>|$)", re.DOTALL)
 T = TypeVar("T")
 
@@ -354,7 +355,7 @@ class Frontend:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             app = build_app(self.client, Tokenizer.echo(), self._config, self._defaults)
             self.app = app
-            http = HttpServer(app.gate, listener, slow_client_timeout_s=self._config.limits.slow_client_timeout)
+            http = HttpServer(app.gate, listener, self._config.limits, probe_after_s=PROBE_AFTER_S)
             await http.start()
             self.connections = http.connections
             self._started.set()

@@ -10,43 +10,15 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
 from minisgl.server import answers, bodies
+from minisgl.server.docs_page import bounds, kind
 from minisgl.server.openapi import ROUTES
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
-WORDS = {
-    "integer": "whole number",
-    "number": "number",
-    "string": "text",
-    "boolean": "true/false",
-    "object": "object",
-}
 MARKED = re.compile(r"(<!-- begin (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-def kind(schema: dict[str, Any]) -> str:
-    """A type in words: `whole number`, `list of text`, the name of another body."""
-    if "$ref" in schema:
-        return f"{schema['$ref'].rsplit('/', 1)[-1]}"
-    if choices := schema.get("anyOf") or schema.get("oneOf"):
-        found = [kind(one) for one in choices if one.get("type") != "null"]
-        return " or ".join(dict.fromkeys(found)) or "null"
-    if "enum" in schema:
-        return ", ".join(f"`{value}`" for value in schema["enum"])
-    if "const" in schema:
-        return f"`{schema['const']}`"
-    if schema.get("type") == "array":
-        return f"list of {kind(schema.get('items', {}))}"
-    return WORDS.get(schema.get("type", ""), "any")
-
-
-def bounds(schema: dict[str, Any]) -> str:
-    signs = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"))
-    return ", ".join(f"{sign} {schema[name]:g}" for name, sign in signs if name in schema)
 
 
 def table(model: type[BaseModel], leave_out: frozenset[str] = frozenset()) -> str:

@@ -95,11 +95,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 8 * 2**20
     request_timeout: float | None = None
     slow_client_timeout: float = 60.0
+    keep_alive_timeout: int = 75  # of a connection without a request; what stands before a server often keeps it for 60
     step_timeout: float = 300.0
     drain_timeout: float = 30.0
 
     def check(self) -> None:
-        for name in ("max_queued_requests", "max_queued_tokens", "max_body_bytes"):
+        for name in ("max_queued_requests", "max_queued_tokens", "max_body_bytes", "keep_alive_timeout"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
         for name in ("request_timeout", "slow_client_timeout", "step_timeout"):
@@ -117,12 +118,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 1919
     served_model_name: str | None = None
+    any_model_name: bool = False  # requests may name any model: there is one
     limits: Limits = Limits()
     api_key: str | None = None
     allowed_hosts: tuple[str, ...] = ()  # names clients may use besides the address, * for any
     cors_origins: tuple[str, ...] = ()  # of web pages that may use the server, * for any
     log_format: Literal["text", "json"] = "text"
     access_log: bool = True
+    access_log_probes: bool = False  # lines for what is asked every few seconds, too
     log_prompts: bool = False
     metrics_aliases: Literal["none", "vllm"] = "none"
     managed: bool = False  # started by a program: see managed.py

@@ -99,9 +99,8 @@ async def _run(config: ServerConfig, listener: socket.socket, signals: _Signals)
     process = EngineProcess.create(config.engine, config.limits.step_timeout)
     client: EngineClient | None = None
     starting = Starting(config.model_name)
-    timeout_s = config.limits.slow_client_timeout
-    gate = Gate(starting, config, SlowClients(timeout_s))
-    http = HttpServer(gate, listener, slow_client_timeout_s=timeout_s)
+    gate = Gate(starting, config, SlowClients(config.limits.slow_client_timeout))
+    http = HttpServer(gate, listener, config.limits)
     try:
         client = EngineClient(process.to_engine, process.from_engine)
         display = Display(say, sys.stderr if config.log_format == "text" and sys.stderr.isatty() else None)

@@ -277,7 +277,7 @@ def test_unknown_model(http: httpx.Client, stream: bool) -> None:
 
 
 def test_unknown_routes_and_methods(http: httpx.Client) -> None:
-    for path in ("/", "/v1", "/v2/chat/completions", "/v1/completions/", "/%ff%00%ed%a0%80", "/v1/embeddings"):
+    for path in ("/", "/v2", "/v2/chat/completions", "/v1/completions/x", "/%ff%00%ed%a0%80", "/v1/embeddings"):
         assert check_error(http.post(path, json={}), 404)["code"] == "not_found"
     response = http.get(CHAT)
     assert check_error(response, 405)["code"] == "method_not_allowed"

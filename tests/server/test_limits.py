@@ -350,6 +350,17 @@ def test_access_lines(caplog: pytest.LogCaptureFixture) -> None:
     assert "secret" not in str(found) and "hush" not in str(found)
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+def test_probes_get_access_lines_only_if_asked_for(caplog: pytest.LogCaptureFixture, wanted: bool) -> None:
+    config = msgspec.structs.replace(CONFIG, access_log_probes=wanted)
+    probes = ["/livez", "/readyz", "/health", "/metrics", "/livez/"]
+    with caplog.at_level(logging.INFO, "minisgl.access"), frontend(config=config) as server, server.http() as http:
+        for path in (*probes, "/v1/models"):
+            assert http.get(path).status_code == 200
+        server.wait_until(lambda: bool(lines(caplog)) and lines(caplog)[-1]["path"] == "/v1/models")
+    assert [line["path"] for line in lines(caplog)] == (probes if wanted else []) + ["/v1/models"]
+
+
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [record.fields for record in caplog.records if record.name == "minisgl.access"]  # type: ignore[attr-defined]
 

@@ -35,6 +35,9 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     http.add_argument("--port", type=int, default=1919, help="0: any free port")
     http.add_argument("--served-model-name", help="the name clients ask for (default: the value of --model)")
     http.add_argument(
+        "--any-model-name", action="store_true", help="requests may ask for any name; answers say the served one"
+    )
+    http.add_argument(
         "--api-key", help="clients must show it, but for /livez and /readyz (default: MINISGL_API_KEY, else none)"
     )
     http.add_argument(
@@ -74,6 +77,12 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds that a client may take to read a piece of its stream, or to send its request",
     )
     limits.add_argument(
+        "--keep-alive-timeout",
+        type=int,
+        default=_limit("keep_alive_timeout"),
+        help="whole seconds that a connection without a request stays open",
+    )
+    limits.add_argument(
         "--step-timeout",
         type=float,
         default=_limit("step_timeout"),
@@ -91,6 +100,11 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     logs.add_argument("--log-format", choices=("text", "json"), default="text", help="json: an object a line")
     logs.add_argument(
         "--access-log", action=argparse.BooleanOptionalAction, default=True, help="a line for each request"
+    )
+    logs.add_argument(
+        "--access-log-probes",
+        action="store_true",
+        help="a line for each /health, /livez, /readyz and /metrics, too",
     )
     logs.add_argument(
         "--metrics-aliases",

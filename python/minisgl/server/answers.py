@@ -128,6 +128,7 @@ class ModelCard(_Answer):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
     max_model_len: int
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.config import ServerConfig
@@ -23,6 +24,7 @@ from minisgl.metrics.chrome_trace import ChromeTrace
 from minisgl.server.chat import answer_chat
 from minisgl.server.completions import answer_completion
 from minisgl.server.context import ServerContext
+from minisgl.server.docs_page import POLICY, docs_page
 from minisgl.server.engine_client import EngineClient
 from minisgl.server.errors import ApiError, install_handlers, internal_error
 from minisgl.server.gate import RECORD, Gate
@@ -60,7 +62,7 @@ def build_app(
     client: EngineClient, tokenizer: Tokenizer, config: ServerConfig, defaults: Mapping[str, Any] | None = None
 ) -> Application:
     """`client` must be ready. `defaults`: fields of `SamplingParams` for requests that leave them out."""
-    app = FastAPI(title="minisgl", docs_url="/docs", redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="minisgl", docs_url=None, redoc_url=None, redirect_slashes=False)
     install_handlers(app)
     slow_clients = SlowClients(config.limits.slow_client_timeout)
     metrics = Metrics(
@@ -81,14 +83,17 @@ def build_app(
         int(time.time()),
         config.limits,
         log_prompts=config.log_prompts,
+        any_model_name=config.any_model_name,
         defaults=defaults,
     )
     handlers = {path: _handler(context, answer) for path, answer in (GENERATING | OTHER).items()}
     for path, handler in handlers.items():
         app.post(path)(handler)  # for the OpenAPI page and other methods
-    _add_models(app, context)
+    _add_models(app, context, config.engine.model)
     add_operations(app, context)
+    _answer_head(app)
     install_openapi(app)
+    _add_docs(app)
     return Application(context, Gate(_Direct(handlers, app), config, slow_clients))
 
 
@@ -138,16 +143,23 @@ def _handler(context: ServerContext, answer: Answer) -> Handler:
     return handle
 
 
-def _add_models(app: FastAPI, context: ServerContext) -> None:
+def _add_models(app: FastAPI, context: ServerContext, root: str) -> None:
+    """`root`: what was loaded, whatever it is called."""
+
     def card() -> dict[str, object]:
         return {
             "id": context.model_name,
             "object": "model",
             "created": context.created,
             "owned_by": "minisgl",
+            "root": root,
             "max_model_len": context.info.max_seq_len,
             **({"simulated": context.info.simulated} if context.info.simulated else {}),
         }
+
+    @app.api_route("/v1", methods=["GET", "POST", "OPTIONS"])
+    async def api() -> Response:
+        return json_response({"status": "ok"})
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -157,3 +169,19 @@ def _add_models(app: FastAPI, context: ServerContext) -> None:
     async def model(model_id: str) -> Response:
         context.check_model(model_id)
         return json_response(card())
+
+
+def _add_docs(app: FastAPI) -> None:
+    text = docs_page(app.openapi())
+
+    async def docs(_: Request) -> Response:
+        return Response(text, media_type="text/html", headers={"content-security-policy": POLICY})
+
+    app.add_route("/docs", docs)  # no part of the OpenAPI page, as /openapi.json
+
+
+def _answer_head(app: FastAPI) -> None:
+    """On every GET route; the HTTP server leaves the body out."""
+    for route in app.routes:
+        if isinstance(route, APIRoute) and route.methods is not None and "GET" in route.methods:
+            route.methods.add("HEAD")

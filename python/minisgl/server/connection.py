@@ -21,12 +21,13 @@ def _nothing() -> None:
 
 
 class Connection:
-    __slots__ = ("_on_pause", "_on_resume", "_task", "_transport", "blocked_since", "is_lost")
+    __slots__ = ("_on_pause", "_on_resume", "_task", "_transport", "blocked_since", "chunked", "is_lost")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._task: asyncio.Task[Any] | None = None
         self.is_lost = False
+        self.chunked = True
         self.blocked_since: float | None = None  # the loop's time since which the client has not caught up
         self._on_pause: Callable[[], None] = _nothing
         self._on_resume: Callable[[], None] = _nothing
@@ -47,10 +48,10 @@ class Connection:
             self._on_pause = self._on_resume = _nothing
 
     def write(self, piece: bytes) -> None:
-        """A chunk of an answer that has begun (RFC 9112, 7.1). Never blocks; nothing may be written while paused
-        but what is ready already."""
+        """A chunk of an answer that has begun (RFC 9112, 7.1), for HTTP/1.0 the bytes alone. Never blocks; nothing may
+        be written while paused but what is ready already."""
         if not self.is_lost and piece:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self.chunked else piece)
 
     def abort(self) -> None:
         """Close it without waiting for the client to read."""

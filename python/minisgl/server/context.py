@@ -58,6 +58,7 @@ class ServerContext:
         limits: Limits,
         *,
         log_prompts: bool = False,
+        any_model_name: bool = False,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
         self.client = client
@@ -67,6 +68,7 @@ class ServerContext:
         self.created = created
         self.limits = limits
         self.log_prompts = log_prompts
+        self._any_model_name = any_model_name
         self.defaults = dict(defaults or {})  # of the model, by the names of `SamplingParams`
         self.queue = Queue(client, limits)
         self.draining = False
@@ -103,8 +105,8 @@ class ServerContext:
             raise self._too_long(error.count, field, at_least=error.at_least) from None
 
     def check_model(self, name: str | None) -> None:
-        """A request may leave the model out; another name than ours is 404."""
-        if name is not None and name != self.model_name:
+        """A request may leave the model out; another name than ours is 404, unless all are taken for it."""
+        if name is not None and name != self.model_name and not self._any_model_name:
             raise ApiError(
                 404,
                 f"model: {name[:80]!r} does not exist here: this server serves {self.model_name!r}",

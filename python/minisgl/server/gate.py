@@ -1,7 +1,8 @@
 """Around the application: request ids, who may ask, the API key, the access log, who is still being answered.
 
-Keeps true: every request gets one access line and its id back, also when its client goes; nothing is done, and no body
-read, for a caller that may not ask; without the key nothing but /livez and /readyz answers.
+Keeps true: every request gets its id back and one access line, also when its client goes (probes: only if asked for);
+nothing is done, and no body read, for a caller that may not ask; without the key nothing but /livez and /readyz
+answers.
 Doesn't know: routes, bodies.
 """
 
@@ -23,6 +24,7 @@ from minisgl.server.slow_clients import SlowClients
 RECORD = "minisgl.record"  # keys of the ASGI scope
 SLOW_CLIENTS = "minisgl.slow_clients"
 OPEN_PATHS = ("/livez", "/readyz")
+PROBES = (*OPEN_PATHS, "/health", "/metrics")
 
 
 class Gate:
@@ -30,6 +32,7 @@ class Gate:
         self._app = app
         self._api_key = None if config.api_key is None else config.api_key.encode()
         self._callers = Callers.of(config)
+        self._unlogged = () if config.access_log_probes else PROBES
         self._slow_clients = slow_clients
         self._num_open = 0
         self.idle = asyncio.Event()  # no POST is being answered
@@ -46,6 +49,7 @@ class Gate:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         record = RequestRecord(scope["method"], scope["path"], request_id(given))
+        scope["path"] = scope["path"].rstrip("/") or "/"  # with slashes at the end a route is the same one
         scope[RECORD] = record
         scope[SLOW_CLIENTS] = self._slow_clients
         more = [(b"x-request-id", record.request_id.encode()), *self._callers.cors_headers(headers)]
@@ -69,7 +73,8 @@ class Gate:
         finally:
             if counts:
                 self._leave()
-            record.log()
+            if scope["path"] not in self._unlogged:
+                record.log()
 
     async def _unless_gone(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; stop when the client goes away, wherever that is."""

@@ -1,7 +1,8 @@
 """uvicorn around the app, on a socket that is already bound.
 
 Keeps true: the caller owns signals and the listener; `stop` lets running answers end for a moment, then cuts them; no
-connection stays open for a client that neither sends nor reads.
+connection stays open for a client that neither sends nor reads; a client that has sent its request and then only reads
+is answered, one that is gone is noticed.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from http import HTTPStatus
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from minisgl.config import Limits
 from minisgl.server.connection import CONNECTION, Connection
 from minisgl.server.errors import ApiError
 from minisgl.server.gate import RECORD
@@ -27,14 +29,20 @@ GRACE_S = 2
 NUM_LISTENERS = 8
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8  # requests behind the one that is answered; more are read when it is their turn
+PROBE_AFTER_S = 0.25  # the first; each further one waits twice as long
+_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_HTTP_1_0 = "minisgl.http_1_0"  # key of the ASGI scope: how a request of HTTP/1.0 is answered
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's, with four changes: what is no HTTP gets an error of our shape too, a request line with headers
-    that never end does not fill the memory, a head that does not come in time closes the connection, and of pipelined
-    requests not only the last one hears that the client is gone."""
+    """uvicorn's, with six changes: what is no HTTP gets an error of our shape too, a request line with headers
+    that never end does not fill the memory, a head that does not come in time closes the connection, of pipelined
+    requests not only the last one hears that the client is gone, HTTP/1.0 gets no chunks, and a client may close its
+    half of the connection and still be answered."""
 
     head_timeout_s = 60.0
+    probe_after_s = PROBE_AFTER_S
+    _probe_timer: asyncio.TimerHandle | None = None
     _head_bytes = -1  # -1 outside of a head
     _head_timer: asyncio.TimerHandle | None = None
     _cycles: tuple[RequestResponseCycle, ...] = ()  # unanswered requests, the oldest first
@@ -43,8 +51,31 @@ class _Protocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._head_timer = self.loop.call_later(self.head_timeout_s, transport.abort)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends nothing more. After the beginning of its answer that means that it is gone. Before, it may
+        as well be waiting (`printf ... | nc -N`): TCP says the same of both. So the answer goes on, and interim
+        answers, which those who wait skip, come back as a reset from those who are gone. HTTP/1.0 knows no such
+        answers; its clients get them too, since the other choice is to drop all of them."""
+        open_ = self._unanswered()
+        if not open_ or open_[0].response_started or self.cycle.more_body or self._head_bytes >= 0:
+            return False
+        self.cycle.keep_alive = False
+        self._probe_later(self.probe_after_s)
+        return True
+
+    def _probe_later(self, wait_s: float) -> None:
+        self._probe_timer = self.loop.call_later(wait_s, self._probe, wait_s)
+
+    def _probe(self, waited_s: float) -> None:
+        if (open_ := self._unanswered()) and not self.transport.is_closing():
+            if not open_[0].response_started:
+                self.transport.write(_PROBE)
+            self._probe_later(2 * waited_s)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
         open_ = self._unanswered()
         for cycle in open_:
             cycle.disconnected = True
@@ -65,6 +96,9 @@ class _Protocol(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
         self._cycles = (*self._unanswered(), self.cycle)
+        if self.scope["http_version"] == "1.0":
+            self.cycle.keep_alive = self.parser.should_keep_alive()
+            self.scope[_HTTP_1_0] = self.cycle  # type: ignore[literal-required]
         if self.pipeline and len(self.pipeline) <= MAX_PIPELINED:
             self.flow.resume_reading()  # uvicorn stops reading here, and would not see the client go
 
@@ -118,6 +152,24 @@ def _connection_of(cycle: RequestResponseCycle) -> Connection:
     return connection
 
 
+def _without_chunks(cycle: RequestResponseCycle, connection: Connection) -> Send:
+    """`send` for HTTP/1.0, which knows no chunks: an answer without a length ends with the connection."""
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            if any(name.lower() == b"content-length" for name, _ in message["headers"]):
+                if cycle.keep_alive:  # not what this version does unless both sides say so
+                    message["headers"] = [*message["headers"], (b"connection", b"keep-alive")]
+            else:
+                cycle.keep_alive = cycle.chunked_encoding = connection.chunked = False
+        elif not connection.chunked:
+            connection.write(message.get("body", b""))
+            message["body"] = b""  # to uvicorn it would be longer than announced
+        await cycle.send(message)  # type: ignore[arg-type]
+
+    return send
+
+
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -159,20 +211,26 @@ class _Unread:
 
 
 class HttpServer:
-    """`app` may be replaced at any time, for open connections too. `slow_client_timeout_s`: for a request's head to
-    come, and for what was written to be read."""
+    """`app` may be replaced at any time, for open connections too. `slow_client_timeout` is also the time for a
+    request's head to come, and for what was written to be read."""
 
-    def __init__(self, app: ASGIApp, listener: socket.socket, *, slow_client_timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, app: ASGIApp, listener: socket.socket, limits: Limits, *, probe_after_s: float = PROBE_AFTER_S
+    ) -> None:
         self.app = app
+        slow_client_timeout_s = limits.slow_client_timeout
         config = uvicorn.Config(
             self._call,
             interface="asgi3",
             loop="uvloop",
-            http=type("Protocol", (_Protocol,), {"head_timeout_s": slow_client_timeout_s}),
+            http=type(
+                "Protocol", (_Protocol,), {"head_timeout_s": slow_client_timeout_s, "probe_after_s": probe_after_s}
+            ),
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
+            timeout_keep_alive=limits.keep_alive_timeout,
             timeout_graceful_shutdown=GRACE_S,
             server_header=False,
             proxy_headers=False,
@@ -191,6 +249,8 @@ class HttpServer:
         return host, port
 
     async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (cycle := scope.pop(_HTTP_1_0, None)) is not None:  # it holds the scope: a cycle of references if it stayed
+            send = _without_chunks(cycle, scope[CONNECTION])
         await self.app(scope, receive, send)
 
     async def start(self) -> None:

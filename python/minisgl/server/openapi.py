@@ -27,9 +27,11 @@ _STREAMS = {
 _REASONS = {
     400: "A bad value; `error.param` names the field.",
     401: "The API key is missing or wrong.",
+    403: "The host or the origin of the request may not use this server.",
     404: "No such model or route.",
     408: "The request took longer than the server allows.",
     413: "The body is too large.",
+    415: "The body is not said to be JSON.",
     429: "Too many requests wait; try again after `Retry-After` seconds.",
     500: "The engine failed on this request.",
     503: "The engine is not ready, is gone, or the server is draining.",
@@ -43,11 +45,11 @@ class _Route:
     summary: str
     answer: type[BaseModel] | None  # None: plain text
     body: type[BaseModel] | None = None
-    errors: tuple[int, ...] = (401, 503)
+    errors: tuple[int, ...] = (401, 403, 503)
 
 
-_GENERATE = (400, 401, 404, 408, 413, 429, 500, 503, 504)
-_TEXT = (400, 401, 404, 413, 503)
+_GENERATE = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
+_TEXT = (400, 401, 403, 404, 413, 415, 503)
 ROUTES: dict[str, _Route] = {
     "/v1/chat/completions": _Route("post", "Answer a conversation.", answers.ChatAnswer, bodies.ChatRequest, _GENERATE),
     "/v1/completions": _Route(
@@ -58,14 +60,15 @@ ROUTES: dict[str, _Route] = {
         "post", "Token ids of a text or a conversation.", answers.TokenizeAnswer, bodies.TokenizeRequest, _TEXT
     ),
     "/detokenize": _Route("post", "The text of token ids.", answers.DetokenizeAnswer, bodies.DetokenizeRequest, _TEXT),
+    "/v1": _Route("get", "Whether the API is there; POST and OPTIONS do the same.", answers.Status),
     "/v1/models": _Route("get", "The model that is served.", answers.ModelList),
-    "/v1/models/{model_id}": _Route("get", "One model.", answers.ModelCard, errors=(401, 404, 503)),
-    "/version": _Route("get", "The server's version.", answers.Version, errors=(401,)),
-    "/livez": _Route("get", "Whether the process and its step loop are alive.", answers.Status, errors=(503,)),
-    "/readyz": _Route("get", "Whether requests are served.", answers.Status, errors=(503,)),
+    "/v1/models/{model_id}": _Route("get", "One model.", answers.ModelCard, errors=(401, 403, 404, 503)),
+    "/version": _Route("get", "The server's version.", answers.Version, errors=(401, 403)),
+    "/livez": _Route("get", "Whether the process and its step loop are alive.", answers.Status, errors=(403, 503)),
+    "/readyz": _Route("get", "Whether requests are served.", answers.Status, errors=(403, 503)),
     "/health": _Route("get", "The state in detail.", answers.Health),
-    "/stats": _Route("get", "What both processes measured of themselves.", answers.Stats, errors=(401,)),
-    "/metrics": _Route("get", "Metrics in Prometheus' text format.", None, errors=(401,)),
+    "/stats": _Route("get", "What both processes measured of themselves.", answers.Stats, errors=(401, 403)),
+    "/metrics": _Route("get", "Metrics in Prometheus' text format.", None, errors=(401, 403)),
 }
 
 
