@@ -50,4 +50,8 @@ class AttentionBackend(Protocol):
         the step's changes."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [tokens, heads, d], k and v [tokens, kv_heads, d] -> [tokens, heads, d]; see `models.Attend`."""
+        """q [tokens, heads, d], k and v [tokens, kv_heads, d] -> [tokens, heads, d]; see `models.Attend`. Stores, then
+        reads."""
+
+    def read(self, layer: int, q: Tensor) -> Tensor:
+        """The second half of `attend`: what the step stores is there."""

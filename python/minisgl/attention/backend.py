@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -49,9 +49,16 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
+    """`decode`: which takes rows of one token, where it is another one."""
+
     name: str
     reason: str
     prefill: str = ""  # which of FlashInfer's kernels take rows of several tokens
+    decode: str = ""
+
+    @property
+    def names(self) -> str:
+        return f"{self.name} for prefill, {self.decode} for decode" if self.decode else self.name
 
 
 def machine(device: torch.device) -> Machine:
@@ -61,7 +68,16 @@ def machine(device: torch.device) -> Machine:
 
 
 def choose(asked: str, machine: Machine, shape: Shape) -> Choice:
-    """`asked` is one of `BACKENDS`. Raises `BackendError`."""
+    """`asked` is one of `BACKENDS`, or PREFILL,DECODE of two of them but `auto`. Raises `BackendError`."""
+    first, comma, second = asked.partition(",")
+    if comma:
+        if {first, second} - {*BACKENDS[1:]}:
+            raise BackendError(f"--attention-backend {asked}: a pair is of two of {', '.join(BACKENDS[1:])}")
+        for name in (first, second):
+            if obstacle := _obstacle(name, machine, shape):
+                raise BackendError(f"--attention-backend {asked}: {name}: {obstacle}")
+        found, decode = _choice(first, "asked for", machine), second.partition(":")[0]
+        return found if decode == found.name else replace(found, decode=decode)
     if asked not in BACKENDS:
         raise BackendError(f"--attention-backend {asked}: choose one of {', '.join(BACKENDS)}")
     if asked != "auto":

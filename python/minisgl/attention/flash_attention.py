@@ -77,6 +77,9 @@ class FlashAttention:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._pool.store(layer, self._out_loc, k, v)
+        return self.read(layer, q)
+
+    def read(self, layer: int, q: Tensor) -> Tensor:
         settings = {"causal": True, "window_size": self._windows[layer], **self._step}
         pool_k, pool_v = self._pool.k[layer], self._pool.v[layer]
         if self._decode:

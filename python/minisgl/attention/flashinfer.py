@@ -198,6 +198,9 @@ class FlashInfer:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._pool.store(layer, self._out_loc, k, v)
+        return self.read(layer, q)
+
+    def read(self, layer: int, q: Tensor) -> Tensor:
         cache = (self._pool.k[layer], self._pool.v[layer])
         window = self._window_of[layer]
         q = q.contiguous()

@@ -84,6 +84,9 @@ class TorchSdpa:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._pool.store(layer, self._out_loc, k, v)
+        return self.read(layer, q)
+
+    def read(self, layer: int, q: Tensor) -> Tensor:
         pool_k, pool_v = self._pool.k[layer], self._pool.v[layer]
         reads = self._reads[self._windows[layer]]
         if not reads.prefill and len(reads.groups) == 1:

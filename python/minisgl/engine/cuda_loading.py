@@ -16,6 +16,7 @@ from minisgl.attention.backend import BackendError, Choice, Shape, choose, machi
 from minisgl.attention.flash_attention import FlashAttention
 from minisgl.attention.flashinfer import FlashInfer, renormalise
 from minisgl.attention.flashinfer_workspace import Heads
+from minisgl.attention.pair import Pair
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.distributed import ALONE, Cut, Group
 from minisgl.engine.api import EngineInfo
@@ -115,9 +116,9 @@ def build_cuda_engine(
         choice = choose(config.attention_backend, machine(device), shape)
     except BackendError as error:
         raise ConfigError(str(error)) from error
-    say(f"attention: {choice.name} ({choice.reason})")
-    info = replace(info, graph_sizes=graphs_for(config, model_config, _BACKENDS[choice.name], say))
-    check_agreement(group, f"{choice.name} attention, {len(info.graph_sizes)} graphs")
+    say(f"attention: {choice.names} ({choice.reason})")
+    info = replace(info, graph_sizes=graphs_for(config, model_config, _BACKENDS[choice.decode or choice.name], say))
+    check_agreement(group, f"{choice.names} attention, {len(info.graph_sizes)} graphs")
     max_seq_len = min(info.context_len, info.num_pages * info.page_size + 1)
     limits = StepLimits(
         max_rows=config.max_running_requests,
@@ -186,12 +187,17 @@ def _backend(
     sizes: tuple[int, ...],
     group: Group,
 ) -> tuple[AttentionBackend, Renormalise | None]:
+    if choice.decode:
+        prefill, first = _backend(replace(choice, decode=""), pool, model_config, dtype, limits, (), group)
+        decode = replace(choice, name=choice.decode, decode="", prefill="fa2")
+        backend, second = _backend(decode, pool, model_config, dtype, limits, sizes, group)
+        return Pair(pool, prefill, backend), first or second
     device, windows, columns = pool.k[0].device, model_config.windows, limits.max_pages_per_request
     if choice.name == "flashinfer":
         query = Cut.of(model_config.num_heads, group.rank, group.size).length
         kv = Cut.of_kv_heads(model_config.num_kv_heads, group.rank, group.size).length
         heads = Heads(query, kv, model_config.head_dim)
-        backend = FlashInfer(
+        flashinfer = FlashInfer(
             pool,
             heads,
             dtype,
@@ -202,7 +208,7 @@ def _backend(
             graph_sizes=sizes,
             prefill=choice.prefill,
         )
-        return backend, renormalise
+        return flashinfer, renormalise
     if choice.name == "flash_attention":
         return FlashAttention(pool, device, windows, max_pages_per_row=columns, graph_sizes=sizes), None
     return TorchSdpa(pool, dtype, device, windows), None

@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from minisgl.attention import KVPool, TorchSdpa
+from minisgl.attention.backend import BackendError, Shape, choose, machine
 from minisgl.attention.kv_pool import page_bytes
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.distributed import ALONE, Cut, Group
@@ -103,6 +104,10 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
     )
     if device.type == "cuda" or config.device == INLINE:
         return build_cuda_engine(config, model, model_config, info, pool, say, group)
+    try:
+        choose(config.attention_backend, machine(device), Shape(dtype, model_config.head_dim, config.page_size))
+    except BackendError as error:
+        raise ConfigError(str(error)) from error
     return TorchEngine(
         model,
         info,

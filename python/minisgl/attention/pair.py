@@ -1,0 +1,73 @@
+"""Two backends over one KV pool: rows of several tokens go through the first, rows of one token through the second.
+
+Keeps true: all rows of a step store before any row of either reads; steps of one-token rows are the second's alone, so
+what it needs for graphs stays as it is.
+Doesn't know: how either attends.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from minisgl.attention.api import AttentionBackend, AttentionRows, RowsThere
+from minisgl.attention.kv_pool import KVPool
+
+
+class Pair:
+    """Both were made for `pool`."""
+
+    graph_obstacle: ClassVar[str] = "graphs are those of the backend that decodes"
+
+    def __init__(self, pool: KVPool, prefill: AttentionBackend, decode: AttentionBackend) -> None:
+        self._pool = pool
+        self._prefill = prefill
+        self._decode = decode
+        self._num_decode = 0
+        self._alone: AttentionBackend | None = None  # has all rows of this step
+        self._out_loc = torch.empty(0, dtype=torch.int32)
+
+    def prepare(self, rows: AttentionRows, page_table: Tensor) -> None:
+        self._num_decode = rows.num_decode
+        self._alone = None
+        if rows.num_decode == len(rows.slots):
+            self._alone = self._decode
+        elif not rows.num_decode:
+            self._alone = self._prefill
+        if self._alone is not None:
+            self._alone.prepare(rows, page_table)
+            return
+        assert rows.there is not None
+        self._out_loc = rows.there.out_loc
+        self._decode.prepare(_part(rows, decode=True), page_table)
+        self._prefill.prepare(_part(rows, decode=False), page_table)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self._alone is not None:
+            return self._alone.attend(layer, q, k, v)
+        self._pool.store(layer, self._out_loc, k, v)
+        return self.read(layer, q)
+
+    def read(self, layer: int, q: Tensor) -> Tensor:
+        if self._alone is not None:
+            return self._alone.read(layer, q)
+        first = self._num_decode  # each has one token
+        return torch.cat((self._decode.read(layer, q[:first]), self._prefill.read(layer, q[first:])))
+
+
+def _part(rows: AttentionRows, *, decode: bool) -> AttentionRows:
+    """The decode rows of a mixed step, or the others."""
+    there, count = rows.there, rows.num_decode
+    assert there is not None
+    part = slice(count) if decode else slice(count, None)  # of rows and of tokens: decode rows have one each
+    sums = there.kv_indptr[: count + 1] if decode else there.kv_indptr[count:] - there.kv_indptr[count]
+    return AttentionRows(
+        num_decode=count if decode else 0,
+        slots=rows.slots[part],
+        seq_lens=rows.seq_lens[part],
+        extend_lens=rows.extend_lens[part],
+        out_loc=rows.out_loc[part],
+        there=RowsThere(there.slots[part], there.seq_lens[part], sums, there.out_loc[part]),
+    )
