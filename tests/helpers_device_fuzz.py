@@ -107,6 +107,8 @@ def _sampling(draw: Draw) -> SamplingParams:
         frequency_penalty=(0.0, 0.7)[draw(0, 3) // 3],
         repetition_penalty=(1.0, 1.3)[draw(0, 3) // 3],
         logit_bias={draw(0, VOCAB - 1): 2.0} if draw(0, 3) == 3 else {},
+        allowed_token_ids=(1, 2, 5) if draw(0, 7) == 7 else (),
+        bad_token_ids=((1, 2), (2, 2, 1), (draw(0, VOCAB - 1),)) if draw(0, 3) == 3 else (),
         seed=draw(0, 2**40),
         logprobs=2 if draw(0, 3) == 3 else None,
         prompt_logprobs=1 if draw(0, 7) == 7 else None,

@@ -27,7 +27,7 @@ from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import ParamError, SamplingParams, choice_seed
 from minisgl.step import FinishReason, Int32Array
-from minisgl.tokenizer import TextStream, Tokenizer, read_chat_template
+from minisgl.tokenizer import TextStream, Tokenizer, bad_token_ids, read_chat_template
 
 Prompt = str | Sequence[int]
 Message = dict[str, Any]
@@ -141,7 +141,7 @@ class LLM:
         each = [params or self.default_params] * len(batch) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(batch):
             raise ParamError("params", len(each), f"one for all or one for each of {len(batch)} prompts")
-        prepared = [(self._encode(prompt), one.check()) for prompt, one in zip(batch, each, strict=True)]
+        prepared = [(self._encode(prompt), self._prepared(one)) for prompt, one in zip(batch, each, strict=True)]
         for ids, one in prepared:
             self._check_fits(ids, one)
         texts = [prompt if isinstance(prompt, str) else None for prompt in batch]
@@ -183,6 +183,14 @@ class LLM:
             return self.tokenizer.encode(prompt)
         return np.asarray(prompt, np.int32)
 
+    def _prepared(self, params: SamplingParams) -> SamplingParams:
+        """Checked, and its `bad_words` as the engine knows them."""
+        params.check()
+        if not params.bad_words:
+            return params
+        found = bad_token_ids(self.tokenizer, params.bad_words, self._engine.info.vocab_size)
+        return msgspec.structs.replace(params, bad_token_ids=params.bad_token_ids + found)
+
     def _check_fits(self, ids: Int32Array, params: SamplingParams) -> None:
         limit = self._control_plane.buffers.limits.max_seq_len
         vocab_size = self._engine.info.vocab_size
@@ -192,8 +200,9 @@ class LLM:
             raise ParamError("prompt", len(ids), f"too many tokens: at most {limit - 1} fit")
         if ids.min() < 0 or ids.max() >= vocab_size:
             raise ParamError("prompt", int(ids.max()), f"token ids must be between 0 and {vocab_size - 1}")
-        if any(token >= vocab_size for token in params.stop_token_ids):
-            raise ParamError("stop_token_ids", params.stop_token_ids, f"must be below {vocab_size}")
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            if any(token >= vocab_size for token in getattr(params, name)):
+                raise ParamError(name, getattr(params, name), f"must be below {vocab_size}")
 
     def _submit(self, text: str | None, ids: Int32Array, params: SamplingParams) -> RequestOutput:
         left = self._control_plane.buffers.limits.max_seq_len - len(ids)

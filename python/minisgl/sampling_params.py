@@ -15,6 +15,8 @@ MAX_STOP_STRINGS = 4
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024  # ids of one request
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 256  # of one
 _brief = reprlib.Repr()  # a value of megabytes costs no more than a short one
 _brief.maxstring = _brief.maxother = _brief.maxlong = 80
 
@@ -39,8 +41,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Logits are changed in this order: `repetition_penalty` (prompt and output: a positive logit is divided by it, a
     negative one multiplied; Keskar et al. 2019), `frequency_penalty` times the count in the output, `presence_penalty`
-    if it is in the output, `logit_bias`. Then temperature, `min_p` (of the most likely token's probability; Nguyen et
-    al. 2024), `top_k`, `top_p`.
+    if it is in the output, `logit_bias`; then none but `allowed_token_ids` (empty: all) are left, and of these not
+    those that would complete one of `bad_words` or, before `min_tokens`, end the request, unless that leaves none. Then
+    temperature, `min_p` (of the most likely token's probability; Nguyen et al. 2024), `top_k`, `top_p`.
+
+    `bad_words` are texts, at the beginning of a text or after a space. The engine has no tokenizer: it knows them as
+    `bad_token_ids`, sequences which the output must not have; whoever has one fills them in.
 
     Logprobs are natural logarithms of the model's own distribution, before all of that."""
 
@@ -54,6 +60,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
     seed: int | None = None
     n: int = 1
     stop: tuple[str, ...] = ()
@@ -106,6 +115,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _need(token >= 0, "logit_bias", token, "token ids must not be negative")
             _need(-100.0 <= value <= 100.0, f"logit_bias.{token}", value, "must be between -100 and 100")
 
+        allowed = self.allowed_token_ids
+        _need(all(token >= 0 for token in allowed), "allowed_token_ids", allowed, "must not be negative")
+        words = self.bad_words
+        _need(len(words) <= MAX_BAD_WORDS, "bad_words", len(words), f"at most {MAX_BAD_WORDS} words")
+        for i, word in enumerate(words):
+            fits = 0 < len(word) <= MAX_BAD_WORD_CHARS
+            _need(fits, f"bad_words.{i}", word, f"must have 1 to {MAX_BAD_WORD_CHARS} characters")
+        banned = self.bad_token_ids
+        _need(all(ids and min(ids) >= 0 for ids in banned), "bad_token_ids", banned, "must be sequences of token ids")
+
     @property
     def is_greedy(self) -> bool:
         """The most likely token, without a draw."""
@@ -119,6 +138,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             or self.frequency_penalty
             or self.presence_penalty
             or self.logit_bias
+            or self.allowed_token_ids
+            or self.bad_token_ids
             or self.min_tokens
         )
 

@@ -87,6 +87,8 @@ def requests(seed: int, count: int = 9) -> dict[int, tuple[list[int], SamplingPa
             top_p=float(rng.choice([1.0, 0.8])),
             min_p=float(rng.choice([0.0, 0.05])),
             frequency_penalty=float(rng.choice([0.0, 0.0, 0.7])),
+            allowed_token_ids=tuple(range(0, VOCAB, 16)) if i in (2, 3) else (),
+            bad_token_ids=((16,), (32, 48), (48, 32, 48), (0, 0)) if i in (3, 5) else (),
             seed=int(rng.integers(-(2**63), 2**63)),
             logprobs=2 if i % 3 == 0 else None,
             prompt_logprobs=1 if i == 4 else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -68,6 +69,14 @@ def expected_greedy(prompt: list[int], params: SamplingParams) -> list[int]:
             logits[token] -= params.frequency_penalty * count + params.presence_penalty
         for token, bias in params.logit_bias.items():
             logits[token] += bias
+        if params.allowed_token_ids:
+            logits = [x if i in params.allowed_token_ids else -math.inf for i, x in enumerate(logits)]
+        kept, output_ids = list(logits), tokens[len(prompt) :]
+        for *before, last in params.bad_token_ids:
+            if output_ids[len(output_ids) - len(before) :] == before:
+                logits[last] = -math.inf
+        if max(logits) == -math.inf:
+            logits = kept
         tokens.append(int(np.argmax(logits)))
     return tokens[len(prompt) :]
 
@@ -78,11 +87,15 @@ CASES = {
     "negative": {"frequency_penalty": -0.5, "presence_penalty": -0.3},
     "repetition": {"repetition_penalty": 1.6},
     "bias": {"logit_bias": {3: 4.0, 5: -100.0, 7: 3.5}},
+    "allowed": {"allowed_token_ids": (3, 9, 17, 40)},
+    "bad": {"bad_token_ids": tuple((i,) if i % 3 else (i, i + 1, i) for i in range(0, VOCAB - 1))},
+    "nothing left": {"allowed_token_ids": (5, 6, 7), "bad_token_ids": ((5, 6), (6, 5), (5, 5), (7,), (6, 6, 6))},
     "all": {
         "frequency_penalty": 0.3,
         "presence_penalty": 0.4,
         "repetition_penalty": 1.2,
         "logit_bias": {3: 3.0, 9: 3.0},
+        "bad_token_ids": ((3, 9), (9, 9, 9)),
     },
 }
 
@@ -102,8 +115,8 @@ def test_penalties_follow_their_definitions(num_pages: int) -> None:
     assert (fake.plane.stats().num_retracted_total > 0) == (num_pages == 60)
     for i, (prompt, params) in requests.items():
         assert fake.tokens[i] == expected_greedy(prompt, params), [*CASES, "none"][i]
-    plain = expected_greedy(requests[0][0], requests[6][1])
-    assert all(expected_greedy(requests[0][0], requests[i][1]) != plain for i in range(6))
+    plain = expected_greedy(requests[0][0], requests[len(CASES)][1])
+    assert all(expected_greedy(requests[0][0], requests[i][1]) != plain for i in range(len(CASES)))
 
 
 def test_seeded_tokens_are_the_same_alone_and_among_31_others() -> None:
@@ -166,6 +179,55 @@ def test_a_slot_forgets_the_request_before() -> None:
     assert float(logits[0, 2] - changed[0, 2]) == pytest.approx(2.0)  # generated twice before it was bound again
     changes.bind(SlotBinding(0, 1, SamplingParams(seed=0, max_tokens=1), sequence, 1))
     assert changes.apply(logits, [0], [3]) is logits
+
+
+def test_a_sequence_goes_on_where_it_was_when_a_slot_is_bound_again() -> None:
+    """As after a retraction or a failover: of the sequence so far only the output counts."""
+    asks = SamplingParams(seed=0, max_tokens=9, bad_token_ids=((4, 5, 6), (5, 7), (8,)))
+    logits = torch.randn(1, VOCAB)
+
+    def banned(changes: LogitChanges) -> set[int]:
+        return set(changes.apply(logits, [0], [9])[0].isneginf().nonzero().flatten().tolist())
+
+    for prompt, output, expected in (
+        ([4, 5], [], {8}),
+        ([4], [5], {7, 8}),
+        ([1], [4, 5], {6, 7, 8}),
+        ([1], [4, 5, 9], {8}),
+    ):
+        whole, grown = LogitChanges(VOCAB, (), CPU), LogitChanges(VOCAB, (), CPU)
+        whole.bind(SlotBinding(0, 0, asks, np.array(prompt + output, np.int32), len(prompt)))
+        grown.bind(SlotBinding(0, 0, asks, np.array(prompt, np.int32), len(prompt)))
+        for token in output:
+            grown.record(torch.tensor([token]), [0])
+        assert banned(whole) == banned(grown) == expected
+
+
+def test_what_is_drawn_is_allowed_and_not_bad() -> None:
+    allowed, bad = tuple(range(10, 20)), ((11,), (12, 13), (14, 14, 14))
+    fake = fake_engine(eos_ids=(15,))
+    fake.run(
+        {
+            i: (
+                [12],
+                SamplingParams(
+                    temperature=2.0,
+                    seed=i,
+                    max_tokens=60,
+                    min_tokens=60,
+                    allowed_token_ids=allowed,
+                    bad_token_ids=bad,
+                    logit_bias={12: 2.0, 13: 2.0, 14: 2.0},
+                ),
+            )
+            for i in range(8)
+        }
+    )
+    fake.loop._engine.close()
+    for tokens in fake.tokens.values():
+        assert len(tokens) == 60 and set(tokens) <= {10, 12, 13, 14, 16, 17, 18, 19}
+        assert all(list(one) != tokens[i : i + len(one)] for one in bad for i in range(60))
+    assert {13, 14} <= {token for tokens in fake.tokens.values() for token in tokens}
 
 
 def test_repetition_penalty_and_min_p_are_those_of_transformers() -> None:

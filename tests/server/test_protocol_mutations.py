@@ -31,6 +31,8 @@ SAMPLING = {
     "presence_penalty": -0.5,
     "repetition_penalty": 1.1,
     "logit_bias": {"65": 3.5},
+    "allowed_token_ids": [97, 98],
+    "bad_words": ["zz", " y"],
     "priority": 1,
 }
 VALID: dict[str, dict[str, Any]] = {
@@ -47,7 +49,7 @@ VALID: dict[str, dict[str, Any]] = {
         "add_generation_prompt": True,
     },
     "/v1/completions": {"prompt": ["say:a", "say:b"], "stream": False, "echo": True, "best_of": 3, **SAMPLING},
-    "/generate": {"prompt": "say:abc", "stream": True, "sampling_params": {**SAMPLING, "n": 1, "max_new_tokens": 3}},
+    "/generate": {"prompt": "say:abc", "stream": True, "sampling_params": {**SAMPLING, "n": 1, "max_new_tokens": 4}},
 }
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63) - 1, 10**40),

@@ -107,9 +107,10 @@ def test_a_refusal_says_which_field_does_it(http: httpx.Client) -> None:
     ("path", "table"), [(CHAT, refused.CHAT), (TEXT, refused.COMPLETION), (GENERATE, refused.GENERATE)]
 )
 def test_values_that_ask_for_nothing_are_fine(http: httpx.Client, path: str, table: refused.Table) -> None:
+    body = chat_body("say:fine") if path == CHAT else {"prompt": "say:fine"}
     nothing = {field: values[0] if values else None for field, values in table.items()}
-    assert http.post(path, json={**BODIES[path], **nothing}).status_code == 200
-    assert http.post(path, json={**BODIES[path], **dict.fromkeys(table)}).status_code == 200
+    for more in (nothing, dict.fromkeys(table)):
+        assert http.post(path, json={**body, **more}).status_code == 200
 
 
 def test_no_reasoning_is_told_to_the_template() -> None:
@@ -123,6 +124,41 @@ def test_no_reasoning_is_told_to_the_template() -> None:
     assert variables(reasoning_effort="none") == {"enable_thinking": False}
     own = {"enable_thinking": True, "x": 1}
     assert variables(reasoning_effort="none", chat_template_kwargs=own) == own
+
+
+# ----------------------------------------------------------------------------------------------- words and token ids
+
+
+def test_bad_words_reach_the_engine_as_ids_with_and_without_a_space(http: httpx.Client, server: Frontend) -> None:
+    for i, (path, body) in enumerate(BODIES.items()):
+        name = "messages" if path == CHAT else "prompt"
+        marked = {name: chat_body(f"bad {i}")["messages"] if path == CHAT else f"bad {i}"}
+        post(http, path, **{**body, **marked, "bad_words": ["ab", " c", "\n"], "allowed_token_ids": [97, 98]})
+        sampling = server.engine.wait_for_request(f"bad {i}").sampling
+        assert sampling.bad_token_ids == ((97, 98), (32, 97, 98), (99,), (32, 99), (10,))
+        assert sampling.allowed_token_ids == (97, 98)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("bad_words", "ab", "bad_words"),
+        ("bad_words", [5], "bad_words.0"),
+        ("bad_words", ["a", ""], "bad_words.1"),
+        ("bad_words", ["a" * 257], "bad_words.0"),
+        ("bad_words", ["a"] * 257, "bad_words"),
+        ("allowed_token_ids", [], "allowed_token_ids"),
+        ("allowed_token_ids", [258], "allowed_token_ids"),
+        ("allowed_token_ids", [1, -1], "allowed_token_ids.1"),
+        ("allowed_token_ids", 5, "allowed_token_ids"),
+    ],
+)
+def test_bad_words_and_ids_are_checked(
+    http: httpx.Client, server: Frontend, field: str, value: object, param: str
+) -> None:
+    for path, body in BODIES.items():
+        assert check_error(http.post(path, json={**body, field: value}), 400)["param"] == param
+    assert not server.engine.requests("refused")
 
 
 # --------------------------------------------------------------------------------------------------------- generate

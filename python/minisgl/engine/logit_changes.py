@@ -1,19 +1,46 @@
-"""What requests ask of the logits before they are sampled: penalties, bias, no end before min_tokens.
+"""What requests ask of the logits before they are sampled: penalties, bias, allowed tokens, bad words, no end before
+min_tokens.
 
-Keeps true: rows that ask for nothing keep their logits bit for bit; counts follow the tokens in forward order, so they
-are right whatever the host knows yet; a slot that is bound again starts from the sequence it is bound with.
+Keeps true: rows that ask for nothing keep their logits bit for bit; counts and what came last follow the tokens in
+forward order, so they are right whatever the host knows yet; a slot that is bound again starts from the sequence it is
+bound with; some token can always be sampled.
 Doesn't know: temperature and what follows it (sampler.py), the text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from minisgl.engine.api import SlotBinding
 from minisgl.sampling_params import SamplingParams
+
+_ANY = -1  # before a sequence that is shorter than the longest: whatever was generated
+_NONE = -2  # before the output's first token: no id
+
+
+class _BadSequences:
+    """Sequences of ids that the output must not have: the last id of one is banned where the output ends with those
+    before it."""
+
+    def __init__(self, sequences: Sequence[Sequence[int]], output: Sequence[int], device: torch.device) -> None:
+        longest = max(map(len, sequences)) - 1
+        starts = [[_ANY] * (longest + 1 - len(ids)) + list(ids[:-1]) for ids in sequences]
+        self._starts = _ids(starts, device).reshape(len(sequences), longest)
+        self._last = _ids([ids[-1] for ids in sequences], device)
+        recent = list(output[max(0, len(output) - longest) :])
+        self._recent = _ids([_NONE] * (longest - len(recent)) + recent, device)
+
+    def ban(self, logits: Tensor) -> None:
+        met = ((self._starts == self._recent) | (self._starts == _ANY)).all(-1)
+        logits.index_add_(0, self._last, torch.where(met, float("-inf"), 0.0))
+
+    def record(self, token: Tensor) -> None:
+        if len(self._recent):
+            self._recent = torch.cat((self._recent[1:], token))
 
 
 class _SlotChanges:
@@ -28,6 +55,13 @@ class _SlotChanges:
         self._bias_ids = _ids(list(sampling.logit_bias), device)
         values = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32)
         self._bias = values.to(device, non_blocking=True)
+        output = binding.tokens[binding.num_prompt :].tolist()
+        self._bad = _BadSequences(sampling.bad_token_ids, output, device) if sampling.bad_token_ids else None
+        self._forbidden: Tensor | None = None
+        if sampling.allowed_token_ids:
+            forbidden = torch.ones(vocab_size, dtype=torch.bool)
+            forbidden[list(sampling.allowed_token_ids)] = False
+            self._forbidden = forbidden.to(device, non_blocking=True)
         self._counts: Tensor | None = None
         self._in_prompt: Tensor | None = None
         if _has_penalties(sampling):
@@ -50,11 +84,22 @@ class _SlotChanges:
             logits -= sampling.presence_penalty * seen
         if len(self._bias_ids):
             logits.index_add_(0, self._bias_ids, self._bias)
-        if len(self._ends) and position < self._first_free:
+        if self._forbidden is not None:
+            logits.masked_fill_(self._forbidden, float("-inf"))
+        may_not_end = len(self._ends) and position < self._first_free
+        if self._bad is None and not may_not_end:
+            return
+        allowed = logits.clone()
+        if self._bad is not None:
+            self._bad.ban(logits)
+        if may_not_end:
             logits.index_fill_(0, self._ends, float("-inf"))
+        torch.where(logits.isneginf().all(), allowed, logits, out=logits)
 
     def record(self, token: Tensor) -> None:
         """`token` [1] was sampled."""
+        if self._bad is not None:
+            self._bad.record(token)
         if self._counts is not None:
             self._counts.index_add_(0, token, torch.ones(1, device=token.device))
 
@@ -95,5 +140,5 @@ def _has_penalties(sampling: SamplingParams) -> bool:
     return bool(sampling.repetition_penalty != 1.0 or sampling.frequency_penalty or sampling.presence_penalty)
 
 
-def _ids(ids: Sequence[int], device: torch.device) -> Tensor:
+def _ids(ids: Sequence[Any], device: torch.device) -> Tensor:
     return torch.tensor(ids, dtype=torch.int64).to(device, non_blocking=True)

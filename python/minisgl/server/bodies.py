@@ -14,7 +14,15 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictInt, StrictStr, Tag
 
-from minisgl.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS, ParamError, SamplingParams
+from minisgl.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOP_STRINGS,
+    ParamError,
+    SamplingParams,
+)
 from minisgl.server import refused
 
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
@@ -23,6 +31,7 @@ T = TypeVar("T")
 # the first bad item is enough: to list a million findings takes long, and the event loop stands still meanwhile
 Items = Annotated[list[T], Field(fail_fast=True)]
 MAX_STOP_TOKEN_IDS = 256
+MAX_ALLOWED_TOKEN_IDS = 16_384
 MAX_PROMPTS = 256
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096  # of one message
@@ -114,6 +123,12 @@ class Sampling(Body):
     logit_bias: Annotated[dict[StrictStr, float], Field(max_length=MAX_LOGIT_BIAS)] | None = _field(
         "Token id (as a string) to a number from -100 to 100 that is added to its logit."
     )
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None
+    ) = _field("None but these token ids are generated.")
+    bad_words: Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_BAD_WORDS)] | None = _field(
+        "Texts that are not generated, at the beginning of a text or after a space, as the tokens that spell them."
+    )
     stream: StrictBool | None = _field("Send the answer piece by piece.")
     stream_options: StreamOptions | None = _field("Only with `stream`.")
     priority: Annotated[StrictInt, Field(ge=-(2**31) + 1, lt=2**31)] | None = _field(
@@ -141,6 +156,8 @@ class Sampling(Body):
             "presence_penalty": self.presence_penalty,
             "repetition_penalty": self.repetition_penalty,
             "logit_bias": _logit_bias(self.logit_bias),
+            "allowed_token_ids": None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+            "bad_words": None if self.bad_words is None else tuple(self.bad_words),
             **asked,
         }
         fields = {**defaults, **{name: value for name, value in given.items() if value is not None}}

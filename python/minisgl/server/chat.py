@@ -36,6 +36,7 @@ async def answer_chat(context: ServerContext, request: Request, body: bytes, rec
         limit = context.defaults.get("max_tokens")
     sampling = checked(lambda: chat.to_sampling(limit, context.defaults, logprobs=chat.num_logprobs()))
     context.check_vocabulary(sampling)
+    sampling = await context.with_bad_token_ids(sampling)
     if chat.messages:
         ids = await context.encode_chat(chat.messages, _template_options(chat))
     else:

@@ -29,6 +29,7 @@ async def answer_completion(context: ServerContext, request: Request, body: byte
     context.check_model(completion.model)
     options, sampling = _options(completion, context.defaults)
     context.check_vocabulary(sampling)
+    sampling = await context.with_bad_token_ids(sampling)
     given = completion.prompts()
     prompts = await context.encode_prompts(given, "prompt")
 

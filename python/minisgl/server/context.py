@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from minisgl.config import Limits
@@ -23,7 +24,7 @@ from minisgl.server.generation import Generation
 from minisgl.server.limits import MAX_CHOICES, Queue, check_stop, draining
 from minisgl.server.record import RequestRecord
 from minisgl.step import Int32Array
-from minisgl.tokenizer import ChatTemplateError, Tokenizer, TooManyTokens
+from minisgl.tokenizer import ChatTemplateError, Tokenizer, TooManyTokens, bad_token_ids
 
 # A conversation as short as this is rendered on the event loop: 40 us there are less than what another thread waits for
 # its turn at the interpreter.
@@ -206,6 +207,14 @@ class ServerContext:
         )
         return ApiError(400, text, param=field, code="context_length_exceeded")
 
+    async def with_bad_token_ids(self, sampling: SamplingParams) -> SamplingParams:
+        """Its `bad_words` as the engine knows them."""
+        if not sampling.bad_words:
+            return sampling
+        vocab_size = self.info.vocab_size
+        found = await self._encoder.run(lambda: bad_token_ids(self.tokenizer, sampling.bad_words, vocab_size))
+        return msgspec.structs.replace(sampling, bad_token_ids=found)
+
     def check_vocabulary(self, sampling: SamplingParams, names: Mapping[str, str] | None = None) -> None:
         """What the model alone can tell. `names`: how the client wrote a field, where that differs."""
         written = names or {}
@@ -215,7 +224,7 @@ class ServerContext:
                 if (asked := getattr(sampling, name)) is not None:
                     raise bad_value(written.get(name, name), asked, "a simulated engine computes no probabilities")
         vocab_size = self.info.vocab_size
-        for name in ("stop_token_ids", "logit_bias"):
+        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
             for token in getattr(sampling, name):
                 if token >= vocab_size:
                     raise bad_value(written.get(name, name), token, f"token ids must be below {vocab_size}")

@@ -31,6 +31,7 @@ async def answer_generate(context: ServerContext, request: Request, body: bytes,
     context.check_model(fields.model)
     sampling = _sampling(fields, names, context.defaults)
     context.check_vocabulary(sampling, names)
+    sampling = await context.with_bad_token_ids(sampling)
     if sampling.n != 1:
         raise bad_value(names["n"], sampling.n, "must be 1 here")
     prompts = await context.encode_prompts([prompt], field)

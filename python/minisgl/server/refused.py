@@ -53,8 +53,6 @@ SHARED: Table = {
     "return_meta_info": (False,),
     "logprob_token_ids": ([],),
     "stream_interval": (1,),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
     "return_token_ids": (False,),
     # where the prompt comes from
     "truncate_prompt_tokens": (),

@@ -1,5 +1,6 @@
 """Text to token ids and back: encoding, chat templates, incremental detokenization, stop strings. No torch."""
 
+from minisgl.tokenizer.bad_words import bad_token_ids
 from minisgl.tokenizer.chat_template import ChatTemplate, ChatTemplateError, read_chat_template
 from minisgl.tokenizer.decode import IncrementalDecoder
 from minisgl.tokenizer.text_stream import StopMatcher, TextStream
@@ -14,5 +15,6 @@ __all__ = [
     "Tokenizer",
     "TokenizerError",
     "TooManyTokens",
+    "bad_token_ids",
     "read_chat_template",
 ]
