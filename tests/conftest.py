@@ -16,6 +16,7 @@ from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
 
 CONTROL_PLANES = ("python", "rust_hotpath")
+SLOW_TIMEOUT_S = 1800  # a failure, not a measurement
 _DESELECTED: Counter[str] = Counter()  # by reason
 _LEFT_OUT = "left_out"  # its key in what a worker process hands over
 
@@ -36,6 +37,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return item.get_closest_marker("reference_only") is None or name in (None, "python")
 
     items[:] = [item for item in items if suits(item)]
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
 
 
 @pytest.fixture(params=CONTROL_PLANES)
