@@ -74,6 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": {"message", "tokenizer", "metrics", "sampling_params", "step", "config", "version"},
     # programs
     "bench": {
+        "weights.sources",  # the same model for others
         "runner",
         "scheduler",
         "engine",

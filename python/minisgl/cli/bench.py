@@ -18,6 +18,7 @@ from minisgl.cli.flags import notices, say
 
 COMMANDS = {
     "ab": "minisgl.bench.ab",
+    "compare": "minisgl.bench.compare",
     "control-plane": "minisgl.cli.bench_control_plane",
     "gate": "minisgl.bench.gate",
     "offline": "minisgl.cli.bench_offline",

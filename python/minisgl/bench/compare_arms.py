@@ -1,0 +1,297 @@
+"""Whom `minisgl bench compare` can ask: servers, by the generator of `bench serve`, and programs that answer by lines.
+
+    with start(name, settings) as arm:      # raises `Missing` with the reason
+        times = arm.ask(prompts, num_out)
+
+Keeps true: what an arm started is gone with it; an arm that cannot start, or fails, says why and ends no other.
+Doesn't know: what is asked, in which order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import httpx
+import msgspec
+import numpy as np
+
+from minisgl import envs
+from minisgl.bench.load import Server, first_model, generator
+from minisgl.bench.serve_metrics import tokens_of
+from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
+from minisgl.config import MODEL_SMOLLM2, ConfigError
+from minisgl.weights.sources import find_smollm2, resolve_model
+
+START_TIMEOUT_S = 600.0
+ASK_TIMEOUT_S = 3600.0
+POLL_S = 0.5
+HERE = Path(__file__).parent
+BODY = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+
+
+class Missing(Exception):
+    """This arm cannot be measured here; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Of some prompts that were asked at once, in seconds. `first_s`: to each one's first text, None: nothing comes
+    before the end."""
+
+    total_s: float
+    first_s: tuple[float, ...] | None
+    num_in: int
+    num_out: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What every arm is started with. `pythons`: interpreters by arm; `urls`: running servers by name; `flags`: of
+    `minisgl serve`; `max_len`: tokens of a prompt and its answer."""
+
+    model: str
+    dtype: str
+    gguf: Path | None
+    threads: int
+    max_sequences: int
+    max_len: int
+    pythons: Mapping[str, str]
+    urls: Mapping[str, str]
+    flags: tuple[str, ...]
+
+    def python(self, arm: str) -> str:
+        return self.pythons.get(arm, sys.executable)
+
+    def folder(self) -> str:
+        return str(resolve_model(self.model, lambda *_: None))
+
+    def gguf_file(self) -> Path:
+        if self.gguf is not None:
+            return self.gguf
+        if self.model == MODEL_SMOLLM2:
+            return find_smollm2()
+        if self.model.endswith(".gguf"):
+            return Path(self.model).expanduser()
+        raise Missing("needs a GGUF file of the model: --gguf FILE")
+
+
+class Arm(Protocol):
+    version: str
+    max_sequences: int | None  # that it can be asked at once; None: any number
+
+    def ask(self, prompts: Sequence[str], num_out: int) -> Times:
+        """Raises `Missing`."""
+
+
+class HttpArm:
+    def __init__(self, server: Server, version: str) -> None:
+        self._server = server
+        self.url = server.url
+        self.version = version
+        self.max_sequences: int | None = None
+
+    def ask(self, prompts: Sequence[str], num_out: int) -> Times:
+        fixed = {**BODY, "model": self._server.model, "max_tokens": num_out}
+        result = generator()(
+            self._server.url + "/v1/completions",
+            [msgspec.json.encode({**fixed, "prompt": prompt}) for prompt in prompts],
+            chains=[1] * len(prompts),
+            concurrency=len(prompts),
+            headers=self._server.headers(),
+            timeout_s=ASK_TIMEOUT_S,
+        )
+        if result["failure"].any():
+            names = {result["failures"][code] for code in result["failure"].tolist() if code}
+            said = next((text for text in result["errors"] if text), "")
+            raise Missing(f"a request failed: {', '.join(sorted(names))} {said[:200]}".rstrip())
+        texts = result["text_events"] > 0  # a token may be half a character, and without text
+        first = np.where(texts, result["first"], result["end"]) - result["sent"]
+        total = float(np.where(texts, result["last"], result["end"]).max() - result["sent"].min())
+        num_in, num_out = int(np.maximum(result["prompt_tokens"], 0).sum()), int(tokens_of(result).sum())
+        return Times(total, tuple(first.tolist()), num_in, num_out)
+
+
+class LineArm:
+    """A program that gets a line of JSON and answers with one."""
+
+    def __init__(self, child: Child, version: str, max_sequences: int | None) -> None:
+        self._child = child
+        self.version = version
+        self.max_sequences = max_sequences
+
+    def ask(self, prompts: Sequence[str], num_out: int) -> Times:
+        found = self._child.ask({"prompts": list(prompts), "num_out": num_out})
+        first = None if found["first_s"] is None else (float(found["first_s"]),)
+        return Times(found["total_s"], first, found["num_in"], found["num_out"])
+
+
+class Child:
+    """A process that is stopped with the arm. `talks`: by lines of JSON; else its output is a log."""
+
+    def __init__(self, command: Sequence[str], *, talks: bool = True) -> None:
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        pipe = subprocess.PIPE
+        out = pipe if talks else self._log
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=pipe,
+                stdout=out,
+                stderr=self._log,
+                start_new_session=True,
+                env=envs.child_environment({}),
+            )
+        except OSError as error:
+            raise Missing(f"{command[0]}: {error.strerror}") from error
+
+    def line(self, timeout_s: float) -> dict[str, Any]:
+        """The next of its output. Raises `Missing`."""
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
+        line = self.process.stdout.readline() if ready else b""
+        if not line:
+            raise Missing(f"ended: {self.last_line()}" if ready else f"said nothing for {timeout_s:g} s")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(question).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError as error:
+            raise Missing(f"ended: {self.last_line()}") from error
+        return self.line(ASK_TIMEOUT_S)
+
+    def last_line(self) -> str:
+        self._log.seek(0)
+        lines = [line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
+        return lines[-1][:300] if lines else "without a word"
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout, self._log):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+# ------------------------------------------------------------------------------------------------------------ starting
+
+
+@contextlib.contextmanager
+def start(name: str, setup: Setup) -> Iterator[Arm]:
+    """The arm called `name`, or the server at its URL. Raises `Missing`."""
+    make = ARMS.get(name, _given)
+    try:
+        with make(name, setup) as arm:
+            yield arm
+    except (ServerFailed, ConfigError) as error:
+        raise Missing(str(error).splitlines()[-1][:300]) from error
+
+
+@contextlib.contextmanager
+def _minisgl(name: str, setup: Setup) -> Iterator[Arm]:
+    flags = ("--model", setup.model, "--dtype", setup.dtype, "--num-threads", str(setup.threads))
+    rows = ("--max-running-requests", str(setup.max_sequences))
+    with ServerProcess(Launch(flags=(*flags, *rows, *setup.flags))) as own:
+        yield HttpArm(Server(own.url, own.model, None, own), importlib.metadata.version("minisgl"))
+
+
+@contextlib.contextmanager
+def _transformers(name: str, setup: Setup) -> Iterator[Arm]:
+    python, streams = setup.python(name), name.endswith("stream")
+    _require(python, "transformers")
+    dtype = "float32" if setup.dtype == "auto" else setup.dtype
+    program = (python, "-P", str(HERE / "compare_transformers.py"), setup.folder(), dtype, str(setup.threads))
+    with Child((*program, "stream" if streams else "whole")) as child:
+        version = str(child.line(START_TIMEOUT_S)["version"])
+        yield LineArm(child, version, 1 if streams else None)
+
+
+@contextlib.contextmanager
+def _llama_cpp(name: str, setup: Setup) -> Iterator[Arm]:
+    python, file = setup.python(name), setup.gguf_file()
+    _require(python, "xllamacpp")
+    sizes = map(str, (setup.threads, setup.max_sequences, -(-setup.max_len // 256) * 256))
+    with Child((python, "-P", str(HERE / "compare_llama_cpp.py"), str(file), *sizes)) as child:
+        ready = child.line(START_TIMEOUT_S)
+        yield HttpArm(Server(ready["url"], file.stem), f"xllamacpp {ready['version']}")
+
+
+def _launched(package: str, module: str, model_flag: str) -> Callable[[str, Setup], Any]:
+    """A server of another project, by its own command."""
+
+    @contextlib.contextmanager
+    def make(name: str, setup: Setup) -> Iterator[Arm]:
+        python = setup.python(name)
+        version = _require(python, package)
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        flags = (model_flag, setup.folder(), "--dtype", setup.dtype, "--host", "127.0.0.1", "--port", str(port))
+        with Child((python, "-m", module, *flags), talks=False) as child:
+            url = f"http://127.0.0.1:{port}"
+            _wait_until_healthy(url, child)
+            yield HttpArm(Server(url, first_model(url, None)), version)
+
+    return make
+
+
+@contextlib.contextmanager
+def _given(name: str, setup: Setup) -> Iterator[Arm]:
+    url = setup.urls[name].rstrip("/").removesuffix("/v1")
+    yield HttpArm(Server(url, first_model(url, envs.api_key()), envs.api_key()), "given")
+
+
+def _require(python: str, package: str) -> str:
+    """Its version in that interpreter. Raises `Missing`; importing it would take seconds."""
+    asked = f"import importlib.metadata as m; print(m.version({package!r}))"
+    try:
+        found = subprocess.run((python, "-P", "-c", asked), capture_output=True, text=True, timeout=60, check=False)
+    except OSError as error:
+        raise Missing(f"{python}: {error.strerror}") from error
+    if found.returncode:
+        raise Missing(f"the package {package} is not installed (--python ARM=INTERPRETER names another environment)")
+    return f"{package} {found.stdout.strip()}"
+
+
+def _wait_until_healthy(url: str, child: Child) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if child.process.poll() is not None:
+            raise Missing(f"ended: {child.last_line()}")
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(url + "/health", timeout=POLL_S).status_code == 200:
+                return
+        time.sleep(POLL_S)
+    raise Missing(f"was not ready after {START_TIMEOUT_S:g} s")
+
+
+ARMS: dict[str, Callable[[str, Setup], Any]] = {
+    "minisgl": _minisgl,
+    "transformers": _transformers,
+    "transformers-stream": _transformers,
+    "llama.cpp": _llama_cpp,
+    "vllm": _launched("vllm", "vllm.entrypoints.openai.api_server", "--model"),
+    "sglang": _launched("sglang", "sglang.launch_server", "--model-path"),
+}

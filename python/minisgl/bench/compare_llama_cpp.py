@@ -1,0 +1,36 @@
+"""llama.cpp's server as an arm of `minisgl bench compare`: a program of its own, run by whatever interpreter has the
+package xllamacpp. Arguments: GGUF file, threads, sequences at once, tokens of each.
+
+Keeps true: the first line of stdout is JSON with its address; it ends with its standard input.
+Doesn't know: minisgl, which may not be installed beside it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import sys
+from typing import Any
+
+
+def main() -> None:
+    file, threads, parallel, length = sys.argv[1], *map(int, sys.argv[2:5])
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # its log goes there
+    package: Any = importlib.import_module("xllamacpp")
+    params = package.CommonParams()
+    params.model.path = file
+    params.n_ctx, params.n_parallel, params.warmup = parallel * length, parallel, True
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.cache_prompt = False
+    server = package.Server(params)
+    ready = {"url": server.listening_address, "version": importlib.metadata.version("xllamacpp")}
+    print(json.dumps(ready), file=out, flush=True)
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

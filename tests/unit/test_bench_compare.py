@@ -1,0 +1,142 @@
+"""`minisgl bench compare`: the same prompts for every arm, in turns, and a reason for each that was not measured."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from minisgl.bench import compare, compare_arms
+from minisgl.bench.compare_arms import Missing, Setup, Times, start
+from minisgl.bench.server_process import Launch, ServerProcess
+from minisgl.cli import bench
+from minisgl.config import ConfigError
+
+SMALL = ("--concurrency", "1", "2", "--input-len", "6", "--output-len", "4", "--prefill-len", "9", "--repeats", "2")
+ECHO = ("--engine", "echo", "--num-pages", "256", "--max-seq-len", "512")
+Asked = list[tuple[str, tuple[str, ...], int]]
+
+
+class Fake:
+    """Answers a token a second; `fails_at` counts what it was asked."""
+
+    version = "fake 1"
+
+    def __init__(self, name: str, asked: Asked, max_sequences: int | None = None, fails_at: int = -1) -> None:
+        self.name, self.asked, self.max_sequences, self.fails_at = name, asked, max_sequences, fails_at
+
+    def ask(self, prompts: Sequence[str], num_out: int) -> Times:
+        if self.fails_at == len([one for one in self.asked if one[0] == self.name]):
+            raise Missing("broke")
+        self.asked.append((self.name, tuple(prompts), num_out))
+        first = None if self.name == "whole" else tuple(0.5 for _ in prompts)
+        return Times(float(num_out), first, 6 * len(prompts), num_out * len(prompts))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    found: Asked = []
+    arms = {
+        "a": Fake("a", found),
+        "whole": Fake("whole", found),
+        "single": Fake("single", found, max_sequences=1),
+        "breaks": Fake("breaks", found, fails_at=4),
+    }
+
+    @contextlib.contextmanager
+    def make(name: str, setup: Setup) -> Iterator[Fake]:
+        if name not in arms:
+            raise Missing("is not here")
+        yield arms[name]
+
+    monkeypatch.setattr(compare, "ARMS", dict.fromkeys((*arms, "gone"), make))
+    monkeypatch.setattr(compare_arms, "ARMS", dict.fromkeys((*arms, "gone"), make))
+    return found
+
+
+def test_arms_take_turns_on_the_same_prompts(asked: Asked, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code = bench.main(["compare", *SMALL, "--arms", "a", "whole", "single", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    found = json.loads(printed.splitlines()[-1])
+    assert code == 0 and found["missing"] == {}
+    arms = found["arms"]
+    assert arms["a"]["tok_s"] == {"1": 1.0, "2": 2.0} and arms["a"]["ttft_ms"] == {"1": 500.0, "2": 500.0}
+    assert arms["a"]["prefill_tok_s"] == 12.0 and arms["whole"]["prefill_tok_s"] == 6.0
+    assert arms["whole"]["ttft_ms"] == {} and arms["single"]["tok_s"] == {"1": 1.0}
+    assert len(arms["a"]["rounds"]["tok_s"]["1"]) == 2
+    by_arm = {name: [(prompts, out) for one, prompts, out in asked if one == name] for name in arms}
+    assert by_arm["a"] == by_arm["whole"] and set(by_arm["single"]) < set(by_arm["a"])
+    texts = [text for prompts, _ in by_arm["a"] for text in prompts]
+    assert len(texts) == len(set(texts)) == 3 * (1 + 2 + 1)
+    order = [name for i, (name, _, _) in enumerate(asked) if not i or asked[i - 1][0] != name]
+    assert order == ["a", "whole", "single", "whole", "a", "whole", "single"]  # there and back
+    report = (tmp_path / "README.md").read_text()
+    assert "| whole | 1.00 | 2.00 |  |  | 6.00 |" in report and "| whole |" in printed
+    assert json.loads((tmp_path / "raw.json").read_text())["result"] == found
+
+
+def test_who_cannot_start_or_breaks_is_listed_with_the_reason(asked: Asked, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["compare", *SMALL, "--arms", "a", "gone", "breaks"]) == 1
+    printed = capsys.readouterr().out
+    found = json.loads(printed.splitlines()[-1])
+    assert found["missing"] == {"gone": "is not here", "breaks": "broke"} and list(found["arms"]) == ["a"]
+    assert "| gone | is not here |" in printed
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--concurrency", "0"), "--concurrency"),
+        (("--repeats", "0"), "--repeats"),
+        (("--url", "x"), "--url"),
+        (("--url", "vllm=http://127.0.0.1:9"), "--url"),
+        (("--python", "other=python3"), "--python"),
+    ],
+)
+def test_flags_that_make_no_sense(flags: tuple[str, ...], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        bench.main(["compare", *flags])
+
+
+def setup_of(**changes: object) -> Setup:
+    kept = {"model": "smollm2", "dtype": "float32", "gguf": None, "threads": 1, "max_sequences": 1, "max_len": 64}
+    return Setup(**{**kept, "pythons": {}, "urls": {}, "flags": (), **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arm", "changes", "reason"),
+    [
+        ("vllm", {"pythons": {"vllm": "/no/such/python"}}, "No such file"),
+        ("llama.cpp", {"model": "some/folder"}, "--gguf"),
+        ("transformers", {"model": "/no/such/folder"}, "no such folder"),
+        ("minisgl", {"flags": ("--num-pages", "none")}, "--num-pages"),
+        ("given", {"urls": {"given": "http://127.0.0.1:9"}}, "127.0.0.1:9"),
+    ],
+)
+def test_reasons(arm: str, changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(Missing, match=reason), start(arm, setup_of(**changes)):
+        pass
+
+
+def test_real_arms_in_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """A server of its own, one that is given, and transformers on the embedded model."""
+    with ServerProcess(Launch(flags=ECHO)) as given:
+        flags = ("--arms", "minisgl", "transformers", "--url", f"mine={given.url}/v1", "--dtype", "float32")
+        code = bench.main(["compare", *SMALL, "--repeats", "1", *flags, "--", *ECHO])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert code == 0 and list(found["arms"]) == ["minisgl", "transformers", "mine"] and found["missing"] == {}
+    for name, one in found["arms"].items():
+        assert set(one["tok_s"]) == {"1", "2"} and all(value > 0 for value in one["tok_s"].values())
+        assert one["prefill_tok_s"] > 0 and (one["ttft_ms"] == {}) == (name == "transformers")
+
+
+@pytest.mark.slow
+def test_every_arm_that_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    bench.main(["compare", *SMALL])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"minisgl", "transformers", "transformers-stream"} <= set(found["arms"])
+    assert set(found["arms"]) | set(found["missing"]) == set(compare.ARMS)
+    assert all("is not installed" in reason for reason in found["missing"].values())
