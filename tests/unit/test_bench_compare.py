@@ -125,7 +125,7 @@ def test_real_arms_in_one_table(capsys: pytest.CaptureFixture[str]) -> None:
     """A server of its own, one that is given, and transformers on the embedded model."""
     with ServerProcess(Launch(flags=ECHO)) as given:
         flags = ("--arms", "minisgl", "transformers", "--url", f"mine={given.url}/v1", "--dtype", "float32")
-        code = bench.main(["compare", *SMALL, "--repeats", "1", *flags, "--", *ECHO])
+        code = bench.main(["compare", *SMALL, "--repeats", "1", "--threads", "1", *flags, "--", *ECHO])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert code == 0 and list(found["arms"]) == ["minisgl", "transformers", "mine"] and found["missing"] == {}
     for name, one in found["arms"].items():
