@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from minisgl import envs
-from minisgl.config import ConfigError
+from minisgl.config import ConfigError, EngineConfig
+from minisgl.distributed import ALONE
+from minisgl.engine.loading import load_engine
 from minisgl.llm import LLM
 from minisgl.sampling_params import SamplingParams
 from minisgl.tokenizer import Tokenizer
@@ -53,6 +56,26 @@ def test_a_scaled_down_engine_decodes(name: str, tmp_path: Path, monkeypatch: py
     assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * 3
     assert all(len(output.outputs[0].token_ids) == 12 for output in outputs)
     assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 3
+
+
+def test_what_is_for_cuda_devices_says_so_on_a_cpu(tmp_path: Path) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 4, "max_position_embeddings": 64}
+    config |= {name: value for name, value in SCALE.items() if name != "num_experts"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = EngineConfig(model=str(tmp_path), load_format="dummy", num_pages=8, device="cpu")
+    lines: list[str] = []
+
+    def report(text: str, done: int = 0, total: int = 0) -> None:
+        lines.append(text)
+
+    load_engine(settings, report, ALONE).close()
+    assert not any("CUDA" in line for line in lines)
+    flags = {"cuda_graph_max_bs": 8, "torch_compile": True}
+    load_engine(msgspec.structs.replace(settings, **flags), report, ALONE).close()
+    assert [line for line in lines if "CUDA" in line] == [
+        f"{flag}: without an effect on cpu: for CUDA devices only"
+        for flag in ("--cuda-graph-max-bs 8", "--torch-compile")
+    ]
 
 
 def test_llm_samples_as_the_model_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

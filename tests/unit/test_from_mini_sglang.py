@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 from minisgl import SamplingParams, cli, envs, spellings, supervisor
-from minisgl.cli import aliases, chat
+from minisgl.cli import aliases, chat, generate
+from minisgl.cli import serve as serve_command
 from minisgl.config import ConfigError, ServerConfig
 from minisgl.llm import LLM, Completion, RequestOutput
 
@@ -371,6 +373,16 @@ def test_the_page_has_every_flag() -> None:
     typed = {alias.typed for alias in aliases.ALIASES} | {name for flag in aliases.POINTLESS for name in flag.typed}
     for name in on_page:
         assert name in typed or " " in name, f"{name}: no such alias"
+
+
+def test_what_the_page_names_exists() -> None:
+    commands = argparse.ArgumentParser().add_subparsers()
+    known = {"--help", "--output-len"}
+    for add in (serve_command.add_parser, chat.add_parser, generate.add_parser):
+        known |= {option for action in add(commands)._actions for option in action.option_strings}
+    for heading in ("Flags", "Variables", "Python", "Defaults that differ"):
+        named = {name for row in rows(heading) for cell in row for name in re.findall(r"(?<![\w-])--[a-z-]+", cell)}
+        assert named <= known, heading
 
 
 def test_the_page_has_every_value() -> None:

@@ -7,6 +7,7 @@ Doesn't know: the control plane, processes.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -108,6 +109,8 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
         choose(config.attention_backend, machine(device), Shape(dtype, model_config.head_dim, config.page_size))
     except BackendError as error:
         raise ConfigError(str(error)) from error
+    for flag in _of_cuda(config):
+        say(f"{flag}: without an effect on {device}: for CUDA devices only")
     return TorchEngine(
         model,
         info,
@@ -118,6 +121,14 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
         thread=thread,
         group=group,
     )
+
+
+def _of_cuda(config: EngineConfig) -> Iterator[str]:
+    """Flags that are set and mean nothing on a CPU."""
+    if config.cuda_graph_max_bs:
+        yield f"--cuda-graph-max-bs {config.cuda_graph_max_bs}"
+    if config.torch_compile:
+        yield "--torch-compile"
 
 
 def check_ranks(model_dir: Path, ranks: int) -> None:
