@@ -48,7 +48,7 @@ def test_a_scaled_down_engine_decodes(name: str, tmp_path: Path, monkeypatch: py
         pytest.skip(f"{envs.DATA} is not set")
     raw = json.loads((data / "configs" / f"{name}.config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(scaled_down(raw)))
-    monkeypatch.setattr(Tokenizer, "load", lambda folder: Tokenizer.echo())  # the folder has none
+    monkeypatch.setattr(Tokenizer, "load", lambda *_: Tokenizer.echo())  # the folder has none
     with LLM(str(tmp_path), load_format="dummy", num_pages=64, max_running_requests=4, max_prefill_length=16) as llm:
         assert llm._engine.info.dtype == "bfloat16"
         prompts = [[*range(length)] for length in (1, 20, 40)]
@@ -84,7 +84,7 @@ def test_llm_samples_as_the_model_says(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": 299}))
     generation = {"temperature": 0.5, "max_new_tokens": 7, "eos_token_id": [250, 251]}
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-    monkeypatch.setattr(Tokenizer, "load", lambda folder: Tokenizer.echo())
+    monkeypatch.setattr(Tokenizer, "load", lambda *_: Tokenizer.echo())
     with LLM(str(tmp_path), load_format="dummy", num_pages=8) as llm:
         assert llm.default_params == SamplingParams(temperature=0.5, max_tokens=7)
         first, second = (llm.generate([[1, 2, 3]], progress=False)[0].outputs[0] for _ in range(2))
