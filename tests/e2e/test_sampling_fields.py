@@ -137,6 +137,17 @@ def test_prompt_logprobs(http: httpx.Client) -> None:
     assert found[1] == {"98": {"logprob": HALF, "decoded_token": "b"}}
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_prompt_logprobs_of_chats(http: httpx.Client, n: int) -> None:
+    body = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 3, "prompt_logprobs": 1, "n": n}
+    found = post(http, CHAT, **body)["prompt_logprobs"]
+    assert found[0] is None and len(found) == len("<user>abc</user>\n<assistant>")
+    assert found[6] == {"97": {"logprob": HALF, "decoded_token": "a"}}
+    first, *rest = events(http.post(CHAT, json={**body, "stream": True}).text)
+    assert first["prompt_logprobs"] == found and not any("prompt_logprobs" in event for event in rest)
+    assert http.post(CHAT, json={**body, "prompt_logprobs": 21}).json()["error"]["param"] == "prompt_logprobs"
+
+
 def test_bytes_that_are_no_text_are_spelled_out(http: httpx.Client) -> None:
     found = post(http, TEXT, prompt="é", max_tokens=1, echo=True, logprobs=0)["choices"][0]["logprobs"]
     assert found["tokens"][:2] == ["bytes:\\xc3", "bytes:\\xa9"] and found["text_offset"][:3] == [0, 0, 1]

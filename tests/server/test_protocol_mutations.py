@@ -33,11 +33,17 @@ SAMPLING = {
     "logit_bias": {"65": 3.5},
     "allowed_token_ids": [97, 98],
     "bad_words": ["zz", " y"],
+    "truncate_prompt_tokens": 40,
+    "return_token_ids": True,
     "priority": 1,
 }
 VALID: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
-        **chat_body([{"type": "text", "text": "say:abc"}], stream=True, stream_options={"include_usage": True}),
+        **chat_body(
+            [{"type": "text", "text": "say:abc"}],
+            stream=True,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},
+        ),
         **SAMPLING,
         "max_completion_tokens": 3,
         "response_format": {"type": "text"},

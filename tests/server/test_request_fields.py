@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import httpx
 import pytest
 
 from minisgl.server import refused
-from tests.helpers_server import MAX_SEQ_LEN, Frontend, chat_body, check_error, frontend, prompt_text
+from tests.helpers_server import EOS, MAX_SEQ_LEN, Frontend, chat_body, check_error, events, frontend, prompt_text
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 BODIES: dict[str, dict[str, Any]] = {
@@ -159,6 +160,109 @@ def test_bad_words_and_ids_are_checked(
     for path, body in BODIES.items():
         assert check_error(http.post(path, json={**body, field: value}), 400)["param"] == param
     assert not server.engine.requests("refused")
+
+
+# -------------------------------------------------------------------------------------------- what answers tell more
+
+
+@pytest.mark.parametrize("order", ["say", "burst"])
+def test_token_ids_of_prompt_and_answer(http: httpx.Client, order: str) -> None:
+    """Whole and in pieces; half a character's ids come with the next piece."""
+    prompt, answer = list(f"{order}:hé".encode()), [*"hé".encode(), EOS]
+    for n in (1, 2):
+        body = {"prompt": [prompt], "return_token_ids": True, "n": n}
+        for choice in post(http, TEXT, **body)["choices"]:
+            assert (choice["prompt_token_ids"], choice["token_ids"]) == (prompt, answer)
+        found: dict[int, list[int]] = {}
+        for event in events(http.post(TEXT, json={**body, "stream": True}).text)[:-1]:
+            [choice] = event["choices"]
+            assert ("prompt_token_ids" in choice) == (choice["index"] not in found)
+            found[choice["index"]] = found.get(choice["index"], []) + choice["token_ids"]
+        assert found == dict.fromkeys(range(n), answer)
+
+
+@pytest.mark.parametrize("order", ["say", "burst"])
+def test_token_ids_in_chats(http: httpx.Client, order: str) -> None:
+    text = f"{order}:hé"
+    prompt, answer = list(f"<user>{text}</user>\n<assistant>".encode()), [*"hé".encode(), EOS]
+    for n in (1, 2):
+        body = chat_body(text, return_token_ids=True, n=n)
+        whole = post(http, CHAT, **body)
+        assert whole["prompt_token_ids"] == prompt
+        assert [choice["token_ids"] for choice in whole["choices"]] == [answer] * n
+        first, *rest = events(http.post(CHAT, json={**body, "stream": True}).text)[:-1]
+        assert first["prompt_token_ids"] == prompt and not any("prompt_token_ids" in event for event in rest)
+        for i in range(n):
+            choices = [choice for event in rest for choice in event["choices"] if choice["index"] == i]
+            assert [one for choice in choices for one in choice.get("token_ids", [])] == answer
+            assert "".join(choice["delta"].get("content", "") for choice in choices) == "hé"
+
+
+def test_token_ids_of_generate(http: httpx.Client) -> None:
+    body = {"prompt": "say:hé", "return_token_ids": True}
+    whole = post(http, GENERATE, **body)
+    assert whole["prompt_token_ids"] == list(b"say:h\xc3\xa9") and whole["token_ids"] == [*"hé".encode(), EOS]
+    *lines, done = [json.loads(line) for line in http.post(GENERATE, json={**body, "stream": True}).text.splitlines()]
+    assert lines[0]["prompt_token_ids"] == whole["prompt_token_ids"] and done["event"] == "done"
+    assert [one for line in lines for one in line["token_ids"]] == whole["token_ids"]
+    assert "".join(line["text_delta"] for line in lines) == "hé"
+
+
+def test_only_who_asks_gets_token_ids(http: httpx.Client) -> None:
+    for path, body in BODIES.items():
+        assert "prompt_token_ids" not in http.post(path, json=body | {"prompt": "a"} if path != CHAT else body).text
+
+
+def test_usage_in_every_chunk(http: httpx.Client) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for path, body in ((CHAT, chat_body("say:abc")), (TEXT, {"prompt": "say:abc"})):
+        *chunks, last, _ = events(http.post(path, json={**body, "stream": True, "stream_options": options}).text)
+        told = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+        assert told == sorted(told) and told[-1] == 4 and told[0] > 0 and last["usage"] == chunks[-1]["usage"]
+    asked = {"prompt": "say:abc", "stream": True, "stream_options": {"continuous_usage_stats": True}}
+    lines = [json.loads(line) for line in http.post(GENERATE, json=asked).text.splitlines()]
+    assert all(line["usage"]["prompt_tokens"] == 7 for line in lines)
+
+
+# ----------------------------------------------------------------------------------------------------------- prompts
+
+
+def test_the_last_tokens_of_a_prompt_are_kept(http: httpx.Client, server: Frontend) -> None:
+    long = "x" * (2 * MAX_SEQ_LEN)
+    for i, (path, body, expected) in enumerate(
+        (
+            (TEXT, {"prompt": f"{long}kept 0 say:ok"}, "kept 0 say:ok"),
+            (TEXT, {"prompt": list(f"{long}kept 1 say:ok".encode())}, "kept 1 say:ok"),
+            (GENERATE, {"prompt": f"{long}kept 2 say:ok"}, "kept 2 say:ok"),
+            (CHAT, {"prompt": f"{long}kept 3 say:ok"}, "kept 3 say:ok"),
+            (CHAT, chat_body(f"{long}kept 4 say:ok"), "kept 4 say:ok</user>\n<assistant>"),
+        )
+    ):
+        answer = post(http, path, **body, truncate_prompt_tokens=len(expected), max_tokens=8)
+        assert answer["usage"]["prompt_tokens"] == len(expected)
+        assert prompt_text(server.engine.wait_for_request(f"kept {i}")) == expected
+    short = {"prompt": ["say:a", f"{long}say:b"], "truncate_prompt_tokens": 6, "echo": True, "max_tokens": 1}
+    assert [choice["text"] for choice in post(http, TEXT, **short)["choices"]] == ["say:aa", "xsay:bb"]
+
+
+def test_minus_one_keeps_what_leaves_room_for_the_answer(http: httpx.Client) -> None:
+    body = {"prompt": "x" * 600 + "fill:", "truncate_prompt_tokens": -1, "max_tokens": 12}
+    usage = post(http, TEXT, **body)["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (MAX_SEQ_LEN - 12, 12)
+    assert post(http, CHAT, **chat_body("x" * 600, truncate_prompt_tokens=-1))["usage"]["total_tokens"] == MAX_SEQ_LEN
+    assert post(http, TEXT, **{**body, "prompt": "say:ok"})["choices"][0]["text"] == "ok"
+
+
+def test_what_is_kept_is_checked(http: httpx.Client) -> None:
+    for path, body in BODIES.items():
+        for value in (0, -2, MAX_SEQ_LEN, "5", 1.5):
+            error = check_error(http.post(path, json={**body, "truncate_prompt_tokens": value}), 400)
+            assert error["param"] == "truncate_prompt_tokens"
+    nested = {"prompt": "a", "sampling_params": {"truncate_prompt_tokens": 0}}
+    assert check_error(http.post(GENERATE, json=nested), 400)["param"] == "sampling_params.truncate_prompt_tokens"
+    body = {"prompt": "x" * 9 * MAX_SEQ_LEN, "truncate_prompt_tokens": 5}
+    assert check_error(http.post(TEXT, json=body), 400)["code"] == "context_length_exceeded"
+    assert check_error(http.post(TEXT, json={**body, "prompt": [258] * 600 + [1] * 5}), 400)["param"] == "prompt"
 
 
 # --------------------------------------------------------------------------------------------------------- generate

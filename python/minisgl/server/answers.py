@@ -45,6 +45,11 @@ class TokenLogprob(_Answer):
     bytes: list[int]
 
 
+class PromptLogprob(_Answer):
+    logprob: float
+    decoded_token: str
+
+
 class ContentLogprob(TokenLogprob):
     top_logprobs: list[TokenLogprob]
 
@@ -65,6 +70,7 @@ class ChatChoice(_Answer):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    token_ids: list[int] | None = None  # only with return_token_ids
 
 
 class ChatAnswer(_Answer):
@@ -76,6 +82,8 @@ class ChatAnswer(_Answer):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | None = None  # only with return_token_ids
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None  # only with prompt_logprobs
 
 
 class TextLogprobs(_Answer):
@@ -90,6 +98,9 @@ class CompletionChoice(_Answer):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: FinishReason
+    token_ids: list[int] | None = None  # these two only with return_token_ids
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None  # only with prompt_logprobs
 
 
 class CompletionAnswer(_Answer):
@@ -110,6 +121,7 @@ class GenerateAnswer(_Answer):
     token_ids: list[int]
     finish_reason: FinishReason
     usage: Usage
+    prompt_token_ids: list[int] | None = None  # only with return_token_ids
 
 
 class TokenizeAnswer(_Answer):

@@ -76,6 +76,7 @@ class Body(BaseModel):
 
 class StreamOptions(Body):
     include_usage: StrictBool | None = _field("Send one more chunk with the usage before the end of the stream.")
+    continuous_usage_stats: StrictBool | None = _field("Tell the usage so far in each chunk.")
 
 
 class ResponseFormat(Body):
@@ -131,6 +132,14 @@ class Sampling(Body):
     )
     stream: StrictBool | None = _field("Send the answer piece by piece.")
     stream_options: StreamOptions | None = _field("Only with `stream`.")
+    truncate_prompt_tokens: Int64 | None = _field(
+        "Keep as many of the prompt's last tokens; -1: as many as leave room for `max_tokens`. A prompt of more than "
+        "eight contexts is too long all the same.",
+        minimum=-1,
+    )
+    return_token_ids: StrictBool | None = _field(
+        "Report `prompt_token_ids` and the generated `token_ids`, in a stream with each piece."
+    )
     priority: Annotated[StrictInt, Field(ge=-(2**31) + 1, lt=2**31)] | None = _field(
         "Requests with smaller numbers go first; 0 by default."
     )
@@ -167,6 +176,10 @@ class Sampling(Body):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
 def _logit_bias(given: dict[str, float] | None) -> dict[int, float] | None:
@@ -271,6 +284,12 @@ class ChatRequest(Sampling, _Conversation):
     logprobs: StrictBool | None = _field("Report the log probability of each token of the answer.")
     top_logprobs: Int64 | None = _field(
         "Report as many most likely tokens in each place; needs `logprobs`.", minimum=0, maximum=MAX_LOGPROBS
+    )
+
+    prompt_logprobs: Int64 | None = _field(
+        "The same for the prompt's tokens, as `prompt_logprobs` of the answer or of its first chunk.",
+        minimum=0,
+        maximum=MAX_LOGPROBS,
     )
 
     def num_logprobs(self) -> int | None:

@@ -16,10 +16,11 @@ from minisgl.server.bodies import ChatRequest
 from minisgl.server.context import ServerContext, checked
 from minisgl.server.errors import ApiError, bad_value
 from minisgl.server.generation import Delta, Generation, ScoredToken, collect
-from minisgl.server.logprobs import chat_logprobs
+from minisgl.server.logprobs import chat_logprobs, prompt_logprobs
 from minisgl.server.protocol import parse
 from minisgl.server.record import RequestRecord
 from minisgl.server.transport import SSE_DONE, StreamResponse, json_bytes, json_response, sse, sse_error
+from minisgl.step import Int32Array
 
 TEXT_MARK = "\x00text\x00"
 
@@ -34,16 +35,21 @@ async def answer_chat(context: ServerContext, request: Request, body: bytes, rec
         raise bad_value(name, limit, "must be at least 1")
     if limit is None:
         limit = context.defaults.get("max_tokens")
-    sampling = checked(lambda: chat.to_sampling(limit, context.defaults, logprobs=chat.num_logprobs()))
+    sampling = checked(
+        lambda: chat.to_sampling(
+            limit, context.defaults, logprobs=chat.num_logprobs(), prompt_logprobs=chat.prompt_logprobs
+        )
+    )
     context.check_vocabulary(sampling)
+    keep = context.num_kept(chat.truncate_prompt_tokens, limit)
     sampling = await context.with_bad_token_ids(sampling)
     if chat.messages:
-        ids = await context.encode_chat(chat.messages, _template_options(chat))
+        ids = await context.encode_chat(chat.messages, _template_options(chat), keep)
     else:
-        [ids] = await context.encode_prompts([chat.prompt or ""], "prompt")
+        [ids] = await context.encode_prompts([chat.prompt or ""], "prompt", keep)
 
     begin = partial(context.generation, [ids], sampling, record, priority=chat.priority or 0)
-    answer = _Answer(context, begin, sampling, include_usage=chat.include_usage)
+    answer = _Answer(context, begin, sampling, chat, ids)
     if chat.stream:
         return StreamResponse(answer, "text/event-stream")
     with begin() as generation:
@@ -86,14 +92,18 @@ class _Answer:
         context: ServerContext,
         begin: Callable[[], Generation],
         sampling: SamplingParams,
-        *,
-        include_usage: bool,
+        chat: ChatRequest,
+        prompt: Int32Array,
     ) -> None:
         self.begin = begin
         self._tokenizer = context.tokenizer
         self._n = sampling.n
         self._with_logprobs = sampling.logprobs is not None
-        self._include_usage = include_usage
+        self._with_prompt_logprobs = sampling.prompt_logprobs is not None
+        self._include_usage = chat.include_usage
+        self._continuous_usage = chat.continuous_usage
+        self._with_token_ids = bool(chat.return_token_ids)
+        self._prompt = prompt
         self._has_begun = False
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands around the text
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": context.model_name}
@@ -112,26 +122,46 @@ class _Answer:
                     "message": {"role": "assistant", "content": choice.text, "refusal": None},
                     "logprobs": self._logprobs(choice.tokens),
                     "finish_reason": choice.finish_reason,
+                    **({"token_ids": generation.token_ids(i)} if self._with_token_ids else {}),
                 }
                 for i, choice in enumerate(choices)
             ],
             "usage": generation.usage(),
+            **self._about_prompt(generation, 0),
         }
+
+    def _about_prompt(self, generation: Generation, index: int) -> dict[str, Any]:
+        """Known once the choice has its first token."""
+        found: dict[str, Any] = {}
+        if self._with_token_ids:
+            found["prompt_token_ids"] = self._prompt.tolist()
+        if self._with_prompt_logprobs:
+            found["prompt_logprobs"] = prompt_logprobs(self._tokenizer, generation.prompt_tokens(index))
+        return found
 
     # ------------------------------------------------------------------------------------------------------ pieces
 
     def piece(self, generation: Generation, deltas: list[Delta]) -> bytes:
         frames = []
+        more: dict[str, Any] = {"usage": generation.usage()} if self._continuous_usage else {}
         if not self._has_begun:  # the roles go with the first tokens: an early failure is an HTTP error
             self._has_begun = True
-            frames = [self._chunk(i, {"role": "assistant", "content": ""}) for i in range(self._n)]
+            first = {**more, **self._about_prompt(generation, deltas[0].index)}
+            for i in range(self._n):
+                frames.append(self._chunk(i, {"role": "assistant", "content": ""}, {}, first))
+                first = more
         for delta in deltas:
-            if delta.tokens:
-                frames.append(self._chunk(delta.index, {"content": delta.text}, self._logprobs(delta.tokens)))
+            of_choice: dict[str, Any] = {}
+            if self._with_token_ids:
+                of_choice["token_ids"] = generation.new_token_ids(delta.index)
+            if delta.tokens or (delta.text and (more or of_choice)):
+                of_choice["logprobs"] = self._logprobs(delta.tokens) if delta.tokens else None
+                frames.append(self._chunk(delta.index, {"content": delta.text}, of_choice, more))
+                of_choice = {"token_ids": []} if self._with_token_ids else {}
             elif delta.text:
                 frames.append(self._text_chunk(delta.index, delta.text))
             if delta.finish_reason is not None:
-                frames.append(self._chunk(delta.index, {}, None, delta.finish_reason))
+                frames.append(self._chunk(delta.index, {}, {**of_choice, "finish_reason": delta.finish_reason}, more))
         return frames[0] if len(frames) == 1 else b"".join(frames)
 
     def end(self, generation: Generation) -> bytes:
@@ -143,17 +173,15 @@ class _Answer:
     def error(self, error: ApiError) -> bytes:
         return sse_error(error)
 
-    def _chunk(
-        self, index: int, delta: dict[str, Any], logprobs: Any = None, finish_reason: str | None = None
-    ) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+    def _chunk(self, index: int, delta: dict[str, Any], of_choice: dict[str, Any], more: dict[str, Any]) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **of_choice}
         usage: dict[str, Any] = {"usage": None} if self._include_usage else {}
-        return sse({**self._head, "object": "chat.completion.chunk", "choices": [choice], **usage})
+        return sse({**self._head, "object": "chat.completion.chunk", "choices": [choice], **usage, **more})
 
     def _text_chunk(self, index: int, text: str) -> bytes:
         """The same with all but the text formatted once."""
         if (parts := self._frames.get(index)) is None:
-            before, after = self._chunk(index, {"content": TEXT_MARK}).split(json_bytes(TEXT_MARK))
+            before, after = self._chunk(index, {"content": TEXT_MARK}, {}, {}).split(json_bytes(TEXT_MARK))
             parts = self._frames[index] = (before, after)
         before, after = parts
         return b"%b%b%b" % (before, json_bytes(text), after)

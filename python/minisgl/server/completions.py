@@ -31,7 +31,8 @@ async def answer_completion(context: ServerContext, request: Request, body: byte
     context.check_vocabulary(sampling)
     sampling = await context.with_bad_token_ids(sampling)
     given = completion.prompts()
-    prompts = await context.encode_prompts(given, "prompt")
+    keep = context.num_kept(completion.truncate_prompt_tokens, sampling.max_tokens)
+    prompts = await context.encode_prompts(given, "prompt", keep)
 
     begin = partial(context.generation, prompts, sampling, record, priority=completion.priority or 0)
     answer = _Answer(context, begin, options, given, prompts)
@@ -50,6 +51,8 @@ class _Options:
     with_logprobs: bool
     with_prompt_logprobs: bool
     include_usage: bool  # in a stream
+    continuous_usage: bool
+    with_token_ids: bool
 
 
 def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tuple[_Options, SamplingParams]:
@@ -85,6 +88,8 @@ def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tupl
         with_logprobs=logprobs is not None,
         with_prompt_logprobs=completion.prompt_logprobs is not None,
         include_usage=completion.include_usage,
+        continuous_usage=completion.continuous_usage,
+        with_token_ids=bool(completion.return_token_ids),
     )
     return options, sampling
 
@@ -130,6 +135,8 @@ class _Answer:
 
     def piece(self, generation: Generation, deltas: list[Delta]) -> bytes:
         usage: dict[str, Any] = {"usage": None} if self._options.include_usage else {}
+        if self._options.continuous_usage:
+            usage["usage"] = self._usage(generation)
         frames = []
         for delta in deltas:
             if (piece := self._pieces.get(delta.index)) is None:
@@ -153,7 +160,7 @@ class _Answer:
         self, piece: _Piece, generation: Generation, text: str, tokens: Sequence[ScoredToken], finish_reason: str | None
     ) -> dict[str, Any]:
         """The next part of a choice; what concerns the prompt comes with the first."""
-        options, about_prompt = self._options, dict[str, Any]()
+        options, more = self._options, dict[str, Any]()
         echoed, of_prompt = None, list[ScoredToken]()
         if options.only_prompt:
             text, tokens = "", ()
@@ -162,19 +169,23 @@ class _Answer:
             piece.is_first = False
             if options.with_prompt_logprobs:
                 prompt = generation.prompt_tokens(piece.source)
-                about_prompt["prompt_logprobs"] = prompt_logprobs(self._tokenizer, prompt)
+                more["prompt_logprobs"] = prompt_logprobs(self._tokenizer, prompt)
+            if options.with_token_ids:
+                more["prompt_token_ids"] = self._prompts[piece.source // options.best_of].tolist()
             if options.echo:
                 echoed = self._prompt(piece.source)
                 text = echoed.text + text
                 if options.with_logprobs:
                     of_prompt = generation.prompt_tokens(piece.source)
         logprobs = piece.logprobs.piece(tokens, echoed, of_prompt) if options.with_logprobs else None
+        if options.with_token_ids:
+            more["token_ids"] = [] if options.only_prompt else generation.new_token_ids(piece.source)
         return {
             "index": piece.index,
             "text": text,
             "logprobs": logprobs,
             "finish_reason": finish_reason,
-            **about_prompt,
+            **more,
         }
 
     def _prompt(self, index: int) -> EchoedPrompt:

@@ -30,6 +30,7 @@ from minisgl.tokenizer import ChatTemplateError, Tokenizer, TooManyTokens, bad_t
 # its turn at the interpreter.
 MAX_CHARS_HERE = 4096
 MAX_MESSAGES_HERE = 16
+CONTEXTS_BEFORE_CUT = 8  # of a prompt of which only the end is kept: it is encoded whole
 TEMPLATE_NAMES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self", "kwargs"}
 )
@@ -115,13 +116,32 @@ class ServerContext:
                 code="model_not_found",
             )
 
-    async def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions) -> Int32Array:
+    def num_kept(self, asked: int | None, max_tokens: int | None, name: str = "truncate_prompt_tokens") -> int | None:
+        """How many of a prompt's last tokens are kept; None: all, if they fit."""
+        longest = self.info.max_seq_len - 1
+        if asked is None:
+            return None
+        if asked == -1:
+            return max(1, longest + 1 - max(1, max_tokens or 1))
+        if not 1 <= asked <= longest:
+            raise bad_value(name, asked, f"must be -1 or between 1 and {longest}")
+        return asked
+
+    def _most(self, keep: int | None) -> int:
+        """How many tokens a prompt may have before it is cut."""
+        return self.info.max_seq_len * (1 if keep is None else CONTEXTS_BEFORE_CUT)
+
+    async def encode_chat(
+        self, messages: Sequence[ChatMessage], options: ChatOptions, keep: int | None = None
+    ) -> Int32Array:
         """The prompt of a conversation, at least one token and within the context."""
-        ids = await self.encode_messages(messages, options)
+        ids = await self.encode_messages(messages, options, keep)
         self._check_length(ids, "messages")
         return ids
 
-    async def encode_messages(self, messages: Sequence[ChatMessage], options: ChatOptions) -> Int32Array:
+    async def encode_messages(
+        self, messages: Sequence[ChatMessage], options: ChatOptions, keep: int | None = None
+    ) -> Int32Array:
         """The same, also of no tokens or of as many as the context has."""
         continues = bool(options.continue_final_message)
         begins = not continues if options.add_generation_prompt is None else options.add_generation_prompt
@@ -143,8 +163,8 @@ class ServerContext:
                 rendered = text()
                 render = lambda: rendered  # noqa: E731
             with self._counted(), self._fits("messages"):
-                most = self.info.max_seq_len
-                return await self._encoder.encode(render, num_chars, add_special_tokens=False, most=most)
+                most = self._most(keep)
+                return _last(await self._encoder.encode(render, num_chars, add_special_tokens=False, most=most), keep)
         except ChatTemplateError as error:
             raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
 
@@ -158,8 +178,7 @@ class ServerContext:
         with self._counted():
             return await self._encoder.run(lambda: self.tokenizer.decode(ids, skip_special_tokens))
 
-    async def _encode_all(self, texts: list[str]) -> list[Int32Array]:
-        most = self.info.max_seq_len
+    async def _encode_all(self, texts: list[str], most: int) -> list[Int32Array]:
         with self._counted():
             if len(texts) == 1:
                 text = texts[0]
@@ -167,22 +186,26 @@ class ServerContext:
                 return [ids]
             return await self._encoder.run(lambda: self.tokenizer.encode_batch(texts, most=most))
 
-    async def encode_prompts(self, prompts: Sequence[str | list[int]], field: str) -> list[Int32Array]:
-        """Texts through the tokenizer, ids checked against the vocabulary."""
+    async def encode_prompts(
+        self, prompts: Sequence[str | list[int]], field: str, keep: int | None = None
+    ) -> list[Int32Array]:
+        """Texts through the tokenizer, ids checked against the vocabulary; of each the last `keep`."""
+        most = self._most(keep)
         if not prompts:
             raise bad_value(field, [], "must not be empty")
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if texts:
             with self._fits(field):
-                batch = await self._encode_all(texts)
+                batch = await self._encode_all(texts, most)
             encoded = iter(batch)
-        found = [next(encoded) if isinstance(p, str) else self._checked_ids(p, field) for p in prompts]
+        whole = (next(encoded) if isinstance(p, str) else self._checked_ids(p, field, most) for p in prompts)
+        found = [_last(ids, keep) for ids in whole]
         for ids in found:
             self._check_length(ids, field)
         return found
 
-    def _checked_ids(self, ids: list[int], field: str) -> Int32Array:
-        if len(ids) >= self.info.max_seq_len:
+    def _checked_ids(self, ids: list[int], field: str, most: int) -> Int32Array:
+        if len(ids) >= most:
             raise self._too_long(len(ids), field)
         array = np.array(ids, np.int32)
         vocab_size = self.info.vocab_size
@@ -247,6 +270,10 @@ class ServerContext:
             timeout_s=self.limits.request_timeout,
             priority=priority,
         )
+
+
+def _last(ids: Int32Array, keep: int | None) -> Int32Array:
+    return ids if keep is None or len(ids) <= keep else ids[-keep:].copy()
 
 
 def checked(make: Callable[[], SamplingParams]) -> SamplingParams:

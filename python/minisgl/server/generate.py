@@ -34,14 +34,17 @@ async def answer_generate(context: ServerContext, request: Request, body: bytes,
     sampling = await context.with_bad_token_ids(sampling)
     if sampling.n != 1:
         raise bad_value(names["n"], sampling.n, "must be 1 here")
-    prompts = await context.encode_prompts([prompt], field)
+    name = names.get("truncate_prompt_tokens", "")
+    keep = context.num_kept(fields.truncate_prompt_tokens, sampling.max_tokens, name)
+    prompts = await context.encode_prompts([prompt], field, keep)
     begin = partial(context.generation, prompts, sampling, record, priority=fields.priority or 0)
+    about_prompt = {"prompt_token_ids": prompts[0].tolist()} if fields.return_token_ids else {}
     if fields.stream:
-        return StreamResponse(_Lines(begin), "application/x-ndjson")
+        return StreamResponse(_Lines(begin, fields, about_prompt), "application/x-ndjson")
     with begin() as generation:
         [found] = await collect(generation, 1)
         done = _end(generation, found.finish_reason)
-        return json_response({"text": found.text, "token_ids": generation.token_ids(0), **done})
+        return json_response({"text": found.text, "token_ids": generation.token_ids(0), **done, **about_prompt})
 
 
 def _prompt(generate: GenerateRequest) -> tuple[str, str | list[int]]:
@@ -94,11 +97,22 @@ def _end(generation: Generation, finish_reason: str | None) -> dict[str, Any]:
 class _Lines:
     """The `Pieces` of a stream."""
 
-    def __init__(self, begin: Callable[[], Generation]) -> None:
+    def __init__(self, begin: Callable[[], Generation], fields: GenerateSampling, about_prompt: dict[str, Any]) -> None:
         self.begin = begin
+        self._continuous_usage = fields.continuous_usage
+        self._with_token_ids = bool(fields.return_token_ids)
+        self._more = about_prompt  # of the next line
 
     def piece(self, generation: Generation, deltas: list[Delta]) -> bytes:
-        lines = [json_line({"text_delta": delta.text}) for delta in deltas if delta.text]
+        lines = []
+        for delta in deltas:
+            if self._with_token_ids:
+                self._more["token_ids"] = generation.new_token_ids(0)
+            if self._continuous_usage:
+                self._more["usage"] = generation.usage()
+            if delta.text or self._more.get("token_ids"):
+                lines.append(json_line({"text_delta": delta.text, **self._more}))
+                self._more = {}
         if (reason := deltas[-1].finish_reason) is not None:
             lines.append(json_line({"event": "done", **_end(generation, reason)}))
         return b"".join(lines)

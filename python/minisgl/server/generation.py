@@ -48,13 +48,14 @@ class Delta:
 
 
 class _Choice:
-    __slots__ = ("done", "handle", "last_time", "num_tokens", "stream", "token_ids")
+    __slots__ = ("done", "handle", "last_time", "num_tokens", "num_told", "stream", "token_ids")
 
     def __init__(self, handle: RequestHandle, stream: TextStream) -> None:
         self.handle = handle
         self.stream = stream
         self.num_tokens = 0
         self.token_ids: list[int] = []
+        self.num_told = 0  # of them, by `new_token_ids`
         self.done = False
         self.last_time: float | None = None
 
@@ -273,6 +274,12 @@ class Generation:
     def token_ids(self, index: int) -> list[int]:
         """Generated ids of a choice so far, its stop token included."""
         return self._choices[index].token_ids
+
+    def new_token_ids(self, index: int) -> list[int]:
+        """Those that came since this was asked before."""
+        choice = self._choices[index]
+        found, choice.num_told = choice.token_ids[choice.num_told :], len(choice.token_ids)
+        return found
 
     def usage(self) -> dict[str, object]:
         """OpenAI's usage: each prompt counts once, however many choices it has."""

@@ -53,9 +53,7 @@ SHARED: Table = {
     "return_meta_info": (False,),
     "logprob_token_ids": ([],),
     "stream_interval": (1,),
-    "return_token_ids": (False,),
     # where the prompt comes from
-    "truncate_prompt_tokens": (),
     "truncation_side": ("left",),
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
@@ -95,7 +93,6 @@ CHAT: Table = {
     "echo": (False,),
     "suffix": ("",),
     "best_of": (1,),
-    "prompt_logprobs": (),
 }
 
 COMPLETION: Table = {
