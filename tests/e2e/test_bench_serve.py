@@ -13,6 +13,7 @@ import pytest
 
 from minisgl import cli
 from minisgl.bench.server_process import Launch, ServerProcess
+from minisgl.bench.stats import SUMMARY
 from tests.helpers_loadgen import HEAD, Exchange, stub
 
 ECHO = ("--engine", "echo", "--num-pages", "2048", "--max-running-requests", "8", "--max-seq-len", "4096")
@@ -49,6 +50,7 @@ def test_a_server_of_its_own_and_a_report(capsys: pytest.CaptureFixture[str], tm
     text = (tmp_path / "README.md").read_text()
     assert "minisgl bench serve --concurrency 2" in text
     assert str(tmp_path.parent) not in text
+    assert "| schedule |" in text and "| metadata |" in text and "| requests queued |" in text
     assert "| 2 clients | TTFT ms |" in text and "| p50 | p90 | p95 | p99 | max |" in text
     assert point["ttft_ms"]["p90"] <= point["ttft_ms"]["p95"] <= point["ttft_ms"]["p99"]
 
@@ -159,7 +161,10 @@ def test_sharegpts_conversations_are_asked(
 
 def test_a_live_server_tells_percentiles_and_maxima(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--concurrency", "5", "--num-requests", "10", "--warmup-requests", "0", "--output-len", "9", "9")
-    bench(capsys, "--base-url", server.url, *flags)
+    _, found = bench(capsys, "--base-url", server.url, *flags)
+    said = found["of_itself"]
+    assert said["requests_in_flight_most"] >= 2 and list(said["schedule_us"]) == list(SUMMARY)
+    assert 0 < said["metadata_us"]["p95"] <= said["schedule_us"]["max"]
     stats = httpx.get(f"{server.url}/stats").json()
     most = stats["http"]["requests_in_flight"]
     assert most["now"] == 0 and 2 <= most["recent"] <= most["most"] <= 5

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from minisgl.bench.render import PATHS, Endpoint, Line, probe, words
 from minisgl.bench.server_process import ServerProcess
+from minisgl.bench.stats import PERCENTILES
 from minisgl.config import ConfigError
 
 if TYPE_CHECKING:
@@ -173,6 +174,28 @@ def model_facts(server: Server) -> Mapping[str, Any]:
     except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError):
         return {}  # another server, with another list or none
     return found if isinstance(found, Mapping) else {}
+
+
+def of_itself(server: Server) -> dict[str, Any] | None:
+    """What a minisgl server counted since its start: maxima, and percentiles of a step's schedule time and of writing
+    its arrays. None from another server, or an older one."""
+    try:
+        answer = httpx.get(server.url + "/stats", headers=dict(server.headers()), timeout=HTTP_TIMEOUT_S)
+        found = answer.json()
+        meters = found["engine"]["meters"]
+        return {
+            **{f"{name}_most": found["http"][name]["most"] for name in ("requests_in_flight", "requests_queued")},
+            **{f"{name}_us": _in_us(meters[name]) for name in ("schedule", "metadata")},
+        }
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _in_us(meter: Mapping[str, float]) -> dict[str, float]:
+    """As `stats.summary` has it; no percentiles before anything was measured."""
+    names = {**{name: f"{name}_s" for name in PERCENTILES if f"{name}_s" in meter}, "max": "longest_s"}
+    mean = meter["total_s"] / meter["count"] if meter["count"] else 0.0
+    return {"mean": 1e6 * mean, **{name: 1e6 * meter[key] for name, key in names.items()}}
 
 
 def calibrate(server: Server, endpoint: Endpoint, extra: Mapping[str, Any]) -> Line:

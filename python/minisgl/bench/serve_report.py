@@ -57,6 +57,7 @@ SAMPLES: tuple[tuple[str, Literal["sent", "first", "last"]], ...] = (
     ("first_ms", "first"),
     ("last_ms", "last"),
 )
+OF_ITSELF = "Since its start, with warm-ups: requests at once, and microseconds of a step."
 LEFT_OUT_HEAD = ("load", "what", "number")
 FAILURES_HEAD = ("load", "reason", "requests")
 
@@ -154,6 +155,8 @@ def write_report(report: Report, result: Mapping[str, Any], found: Sequence[Meas
     report.section("Lengths", "Tokens as the server counted them.", table(LENGTHS_HEAD, _lengths(result)))
     if any(point["server"] for point in result["points"]):
         report.section("The server's processes", table(PROCESSES_HEAD, _processes(result)))
+    if result.get("of_itself"):
+        report.section("What the server says of itself", OF_ITSELF, _of_itself(result["of_itself"]))
     if any(point["goodput"] for point in result["points"]):
         report.section("Goodput", table(GOODPUT_HEAD, _goodput(result)))
     if any(point["left_out"] for point in result["points"]):
@@ -213,6 +216,12 @@ def _goodput(result: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         share = 100 * point["goodput"]["share"]
         rows.append((point["load"], limits, point["goodput"]["good"], share, point["goodput"]["requests_s"]))
     return rows
+
+
+def _of_itself(said: Mapping[str, Any]) -> str:
+    most = [(name.replace("_", " "), said[f"{name}_most"]) for name in ("requests_in_flight", "requests_queued")]
+    parts = [(name, *(said[f"{name}_us"].get(which) for which in SUMMARY)) for name in ("schedule", "metadata")]
+    return f"{table(('most', 'number'), most)}\n\n{table(('part of a step, us', *SUMMARY), parts)}"
 
 
 def _left_out(result: Mapping[str, Any]) -> list[tuple[Any, ...]]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from minisgl.bench.load import Load, Measured, Server, calibrate, first_model, measure, model_facts
+from minisgl.bench.load import Load, Measured, Server, calibrate, first_model, measure, model_facts, of_itself
 from minisgl.bench.render import Endpoint, Renderer
 from minisgl.bench.report import Report, print_result
 from minisgl.bench.serve_frontend import frontend_extras, frontend_table
@@ -103,6 +103,7 @@ def run_serve(settings: Serve, out: Path | None, *, command: str) -> int:
     with _server(settings) as server:
         extras = {"simulated": model_facts(server).get("simulated")}
         found = list(_measurements(settings, server, points))
+        extras["of_itself"] = of_itself(server)
         if settings.frontend:
             extras |= frontend_extras(server)
     result = result_of(settings, server, found, extras)
