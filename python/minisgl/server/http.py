@@ -29,7 +29,9 @@ GRACE_S = 2
 NUM_LISTENERS = 8
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8  # requests behind the one that is answered; more are read when it is their turn
-PROBE_AFTER_S = 0.25  # the first; each further one waits twice as long
+PROBE_AFTER_S = (
+    1.0  # most answers are complete by then; the next comes after a tenth, each further after twice the wait
+)
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HTTP_1_0 = "minisgl.http_1_0"  # key of the ASGI scope: how a request of HTTP/1.0 is answered
 
@@ -60,17 +62,14 @@ class _Protocol(HttpToolsProtocol):
         if not open_ or open_[0].response_started or self.cycle.more_body or self._head_bytes >= 0:
             return False
         self.cycle.keep_alive = False
-        self._probe_later(self.probe_after_s)
+        self._probe_timer = self.loop.call_later(self.probe_after_s, self._probe, self.probe_after_s / 10)
         return True
 
-    def _probe_later(self, wait_s: float) -> None:
-        self._probe_timer = self.loop.call_later(wait_s, self._probe, wait_s)
-
-    def _probe(self, waited_s: float) -> None:
+    def _probe(self, wait_s: float) -> None:
         if (open_ := self._unanswered()) and not self.transport.is_closing():
             if not open_[0].response_started:
                 self.transport.write(_PROBE)
-            self._probe_later(2 * waited_s)
+            self._probe_timer = self.loop.call_later(wait_s, self._probe, 2 * wait_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
