@@ -97,6 +97,7 @@ def add_to(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         target = known.get(alias.flag)
         if target is None or alias.typed in known:
             continue
+        known[alias.typed] = target
         kind: dict[str, Any] = {} if target.type is None else {"type": target.type}
         hidden: dict[str, Any] = {"dest": target.dest, "default": NOT_GIVEN, "help": NOT_GIVEN}
         if target.nargs == 0 or alias.value is not None:

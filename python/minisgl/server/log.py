@@ -53,7 +53,7 @@ def set_up(kind: LogFormat, *, access: bool, level: str = "info") -> None:
         logger.propagate = False
     logging.getLogger("minisgl").setLevel(LEVELS[level])
     logging.getLogger("minisgl.access").setLevel(LEVELS[level] if access else logging.CRITICAL)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, LEVELS[level]))
 
 
 def say(text: str) -> None:
