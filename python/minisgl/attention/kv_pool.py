@@ -5,6 +5,9 @@ Keeps true: a slot of the pool holds finite numbers from the start, because mask
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +15,7 @@ from minisgl.kernels.kv_store import store_kv
 
 
 class KVPool:
-    """`num_pages` pages and one more for padding rows. Memory is touched only when it is written (zeroed lazily)."""
+    """`num_pages` pages and one more for padding rows. On a CPU memory is taken only when it is written."""
 
     def __init__(
         self,
@@ -27,8 +30,8 @@ class KVPool:
     ) -> None:
         self.page_size = page_size
         shape = (num_pages + 1, page_size, num_kv_heads, head_dim)
-        self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.k = [_zeros(shape, dtype, device) for _ in range(num_layers)]
+        self.v = [_zeros(shape, dtype, device) for _ in range(num_layers)]
 
     def store(self, layer: int, out_loc: Tensor, k: Tensor, v: Tensor) -> None:
         """k and v [n, kv_heads, d] to places out_loc [n] int32 or int64."""
@@ -36,8 +39,20 @@ class KVPool:
 
     def clear(self) -> None:
         """Back to zeros: after a forward that may have written numbers that are none."""
-        for tensor in (*self.k, *self.v):
-            tensor.zero_()
+        for tensors in (self.k, self.v):
+            for layer, tensor in enumerate(tensors):
+                if tensor.device.type == "cpu":  # gives back what was taken
+                    tensors[layer] = _zeros(tuple(tensor.shape), tensor.dtype, tensor.device)
+                else:  # graphs know where it lies
+                    tensor.zero_()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """torch writes its zeros; numpy asks the system for memory that is zero when it is first read, which costs nothing
+    for pages that nobody uses."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 def page_bytes(num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
