@@ -9,11 +9,11 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml')
 
 # Two processes fill the two cores of a small machine. Files are kept whole, so that what a file starts is started once;
 # they are taken in order: those that take long come first.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # Nothing may hang; pytest has limits of its own.
 WITHIN := $(if $(shell command -v timeout),timeout 900,)
 
-.PHONY: install serve test lint python-lint rust-lint rust-test python-test slow-test fmt bench replay clean
+.PHONY: install serve test lint python-lint rust-lint rust-test python-test avx2-test slow-test fmt bench replay clean
 
 install: $(STAMP)
 
@@ -43,6 +43,7 @@ serve: install
 test: install
 	@$(MAKE) --no-print-directory -j 2 lint rust-test
 	@$(MAKE) --no-print-directory python-test
+	@$(MAKE) --no-print-directory avx2-test
 
 lint: python-lint rust-lint
 
@@ -63,6 +64,11 @@ rust-test: install
 # Whatever drives a control plane runs under both, by the `control_plane` fixture.
 python-test: install
 	$(PYTEST)
+
+# Numbers and meaning once more, with torch and its libraries held down to what an older processor has.
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell
+avx2-test: install
+	$(AVX2) $(PYTEST) tests/engine tests/e2e/test_smollm2.py -m 'any_cpu and not slow'
 
 # What is too long for every change: more fuzzing, whole parity runs, soaks. TIMES=10: ten times the random cases.
 TIMES ?= 1

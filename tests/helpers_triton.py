@@ -128,19 +128,24 @@ def let_scalars_be_bounds() -> None:
     interpreter._patch_lang_tensor = patch_and_mend
 
 
-def let_bfloat16_be_multiplied() -> None:
-    """The interpreter keeps bfloat16 as the integers of its bits, and `tl.dot` multiplies those."""
+def let_products_be_plain() -> None:
+    """The interpreter keeps bfloat16 as the integers of its bits, and `tl.dot` multiplies those. And it takes numpy's
+    matrix product, whose library may sum a row in another order at another place of a tile (OpenBLAS does, on AVX2): no
+    kernel could then give a row the same result in any batch. Sums here go through the inner index in order."""
     import numpy as np
     import triton.language as tl
     from triton.runtime import interpreter
 
-    dot = interpreter.InterpreterBuilder.create_dot
+    def values(x: Any, kind: Any) -> Any:
+        if x.dtype.scalar == tl.bfloat16:
+            return (x.data.astype(np.uint32) << 16).view(np.float32).astype(kind)
+        return x.data.astype(kind)
 
-    def mended(self: Any, a: Any, b: Any, *others: Any) -> Any:
-        if a.dtype.scalar == tl.bfloat16:
-            a, b = (
-                interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32) for x in (a, b)
-            )
-        return dot(self, a, b, *others)
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *precision: Any) -> Any:
+        left, right = values(a, d.data.dtype), values(b, d.data.dtype)
+        total = np.zeros_like(d.data)
+        for k in range(left.shape[-1]):
+            total += left[:, k, None] * right[k]
+        return interpreter.TensorHandle(total + d.data, d.dtype.scalar)
 
-    interpreter.InterpreterBuilder.create_dot = mended
+    interpreter.InterpreterBuilder.create_dot = create_dot

@@ -32,6 +32,7 @@ from minisgl.chat.terminal import Chat, Typed, file_history
 from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
 from tests.helpers_e2e import ServerProcess, serving, until
+from tests.helpers_meaning import FRANCE
 
 ECHO = ("--engine", "echo", "--num-pages", "256")
 FIXED = ("--sampling-seed", "0", "--max-tokens", "24")
@@ -403,7 +404,7 @@ def test_ctrl_c_in_a_terminal_spares_the_chats_own_server(tmp_path: Path) -> Non
         screen.expect(rb"\[stopped\].*" + PROMPTED)
         screen.type(b"/reset\r")
         screen.expect(PROMPTED)
-        screen.type(b"Name the capital of France.\r")
+        screen.type(FRANCE.encode() + b"\r")
         screen.expect(rb"Paris.*" + PROMPTED)
         screen.type(b"\x04")
         until(screen.leaves, "Ctrl-D does not leave", WAIT_S)

@@ -21,6 +21,7 @@ import pytest
 from minisgl import cli, envs, supervisor
 from minisgl.config import ServerConfig
 from tests.helpers_e2e import ServerProcess, serving
+from tests.helpers_meaning import BEGINNINGS, FRANCE
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/quick-start.md")
@@ -92,6 +93,15 @@ def test_a_file_of_settings_is_accepted(block: Block, tmp_path: Path, monkeypatc
 def test_each_page_has_examples_that_run() -> None:
     for page in PAGES:
         assert any(block.place.startswith(page) for block in TYPED), page
+
+
+def test_examples_ask_what_the_model_is_sure_of_and_have_an_end() -> None:
+    """Tokens without a limit, or an answer that hangs on how a machine rounds, would be somebody's first impression."""
+    for block in TYPED:
+        if re.search(r"completions|generate|minisgl chat", block.text):
+            assert re.search(r"max[-_]tokens", block.text), f"{block.place}: say max_tokens"
+        if block.note == "prints: Paris":
+            assert any(known in block.text for known in (FRANCE, *BEGINNINGS)), f"{block.place}: ask something sure"
 
 
 def test_every_block_is_known() -> None:

@@ -23,6 +23,8 @@ from tests.engine.test_torch_engine import Collector
 from tests.helpers_models import CPU, save, tiny_model
 from tests.helpers_ranks import on_ranks
 
+pytestmark = pytest.mark.any_cpu
+
 VARIANTS = ("llama3-tied", "qwen3-untied")
 PROMPTS = [[(7 * i + j) % 131 for i in range(5 + 9 * j)] for j in range(3)]
 

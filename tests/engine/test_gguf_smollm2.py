@@ -17,10 +17,11 @@ from minisgl.models import Decoder, load_config
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.weights.gguf_import import import_gguf
 from minisgl.weights.sources import find_smollm2
+from tests.helpers_meaning import BEGINNINGS, CAPITALS, FRANCE, MARGIN, MAX_TOKENS, capital
 from tests.helpers_models import DenseSequence, assert_greedy, greedy, load
 
 PROMPTS = (
-    "What is the capital of France?",
+    FRANCE,
     "List the first 12 prime numbers, then add 1234 and 5678.",
     "Écris une phrase sur la mer, puis une en 日本語 🌊.",
     "Write a Python function that reverses a string.\n\n    def f(x):\n",
@@ -74,9 +75,35 @@ def test_the_tokenizer(tokenizer: Tokenizer) -> None:
         assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
 
 
-def test_it_answers_paris(ours: Decoder, tokenizer: Tokenizer) -> None:
-    answer = tokenizer.decode(greedy(ours, _chat(tokenizer, PROMPTS[0]), 8))
-    assert "Paris" in answer
+def _answer(model: Decoder, prompt: list[int], count: int) -> tuple[list[int], float]:
+    """The most likely tokens up to the end or `count`, and the least distance of one to the next likeliest."""
+    sequence, found, least = DenseSequence(model), list[int](), float("inf")
+    logits = sequence.extend(prompt)[-1]
+    while len(found) < count:
+        best = logits.topk(2)
+        least = min(least, float(best.values[0] - best.values[1]))
+        if int(best.indices[0]) in model.config.eos_ids:
+            break
+        found.append(int(best.indices[0]))
+        logits = sequence.extend(found[-1:])[-1]
+    return found, least
+
+
+@pytest.mark.any_cpu
+@pytest.mark.parametrize("country", CAPITALS)
+def test_it_is_sure_of_what_tests_ask(country: str, ours: Decoder, tokenizer: Tokenizer) -> None:
+    tokens, least = _answer(ours, _chat(tokenizer, capital(country)), MAX_TOKENS)
+    assert CAPITALS[country] in tokenizer.decode(tokens) and len(tokens) < MAX_TOKENS
+    assert least > MARGIN, f"{least:.2f} between the likeliest two"
+
+
+@pytest.mark.any_cpu
+@pytest.mark.parametrize("text", BEGINNINGS)
+def test_it_is_sure_of_how_texts_go_on(text: str, ours: Decoder, tokenizer: Tokenizer) -> None:
+    expected, count = BEGINNINGS[text]
+    tokens, least = _answer(ours, [int(i) for i in tokenizer.encode(text)], count)
+    assert tokenizer.decode(tokens).startswith(expected)
+    assert least > MARGIN, f"{least:.2f} between the likeliest two"
 
 
 @pytest.mark.parametrize("text", PROMPTS)

@@ -8,10 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from minisgl import envs
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.distributed import ALONE
+from minisgl.engine import dtypes
 from minisgl.engine.loading import load_engine
 from minisgl.llm import LLM
 from minisgl.sampling_params import SamplingParams
@@ -50,7 +52,7 @@ def test_a_scaled_down_engine_decodes(name: str, tmp_path: Path, monkeypatch: py
     (tmp_path / "config.json").write_text(json.dumps(scaled_down(raw)))
     monkeypatch.setattr(Tokenizer, "load", lambda *_: Tokenizer.echo())  # the folder has none
     with LLM(str(tmp_path), load_format="dummy", num_pages=64, max_running_requests=4, max_prefill_length=16) as llm:
-        assert llm._engine.info.dtype == "bfloat16"
+        assert llm._engine.info.dtype == dtypes.choose("auto", "bfloat16", torch.device("cpu"))[0]
         prompts = [[*range(length)] for length in (1, 20, 40)]
         outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), progress=False)
     assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * 3

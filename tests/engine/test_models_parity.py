@@ -26,6 +26,8 @@ from tests.helpers_models import (
     tiny_model,
 )
 
+pytestmark = pytest.mark.any_cpu
+
 IDS = torch.randint(3, 131, (100,), generator=torch.Generator().manual_seed(3)).tolist()
 
 

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from minisgl.engine.sampler import SamplingRows, sample, uniforms
 
+pytestmark = pytest.mark.any_cpu
+
 
 def rows(count: int, *, temperature: float = 1.0, top_k: int = -1, top_p: float = 1.0, seed: int = 0) -> SamplingRows:
     """`count` rows of one request at positions 0 .. count - 1."""

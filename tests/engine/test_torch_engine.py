@@ -21,6 +21,8 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
 from tests.helpers_models import save, tiny_model
 
+pytestmark = pytest.mark.any_cpu
+
 VOCAB = 120
 ENGINE_VARIANTS = (
     "llama-bias-untied",

@@ -21,6 +21,7 @@ from minisgl.config import ConfigError
 from minisgl.weights.sources import find_smollm2
 from tests.helpers_e2e import ServerProcess, serving
 from tests.helpers_gpu import DEVICE, REHEARSAL, WIDE, checkpoint
+from tests.helpers_meaning import FRANCE
 
 ENDS_WITHIN_S = 30.0
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -171,6 +172,6 @@ def test_the_embedded_model_knows_paris() -> None:
         pytest.skip(str(error))
     with serving("--model", "smollm2", *FLAGS) as server:
         for number in range(3):
-            question = [{"role": "user", "content": "Name the capital of France."}]
+            question = [{"role": "user", "content": FRANCE}]
             text, reason, _ = chat(server, number, messages=question, temperature=0, max_tokens=40)
             assert "Paris" in text and reason == "stop"
