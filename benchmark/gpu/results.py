@@ -114,8 +114,19 @@ def _runs(runs: Sequence[Record]) -> str:
 
 def _kinds(runs: Sequence[Record]) -> str:
     """Of the last run: the most warmed up."""
-    head = ("steps of the last run", "number", "tokens", "device s", "median ms", "p99 ms", "launch ms")
-    names = ("steps", "tokens", "device_s", "step_ms_median", "step_ms_p99", "launch_ms_median")
+    head = (
+        "steps of the last run",
+        "number",
+        "tokens",
+        "device s",
+        "median ms",
+        "p90 ms",
+        "p95 ms",
+        "p99 ms",
+        "launch ms",
+    )
+    percentiles = ("step_ms_median", "step_ms_p90", "step_ms_p95", "step_ms_p99")
+    names = ("steps", "tokens", "device_s", *percentiles, "launch_ms_median")
     return table(head, [(kind, *(of[name] for name in names)) for kind, of in runs[-1]["kinds"].items()])
 
 

@@ -182,11 +182,15 @@ def _at_full_batch(full: Sequence[tuple[Step, Step]], most: int) -> dict[str, An
         "pairs": len(full),
         "idle_share": sum(gaps) / (sum(gaps) + sum(computing)) if sum(computing) else None,
         "idle_ms_mean": statistics.fmean(gaps),
-        "idle_ms_p99": float(np.percentile(gaps, 99)),
+        **_upper("idle_ms", gaps),
         "step_ms_median": statistics.median(computing),
         "launch_ms_median": statistics.median(1e3 * b.launch_s for _, b in full),
-        "launch_ms_p99": float(np.percentile([1e3 * b.launch_s for _, b in full], 99)),
+        **_upper("launch_ms", [1e3 * b.launch_s for _, b in full]),
     }
+
+
+def _upper(name: str, values: Sequence[float]) -> dict[str, float]:
+    return {f"{name}_p{share}": float(np.percentile(values, share)) for share in (90, 95, 99)}
 
 
 def by_kind(steps: Sequence[Step]) -> dict[str, dict[str, Any]]:
@@ -202,7 +206,7 @@ def by_kind(steps: Sequence[Step]) -> dict[str, dict[str, Any]]:
                 "tokens": sum(step.load.tokens for step in of_kind),
                 "device_s": sum(ms) / 1e3,
                 "step_ms_median": statistics.median(ms),
-                "step_ms_p99": float(np.percentile(ms, 99)),
+                **_upper("step_ms", ms),
                 "launch_ms_median": statistics.median(launches),
             }
     return found
