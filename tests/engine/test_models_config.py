@@ -212,8 +212,9 @@ def test_experts() -> None:
 )
 def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **change}))
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         load_config(tmp_path)
+    assert str(caught.value).count("config.json") == 1
 
 
 def test_an_unknown_architecture_lists_the_known_whatever_else_its_config_holds(tmp_path: Path) -> None:

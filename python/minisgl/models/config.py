@@ -64,6 +64,8 @@ def load_config(model_dir: str | Path) -> ModelConfig:
     generation = _read_json(folder / "generation_config.json", required=False)
     try:
         return parse_config(raw, generation)
+    except ConfigError:
+        raise
     except KeyError as error:
         raise ConfigError(f"config.json: {error.args[0]}: missing") from error
     except (TypeError, ValueError) as error:
