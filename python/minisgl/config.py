@@ -93,6 +93,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_requests: int = 1024
     max_queued_tokens: int = 4_000_000
     max_body_bytes: int = 8 * 2**20
+    max_encoding_bytes: int = 16 * 2**20
     request_timeout: float | None = None
     slow_client_timeout: float = 60.0
     keep_alive_timeout: int = 75  # of a connection without a request; what stands before a server often keeps it for 60
@@ -100,7 +101,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout: float = 30.0
 
     def check(self) -> None:
-        for name in ("max_queued_requests", "max_queued_tokens", "max_body_bytes", "keep_alive_timeout"):
+        counts = (
+            "max_queued_requests",
+            "max_queued_tokens",
+            "max_body_bytes",
+            "max_encoding_bytes",
+            "keep_alive_timeout",
+        )
+        for name in counts:
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
         for name in ("request_timeout", "slow_client_timeout", "step_timeout"):

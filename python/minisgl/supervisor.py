@@ -32,6 +32,7 @@ from minisgl.server.engine_client import EngineClient, EngineGone
 from minisgl.server.gate import Gate
 from minisgl.server.http import HttpServer
 from minisgl.server.log import complain, narrate, say, set_up, warn
+from minisgl.server.memory import keep_little
 from minisgl.server.slow_clients import SlowClients
 from minisgl.server.starting import Starting
 from minisgl.tokenizer import Tokenizer, read_chat_template
@@ -50,6 +51,7 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
         listener = _listen(config.host, config.port)
     except OSError as error:
         raise ConfigError(f"--host {config.host} --port {config.port}: {error.strerror}: choose another") from error
+    keep_little()
     with listener:
         return uvloop.run(_supervise(config, listener))
 

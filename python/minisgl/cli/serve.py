@@ -69,6 +69,12 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         help="prompt tokens that may wait for their first step; beyond it 429",
     )
     limits.add_argument("--max-body-bytes", type=int, default=_limit("max_body_bytes"), help="beyond it 413")
+    limits.add_argument(
+        "--max-encoding-bytes",
+        type=int,
+        default=_limit("max_encoding_bytes"),
+        help="of large bodies that are read, parsed and encoded at once; others wait, in order",
+    )
     limits.add_argument("--request-timeout", type=float, help="seconds for one request; then 504 (default: none)")
     limits.add_argument(
         "--slow-client-timeout",

@@ -29,18 +29,19 @@ from minisgl.server.engine_client import EngineClient
 from minisgl.server.errors import ApiError, install_handlers, internal_error
 from minisgl.server.gate import RECORD, Gate
 from minisgl.server.generate import answer_generate
+from minisgl.server.intake import ClientGone, Payload
 from minisgl.server.limits import too_late
 from minisgl.server.log import say
 from minisgl.server.openapi import install_openapi
 from minisgl.server.operations import add_operations
-from minisgl.server.record import RequestRecord
+from minisgl.server.record import MAX_LOGGED_CHARS, RequestRecord
 from minisgl.server.slow_clients import SlowClients
 from minisgl.server.tokenize import answer_detokenize, answer_tokenize
-from minisgl.server.transport import ClientGone, NoResponse, json_response, read_body
+from minisgl.server.transport import NoResponse, json_response
 from minisgl.tokenizer import Tokenizer
 
 _log = logging.getLogger("minisgl.server")
-Answer = Callable[[ServerContext, Request, bytes, RequestRecord], Coroutine[Any, Any, Response]]
+Answer = Callable[[ServerContext, Request, Payload, RequestRecord], Coroutine[Any, Any, Response]]
 Handler = Callable[[Request], Awaitable[Response]]
 GENERATING: dict[str, Answer] = {
     "/v1/chat/completions": answer_chat,
@@ -123,12 +124,13 @@ def _handler(context: ServerContext, answer: Answer) -> Handler:
     async def handle(request: Request) -> Response:
         record: RequestRecord = request.scope[RECORD]
         limits = context.limits
+        body = Payload(context.turns)
         try:
             context.check_accepts()
             async with asyncio.timeout(limits.request_timeout):
-                body = await read_body(request, limits.max_body_bytes, limits.slow_client_timeout)
+                await context.read_body(request, body)
                 if context.log_prompts:
-                    record.prompt, record.output = body.decode(errors="replace"), ""
+                    record.prompt, record.output = body.begin(MAX_LOGGED_CHARS), ""
                 return await answer(context, request, body, record)
         except ClientGone:
             return NoResponse()
@@ -138,6 +140,8 @@ def _handler(context: ServerContext, answer: Answer) -> Handler:
         except ApiError as error:
             record.error = error.body["error"]["code"]
             raise
+        finally:
+            body.done()
 
     handle.__name__ = answer.__name__
     return handle

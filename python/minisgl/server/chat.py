@@ -16,8 +16,8 @@ from minisgl.server.bodies import ChatRequest
 from minisgl.server.context import ServerContext, checked
 from minisgl.server.errors import ApiError, bad_value
 from minisgl.server.generation import Delta, Generation, ScoredToken, collect
+from minisgl.server.intake import Payload
 from minisgl.server.logprobs import chat_logprobs, prompt_logprobs
-from minisgl.server.protocol import parse
 from minisgl.server.record import RequestRecord
 from minisgl.server.transport import SSE_DONE, StreamResponse, json_bytes, json_response, sse, sse_error
 from minisgl.step import Int32Array
@@ -25,8 +25,8 @@ from minisgl.step import Int32Array
 TEXT_MARK = "\x00text\x00"
 
 
-async def answer_chat(context: ServerContext, request: Request, body: bytes, record: RequestRecord) -> Response:
-    chat = parse(body, ChatRequest)
+async def answer_chat(context: ServerContext, request: Request, body: Payload, record: RequestRecord) -> Response:
+    chat = await context.parse(body, ChatRequest)
     context.check_model(chat.model)
     _check_prompt(chat)
     limit = chat.limit()
@@ -48,6 +48,7 @@ async def answer_chat(context: ServerContext, request: Request, body: bytes, rec
     else:
         [ids] = await context.encode_prompts([chat.prompt or ""], "prompt", keep)
 
+    body.done()
     begin = partial(context.generation, [ids], sampling, record, priority=chat.priority or 0)
     answer = _Answer(context, begin, sampling, chat, ids)
     if chat.stream:

@@ -17,15 +17,15 @@ from minisgl.server.bodies import CompletionRequest
 from minisgl.server.context import ServerContext, checked
 from minisgl.server.errors import ApiError, bad_value
 from minisgl.server.generation import Collected, Delta, Generation, ScoredToken, collect
+from minisgl.server.intake import Payload
 from minisgl.server.logprobs import CompletionLogprobs, EchoedPrompt, echoed_prompt, prompt_logprobs
-from minisgl.server.protocol import parse
 from minisgl.server.record import RequestRecord
 from minisgl.server.transport import SSE_DONE, StreamResponse, json_response, sse, sse_error
 from minisgl.step import Int32Array
 
 
-async def answer_completion(context: ServerContext, request: Request, body: bytes, record: RequestRecord) -> Response:
-    completion = parse(body, CompletionRequest)
+async def answer_completion(context: ServerContext, request: Request, body: Payload, record: RequestRecord) -> Response:
+    completion = await context.parse(body, CompletionRequest)
     context.check_model(completion.model)
     options, sampling = _options(completion, context.defaults)
     context.check_vocabulary(sampling)
@@ -34,6 +34,7 @@ async def answer_completion(context: ServerContext, request: Request, body: byte
     keep = context.num_kept(completion.truncate_prompt_tokens, sampling.max_tokens)
     prompts = await context.encode_prompts(given, "prompt", keep)
 
+    body.done()
     begin = partial(context.generation, prompts, sampling, record, priority=completion.priority or 0)
     answer = _Answer(context, begin, options, given, prompts)
     if completion.stream:

@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
+from starlette.requests import Request
 
 from minisgl.config import Limits
 from minisgl.message import EngineReady
 from minisgl.metrics import Metrics
 from minisgl.sampling_params import ParamError, SamplingParams
-from minisgl.server.bodies import ChatMessage
+from minisgl.server.bodies import Body, ChatMessage
 from minisgl.server.encoding import Encoder
 from minisgl.server.engine_client import EngineClient
 from minisgl.server.errors import ApiError, bad_value, engine_gone, from_param_error
 from minisgl.server.generation import Generation
+from minisgl.server.intake import Payload, Turns, read_body
+from minisgl.server.json_shape import check_shape
 from minisgl.server.limits import MAX_CHOICES, Queue, check_stop, draining
+from minisgl.server.memory import MAPPED_BYTES, give_back
+from minisgl.server.protocol import parse
 from minisgl.server.record import RequestRecord
 from minisgl.step import Int32Array
 from minisgl.tokenizer import ChatTemplateError, Tokenizer, TooManyTokens, bad_token_ids
@@ -31,6 +36,7 @@ from minisgl.tokenizer import ChatTemplateError, Tokenizer, TooManyTokens, bad_t
 MAX_CHARS_HERE = 4096
 MAX_MESSAGES_HERE = 16
 CONTEXTS_BEFORE_CUT = 8  # of a prompt of which only the end is kept: it is encoded whole
+B = TypeVar("B", bound=Body)
 TEMPLATE_NAMES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self", "kwargs"}
 )
@@ -72,7 +78,8 @@ class ServerContext:
         self.log_prompts = log_prompts
         self._any_model_name = any_model_name
         self.defaults = dict(defaults or {})  # of the model, by the names of `SamplingParams`
-        self.queue = Queue(client, limits)
+        self.turns = Turns(limits.max_encoding_bytes, self._give_back)
+        self.queue = Queue(client, self.turns, limits)
         self.draining = False
         tokenizer.prepare()
         self._encoder = Encoder(tokenizer, metrics.tokenize)
@@ -89,6 +96,27 @@ class ServerContext:
             raise draining()
         _ = self.info
         self.queue.check_room()
+
+    async def read_body(self, request: Request, body: Payload) -> None:
+        """Raises `ApiError` and `ClientGone`."""
+        await read_body(request, body, self.turns, self.limits)
+
+    async def parse(self, body: Payload, model: type[B]) -> B:
+        """Raises `ApiError` 400."""
+        is_large, data = body.is_large, body.take()
+        if not is_large:
+            return parse(data, model)
+
+        def work() -> B:
+            check_shape(data, self.info.max_seq_len)
+            return parse(data, model)
+
+        with self._counted():
+            return await self._encoder.run(work)
+
+    def _give_back(self, num_bytes: int) -> None:
+        if num_bytes >= MAPPED_BYTES:
+            self._encoder.run_later(give_back)
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from minisgl.metrics.meters import Meter
+from minisgl.server.errors import ApiError
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer, TooManyTokens
 
@@ -51,10 +52,12 @@ class Encoder:
 
     async def run(self, work: Callable[[], T]) -> T:
         """In the lane for what may take long."""
+        return await self._result(self._long, _Job(work, _new_result()))  # type: ignore[no-any-return]
+
+    def run_later(self, work: Callable[[], None]) -> None:
+        """In the same lane; nobody waits for it."""
         self._start()
-        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._long.put(_Job(work, result))
-        return await _taken(result)  # type: ignore[no-any-return]
+        self._long.put(_Job(work, _new_result()))
 
     async def encode(
         self, text: Callable[[], str], num_chars: int, *, add_special_tokens: bool, most: int | None = None
@@ -62,10 +65,20 @@ class Encoder:
         """Ids of what `text` returns, which is about `num_chars` long. Raises what `text` and `Tokenizer.encode` do."""
         if num_chars > MAX_SHORT_CHARS:
             return await self.run(lambda: self._tokenizer.encode(text(), add_special_tokens, most=most))
+        job = partial(_Text, text, add_special_tokens=add_special_tokens, most=most)
+        return await self._result(self._short, job(_new_result()))  # type: ignore[no-any-return]
+
+    async def _result(self, lane: queue.SimpleQueue[Any], job: _Job) -> Any:
+        """An error's traceback leads to here and to those who call: no local of ours may lead back to the error, or
+        both, and the text of whoever waits, would stay until a full garbage collection."""
         self._start()
-        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._short.put(_Text(text, result, add_special_tokens, most))
-        return await _taken(result)  # type: ignore[no-any-return]
+        lane.put(job)
+        result = job.result
+        del job
+        try:
+            return await result
+        finally:
+            del result
 
     # ------------------------------------------------------------------------------------------------- the threads
 
@@ -143,18 +156,17 @@ class Encoder:
                 job.result.set_result(outcome)
 
 
-async def _taken(result: asyncio.Future[Any]) -> Any:
-    """An error's traceback leads to here: it must not lead back to the error, or both, and the text of whoever waits,
-    would stay until a full garbage collection."""
-    try:
-        return await result
-    finally:
-        del result
+def _new_result() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
 
 
 def _outcome(work: Callable[[], Any]) -> Any:
     try:
         return work()
+    except (ValueError, ApiError) as error:
+        # what is wrong with the request: where that was found leads to the job, which leads to the error; see `_result`
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
     except Exception as error:  # handed over to whoever waits
         return error
 

@@ -19,13 +19,13 @@ from minisgl.server.bodies import GenerateRequest, GenerateSampling
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
 from minisgl.server.generation import Delta, Generation, collect
-from minisgl.server.protocol import parse
+from minisgl.server.intake import Payload
 from minisgl.server.record import RequestRecord
 from minisgl.server.transport import StreamResponse, json_line, json_response
 
 
-async def answer_generate(context: ServerContext, request: Request, body: bytes, record: RequestRecord) -> Response:
-    generate = parse(body, GenerateRequest)
+async def answer_generate(context: ServerContext, request: Request, body: Payload, record: RequestRecord) -> Response:
+    generate = await context.parse(body, GenerateRequest)
     field, prompt = _prompt(generate)
     fields, names = _merged(generate)
     context.check_model(fields.model)
@@ -37,6 +37,7 @@ async def answer_generate(context: ServerContext, request: Request, body: bytes,
     name = names.get("truncate_prompt_tokens", "")
     keep = context.num_kept(fields.truncate_prompt_tokens, sampling.max_tokens, name)
     prompts = await context.encode_prompts([prompt], field, keep)
+    body.done()
     begin = partial(context.generation, prompts, sampling, record, priority=fields.priority or 0)
     about_prompt = {"prompt_token_ids": prompts[0].tolist()} if fields.return_token_ids else {}
     if fields.stream:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from minisgl.config import Limits
 from minisgl.server.engine_client import EngineClient
 from minisgl.server.errors import SERVER, ApiError, bad_value
+from minisgl.server.intake import Turns
 
 MAX_STOP_CHARS = 4096  # of one stop string
 MAX_CHOICES = 1024  # answers of one request: prompts times n
@@ -16,16 +17,18 @@ RETRY_AFTER_S = 1
 
 
 class Queue:
-    """What waits: requests whose prompts are being encoded here, and those without a row in the engine."""
+    """What waits: requests whose bodies wait for their turn, whose prompts are being encoded here, or that have no row
+    in the engine."""
 
-    def __init__(self, client: EngineClient, limits: Limits) -> None:
+    def __init__(self, client: EngineClient, turns: Turns, limits: Limits) -> None:
         self._client = client
+        self._turns = turns
         self._limits = limits
         self.num_encoding = 0
 
     @property
     def num_requests(self) -> int:
-        return self.num_encoding + self._client.num_waiting
+        return self._turns.num_waiting + self.num_encoding + self._client.num_waiting
 
     def check_room(self, num_requests: int = 1, num_tokens: int = 0) -> None:
         """Raise `ApiError` 429 unless as many more may wait. What is larger than the whole queue may wait alone."""

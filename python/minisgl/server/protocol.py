@@ -19,7 +19,7 @@ from minisgl.server.refused import SAY_INSTEAD
 B = TypeVar("B", bound=Body)
 
 
-def parse(body: bytes, model: type[B]) -> B:
+def parse(body: bytes | bytearray, model: type[B]) -> B:
     """Raises `ApiError` 400."""
     try:
         data = pydantic_core.from_json(body)  # NaN is let in here, for the field that holds it to be named

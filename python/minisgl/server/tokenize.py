@@ -10,15 +10,15 @@ from fastapi.responses import Response
 from minisgl.server.bodies import DetokenizeRequest, TokenizeRequest
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
+from minisgl.server.intake import Payload
 from minisgl.server.logprobs import token_text
-from minisgl.server.protocol import parse
 from minisgl.server.record import RequestRecord
 from minisgl.server.transport import json_response
 from minisgl.version import own_version
 
 
-async def answer_tokenize(context: ServerContext, request: Request, body: bytes, record: RequestRecord) -> Response:
-    asked = parse(body, TokenizeRequest)
+async def answer_tokenize(context: ServerContext, request: Request, body: Payload, record: RequestRecord) -> Response:
+    asked = await context.parse(body, TokenizeRequest)
     context.check_model(asked.model)
     if (asked.prompt is None) == (asked.messages is None):
         raise ApiError(400, "prompt: give either prompt or messages", param="prompt", code="invalid_value")
@@ -36,9 +36,9 @@ async def answer_tokenize(context: ServerContext, request: Request, body: bytes,
     return json_response(answer)
 
 
-async def answer_detokenize(context: ServerContext, request: Request, body: bytes, record: RequestRecord) -> Response:
+async def answer_detokenize(context: ServerContext, request: Request, body: Payload, record: RequestRecord) -> Response:
     """Special tokens are shown unless `skip_special_tokens` is true."""
-    asked = parse(body, DetokenizeRequest)
+    asked = await context.parse(body, DetokenizeRequest)
     context.check_model(asked.model)
     if len(asked.tokens) > (most := context.info.max_seq_len):
         raise bad_value("tokens", len(asked.tokens), f"at most {most} tokens, the context")

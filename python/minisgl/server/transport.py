@@ -1,18 +1,16 @@
-"""Between handlers and the ASGI server: bodies under a limit, answers, streams.
+"""Between handlers and the ASGI server: answers and streams.
 
-Keeps true: a body over the limit is refused without being held; a stream's status waits for its first piece: an early
-failure is a proper status; what a slow client has not read is bounded.
+Keeps true: a stream's status waits for its first piece: an early failure is a proper status; what a slow client has not
+read is bounded.
 Doesn't know: what is sent.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Protocol
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -25,48 +23,11 @@ from minisgl.server.slow_clients import SlowClients
 _log = logging.getLogger("minisgl.server")
 
 
-class ClientGone(Exception):
-    """The client closed the connection; there is nobody to answer."""
-
-
 class NoResponse(Response):
     """For a client that is gone."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         return None
-
-
-async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body; `ApiError` 413 over the limit, 408 if nothing of it comes for `timeout_s`."""
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > max_bytes:
-        raise _too_large(int(announced), max_bytes)
-    parts, size = [], 0
-    while True:
-        try:
-            async with asyncio.timeout(timeout_s):
-                message = await request.receive()
-        except TimeoutError as error:
-            raise _too_slow(size, timeout_s) from error
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        part = message.get("body", b"")
-        size += len(part)
-        if size > max_bytes:
-            raise _too_large(size, max_bytes)
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-def _too_large(size: int, max_bytes: int) -> ApiError:
-    return ApiError(413, f"body: {size} bytes or more: the limit is {max_bytes}", code="body_too_large")
-
-
-def _too_slow(size: int, timeout_s: float) -> ApiError:
-    error = ApiError(408, f"body: nothing came for {timeout_s:g} s after {size} bytes", code="body_timeout")
-    error.headers["connection"] = "close"
-    return error
 
 
 class Pieces(Protocol):
@@ -155,13 +116,11 @@ def json_response(data: object) -> Response:
 __all__ = [
     "SERVER",
     "SSE_DONE",
-    "ClientGone",
     "NoResponse",
     "StreamResponse",
     "json_bytes",
     "json_line",
     "json_response",
-    "read_body",
     "sse",
     "sse_error",
 ]
