@@ -259,9 +259,9 @@ def test_deep_but_valid_json_is_refused_by_its_field(http: httpx.Client) -> None
     assert check_error(http.post(TEXT, content=deep), 400)["param"] == "prompt.0.0"
 
 
-def test_a_million_bad_items_are_one_error(http: httpx.Client) -> None:
+def test_half_a_million_bad_items_are_one_error(http: httpx.Client) -> None:
     for path, field in ((TEXT, "prompt"), (CHAT, "messages"), (TEXT, "stop"), ("/generate", "input_ids")):
-        body = b'{"prompt":"a","%s":[%s1.5]}' % (field.encode(), b"1.5," * 1_000_000)
+        body = b'{"prompt":"a","%s":[%s1.5]}' % (field.encode(), b"1.5," * 500_000)
         if field == "prompt":
             body = body.replace(b'"prompt":"a",', b"", 1)
         assert check_error(http.post(path, content=body), 400)["param"] == f"{field}.0"
