@@ -16,7 +16,7 @@ from minisgl.distributed import ALONE
 from minisgl.engine import dtypes
 from minisgl.engine.loading import load_engine
 from minisgl.llm import LLM
-from minisgl.sampling_params import SamplingParams
+from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.tokenizer import Tokenizer
 
 NAMES = (
@@ -78,6 +78,23 @@ def test_what_is_for_cuda_devices_says_so_on_a_cpu(tmp_path: Path) -> None:
         f"{flag}: without an effect on cpu: for CUDA devices only"
         for flag in ("--cuda-graph-max-bs 8", "--torch-compile")
     ]
+
+
+def test_llm_knows_bad_words_by_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 4, "max_position_embeddings": 64}
+    config |= {name: value for name, value in SCALE.items() if name != "num_experts"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(Tokenizer, "load", lambda *_: Tokenizer.echo())
+    asks: dict[str, Any] = {"temperature": 1.0, "max_tokens": 40, "seed": 3, "allowed_token_ids": (97, 98, 32)}
+    with LLM(str(tmp_path), load_format="dummy", num_pages=8) as llm:
+        plain = llm.generate([[1, 2]], SamplingParams(**asks), progress=False)[0].text
+        params = SamplingParams(**asks, bad_words=("ab",))
+        kept = llm.generate([[1, 2]], params, progress=False)[0].text
+        assert set(plain) == {"a", "b", " "} and "ab" in plain
+        assert "b" in kept and set(kept) <= set(plain) and "ab" not in kept
+        for bad in ({"bad_words": ("",)}, {"allowed_token_ids": (SCALE["vocab_size"],)}):
+            with pytest.raises(ParamError, match=next(iter(bad))):
+                llm.generate([[1, 2]], SamplingParams(**bad), progress=False)
 
 
 def test_llm_samples_as_the_model_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
