@@ -40,7 +40,7 @@ from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.weights.sources import resolve_model
 
 CPUS = {"as it is": {}, "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}}
-TYPES = ("float32", "bfloat16", "float16")
+TYPES = ("float32", "bfloat16")
 
 
 def texts() -> list[str]:
@@ -164,29 +164,25 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder for raw.json")
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", choices=TYPES, help="one type, in this process")
+    parser.add_argument("--only", choices=tuple(dtypes.DTYPES), help="one type, in this process")
     args = parser.parse_args()
     if args.only:
         print(json.dumps(measure(args.only, args.tokens, args.threads)))
         return 0
-    found = []
+    machine = {"processor": platform.machine(), "torch": torch.__version__, "python": platform.python_version()}
+    result: dict[str, Any] = {"machine": machine, "model": "smollm2", "threads": args.threads, "results": []}
     for (cpu, variables), dtype in itertools.product(CPUS.items(), TYPES):
         command = [sys.executable, "-m", "benchmark.offline.agreement", "--only", dtype]
         command += ["--tokens", str(args.tokens), "--threads", str(args.threads)]
         done = subprocess.run(
             command, env=envs.child_environment(variables), stdout=subprocess.PIPE, text=True, check=True
         )
-        found.append({"cpu": cpu, **json.loads(done.stdout.splitlines()[-1])})
-        one = found[-1]
+        one = {"cpu": cpu, **json.loads(done.stdout.splitlines()[-1])}
+        result["results"].append(one)
         print(f"{cpu}, {dtype}: KL {one['mean_kl']:.2e}, top-1 {one['top1']:.2%}, {one['seconds']} s", file=sys.stderr)
-    result = {
-        "machine": {"processor": platform.machine(), "torch": torch.__version__, "python": platform.python_version()},
-        "model": "smollm2",
-        "results": found,
-    }
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "raw.json").write_text(json.dumps(result, indent=1) + "\n")
+        if args.out:
+            args.out.mkdir(parents=True, exist_ok=True)
+            (args.out / "raw.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
     return 0
 

@@ -73,7 +73,7 @@ class Minisgl:
             max_seq_len=1024,
             num_threads=threads,
         )
-        self._engine = build_engine(config, lambda text: None)
+        self._engine = build_engine(config, lambda text, done=0, total=0: None)
         self._loop = StepLoop(build_control_plane(config, self._engine.info), self._engine, self._take)
         self._next_id = 0
         self._counts: dict[int, int] = {}
