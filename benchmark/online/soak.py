@@ -4,7 +4,8 @@
 
 Starts its own server with a pool small enough to evict and retract. Each client sends prompts with shared prefixes,
 mixed lengths and stop strings, and sometimes leaves in the middle. On the echo engine every finished answer is
-compared with the one that the prompt gives alone. Exit code 1 if anything differs, fails or leaks, if the server's
+compared with the one that the prompt gives alone. Beside them one client sends what is refused for its size, in all
+kinds (refused.py). Exit code 1 if anything differs, fails or leaks, if the server's
 counters do not add up, or if a process grows by more than `MAX_GROWTH_MB` in the second half. The last line of stdout
 is JSON.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import time
@@ -23,6 +25,7 @@ from typing import Any
 import httpx
 import psutil
 
+from benchmark.online.refused import KINDS, body, send
 from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
 from tests.helpers_e2e import ServerProcess, serving
@@ -34,6 +37,8 @@ ARGS = {
 }
 ECHO_LIMIT = 256 * 4 + 1
 MAX_GROWTH_MB = 16.0
+REFUSED_BYTES = 2_000_000  # more than any context here
+REFUSED_EVERY_S = 0.5
 Report = tuple["Tally", list[dict[str, float]]]
 
 
@@ -41,6 +46,7 @@ Report = tuple["Tally", list[dict[str, float]]]
 class Tally:
     finished: int = 0
     left: int = 0
+    refused: int = 0
     wrong: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
@@ -82,6 +88,19 @@ async def client(http: httpx.AsyncClient, seed: int, until: float, tally: Tally,
             tally.wrong.append(json.dumps({"body": body, "got": text}))
 
 
+async def too_large(http: httpx.AsyncClient, until: float, tally: Tally) -> None:
+    """One at a time, and none that waits: what is measured beside it is the others."""
+    for kind in itertools.cycle(KINDS):
+        if time.monotonic() >= until:
+            return
+        status, message = await send(http, KINDS[kind][0], body(kind, REFUSED_BYTES))
+        if status == "400":
+            tally.refused += 1
+        else:
+            tally.failed.append(f"{kind}: {status} {message}")
+        await asyncio.sleep(REFUSED_EVERY_S)
+
+
 def rss_mb(server: ServerProcess) -> dict[str, float]:
     processes = {"http": psutil.Process(server.process.pid), "engine": server.children()[0]}
     return {name: round(process.memory_info().rss / 1e6, 1) for name, process in processes.items()}
@@ -90,9 +109,10 @@ def rss_mb(server: ServerProcess) -> dict[str, float]:
 async def load(server: ServerProcess, clients: int, seconds: float, exact: bool) -> Report:
     tally, samples = Tally(), list[dict[str, float]]()
     until = time.monotonic() + seconds
-    limits = httpx.Limits(max_connections=clients)
+    limits = httpx.Limits(max_connections=clients + 1)
     async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as http:
         tasks = [asyncio.create_task(client(http, seed, until, tally, exact)) for seed in range(clients)]
+        tasks.append(asyncio.create_task(too_large(http, until, tally)))
         while time.monotonic() < until:
             samples.append(rss_mb(server))
             await asyncio.sleep(seconds / 20)
@@ -142,7 +162,12 @@ def main() -> int:
     adds_up = accepted == sum(counted.values()) and not errors
 
     grows = max(growth.values()) > MAX_GROWTH_MB
-    ok = tally.finished > 0 and adds_up and not (tally.wrong or tally.failed or lines or leaked or grows)
+    ok = (
+        tally.finished > 0
+        and tally.refused > 0
+        and adds_up
+        and not (tally.wrong or tally.failed or lines or leaked or grows)
+    )
     report = {
         "ok": ok,
         "engine": args.engine,
@@ -150,6 +175,7 @@ def main() -> int:
         "clients": args.clients,
         "finished": tally.finished,
         "left": tally.left,
+        "refused": tally.refused,
         "failed": tally.failed[:5],
         "wrong": tally.wrong[:5],
         "pages_leaked": leaked,

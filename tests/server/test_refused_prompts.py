@@ -219,16 +219,16 @@ def test_turns_are_in_order_and_never_too_many(asked: list[tuple[int, bool]]) ->
 
 
 def num_values(data: Any) -> tuple[int, int]:
-    """Values within others and lists or objects, keys counted too, as the scan does."""
+    """Values within others, keys too; lists, objects and keys."""
     if isinstance(data, dict):
         inner = [num_values(one) for one in data.values()]
-        marks = 1 + max(0, 2 * len(data) - 1)
+        marks, keys = 1 + max(0, 2 * len(data) - 1), len(data)
     elif isinstance(data, list):
         inner = [num_values(one) for one in data]
-        marks = 1 + max(0, len(data) - 1)
+        marks, keys = 1 + max(0, len(data) - 1), 0
     else:
         return 0, 0
-    return marks + sum(one[0] for one in inner), 1 + sum(one[1] for one in inner)
+    return marks + sum(one[0] for one in inner), 1 + keys + sum(one[1] for one in inner)
 
 
 JSON = st.recursive(
@@ -256,7 +256,7 @@ def test_values_are_counted_outside_of_texts(data: Any, stretch: int, indent: in
             check_shape(body, 0)
         patch.setattr(json_shape, "MAX_VALUES", values)
         patch.setattr(json_shape, "MAX_CONTAINERS", containers - 1)
-        with pytest.raises(ApiError, match="lists and objects"):
+        with pytest.raises(ApiError, match="lists, objects and fields"):
             check_shape(body, 0)
 
 

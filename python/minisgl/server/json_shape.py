@@ -17,7 +17,7 @@ import pydantic_core
 from minisgl.server.errors import ApiError
 
 MAX_VALUES = 1 << 19  # or as many token ids as the context has
-MAX_CONTAINERS = 1 << 17
+MAX_CONTAINERS = 1 << 17  # lists, objects and their fields
 MORE_VALUES = 1 << 12  # beside a prompt of token ids
 STRETCH = 1 << 16  # two at least: an escape is not split
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -47,12 +47,12 @@ def check_shape(body: bytes | bytearray, max_seq_len: int) -> None:
             end -= len(outside) - quote - 1
             outside = outside[:quote]
         at = end
-        num_containers += outside.count(b"[") + outside.count(b"{")
+        num_containers += len(outside) - len(outside.translate(None, b":[{"))
         num_values += len(outside) - len(outside.translate(None, b",:[{"))
         if num_values > most:
             raise _too_many(body[:at], f"more than {most} values")
         if num_containers > MAX_CONTAINERS:
-            raise _too_many(body[:at], f"more than {MAX_CONTAINERS} lists and objects")
+            raise _too_many(body[:at], f"more than {MAX_CONTAINERS} lists, objects and fields")
 
 
 def _splits_escape(stretch: bytes | bytearray) -> bool:
