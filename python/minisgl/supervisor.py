@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import json
 import signal
@@ -32,7 +31,7 @@ from minisgl.server.engine_client import EngineClient, EngineGone
 from minisgl.server.gate import Gate
 from minisgl.server.http import HttpServer
 from minisgl.server.log import complain, narrate, say, set_up, warn
-from minisgl.server.memory import keep_little
+from minisgl.server.memory import give_back, keep_little
 from minisgl.server.slow_clients import SlowClients
 from minisgl.server.starting import Starting
 from minisgl.tokenizer import Tokenizer, read_chat_template
@@ -169,7 +168,7 @@ async def _serve(
     http.app = app.gate
     gc.collect()
     gc.freeze()  # what lives now lives as long as the server: collections need not visit it
-    _give_back_memory()
+    give_back()  # what loading a tokenizer took for a moment is half of this process
     app.context.metrics.start()
     _greet(config, http.address, ready, time.monotonic() - began)
     died = asyncio.ensure_future(process.wait())
@@ -187,13 +186,6 @@ async def _serve(
     app.context.metrics.stop()
     await http.stop(at_once=signals.stop.is_set())
     return code
-
-
-def _give_back_memory() -> None:
-    """What loading a tokenizer took for a moment is half of this process. glibc only."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 async def _drain(app: Application, timeout_s: float, died: asyncio.Future[Any], stop: asyncio.Future[Any]) -> None:
