@@ -106,3 +106,4 @@ def test_a_command_shows_no_folders_of_the_machine() -> None:
     given = ["offline", "--out", "/somewhere/else/run", "--model=/deep/er/model", "--size", "small", "a/b", "~/c/d"]
     assert public_command(given) == "minisgl bench offline --out run --model=model --size small a/b d"
     assert public_command(["--base-url", "http://127.0.0.1:80/v1"]) == "minisgl bench --base-url http://127.0.0.1:80/v1"
+    assert public_command(["--python", "llama.cpp=/a/bin/python"]) == "minisgl bench --python llama.cpp=python"

@@ -97,7 +97,7 @@ def number(value: float) -> str:
 
 def public_command(arguments: Sequence[str]) -> str:
     """`minisgl bench` with `arguments` as a line to type again; folders of this machine are cut off its paths."""
-    shown = [re.sub(r"^(--[\w-]+=)?~?/(?:.*/)?(?=[^/]+/?$)", r"\1", text) for text in arguments]
+    shown = [re.sub(r"^([\w.-]+=)?~?/(?:.*/)?(?=[^/]+/?$)", r"\1", text) for text in arguments]
     return shlex.join(["minisgl", "bench", *shown])
 
 
