@@ -126,10 +126,14 @@ def test_greedy_tokens_equal_transformers_on_mt_bench(ours: Decoder, reference: 
 
 @pytest.mark.slow
 def test_the_import_equals_that_of_transformers(folder: Path) -> None:
-    from transformers import AutoModelForCausalLM
+    """By the part of transformers that reads the file: its models load what it read through accelerate."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     file = find_smollm2()
-    theirs = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).state_dict()
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(file.parent, gguf_file=file.name))
+    theirs = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=empty)["tensors"]
     with safe_open(folder / "model.safetensors", "pt") as imported:
         names = set(imported.keys())
         assert names == theirs.keys() - {"lm_head.weight"}
