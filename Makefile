@@ -39,11 +39,11 @@ $(STAMP): pyproject.toml Cargo.toml Cargo.lock $(RUST_SOURCES) | $(BIN)/python
 serve: install
 	$(BIN)/minisgl serve --model smollm2 --host 127.0.0.1 --port 1919
 
-# Lint and Rust's tests side by side, then the Python tests; the parity replay is among those.
+# Lint and Rust's tests side by side, then the Python tests; the parity replay is among those, and they have the last word.
 test: install
 	@$(MAKE) --no-print-directory -j 2 lint rust-test
-	@$(MAKE) --no-print-directory python-test
 	@$(MAKE) --no-print-directory avx2-test
+	@$(MAKE) --no-print-directory python-test
 
 lint: python-lint rust-lint
 
