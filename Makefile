@@ -10,8 +10,8 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml')
 # Two processes fill the two cores of a small machine. Files are kept whole, so that what a file starts is started once;
 # they are taken in order: those that take long come first.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-# Nothing may hang; pytest has limits of its own.
-WITHIN := $(if $(shell command -v timeout),timeout 900,)
+# Nothing may hang; pytest has limits of its own. Cargo takes no part in how make deals out jobs.
+CARGO := $(if $(shell command -v timeout),timeout 900,) env -u MAKEFLAGS cargo
 
 .PHONY: install serve test lint python-lint rust-lint rust-test python-test avx2-test slow-test fmt bench replay clean
 
@@ -56,10 +56,10 @@ python-lint: install
 
 rust-lint: install
 	cargo fmt --check
-	$(WITHIN) cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy --quiet --workspace --all-targets --locked -- -D warnings
 
 rust-test: install
-	$(WITHIN) cargo test --quiet --workspace --locked
+	$(CARGO) test --quiet --workspace --locked
 
 # Whatever drives a control plane runs under both, by the `control_plane` fixture.
 python-test: install
