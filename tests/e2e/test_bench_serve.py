@@ -167,8 +167,8 @@ def test_a_live_server_tells_percentiles_and_maxima(server: ServerProcess, capsy
     assert 0 < said["metadata_us"]["p95"] <= said["schedule_us"]["max"]
     stats = httpx.get(f"{server.url}/stats").json()
     most = stats["http"]["requests_in_flight"]
-    assert most["now"] == 0 and 2 <= most["recent"] <= most["most"] <= 5
-    assert 1 <= stats["http"]["requests_queued"]["most"] <= 5
+    assert most["now"] == 0 and 2 <= most["recent"] <= most["most"]
+    assert stats["http"]["requests_queued"]["most"] >= 1
     schedule, metadata = (stats["engine"]["meters"][name] for name in ("schedule", "metadata"))
     assert 0 < schedule["p50_s"] <= schedule["p90_s"] <= schedule["p95_s"] <= schedule["p99_s"] <= schedule["longest_s"]
     assert 0 < metadata["p50_s"] < schedule["p50_s"] and metadata["count"] == schedule["count"]

@@ -136,7 +136,7 @@ BAD = [
     ("max_tokens negative", b'{"prompt": "a", "max_tokens": -1}', "max_tokens"),
     ("max_tokens huge", b'{"prompt": "a", "max_tokens": ' + b"9" * 30 + b"}", "max_tokens"),
     ("max_tokens fraction", b'{"prompt": "a", "max_tokens": 1.5}', "max_tokens"),
-    ("top_p zero", b'{"prompt": "a", "top_p": 0}', "top_p"),
+    ("top_p negative", b'{"prompt": "a", "top_p": -1}', "top_p"),
     ("n zero", b'{"prompt": "a", "n": 0}', "n"),
     ("five stops", b'{"prompt": "a", "stop": ["a", "b", "c", "d", "e"]}', "stop"),
     ("empty stop", b'{"prompt": "a", "stop": ""}', "stop"),

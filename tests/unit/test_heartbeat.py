@@ -127,6 +127,9 @@ def test_loading_is_no_stuck_loop(
             self.pulse = pulse
             self.timers = process.step_timers(0, lambda text: None)
 
+        def narrate(self, lines: Sequence[str]) -> None:
+            pass
+
         def send(self, messages: Sequence[FromEngine]) -> None:
             if isinstance(messages[0], EngineReady):
                 seen.append(pulse.beat().phase)
