@@ -11,6 +11,7 @@ import contextlib
 import gc
 import json
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -266,6 +267,20 @@ def test_what_is_not_json_is_left_to_the_parser(body: bytes, stretch: int) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_shape, "STRETCH", stretch)
         check_shape(body, 0)
+
+
+def test_quotes_in_a_text_are_not_searched_again_from_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON in a prompt. The interpreter stands still meanwhile."""
+
+    def took(stretch: int) -> float:
+        monkeypatch.setattr(json_shape, "STRETCH", stretch)
+        body = encoded({"prompt": '"' * stretch})  # as long as two of them
+        began = time.thread_time()
+        check_shape(body, MAX_SEQ_LEN)
+        return time.thread_time() - began
+
+    few, many = (min(took(stretch) for _ in range(3)) for stretch in (1 << 10, 1 << 14))
+    assert many < 64 * few  # 16 times as much; it would be 256 times
 
 
 def test_a_body_of_too_many_values_is_not_parsed_whole(server: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:

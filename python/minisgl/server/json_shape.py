@@ -21,6 +21,8 @@ MAX_CONTAINERS = 1 << 17  # lists, objects and their fields
 MORE_VALUES = 1 << 12  # beside a prompt of token ids
 STRETCH = 1 << 16  # two at least: an escape is not split
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+# up to the string that does not end: looked for in itself once more, each quote in it would be one more beginning
+_WHOLE_STRINGS = re.compile(rb'(?:[^"]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+', re.DOTALL)
 _REST_OF_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
@@ -41,12 +43,11 @@ def check_shape(body: bytes | bytearray, max_seq_len: int) -> None:
             else:
                 at = end - _splits_escape(body[at:end])
             continue
-        outside = _STRING.sub(b"", body[at:end])
-        if (quote := outside.find(b'"')) >= 0:
-            in_string = True
-            end -= len(outside) - quote - 1
-            outside = outside[:quote]
-        at = end
+        whole = _WHOLE_STRINGS.match(body, at, end)
+        assert whole is not None  # it may match nothing
+        outside = _STRING.sub(b"", whole[0])
+        in_string = whole.end() < end
+        at = whole.end() + in_string
         num_containers += len(outside) - len(outside.translate(None, b":[{"))
         num_values += len(outside) - len(outside.translate(None, b",:[{"))
         if num_values > most:
