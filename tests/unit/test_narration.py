@@ -50,6 +50,14 @@ def test_each_step_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(re.fullmatch(r"step \d+: prefill of request 1, 2 tokens: 10 of 10 are done", line) for line in lines)
 
 
+def test_what_is_told_is_measured_as_well() -> None:
+    with LLM("none", engine="echo", log_level="debug") as llm:
+        llm.generate("hello", GREEDY, progress=False)
+        assert isinstance(llm._control_plane, NarratingControlPlane)
+        timers = llm._loop.timers
+        assert timers.metadata.count == timers.schedule.count > 0
+
+
 @pytest.mark.parametrize("level", ["info", "warning", "error"])
 def test_below_it_nothing_is_told_of_steps(capsys: pytest.CaptureFixture[str], level: str) -> None:
     assert told(capsys, level, ["hello"]) == []

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from typing import Literal
 
-from minisgl.scheduler.api import ControlPlane, ControlPlaneError, Stats, metadata_time_ns
-from minisgl.step import Events, Int32Array, StepBuffers, StepOutput, StepPlan
+from minisgl.scheduler.api import ControlPlane, ControlPlaneError
+from minisgl.scheduler.wrapped import WrappedControlPlane
+from minisgl.step import Events, Int32Array, StepOutput, StepPlan
 
 Call = Literal["schedule", "commit"]
 When = Literal["before", "after"]
 
 
-class FaultyControlPlane:
+class FaultyControlPlane(WrappedControlPlane):
     """Fails in `call` of step `step`, before or after that took effect in `inner`."""
 
     def __init__(self, inner: ControlPlane, call: Call, step: int, when: When) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._fault = (call, step)
         self._when = when
         self._dead = False
@@ -34,20 +35,6 @@ class FaultyControlPlane:
         output = self._inner.commit(step, tokens)
         self._maybe_fail("commit", step, "after")
         return output
-
-    def stats(self) -> Stats:
-        return self._inner.stats()
-
-    def check(self) -> None:
-        self._inner.check()
-
-    @property
-    def buffers(self) -> StepBuffers:
-        return self._inner.buffers
-
-    @property
-    def metadata_ns(self) -> int:
-        return metadata_time_ns(self._inner)
 
     def _maybe_fail(self, call: Call, step: int, when: When) -> None:
         if self._dead or ((call, step) == self._fault and when == self._when):

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from minisgl.scheduler.api import ControlPlane, Stats
-from minisgl.step import Arrival, Events, FinishReason, Int32Array, StepBuffers, StepOutput, StepPlan
+from minisgl.scheduler.api import ControlPlane
+from minisgl.scheduler.wrapped import WrappedControlPlane
+from minisgl.step import Arrival, Events, FinishReason, Int32Array, StepOutput, StepPlan
 
 Narrate = Callable[[Sequence[str]], None]
 MAX_NAMED = 8  # requests of a step by number
 
 
-class NarratingControlPlane:
+class NarratingControlPlane(WrappedControlPlane):
     """The one inside, with a few lines to `narrate` for each call in which something happens."""
 
     def __init__(self, inner: ControlPlane, narrate: Narrate) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._narrate = narrate
         self._num_prompt: dict[int, int] = {}
         self._owners: dict[int, int] = {}  # request by slot
@@ -64,16 +65,6 @@ class NarratingControlPlane:
         if lines:
             self._narrate(lines)
         return output
-
-    def stats(self) -> Stats:
-        return self._inner.stats()
-
-    def check(self) -> None:
-        self._inner.check()
-
-    @property
-    def buffers(self) -> StepBuffers:
-        return self._inner.buffers
 
 
 def _count(number: int, what: str) -> str:

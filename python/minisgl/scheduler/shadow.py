@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from minisgl.scheduler.api import ControlPlane, ControlPlaneError, Stats, metadata_time_ns
+from minisgl.scheduler.api import ControlPlane, ControlPlaneError
 from minisgl.scheduler.reference.digest import live_regions
-from minisgl.step import Events, Int32Array, RingEntry, StepBuffers, StepOutput, StepPlan
+from minisgl.scheduler.wrapped import WrappedControlPlane
+from minisgl.step import Events, Int32Array, RingEntry, StepOutput, StepPlan
 
 TRAIL = 32  # calls that a report shows
 OUTPUT_ARRAYS = ("req_ids", "tokens", "reasons", "rows")
@@ -31,7 +32,7 @@ class ShadowSummary:
     stopped: str = ""  # why the shadow is left out
 
 
-class ShadowControlPlane:
+class ShadowControlPlane(WrappedControlPlane):
     """Compares every `every_n`-th step and the counts after it; gives up after `max_diffs` differences. `tell` gets a
     line at the first difference, and when it gives up."""
 
@@ -45,7 +46,7 @@ class ShadowControlPlane:
         max_diffs: int = 100,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._primary = primary
+        super().__init__(primary)
         self._shadow = shadow
         self._report = report
         self._every_n = max(1, every_n)
@@ -55,30 +56,16 @@ class ShadowControlPlane:
         self.summary = ShadowSummary()
 
     def schedule(self, step: int, events: Events) -> StepPlan:
-        plan = self._primary.schedule(step, events)  # an error of the primary is the caller's; the shadow never saw it
+        plan = self._inner.schedule(step, events)  # an error of the primary is the caller's; the shadow never saw it
         self._note(call="schedule", step=step, events=[_shown(event) for event in events])
         self._follow(lambda: self._compare_plans(plan, self._shadow.schedule(step, events)))
         return plan
 
     def commit(self, step: int, tokens: Int32Array) -> StepOutput:
-        output = self._primary.commit(step, tokens)
+        output = self._inner.commit(step, tokens)
         self._note(call="commit", step=step, tokens=tokens.tolist())
         self._follow(lambda: self._compare_outputs(output, self._shadow.commit(step, tokens)))
         return output
-
-    def stats(self) -> Stats:
-        return self._primary.stats()
-
-    def check(self) -> None:
-        self._primary.check()
-
-    @property
-    def buffers(self) -> StepBuffers:
-        return self._primary.buffers
-
-    @property
-    def metadata_ns(self) -> int:
-        return metadata_time_ns(self._primary)
 
     # ------------------------------------------------------------------------------------------------- comparison
 
@@ -101,7 +88,7 @@ class ShadowControlPlane:
         self.summary.num_compared += 1
         for name in PLAN_FIELDS:
             self._same(f"plan.{name}", getattr(plan, name), getattr(other, name))
-        ours = live_regions(plan, self._primary.buffers.ring[plan.ring_index])
+        ours = live_regions(plan, self._inner.buffers.ring[plan.ring_index])
         theirs = live_regions(plan, self._shadow.buffers.ring[other.ring_index])
         for name, one, two in zip(RingEntry.__slots__, ours, theirs, strict=True):
             if one.tobytes() != two.tobytes():
@@ -114,7 +101,7 @@ class ShadowControlPlane:
             one, two = getattr(output, name), getattr(other, name)
             if one.tobytes() != two.tobytes():
                 self._differs(f"output.{name}", one.tolist(), two.tolist())
-        self._same("stats", asdict(self._primary.stats()), asdict(self._shadow.stats()))
+        self._same("stats", asdict(self._inner.stats()), asdict(self._shadow.stats()))
 
     def _stop(self, why: str) -> None:
         self.summary.stopped = why

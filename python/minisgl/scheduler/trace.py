@@ -22,8 +22,9 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
-from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlaneError, Stats, metadata_time_ns
+from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.reference.digest import output_digest, plan_digest
+from minisgl.scheduler.wrapped import WrappedControlPlane
 from minisgl.step import (
     Abort,
     Arrival,
@@ -32,7 +33,6 @@ from minisgl.step import (
     Finish,
     ForwardFailed,
     Int32Array,
-    StepBuffers,
     StepOutput,
     StepPlan,
 )
@@ -97,11 +97,11 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Header | _Schedule | _Commit)
 
 
-class RecordingControlPlane:
+class RecordingControlPlane(WrappedControlPlane):
     """The one inside, with every call written to `file`."""
 
     def __init__(self, inner: ControlPlane, config: ControlPlaneConfig, file: BinaryIO) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._file = file
         fields = {name: getattr(config, name) for name in _Header.__struct_fields__ if name != "version"}
         self._write(_Header(version=VERSION, **fields))
@@ -113,20 +113,6 @@ class RecordingControlPlane:
     def commit(self, step: int, tokens: Int32Array) -> StepOutput:
         self._write(_Commit(step, tokens.tobytes()))
         return self._inner.commit(step, tokens)
-
-    def stats(self) -> Stats:
-        return self._inner.stats()
-
-    def check(self) -> None:
-        self._inner.check()
-
-    @property
-    def buffers(self) -> StepBuffers:
-        return self._inner.buffers
-
-    @property
-    def metadata_ns(self) -> int:
-        return metadata_time_ns(self._inner)
 
     def _write(self, frame: _Header | _Schedule | _Commit) -> None:
         data = _encoder.encode(frame)
