@@ -12,15 +12,19 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
+
+from minisgl import envs
+from minisgl.config import ConfigError
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """`folder`, filled now by `make` if it is not there. Its name has to say all that its content depends on."""
+    """`folder`, filled now by `make` if it is not there. Its name has to say all that its content depends on. Raises
+    `ConfigError` if nothing can be written beside it."""
     if folder.is_dir():
         return folder
     base = folder.parent
-    base.mkdir(parents=True, exist_ok=True)
-    with (base / f"{folder.name}.lock").open("w") as lock:
+    with _lock_file(folder) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second maker waits and finds the folder
         if folder.is_dir():
             return folder
@@ -34,3 +38,12 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
             shutil.rmtree(partial, ignore_errors=True)
             raise
     return folder
+
+
+def _lock_file(folder: Path) -> TextIO:
+    base = folder.parent
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        return (base / f"{folder.name}.lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"{envs.CACHE}: {base}: {error.strerror}: name a folder that can be written to") from error

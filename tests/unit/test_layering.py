@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sampling_params": set(),
     "envs": set(),
     "_rust": set(),
-    "made_once": set(),
+    "made_once": {"config", "envs"},
     "config": {"scheduler.api"},  # for the names of the cache policies
     "spellings": {"config"},
     "version": set(),

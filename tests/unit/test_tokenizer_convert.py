@@ -17,6 +17,7 @@ import tokenizers
 import transformers
 
 from minisgl import envs
+from minisgl.config import ConfigError
 from minisgl.tokenizer import Tokenizer, TokenizerError, convert
 from tests.helpers_text import TEXTS
 
@@ -130,6 +131,16 @@ def test_what_transformers_cannot_convert_is_said(folder: Path, cache: Path, mon
 
 def test_a_folder_without_anything_is_said(folder: Path) -> None:
     with pytest.raises(TokenizerError, match=r"no tokenizer\.json, and no files"):
+        Tokenizer.load(folder)
+
+
+def test_a_cache_that_cannot_be_written_to_is_named(
+    folder: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(envs.CACHE, str(tmp_path / "file" / "cache"))
+    (folder / "vocab.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"MINISGL_CACHE: .*: Not a directory: name a folder that can be written to"):
         Tokenizer.load(folder)
 
 
