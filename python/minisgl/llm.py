@@ -200,9 +200,8 @@ class LLM:
             raise ParamError("prompt", len(ids), f"too many tokens: at most {limit - 1} fit")
         if ids.min() < 0 or ids.max() >= vocab_size:
             raise ParamError("prompt", int(ids.max()), f"token ids must be between 0 and {vocab_size - 1}")
-        for name in ("stop_token_ids", "allowed_token_ids"):
-            if any(token >= vocab_size for token in getattr(params, name)):
-                raise ParamError(name, getattr(params, name), f"must be below {vocab_size}")
+        if found := params.beyond(vocab_size):
+            raise ParamError(*found, f"token ids must be below {vocab_size}")
 
     def _submit(self, text: str | None, ids: Int32Array, params: SamplingParams) -> RequestOutput:
         left = self._control_plane.buffers.limits.max_seq_len - len(ids)

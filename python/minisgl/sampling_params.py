@@ -6,6 +6,7 @@ Doesn't know: the HTTP field names (server/ maps them), the model's vocabulary a
 
 from __future__ import annotations
 
+import itertools
 import math
 import reprlib
 
@@ -124,6 +125,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _need(fits, f"bad_words.{i}", word, f"must have 1 to {MAX_BAD_WORD_CHARS} characters")
         banned = self.bad_token_ids
         _need(all(ids and min(ids) >= 0 for ids in banned), "bad_token_ids", banned, "must be sequences of token ids")
+
+    def beyond(self, vocab_size: int) -> tuple[str, int] | None:
+        """A field and an id in it that a vocabulary of this size does not have."""
+        fields = {name: getattr(self, name) for name in ("stop_token_ids", "logit_bias", "allowed_token_ids")}
+        fields["bad_token_ids"] = itertools.chain.from_iterable(self.bad_token_ids)
+        for name, ids in fields.items():
+            for token in ids:
+                if token >= vocab_size:
+                    return name, token
+        return None
 
     @property
     def is_greedy(self) -> bool:

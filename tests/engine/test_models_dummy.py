@@ -92,7 +92,15 @@ def test_llm_knows_bad_words_by_its_tokenizer(tmp_path: Path, monkeypatch: pytes
         kept = llm.generate([[1, 2]], params, progress=False)[0].text
         assert set(plain) == {"a", "b", " "} and "ab" in plain
         assert "b" in kept and set(kept) <= set(plain) and "ab" not in kept
-        for bad in ({"bad_words": ("",)}, {"allowed_token_ids": (SCALE["vocab_size"],)}):
+        size = SCALE["vocab_size"]
+        unknown: list[dict[str, Any]] = [
+            {"bad_words": ("",)},
+            {"allowed_token_ids": (1, size)},
+            {"stop_token_ids": (size,)},
+            {"logit_bias": {size: 1.0}},
+            {"bad_token_ids": ((1, size), (2,))},
+        ]
+        for bad in unknown:
             with pytest.raises(ParamError, match=next(iter(bad))):
                 llm.generate([[1, 2]], SamplingParams(**bad), progress=False)
 

@@ -275,10 +275,9 @@ class ServerContext:
                 if (asked := getattr(sampling, name)) is not None:
                     raise bad_value(written.get(name, name), asked, "a simulated engine computes no probabilities")
         vocab_size = self.info.vocab_size
-        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
-            for token in getattr(sampling, name):
-                if token >= vocab_size:
-                    raise bad_value(written.get(name, name), token, f"token ids must be below {vocab_size}")
+        if found := sampling.beyond(vocab_size):
+            name, token = found
+            raise bad_value(written.get(name, name), token, f"token ids must be below {vocab_size}")
 
     def generation(
         self, prompts: Sequence[Int32Array], sampling: SamplingParams, record: RequestRecord, *, priority: int = 0
