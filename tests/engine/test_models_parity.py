@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from minisgl.config import EngineConfig
 from minisgl.engine.loading import load_engine
@@ -68,6 +69,27 @@ def test_experts_in_one_tensor_are_the_same_model(tmp_path: Path) -> None:
         assert "model.layers.1.mlp.experts.gate_up_proj" in file.keys()  # noqa: SIM118 (not a dict)
     ours = DenseSequence(load(folder)).extend(IDS)
     torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+
+
+@pytest.mark.skipif(transformers.__version__.startswith("4."), reason="transformers 4 ties whatever is in the files")
+@pytest.mark.parametrize("other", [True, False])
+def test_a_head_that_is_not_the_table_is_used_whatever_the_config_says(other: bool, tmp_path: Path) -> None:
+    folder = save(tiny_model("qwen3-tied"), tmp_path)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    head = tensors["model.embed_tokens.weight"].clone()
+    save_file({**tensors, "lm_head.weight": head.flip(0) if other else head}, file, {"format": "pt"})
+    lines: list[str] = []
+    config = EngineConfig(model=str(folder), num_pages=8, device="cpu", dtype="float32")
+    engine = load_engine(config, lambda text, done=0, total=0: lines.append(text))
+    try:
+        with torch.inference_mode():
+            ours = DenseSequence(engine._model).extend(IDS)
+    finally:
+        engine.close()
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+    assert any("lm_head.weight differs from model.embed_tokens.weight" in line for line in lines) is other
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -26,9 +28,9 @@ from minisgl.engine.cuda_loading import num_pages as cuda_num_pages
 from minisgl.engine.dtypes import DTYPES
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread
-from minisgl.models import Decoder, ModelConfig, build_model, load_config
+from minisgl.models import Decoder, ModelConfig, build_model, load_config, own_name
 from minisgl.progress import BAR_INTERVAL_S, Report
-from minisgl.weights.checkpoint import dummy_weights, load_weights
+from minisgl.weights.checkpoint import HEAD, TABLE, dummy_weights, has_other_head, load_weights
 from minisgl.weights.sources import resolve_model
 
 MEMORY_RATIO = 0.5  # without --memory-ratio
@@ -63,7 +65,7 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
     folder = resolve_model(
         config.model, say, source=config.model_source, revision=config.revision, load_format=config.load_format
     )
-    model_config = load_config(folder)
+    model_config = _with_its_head(load_config(folder), folder, config, say)
     dtype_name, why = dtypes.choose(config.dtype, model_config.dtype, device)
     dtype = DTYPES[dtype_name]
     context_len = _context_len(config, model_config)
@@ -121,6 +123,16 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
         thread=thread,
         group=group,
     )
+
+
+def _with_its_head(model_config: ModelConfig, folder: Path, config: EngineConfig, say: Report) -> ModelConfig:
+    """People train a model whose head was tied and forget to say that it no longer is; transformers 5 sees it, too."""
+    if not model_config.tie_word_embeddings or config.load_format == "dummy":
+        return model_config
+    if not has_other_head(folder, partial(own_name, model_config.architecture)):
+        return model_config
+    say(f"{folder.name}: config.json says tie_word_embeddings, but {HEAD} differs from {TABLE}: both are used")
+    return replace(model_config, tie_word_embeddings=False)
 
 
 def _of_cuda(config: EngineConfig) -> Iterator[str]:

@@ -4,6 +4,7 @@ from minisgl.models.architectures import ARCHITECTURES
 from minisgl.models.config import ModelConfig, MoeConfig, load_config, parse_config
 from minisgl.models.decoder import Attend, Decoder
 from minisgl.models.registry import build_model
+from minisgl.models.text_half import own_name
 
 __all__ = [
     "ARCHITECTURES",
@@ -13,5 +14,6 @@ __all__ = [
     "MoeConfig",
     "build_model",
     "load_config",
+    "own_name",
     "parse_config",
 ]

@@ -16,7 +16,7 @@ from minisgl.layers import Embedding, Linear, RMSNorm, Rotary, RowLinear
 from minisgl.models.architectures import Variant
 from minisgl.models.config import ModelConfig
 from minisgl.models.mlp import Mlp, SparseMlp
-from minisgl.models.text_half import has_text_half, text_name
+from minisgl.models.text_half import own_name
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """attend(layer, q [n, heads, d], k [n, kv_heads, d], v [n, kv_heads, d]) -> [n, heads, d]: stores k and v of these
@@ -179,7 +179,7 @@ class Decoder:
 
     def own_name(self, name: str) -> str | None:
         """What `checkpoint` calls a tensor of a checkpoint; None for one that is no part of the model."""
-        return text_name(name) if has_text_half(self.config.architecture) else name
+        return own_name(self.config.architecture, name)
 
     def shards(self) -> dict[str, Shard]:
         """What this rank holds of the tensors that it does not hold whole, by the names of `checkpoint` and

@@ -34,6 +34,11 @@ def text_config(raw: Mapping[str, Any], architecture: str) -> Mapping[str, Any]:
     return {**text, **whole, "tie_word_embeddings": tied}
 
 
+def own_name(architecture: str, name: str) -> str | None:
+    """What a decoder calls a tensor of such a model's checkpoint; None for one that is no part of it."""
+    return text_name(name) if has_text_half(architecture) else name
+
+
 def text_name(name: str) -> str | None:
     """What the text half alone would call a tensor of the whole; None for one of the other half. transformers has
     written `language_model.model.` and `language_model.lm_head` (4), and `model.language_model.` and `lm_head` (5)."""

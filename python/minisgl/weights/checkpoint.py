@@ -8,6 +8,7 @@ Doesn't know: architectures; a model says by `checkpoint()` which tensors it wan
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,9 @@ from minisgl.distributed import Shard
 INDEX = "model.safetensors.index.json"
 Progress = Callable[[int, int], None]
 """(tensors done, tensors in all)"""
+TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _SHOWN = 8
+_ROWS = 4096
 
 
 def load_weights(
@@ -80,6 +83,30 @@ def load_weights(
     return left_out
 
 
+def has_other_head(model_dir: str | Path, own_name: Callable[[str], str | None] = str) -> bool:
+    """Whether the folder's `HEAD` is there and another table than its `TABLE`. Raises `ConfigError`."""
+    with contextlib.ExitStack() as opened:
+        found: dict[str, Any] = {}
+        for file in _files(Path(model_dir)):
+            try:
+                shard = opened.enter_context(safe_open(file, framework="pt"))
+                for stored in shard.keys():  # noqa: SIM118 (not a dict)
+                    if (name := own_name(stored)) in (HEAD, TABLE):
+                        found[name] = shard.get_slice(stored)
+            except (SafetensorError, OSError) as error:
+                raise ConfigError(f"{file.name}: {error}") from error
+        return len(found) == 2 and not _same(found[HEAD], found[TABLE])
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Of two slices of files: their values, which come into memory piece by piece."""
+    shape = one.get_shape()
+    if shape != other.get_shape() or len(shape) != 2:
+        return False
+    starts = range(0, shape[0], _ROWS)
+    return all(bool((one[at : at + _ROWS] == other[at : at + _ROWS]).all()) for at in starts)
+
+
 def whole_shape(target: Tensor, shard: Shard | None) -> tuple[int, ...]:
     """Of the checkpoint's tensor that `target` holds a part of."""
     shape = list(target.shape)
@@ -107,7 +134,7 @@ def _target(
 
 def _is_redundant(name: str, wanted: Mapping[str, Tensor]) -> bool:
     """Tensors that some exporters write and no model needs: rotary tables, and the copy of a tied head."""
-    return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and name not in wanted)
+    return name.endswith(".rotary_emb.inv_freq") or (name == HEAD and name not in wanted)
 
 
 def _files(folder: Path) -> list[Path]:
