@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 import subprocess
 import sys
@@ -13,10 +14,11 @@ from typing import Any
 import pytest
 
 from minisgl import SamplingParams, cli, envs, spellings, supervisor
-from minisgl.cli import aliases, chat, generate
+from minisgl.cli import aliases, bench, chat, generate
 from minisgl.cli import serve as serve_command
 from minisgl.config import ConfigError, ServerConfig
 from minisgl.llm import LLM, Completion, RequestOutput
+from minisgl.version import own_version
 
 Serve = Callable[..., ServerConfig]
 PAGE = Path(__file__).parents[2] / "docs" / "from-mini-sglang.md"
@@ -108,21 +110,13 @@ def test_max_new_tokens(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--max-new-tokens", "--max-tokens"])
-@pytest.mark.parametrize("name", ["serve", "offline"])
-def test_max_new_tokens_of_a_benchmark(monkeypatch: pytest.MonkeyPatch, name: str, flag: str) -> None:
-    import importlib
-
+@pytest.mark.parametrize(("name", "length"), [("serve", [7, 7]), ("offline", [7, 7]), ("compare", 7)])
+def test_max_new_tokens_of_a_benchmark(monkeypatch: pytest.MonkeyPatch, name: str, length: object, flag: str) -> None:
     taken: list[Any] = []
-    module = importlib.import_module(cli_bench().COMMANDS[name])
+    module = importlib.import_module(bench.COMMANDS[name])
     monkeypatch.setattr(module, "run", lambda args: taken.append(args.output_len) or 0)
     assert cli.main(["bench", name, flag, "7"]) == 0
-    assert taken == [[7, 7]]
-
-
-def cli_bench() -> Any:
-    from minisgl.cli import bench
-
-    return bench
+    assert taken == [length]
 
 
 def test_a_config_file_has_them_too(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,8 +149,6 @@ def test_the_whole_help_has_commands_and_the_flags_of_serve(capsys: pytest.Captu
 
 @pytest.mark.parametrize("flag", ["--version", "-V"])
 def test_the_version(capsys: pytest.CaptureFixture[str], flag: str) -> None:
-    from minisgl.version import own_version
-
     with pytest.raises(SystemExit) as end:
         cli.main([flag])
     assert end.value.code == 0 and capsys.readouterr().out == f"minisgl {own_version()}\n"
@@ -325,9 +317,11 @@ def test_a_variable_without_an_effect_is_named(
     assert capsys.readouterr().err.count(name) == 1
     assert cli.main(["chat", "--base-url", "http://127.0.0.1:1"]) == 1
     assert f"minisgl chat: {name}: {said}" in capsys.readouterr().err
-    monkeypatch.setattr(cli_bench().importlib, "import_module", lambda name: _NoBenchmark)
+    monkeypatch.setattr(bench.importlib, "import_module", lambda name: _NoBenchmark)
     assert cli.main(["bench", "gate"]) == 0
     assert f"minisgl bench gate: {name}: {said}" in capsys.readouterr().err
+    assert cli.main(["replay", "/no/such/trace"]) == 2
+    assert f"minisgl replay: {name}: {said}" in capsys.readouterr().err
 
 
 def _why(name: str) -> str:

@@ -17,12 +17,11 @@ from minisgl.config import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """`typed` is `flag`, with `value` if that is not None; `times`: its one value stands for so many."""
+    """`typed` is `flag`, with `value` if that is not None. Where the flag takes several values, one stands for all."""
 
     typed: str
     flag: str
     value: object = None
-    times: int = 1
 
 
 ALIASES = (
@@ -35,8 +34,8 @@ ALIASES = (
     Alias("--dummy-weight", "--load-format", "dummy"),
     Alias("--shell-mode", "--shell"),
     Alias("--max-new-tokens", "--max-tokens"),
-    Alias("--max-new-tokens", "--output-len", times=2),  # of a benchmark
-    Alias("--max-tokens", "--output-len", times=2),
+    Alias("--max-new-tokens", "--output-len"),  # of a benchmark
+    Alias("--max-tokens", "--output-len"),
 )
 
 
@@ -103,8 +102,8 @@ def add_to(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         if target.nargs == 0 or alias.value is not None:
             value = target.const if alias.value is None else alias.value
             parser.add_argument(alias.typed, action="store_const", const=value, **hidden)
-        elif alias.times > 1:
-            parser.add_argument(alias.typed, action=_Times, const=alias.times, metavar="N", **kind, **hidden)
+        elif isinstance(target.nargs, int):
+            parser.add_argument(alias.typed, action=_Times, const=target.nargs, metavar="N", **kind, **hidden)
         else:
             parser.add_argument(alias.typed, choices=target.choices, metavar=target.metavar, **kind, **hidden)
     if "--tp" in known:  # what loads an engine

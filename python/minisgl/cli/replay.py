@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from minisgl.cli.flags import Commands, Formatter
+from minisgl import envs
+from minisgl.cli.flags import Commands, Formatter, say
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
@@ -38,6 +39,7 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
+    say(envs.notices(), "replay")
     from minisgl.cli import replay_run
 
     return replay_run.run(args)
