@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from minisgl.bench import compare, compare_arms
@@ -131,6 +132,42 @@ def test_real_arms_in_one_table(capsys: pytest.CaptureFixture[str]) -> None:
     for name, one in found["arms"].items():
         assert set(one["tok_s"]) == {"1", "2"} and all(value > 0 for value in one["tok_s"].values())
         assert one["prefill_tok_s"] > 0 and (one["ttft_ms"] == {}) == (name == "transformers")
+
+
+def test_an_arm_that_breaks_is_stopped_before_the_others_go_on(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What hangs computes on, and would be measured with the others."""
+    begin = compare.start
+
+    @contextlib.contextmanager
+    def told(name: str, setup: Setup) -> Iterator[compare_arms.Arm]:
+        with begin(name, setup) as arm:
+            yield arm
+        asked.append((f"{name} is stopped", (), 0))
+
+    monkeypatch.setattr(compare, "start", told)
+    assert bench.main(["compare", *SMALL, "--arms", "a", "breaks"]) == 1
+    names = [name for name, _, _ in asked]
+    assert "a" in names[names.index("breaks is stopped") :] and names[-1] == "a is stopped"
+
+
+def test_what_an_arm_started_goes_with_it() -> None:
+    """A server of many processes, whose first one leaves the others."""
+    with compare_arms.Child(("sh", "-c", "sleep 600 & echo '{\"pid\":' $! '}'; wait")) as child:
+        pid = child.line(60.0)["pid"]
+        assert psutil.Process(pid).is_running()
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        pass
+
+
+def test_a_key_in_the_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server that is started wants it, and its dtype is asked for."""
+    monkeypatch.setenv("MINISGL_API_KEY", "secret")
+    assert bench.main(["compare", *SMALL, "--repeats", "1", "--arms", "minisgl", "--", *ECHO]) == 0
+    assert list(json.loads(capsys.readouterr().out.splitlines()[-1])["arms"]) == ["minisgl"]
+    assert bench.main(["compare", *SMALL, "--arms", "minisgl", "--", *ECHO, "--api-key", "other"]) == 1
+    assert "401" in json.loads(capsys.readouterr().out.splitlines()[-1])["missing"]["minisgl"]
 
 
 @pytest.mark.slow

@@ -21,8 +21,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from minisgl.bench.compare_arms import ARMS, Arm, HttpArm, Missing, Setup, Times, start
 from minisgl.bench.render import words
 from minisgl.bench.report import Report, print_result, public_command, table
@@ -48,9 +46,10 @@ class Compare:
 
 @dataclass(slots=True)
 class Running:
-    """An arm that serves, and what was measured of it, a value a round."""
+    """An arm that serves until `own` is closed, and what was measured of it, a value a round."""
 
     arm: Arm
+    own: contextlib.ExitStack
     start_s: float
     tok_s: dict[int, list[float]] = field(default_factory=dict)
     ttft_ms: dict[int, list[float]] = field(default_factory=dict)
@@ -169,22 +168,24 @@ def measure(settings: Compare) -> tuple[dict[str, Running], dict[str, str]]:
                     _round(settings, running[name], repeat)
                 except Missing as error:
                     missing[name] = str(error)
-                    del running[name]
+                    running.pop(name).own.close()  # what hangs would compute beside the others
         return running, missing
 
 
 def _started(settings: Compare, stack: contextlib.ExitStack, missing: dict[str, str]) -> dict[str, Running]:
     setup, running = settings.setup, dict[str, Running]()
     for name in sorted(settings.arms, key=lambda name: name != "minisgl"):  # whose dtype is everybody's
-        began = time.monotonic()
+        began, own = time.monotonic(), stack.enter_context(contextlib.ExitStack())
         try:
-            arm = stack.enter_context(start(name, setup))
+            arm = own.enter_context(start(name, setup))
+            start_s = time.monotonic() - began
+            if name == "minisgl" and setup.dtype == "auto" and isinstance(arm, HttpArm):
+                setup = replace(setup, dtype=arm.dtype())
         except Missing as error:
             missing[name] = str(error)
+            own.close()
             continue
-        running[name] = Running(arm, time.monotonic() - began)
-        if name == "minisgl" and setup.dtype == "auto" and isinstance(arm, HttpArm):
-            setup = replace(setup, dtype=str(httpx.get(f"{arm.url}/health").json()["dtype"]))
+        running[name] = Running(arm, own, start_s)
     return running
 
 

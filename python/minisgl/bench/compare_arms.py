@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
+import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -28,7 +30,7 @@ import msgspec
 import numpy as np
 
 from minisgl import envs
-from minisgl.bench.load import Server, first_model, generator
+from minisgl.bench.load import HTTP_TIMEOUT_S, Server, first_model, generator
 from minisgl.bench.serve_metrics import tokens_of
 from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
 from minisgl.config import MODEL_SMOLLM2, ConfigError
@@ -102,6 +104,14 @@ class HttpArm:
         self.version = version
         self.max_sequences: int | None = None
 
+    def dtype(self) -> str:
+        """What a minisgl server computes in. Raises `Missing`."""
+        try:
+            answer = httpx.get(self.url + "/health", headers=dict(self._server.headers()), timeout=HTTP_TIMEOUT_S)
+            return str(answer.raise_for_status().json()["dtype"])
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            raise Missing(f"{self.url}/health: {error!r}: give --dtype") from error
+
     def ask(self, prompts: Sequence[str], num_out: int) -> Times:
         fixed = {**BODY, "model": self._server.model, "max_tokens": num_out}
         result = generator()(
@@ -138,7 +148,8 @@ class LineArm:
 
 
 class Child:
-    """A process that is stopped with the arm. `talks`: by lines of JSON; else its output is a log."""
+    """A process that is stopped with the arm, and what it left of its own. `talks`: by lines of JSON; else its output
+    is a log."""
 
     def __init__(self, command: Sequence[str], *, talks: bool = True) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
@@ -190,6 +201,8 @@ class Child:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter: only ended ones are left
+            os.killpg(self.process.pid, signal.SIGKILL)  # its session: a server's own processes may outlive it
         for pipe in (self.process.stdin, self.process.stdout, self._log):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
@@ -215,7 +228,7 @@ def _minisgl(name: str, setup: Setup) -> Iterator[Arm]:
     flags = ("--model", setup.model, "--dtype", setup.dtype, "--num-threads", str(setup.threads))
     rows = ("--max-running-requests", str(setup.max_sequences))
     with ServerProcess(Launch(flags=(*flags, *rows, *setup.flags))) as own:
-        yield HttpArm(Server(own.url, own.model, None, own), importlib.metadata.version("minisgl"))
+        yield HttpArm(Server(own.url, own.model, envs.api_key(), own), importlib.metadata.version("minisgl"))
 
 
 @contextlib.contextmanager
