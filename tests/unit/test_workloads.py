@@ -241,7 +241,10 @@ def test_sharegpts_conversations(tmp_path: Path, as_lines: bool) -> None:
         ('[{"id": 3}]', "conversation 1: has no list `conversations`"),
         ('[{"conversations": [{"from": "tool", "value": ""}]}]', "conversation 1, turn 1: `from` 'tool'"),
         ('[{"conversations": [{"from": "gpt", "value": 4}]}]', "conversation 1, turn 1: `value` 4"),
+        ('[{"conversations": [{"from": ["human"], "value": "Hi"}]}]', "conversation 1, turn 1: `from` .'human'."),
         ('{"conversations": []}\n{"id"', "line 2: not JSON"),
+        ('{"conversations": []}\n' + "[" * 100_000, "line 2: not JSON"),
+        ("[" * 100_000, "maximum recursion depth"),
         ('{"prompt": "Hi"}\n', "line 1: no timestamp"),
     ],
 )

@@ -59,7 +59,7 @@ def read_conversations(path: Path) -> tuple[list[Conversation], int]:
                 found.append(conversation)
     except OSError as error:
         raise ConfigError(f"--workload {path.name}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--workload {path.name}: {error}") from error
     if not found:
         raise ConfigError(f"--workload {path.name}: no conversation has a question with an answer after it")
@@ -75,7 +75,7 @@ def _objects(path: Path) -> Iterator[tuple[str, Any]]:
         if line.strip():
             try:
                 yield f"line {number}", json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"line {number}: not JSON: {error}") from error
 
 
@@ -88,10 +88,10 @@ def _turns(place: str, one: Any) -> list[tuple[str, str]]:
     for i, turn in enumerate(given, 1):
         says = turn.get("from") if isinstance(turn, dict) else None
         text = turn.get("value") if isinstance(turn, dict) else None
-        if not isinstance(text, str) or says not in ROLES:
-            what = "from" if says not in ROLES else "value"
-            reason = f"one of {', '.join(ROLES)}" if what == "from" else "text"
-            raise ValueError(f"{place}, turn {i}: `{what}` {says if what == 'from' else text!r}: must be {reason}")
+        if not isinstance(says, str) or says not in ROLES:
+            raise ValueError(f"{place}, turn {i}: `from` {says!r}: must be one of {', '.join(ROLES)}")
+        if not isinstance(text, str):
+            raise ValueError(f"{place}, turn {i}: `value` {text!r}: must be text")
         turns.append((ROLES[says], text))
     return turns
 

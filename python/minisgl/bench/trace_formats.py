@@ -58,7 +58,7 @@ def parse_trace(lines: Iterable[str]) -> Iterator[TraceRequest]:
     elif first.strip().startswith("["):
         raise BadLine(number, f"a JSON list is no trace: {KNOWN}")
     elif first:
-        yield from _azure(number, next(csv.reader([first])), numbered)
+        yield from _azure(number, _cells(number, first), numbered)
 
 
 def _chain(number: int, first: str, rest: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
@@ -74,7 +74,7 @@ def _json_lines(lines: Iterable[tuple[int, str]]) -> Iterator[TraceRequest]:
     for number, line in lines:
         try:
             one = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadLine(number, f"not JSON: {error}") from error
         if not isinstance(one, dict):
             raise BadLine(number, f"not a JSON object: {str(one)[:40]!r}")
@@ -146,7 +146,7 @@ def _azure(number: int, head: list[str], lines: Iterable[tuple[int, str]]) -> It
     if missing := [name for name in AZURE_FIELDS if name not in names]:
         raise BadLine(number, f"no {', '.join(missing)}: {KNOWN}")
     for at, line in lines:
-        cells = next(csv.reader([line]))
+        cells = _cells(at, line)
         if len(cells) != len(names):
             raise BadLine(at, f"{len(cells)} fields: the first line names {len(names)}")
         row = dict(zip(names, (cell.strip() for cell in cells), strict=True))
@@ -156,6 +156,13 @@ def _azure(number: int, head: list[str], lines: Iterable[tuple[int, str]]) -> It
             raise BadLine(at, f"TIMESTAMP {row['TIMESTAMP']!r}: must be a date with a time") from error
         given, made = (_whole(at, name, row[name]) for name in AZURE_FIELDS[1:])
         yield _request(when.replace(tzinfo=UTC).timestamp(), given, made, (), MOONCAKE_BLOCK)
+
+
+def _cells(number: int, line: str) -> list[str]:
+    try:
+        return next(csv.reader([line]))
+    except csv.Error as error:  # a field that is too long
+        raise BadLine(number, str(error)) from error
 
 
 def _whole(number: int, name: str, text: str) -> int:
