@@ -29,7 +29,7 @@ from minisgl.server.memory import MAPPED_BYTES, give_back
 from minisgl.server.protocol import parse
 from minisgl.server.record import RequestRecord
 from minisgl.step import Int32Array
-from minisgl.tokenizer import ChatTemplateError, Tokenizer, TooManyTokens, bad_token_ids
+from minisgl.tokenizer import ChatTemplateError, NotEncodable, Tokenizer, TooManyTokens, bad_token_ids
 
 # A conversation as short as this is rendered on the event loop: 40 us there are less than what another thread waits for
 # its turn at the interpreter.
@@ -129,10 +129,13 @@ class ServerContext:
 
     @contextlib.contextmanager
     def _fits(self, field: str) -> Iterator[None]:
+        """What is wrong with a text is an answer."""
         try:
             yield
         except TooManyTokens as error:
             raise self._too_long(error.count, field, at_least=error.at_least) from None
+        except NotEncodable as error:
+            raise ApiError(400, f"{field}: {error}", param=field, code="invalid_value") from None
 
     def check_model(self, name: str | None) -> None:
         """A request may leave the model out; another name than ours is 404, unless all are taken for it."""
@@ -263,7 +266,8 @@ class ServerContext:
         if not sampling.bad_words:
             return sampling
         vocab_size = self.info.vocab_size
-        found = await self._encoder.run(lambda: bad_token_ids(self.tokenizer, sampling.bad_words, vocab_size))
+        with self._counted(), self._fits("bad_words"):
+            found = await self._encoder.run(lambda: bad_token_ids(self.tokenizer, sampling.bad_words, vocab_size))
         return msgspec.structs.replace(sampling, bad_token_ids=found)
 
     def check_vocabulary(self, sampling: SamplingParams, names: Mapping[str, str] | None = None) -> None:

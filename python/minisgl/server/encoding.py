@@ -33,6 +33,10 @@ class _Job:
     work: Callable[[], Any]
     result: asyncio.Future[Any]
 
+    def forget(self, _: object = None) -> None:
+        """Its text may be megabytes, and its turn in the lane far."""
+        self.work = str
+
 
 @dataclass(slots=True, eq=False)
 class _Text(_Job):
@@ -72,8 +76,9 @@ class Encoder:
         """An error's traceback leads to here and to those who call: no local of ours may lead back to the error, or
         both, and the text of whoever waits, would stay until a full garbage collection."""
         self._start()
-        lane.put(job)
         result = job.result
+        result.add_done_callback(job.forget)  # above all of who is gone before its turn
+        lane.put(job)
         del job
         try:
             return await result
@@ -133,10 +138,10 @@ class Encoder:
 
     def _encode(self, texts: Sequence[str], special: bool) -> list[Any]:
         """Ids or an exception for each."""
-        try:
-            return list(self._tokenizer.encode_batch(texts, special))
-        except ValueError as error:
-            return [error] if len(texts) == 1 else [self._encode([text], special)[0] for text in texts]
+        outcome = _outcome(lambda: list(self._tokenizer.encode_batch(texts, special)))
+        if not isinstance(outcome, Exception):
+            return outcome  # type: ignore[no-any-return]
+        return [outcome] if len(texts) == 1 else [self._encode([text], special)[0] for text in texts]
 
     def _deliver(self, found: list[tuple[_Job, Any]], began: int) -> None:
         assert self._loop is not None
@@ -169,6 +174,8 @@ def _outcome(work: Callable[[], Any]) -> Any:
         return error.with_traceback(None)
     except Exception as error:  # handed over to whoever waits
         return error
+    except BaseException as error:  # a panic in the library is no `Exception`; without its thread a lane stands still
+        return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _checked(ids: Any, most: int | None) -> Any:

@@ -39,6 +39,11 @@ def _silent(line: str) -> None:
     pass
 
 
+class NotEncodable(ValueError):
+    """A text that is not Unicode (lone surrogates), or has a character that is not in the vocabulary of a tokenizer
+    without a token for unknown ones."""
+
+
 class TooManyTokens(ValueError):
     """A text that has more tokens than its caller can use: as many as `count`, or more if it was not counted to its
     end."""
@@ -98,9 +103,9 @@ class Tokenizer:
         return bool(self._chat_templates)
 
     def encode(self, text: str, add_special_tokens: bool = True, *, most: int | None = None) -> Int32Array:
-        """Ids of `text`, [n] int32. Raises `ValueError` for a text that is not Unicode (lone surrogates),
-        `TooManyTokens` for one of more than `most`. What that takes in memory is bounded where the text can be cut, and
-        where it cannot, by `most` if the tokenizer has a `TokenBound`."""
+        """Ids of `text`, [n] int32. Raises `NotEncodable`, and `TooManyTokens` for a text of more than `most`. What
+        that takes in memory is bounded where the text can be cut, and where it cannot, by `most` if the tokenizer has a
+        `TokenBound`."""
         self.check_length(text, most)
         around: tuple[Int32Array, Int32Array] | None = (_NO_IDS, _NO_IDS)
         if add_special_tokens and len(text) > PIECE_CHARS:
@@ -150,6 +155,8 @@ class Tokenizer:
             found = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except TypeError as error:
             raise _not_text("".join(texts), error) from error
+        except Exception as error:  # the library raises the bare class
+            raise NotEncodable(f"the tokenizer has no ids for it: {error}") from error
         if most is not None and (longest := max(map(len, found), default=0)) > most:
             raise TooManyTokens(longest)
         return [np.array(encoding.ids, np.int32) for encoding in found]
@@ -214,7 +221,7 @@ def _not_text(text: Any, error: TypeError) -> Exception:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return ValueError("the text is not valid Unicode: it has a lone surrogate")
+        return NotEncodable("the text is not valid Unicode: it has a lone surrogate")
     except AttributeError:
         pass
     return error
