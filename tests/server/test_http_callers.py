@@ -30,12 +30,6 @@ def server() -> Iterator[Frontend]:
 
 
 @pytest.fixture(scope="module")
-def http(server: Frontend) -> Iterator[httpx.Client]:
-    with server.http() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def named() -> Iterator[httpx.Client]:
     """A server that knows one page, and wants a key."""
     config = msgspec.structs.replace(CONFIG, cors_origins=(PAGE,), allowed_hosts=("models.example",), api_key="k")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -20,24 +19,11 @@ from tests.helpers_server import (
     check_error,
     events,
     failed_step,
-    frontend,
     prompt_text,
 )
 
 PATH = "/v1/chat/completions"
 ODD_TEXT = '日本 👩‍👩‍👧 ß\u0000\u2028 \\ " end'
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Frontend]:
-    with frontend() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def http(server: Frontend) -> Iterator[httpx.Client]:
-    with server.http() as client:
-        yield client
 
 
 def whole(http: httpx.Client, content: object, **more: object) -> dict[str, Any]:

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.helpers_server import MODEL, Frontend, check_error, events, frontend, prompt_ids
+from tests.helpers_server import MODEL, Frontend, check_error, events, prompt_ids
 
 PATH = "/v1/completions"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Frontend]:
-    with frontend() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def http(server: Frontend) -> Iterator[httpx.Client]:
-    with server.http() as client:
-        yield client
 
 
 def post(http: httpx.Client, path: str, body: dict[str, Any]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -16,13 +15,6 @@ from tests.helpers_server import CONFIG, WAIT_S, Frontend, events, failed_step, 
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Frontend]:
-    with frontend() as running:
-        yield running
-        running.wait_until(lambda: running.client.num_live == 0)
 
 
 def request(prompt: str, *headers: str, version: str = "1.1", **body: object) -> bytes:

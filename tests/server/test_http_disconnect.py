@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,15 +13,9 @@ from minisgl.message import AbortRequest, FinishRequest
 from minisgl.server.engine_client import RequestHandle
 from minisgl.server.generation import Generation
 from minisgl.server.record import RequestRecord
-from tests.helpers_server import WAIT_S, Frontend, chat_body, failed_step, frontend
+from tests.helpers_server import WAIT_S, Frontend, chat_body, failed_step
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Frontend]:
-    with frontend() as running:
-        yield running
 
 
 def body_of(path: str, prompt: str, **more: object) -> dict[str, Any]:

@@ -11,15 +11,9 @@ from typing import Any
 import pytest
 
 from minisgl.server.http import MAX_HEAD_BYTES
-from tests.helpers_server import WAIT_S, Frontend, frontend
+from tests.helpers_server import WAIT_S, Frontend
 
 GOOD = b'{"prompt": "say:on"}'
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Frontend]:
-    with frontend() as running:
-        yield running
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from base64 import b64encode
-from collections.abc import Iterator
 
 import httpx
 import msgspec
@@ -15,22 +14,10 @@ import pytest
 
 from minisgl.config import EngineConfig
 from minisgl.server.openapi import ROUTES
-from tests.helpers_server import CONFIG, MAX_SEQ_LEN, MODEL, Frontend, chat_body, check_error, frontend
+from tests.helpers_server import CONFIG, MAX_SEQ_LEN, MODEL, chat_body, check_error, frontend
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 GET = [path.replace("{model_id}", MODEL) for path, route in ROUTES.items() if route.method == "get"]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Frontend]:
-    with frontend() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def http(server: Frontend) -> Iterator[httpx.Client]:
-    with server.http() as client:
-        yield client
 
 
 @pytest.mark.parametrize("path", [*GET, "/docs", "/openapi.json"])

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.helpers_server import Frontend, chat_body, check_error, events, frontend
+from tests.helpers_server import chat_body, check_error, events
 
 SIZES = [250, pytest.param(1700, marks=pytest.mark.slow)]  # per endpoint and kind; the large one makes 10,000 of all
 SAMPLING = {
@@ -64,19 +64,6 @@ VALUES: tuple[Any, ...] = (
     *([], [[]], [None], [1, "a"], ["a", 1], [[1], [2]], [257, 256], [{}]),
     *({}, {"type": "text"}, {"a": {"b": [{}] * 3}}, {"role": "user", "content": "say:x"}),
 )
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Frontend]:
-    with frontend() as running:
-        yield running
-        running.wait_until(lambda: running.client.num_live == 0)
-
-
-@pytest.fixture(scope="module")
-def http(server: Frontend) -> Iterator[httpx.Client]:
-    with server.http() as client:
-        yield client
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -12,7 +12,6 @@ import gc
 import json
 import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -53,12 +52,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 def encoded(body: Any) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Frontend]:
-    with frontend() as running:
-        yield running
 
 
 @pytest.mark.parametrize("kind", list(REFUSED))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from minisgl.server import refused
-from tests.helpers_server import EOS, MAX_SEQ_LEN, Frontend, chat_body, check_error, events, frontend, prompt_text
+from tests.helpers_server import EOS, MAX_SEQ_LEN, Frontend, chat_body, check_error, events, prompt_text
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 BODIES: dict[str, dict[str, Any]] = {
@@ -18,18 +17,6 @@ BODIES: dict[str, dict[str, Any]] = {
     TEXT: {"prompt": "refused"},
     GENERATE: {"prompt": "refused"},
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Frontend]:
-    with frontend() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def http(server: Frontend) -> Iterator[httpx.Client]:
-    with server.http() as client:
-        yield client
 
 
 def post(http: httpx.Client, path: str, **body: Any) -> Any:
