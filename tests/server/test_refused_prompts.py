@@ -81,19 +81,18 @@ def test_many_at_once_take_little_and_leave_nothing(
 
 
 def test_nothing_of_a_refused_request_waits_for_a_collection(server: Frontend) -> None:
-    kept: list[str] = []
+    def is_gone() -> bool:
+        return not any(isinstance(one, (ChatMessage, ApiError, TooManyTokens)) for one in gc.get_objects())
+
     for path, body, _ in REFUSED.values():
         content = encoded(body)
         gc.collect()
         gc.disable()
         try:
             httpx.post(server.url + path, content=content, headers={"content-type": "application/json"}, timeout=WAIT_S)
-            server.wait_until(lambda: server.app.context.turns.num_bytes == 0)
-            objects = gc.get_objects()
-            kept += [type(one).__name__ for one in objects if isinstance(one, (ChatMessage, ApiError, TooManyTokens))]
+            server.wait_until(is_gone)  # a thread that has handed over its result may still hold it for a moment
         finally:
             gc.enable()
-    assert not kept
 
 
 # ------------------------------------------------------------------------------------------------------------- turns
