@@ -6,6 +6,7 @@ Keeps true: values are read when asked for, never at import; a bad value is an `
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -130,7 +131,10 @@ def shell_settings() -> dict[str, int | float]:
     for name, kind in kinds.items():
         if value := os.environ.get(name, "").strip():
             try:
-                found[name.removeprefix("MINISGL_SHELL_").lower()] = kind(value)
+                number = kind(value)
+                if not math.isfinite(number):
+                    raise ValueError(value)
+                found[name.removeprefix("MINISGL_SHELL_").lower()] = number
             except ValueError as error:
                 what = "a whole number" if kind is int else "a number"
                 raise EnvError(f"{name}: {value!r}: must be {what}") from error

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from minisgl import cli
 from minisgl.chat.client import ChatClient, ChatError, Piece, _events
 from minisgl.chat.session import Exit, Session
 
@@ -183,3 +184,17 @@ def test_events_are_whole_wherever_the_bytes_were_cut() -> None:
 
     for cut in range(len(body) + 1):
         assert asyncio.run(of(body[:cut], body[cut:])) == ['{"a": "ü"}'.encode(), b"[DONE]"], cut
+
+
+@pytest.mark.parametrize("server", [("--base-url", "http://127.0.0.1:1"), ()])  # its own is not started
+@pytest.mark.parametrize(("name", "value", "kind"), [("TOP_K", "many", "whole number"), ("TOP_P", "nan", "number")])
+def test_a_bad_setting_of_the_shell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], server: Any, name: str, value: str, kind: str
+) -> None:
+    assert cli.main(["chat", "--top-p", "nan", *server]) == 2
+    monkeypatch.setenv(f"MINISGL_SHELL_{name}", value)
+    assert cli.main(["chat", *server]) == 2
+    said = (
+        f"minisgl chat: --top-p nan: must be a number\nminisgl chat: MINISGL_SHELL_{name}: {value!r}: must be a {kind}"
+    )
+    assert said in capsys.readouterr().err

@@ -280,12 +280,6 @@ def test_variables_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     assert envs.notices() == []
 
 
-def test_a_bad_variable_of_the_shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("MINISGL_SHELL_TOP_K", "many")
-    assert cli.main(["chat", "--base-url", "http://127.0.0.1:1"]) == 2
-    assert "MINISGL_SHELL_TOP_K: 'many': must be a whole number" in capsys.readouterr().err
-
-
 def test_a_gateway_that_is_not_there_yet(
     monkeypatch: pytest.MonkeyPatch, serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:

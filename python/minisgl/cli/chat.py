@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import sys
 from collections.abc import Sequence
 
@@ -75,6 +76,7 @@ def run_shell(flags: Sequence[str], api_key: str | None) -> int:
 async def _with_own_server(flags: Sequence[str], api_key: str | None, args: argparse.Namespace) -> int:
     from minisgl.chat.own_server import ServerFailed, own_server
 
+    settings_of(args)  # complaints come before a server is started
     try:
         async with own_server(flags) as server:
             return await _converse(server.url, api_key, server.model, args, server.ended)
@@ -83,8 +85,12 @@ async def _with_own_server(flags: Sequence[str], api_key: str | None, args: argp
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, int | float]:
-    """The fields of each request: what flags say, then variables; the rest is the server's."""
+    """The fields of each request: what flags say, then variables; the rest is the server's. Raises `ConfigError`,
+    `EnvError`."""
     given = {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
+    for name, value in given.items():
+        if not math.isfinite(value):  # which JSON cannot say
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be a number")
     seed = {} if args.sampling_seed is None else {"seed": args.sampling_seed}
     return {**envs.shell_settings(), **given, **seed}
 
