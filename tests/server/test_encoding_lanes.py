@@ -92,6 +92,25 @@ def test_who_leaves_before_his_turn_in_a_lane_takes_his_text_along() -> None:
     asyncio.run(run())
 
 
+def test_a_long_tool_call_is_rendered_off_the_event_loop(server: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And delays no short text."""
+    lanes: list[str] = []
+    render = Tokenizer.apply_chat_template
+
+    def watched(self: Tokenizer, *args: Any, **kwargs: Any) -> str:
+        lanes.append(threading.current_thread().name)
+        return render(self, *args, **kwargs)
+
+    monkeypatch.setattr(Tokenizer, "apply_chat_template", watched)
+    call = {"type": "function", "function": {"name": "write", "arguments": "x" * 20_000}}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    with server.http() as http:
+        for message in (called, {"role": "tool", "content": "done", "name": "x" * 20_000}):
+            body = {"messages": [{"role": "user", "content": "say:ok"}, message]}
+            assert http.post("/v1/chat/completions", json=body).status_code == 200
+    assert lanes == ["encode-long"] * 2
+
+
 def test_a_text_that_has_no_ids_is_a_bad_request(server: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library raises its bare class."""
 

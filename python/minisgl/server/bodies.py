@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictInt, StrictStr, Tag
 
 from minisgl.sampling_params import (
@@ -237,9 +238,11 @@ class ChatMessage(Body):
         return self.refusal is not None or any(isinstance(part, RefusalPart) for part in parts)
 
     def num_chars(self) -> int:
-        """Of its text, about."""
-        of_content = sum(len(part.text) for part in self.content) if isinstance(self.content, list) else None
-        return (len(self.content or "") if of_content is None else of_content) + len(self.refusal or "")
+        """Of all that a template may show, about."""
+        texts = [part.text for part in self.content] if isinstance(self.content, list) else [self.content]
+        texts += [self.refusal, self.name, self.tool_call_id]
+        of_calls = len(msgspec.json.encode(self.tool_calls)) if self.tool_calls else 0
+        return sum(len(text or "") for text in texts) + of_calls
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it. They know no developer: it is the newer name of system."""
