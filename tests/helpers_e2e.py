@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -107,3 +108,24 @@ def serving(*args: str, env: dict[str, str] | None = None) -> Iterator[ServerPro
         assert server.stop() == 0, "\n".join(server.lines)
     finally:
         server.kill()
+
+
+@contextlib.contextmanager
+def canned(body: bytes, status: str = "200 OK") -> Iterator[str]:
+    """A server that answers every request with these bytes and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def run() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        request = b""
+                        while not request.endswith(b"}"):  # unread bytes would make the close a reset
+                            request += connection.recv(65536)
+                        connection.sendall(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode() + body)
+
+        threading.Thread(target=run, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)

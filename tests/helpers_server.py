@@ -23,6 +23,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import httpx
+import msgspec
 import numpy as np
 import uvloop
 import zmq
@@ -94,25 +95,19 @@ def prompt_text(request: AddRequest) -> str:
     return bytes(token for token in prompt_ids(request) if token < 256).decode()
 
 
-def one_token(req_id: int, token: int) -> StepTokens:
+def one_token(req_id: int, token: int, reason: FinishReason = FinishReason.NONE) -> StepTokens:
     """A step of one row."""
     return StepTokens(
         step=0,
         req_ids=np.array([req_id], np.int64).tobytes(),
         tokens=np.array([token], np.int32).tobytes(),
-        reasons=np.array([FinishReason.NONE], np.int32).tobytes(),
+        reasons=np.array([reason], np.int32).tobytes(),
     )
 
 
 def failed_step(req_id: int, error: str) -> StepTokens:
     """The end of a request whose forward failed."""
-    return StepTokens(
-        step=0,
-        req_ids=np.array([req_id], np.int64).tobytes(),
-        tokens=np.array([-1], np.int32).tobytes(),
-        reasons=np.array([FinishReason.ERROR], np.int32).tobytes(),
-        errors={req_id: error},
-    )
+    return msgspec.structs.replace(one_token(req_id, -1, FinishReason.ERROR), errors={req_id: error})
 
 
 @dataclass

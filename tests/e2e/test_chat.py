@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -31,7 +30,7 @@ from minisgl.chat.session import Session
 from minisgl.chat.terminal import Chat, Typed, file_history
 from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
-from tests.helpers_e2e import ServerProcess, serving, until
+from tests.helpers_e2e import ServerProcess, canned, serving, until
 from tests.helpers_meaning import FRANCE
 
 ECHO = ("--engine", "echo", "--num-pages", "256")
@@ -264,27 +263,6 @@ def test_history_is_kept_in_a_file_of_the_owner_alone(tmp_path: Path) -> None:
 
 
 # --- answers as they come over the wire ---
-
-
-@contextlib.contextmanager
-def canned(body: bytes, status: str = "200 OK") -> Iterator[str]:
-    """A server that answers every request with these bytes and hangs up."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def run() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    connection, _ = listener.accept()
-                    with connection:
-                        request = b""
-                        while not request.endswith(b"}"):  # unread bytes would make the close a reset
-                            request += connection.recv(65536)
-                        connection.sendall(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode() + body)
-
-        threading.Thread(target=run, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)
 
 
 def shown_for(body: bytes, status: str = "200 OK") -> str:

@@ -11,8 +11,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from minisgl.message import SCHEMA_VERSION, AbortRequest, AddRequest, EngineFailed, Shutdown, StepTokens, encode
-from tests.helpers_server import READY, STATS, WAIT_S, Frontend, check_error, events, failed_step, frontend
+from minisgl.config import Limits
+from minisgl.message import (
+    SCHEMA_VERSION,
+    AbortRequest,
+    AddRequest,
+    EngineFailed,
+    Heartbeat,
+    Shutdown,
+    StepTokens,
+    encode,
+)
+from minisgl.server.liveness import trouble
+from tests.helpers_server import CONFIG, READY, STATS, WAIT_S, Frontend, check_error, events, failed_step, frontend
 
 PROBES = ("/health", "/readyz")
 STEP = StepTokens(step=0, req_ids=b"", tokens=b"", reasons=b"")
@@ -166,3 +177,34 @@ def test_nothing_waits_for_an_engine_that_is_not_there() -> None:
         assert httpx.get(server.url + "/version").status_code == 200
         server.on_loop(lambda: server.client.fail("it died"))
         assert check_error(waiting.result(WAIT_S), 503)["code"] == "engine_unavailable"
+
+
+@pytest.mark.parametrize(
+    ("phase", "age_s", "silent_s", "wrong"),
+    [
+        ("idle", 1e6, 0.0, None),
+        ("working", 1.0, 0.0, None),
+        ("working", 3.5, 0.0, "step loop"),
+        ("forward", 20.0, 0.0, None),
+        ("forward", 31.0, 0.0, "--step-timeout"),
+        ("idle", 0.25, 3.5, "heartbeat"),
+    ],
+)
+def test_what_counts_as_a_hang(phase: str, age_s: float, silent_s: float, wrong: str | None) -> None:
+    with (
+        frontend(config=msgspec.structs.replace(CONFIG, limits=Limits(step_timeout=30.0))) as server,
+        server.http() as http,
+    ):
+        server.engine.beats = False
+        server.engine.send(Heartbeat(phase, age_s))
+        server.wait_until(lambda: (server.client.beat.phase, server.client.beat.age_s) == (phase, age_s))
+
+        def age() -> str | None:
+            server.client.beat_time -= silent_s
+            return trouble(server.client, 30.0)
+
+        found = server.on_loop(age)
+        assert (found is None) == (wrong is None) and (wrong is None or (found is not None and wrong in found))
+        assert http.get("/livez").status_code == (200 if wrong is None else 503)
+        assert http.get("/readyz").status_code == (200 if wrong is None else 503)
+        assert sum(isinstance(one, AddRequest) for one in server.engine.received) == 0

@@ -17,8 +17,7 @@ import openai
 import pytest
 
 from minisgl.config import Limits, ServerConfig
-from minisgl.message import AbortRequest, AddRequest, Heartbeat
-from minisgl.server.liveness import trouble
+from minisgl.message import AbortRequest
 from minisgl.tokenizer import Tokenizer
 from tests.helpers_server import CONFIG, MODEL, WAIT_S, Frontend, chat_body, check_error, events, frontend
 
@@ -371,34 +370,3 @@ def test_prompts_and_answers_are_logged_when_asked(caplog: pytest.LogCaptureFixt
         http.post(TEXT, json={"prompt": "secret say:hush"})
         server.wait_until(lambda: len(lines(caplog)) == 1)
     assert "secret" in lines(caplog)[0]["prompt"] and lines(caplog)[0]["output"] == "hush"
-
-
-# ---------------------------------------------------------------------------------------------------------- liveness
-
-
-@pytest.mark.parametrize(
-    ("phase", "age_s", "silent_s", "wrong"),
-    [
-        ("idle", 1e6, 0.0, None),
-        ("working", 1.0, 0.0, None),
-        ("working", 3.5, 0.0, "step loop"),
-        ("forward", 20.0, 0.0, None),
-        ("forward", 31.0, 0.0, "--step-timeout"),
-        ("idle", 0.25, 3.5, "heartbeat"),
-    ],
-)
-def test_what_counts_as_a_hang(phase: str, age_s: float, silent_s: float, wrong: str | None) -> None:
-    with frontend(config=configured(step_timeout=30.0)) as server, server.http() as http:
-        server.engine.beats = False
-        server.engine.send(Heartbeat(phase, age_s))
-        server.wait_until(lambda: (server.client.beat.phase, server.client.beat.age_s) == (phase, age_s))
-
-        def age() -> str | None:
-            server.client.beat_time -= silent_s
-            return trouble(server.client, 30.0)
-
-        found = server.on_loop(age)
-        assert (found is None) == (wrong is None) and (wrong is None or (found is not None and wrong in found))
-        assert http.get("/livez").status_code == (200 if wrong is None else 503)
-        assert http.get("/readyz").status_code == (200 if wrong is None else 503)
-        assert sum(isinstance(one, AddRequest) for one in server.engine.received) == 0
