@@ -18,6 +18,8 @@ import pytest
 
 from minisgl.config import Limits, ServerConfig
 from minisgl.message import AbortRequest
+from minisgl.server.app import GENERATING, OTHER
+from minisgl.server.openapi import ROUTES
 from minisgl.tokenizer import Tokenizer
 from tests.helpers_server import CONFIG, MODEL, WAIT_S, Frontend, chat_body, check_error, events, frontend
 
@@ -112,6 +114,8 @@ def test_a_body_that_does_not_come() -> None:
             client.sendall(f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{{".encode())
             answer = receive_all(client)
         assert answer.startswith(b"HTTP/1.1 408 ") and b"body_timeout" in answer
+    for path in (*GENERATING, *OTHER):  # all of them read bodies under the same limits
+        assert {408, 413, 429, 504} <= set(ROUTES[path].errors)
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.1\r\nhost:"])

@@ -29,7 +29,7 @@ _REASONS = {
     401: "The API key is missing or wrong.",
     403: "The host or the origin of the request may not use this server.",
     404: "No such model or route.",
-    408: "The request took longer than the server allows.",
+    408: "The body came too slowly.",
     413: "The body is too large.",
     415: "The body is not said to be JSON.",
     429: "Too many requests wait; try again after `Retry-After` seconds.",
@@ -49,7 +49,7 @@ class _Route:
 
 
 _GENERATE = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
-_TEXT = (400, 401, 403, 404, 413, 415, 503)
+_TEXT = tuple(status for status in _GENERATE if status != 500)
 ROUTES: dict[str, _Route] = {
     "/v1/chat/completions": _Route("post", "Answer a conversation.", answers.ChatAnswer, bodies.ChatRequest, _GENERATE),
     "/v1/completions": _Route(
