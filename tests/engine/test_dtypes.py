@@ -81,6 +81,12 @@ def test_what_is_held_down_counts_as_missing(cpu: Cpu) -> None:
     assert auto("bfloat16") == "bfloat16" and auto("float16") == "float32"
 
 
+def test_a_torch_that_does_not_tell_counts_as_without(cpu: Cpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.delattr(torch.cpu, name)
+    assert auto("bfloat16") == "float32"
+
+
 def test_what_is_asked_for_is_taken_and_slowness_said(cpu: Cpu) -> None:
     assert dtypes.choose("bfloat16", "float32", CPU) == ("bfloat16", "by --dtype")
     cpu.has("AVX2")

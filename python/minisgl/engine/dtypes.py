@@ -40,8 +40,13 @@ def obstacle(name: str) -> str:
     usable = torch.backends.mkldnn.is_available() and supported is not None and bool(supported())
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return "" if usable else f"torch has no fast products of {name} here"
-    if name == "bfloat16" and not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
+    if name == "bfloat16" and not (_cpu_has("avx512_bf16") or _cpu_has("amx_tile")):
         return f"this CPU has no {instructions}"  # oneDNN calls it supported from AVX-512 on
     if usable and torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
         return ""
     return f"torch uses no {instructions} here"
+
+
+def _cpu_has(instructions: str) -> bool:
+    """What cpuid says, by a name that torch keeps for itself: where a torch lacks it, nothing is certain, so no."""
+    return bool(getattr(torch.cpu, f"_is_{instructions}_supported", bool)())
