@@ -42,12 +42,19 @@ class ServerProcess:
         self.lines: list[str] = []
         self._ready = threading.Event()
         self.url = ""
+        # threads that wait for each other sleep: on a busy machine those that spin take the cores from those that work
         self.process = subprocess.Popen(
             [sys.executable, *minisgl, "serve", "--port", "0", *args],
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "TMPDIR": self.folder, "OMP_NUM_THREADS": "2", **(env or {})},
+            env={
+                **os.environ,
+                "TMPDIR": self.folder,
+                "OMP_NUM_THREADS": "2",
+                "OMP_WAIT_POLICY": "passive",
+                **(env or {}),
+            },
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
