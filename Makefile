@@ -12,7 +12,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml')
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # Nothing may hang; pytest has limits of its own. In the foreground, so that Ctrl-C reaches cargo, too, which takes no
 # part in how make deals out jobs.
-CARGO := $(if $(shell command -v timeout),timeout --foreground 900,) env -u MAKEFLAGS cargo
+CARGO := $(if $(shell command -v timeout),timeout --foreground 900,) env -u MAKEFLAGS -u MFLAGS cargo
 
 .PHONY: install serve test lint python-lint rust-lint rust-test python-test avx2-test slow-test fmt bench replay clean
 
