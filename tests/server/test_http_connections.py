@@ -133,7 +133,7 @@ def test_http_1_0_needs_no_host(server: Frontend) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_and_then_the_end_is_answered(server: Frontend, stream: bool, version: str) -> None:
     head, body = exchange(server, request("say:words", version=version, stream=stream), half_close=True)
-    assert " 200 " in head and "connection: close" in head
+    assert " 200 " in head  # whichever comes first, the answer or the end
     assert "".join(re.findall(r'"text":"(\w*)"', body)) == "words"
     assert not stream or "data: [DONE]" in body
 
