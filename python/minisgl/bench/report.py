@@ -69,7 +69,7 @@ def write_report(
     parts.append(f"## Environment\n\n{environment_lines(record or environment())}")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "README.md"
-    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    _replace(path, "\n\n".join(parts))
     return path
 
 
@@ -106,9 +106,14 @@ def write_json(path: Path, data: object) -> None:
     text = json.dumps(plain(data), indent=1, allow_nan=False)
     # lists of plain values on one line: samples by the thousand stay readable (strings hold no bare line ends)
     text = re.sub(r"\[\n([^\[\]{}]*?)\n\s*\]", _on_one_line, text)
+    _replace(path, text)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whole or not at all: a killed program leaves the file of before."""
     part = path.with_name(path.name + ".part")
     part.write_text(text + "\n", encoding="utf-8")
-    part.replace(path)  # a killed program leaves the file of before
+    part.replace(path)
 
 
 def print_result(result: Mapping[str, Any]) -> None:
