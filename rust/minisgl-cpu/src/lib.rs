@@ -1,0 +1,16 @@
+//! The CPU engine as pure Rust: it runs step plans of the control plane on models from GGUF and safetensors files.
+//!
+//! `files` reads them, `weights` repacks them once into panels, `kernels` multiplies by panels on whatever instruction
+//! set there is, `kv` holds keys and values in pages, `attention` reads them, `model` is the one decoder of all
+//! architectures, `sampling` turns logits into tokens, `threads` is the pool that all of it runs on, `engine` is the
+//! whole behind one call a step.
+//!
+//! Keeps true: the same input gives the same bits whatever the instruction set, the number of threads and the other
+//! rows of the step; no input file and no request can crash the process.
+//! Doesn't know: Python, requests, the prefix cache, text.
+
+#![deny(unsafe_code)]
+
+pub mod error;
+
+pub use error::{Error, Result};
