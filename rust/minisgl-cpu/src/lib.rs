@@ -10,7 +10,9 @@
 //! Doesn't know: Python, requests, the prefix cache, text.
 
 #![deny(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod error;
+pub mod threads;
 
 pub use error::{Error, Result};
