@@ -47,6 +47,12 @@ impl Error {
         Self::new(Fault::Step, text)
     }
 
+    /// The same with what it is about before it, such as a file's name.
+    #[must_use]
+    pub fn within(self, what: &str) -> Self {
+        Self::new(self.fault, format!("{what}: {}", self.text))
+    }
+
     fn new(fault: Fault, text: impl Into<String>) -> Self {
         Self {
             fault,

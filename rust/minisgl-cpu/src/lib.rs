@@ -13,6 +13,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod error;
+pub mod files;
 pub mod threads;
 
 pub use error::{Error, Result};

@@ -1,0 +1,348 @@
+//! GGUF files: the header checked once, tensors where they lie.
+//!
+//! Keeps true: nothing is allocated in proportion to a count before the bytes that it counts are known to be there;
+//! tensors lie within the file and do not overlap; what is said twice, or wrongly, is an error that names key or tensor.
+//! Doesn't know: what keys and tensors mean, except `general.alignment`.
+//!
+//! Versions 2 and 3, little endian. The header: magic, version, count of tensors, count of keys; keys with values;
+//! for each tensor its name, dimensions (innermost first), type, and offset from where the data begins, which is the
+//! next multiple of the alignment after the header.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::path::Path;
+
+use super::{Entry, Kind, Mapping, Source, TensorView};
+use crate::{Error, Result};
+
+mod reader;
+mod value;
+
+use reader::Reader;
+pub use value::{List, Value};
+
+const MAGIC: &[u8] = b"GGUF";
+const DEFAULT_ALIGNMENT: usize = 32;
+const MAX_DIMS: usize = 4;
+/// Files have a few dozen keys and some thousand tensors; more than this is no model.
+const MAX_KEYS: u64 = 1 << 16;
+const MAX_TENSORS: u64 = 1 << 20;
+
+/// ggml's types: number, name, length and bytes of a block.
+const TYPES: [(u32, &str, usize, usize); 34] = [
+    (0, "F32", 1, 4),
+    (1, "F16", 1, 2),
+    (2, "Q4_0", 32, 18),
+    (3, "Q4_1", 32, 20),
+    (6, "Q5_0", 32, 22),
+    (7, "Q5_1", 32, 24),
+    (8, "Q8_0", 32, 34),
+    (9, "Q8_1", 32, 40),
+    (10, "Q2_K", 256, 84),
+    (11, "Q3_K", 256, 110),
+    (12, "Q4_K", 256, 144),
+    (13, "Q5_K", 256, 176),
+    (14, "Q6_K", 256, 210),
+    (15, "Q8_K", 256, 292),
+    (16, "IQ2_XXS", 256, 66),
+    (17, "IQ2_XS", 256, 74),
+    (18, "IQ3_XXS", 256, 98),
+    (19, "IQ1_S", 256, 50),
+    (20, "IQ4_NL", 32, 18),
+    (21, "IQ3_S", 256, 110),
+    (22, "IQ2_S", 256, 82),
+    (23, "IQ4_XS", 256, 136),
+    (24, "I8", 1, 1),
+    (25, "I16", 1, 2),
+    (26, "I32", 1, 4),
+    (27, "I64", 1, 8),
+    (28, "F64", 1, 8),
+    (29, "IQ1_M", 256, 56),
+    (30, "BF16", 1, 2),
+    (34, "TQ1_0", 256, 54),
+    (35, "TQ2_0", 256, 66),
+    (39, "MXFP4", 32, 17),
+    (40, "NVFP4", 64, 36),
+    (41, "Q1_0", 128, 18),
+];
+
+/// One tensor as the header has it.
+#[derive(Clone, Debug)]
+pub struct TensorInfo<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// ggml's name of its type.
+    pub type_name: &'static str,
+    /// The type, if this crate has a decoder for it.
+    pub kind: Option<Kind>,
+    /// Where it lies, from the beginning of the file.
+    pub bytes: Range<usize>,
+    dims: [usize; MAX_DIMS],
+    num_dims: usize,
+}
+
+impl TensorInfo<'_> {
+    /// Outermost dimension first.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        &self.dims[MAX_DIMS - self.num_dims..]
+    }
+}
+
+/// Everything before the data.
+#[derive(Debug)]
+pub struct Header<'a> {
+    /// By key, in the file's order.
+    pub metadata: Vec<(&'a str, Value<'a>)>,
+    /// In the file's order.
+    pub tensors: Vec<TensorInfo<'a>>,
+    /// Where the data begins.
+    pub head_bytes: usize,
+}
+
+impl<'a> Header<'a> {
+    /// Reads and checks the header of the file with these `bytes`. Errors do not name the file.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self> {
+        let mut reader = Reader::new(bytes);
+        let (num_tensors, num_keys) = preamble(&mut reader)?;
+        let metadata = read_metadata(&mut reader, num_keys)?;
+        let alignment = alignment(&metadata)?;
+        let mut tensors = read_infos(&mut reader, num_tensors)?;
+        let end = reader.position();
+        let head_bytes = if tensors.is_empty() {
+            end
+        } else {
+            end.next_multiple_of(alignment)
+        };
+        place(&mut tensors, head_bytes, alignment, bytes.len())?;
+        Ok(Self {
+            metadata,
+            tensors,
+            head_bytes,
+        })
+    }
+
+    /// The value of `key`.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&Value<'a>> {
+        let found = self.metadata.iter().find(|(name, _)| *name == key);
+        found.map(|(_, value)| value)
+    }
+}
+
+fn preamble(reader: &mut Reader<'_>) -> Result<(u64, u64)> {
+    if reader.take(4, "the magic")? != MAGIC {
+        return Err(Error::file("not a GGUF file: it does not begin with GGUF"));
+    }
+    let version = reader.u32("the version")?;
+    match version {
+        2 | 3 => {}
+        _ if version.swap_bytes() < 1 << 16 && version >= 1 << 16 => {
+            return Err(Error::unsupported("a big-endian GGUF file: not supported"));
+        }
+        _ => {
+            return Err(Error::unsupported(format!(
+                "GGUF version {version}: only 2 and 3 are known"
+            )));
+        }
+    }
+    let counts = (reader.u64("the counts")?, reader.u64("the counts")?);
+    for (what, count, most) in [
+        ("tensors", counts.0, MAX_TENSORS),
+        ("keys", counts.1, MAX_KEYS),
+    ] {
+        if count > most {
+            return Err(Error::file(format!(
+                "it claims {count} {what}: more than {most} are not read"
+            )));
+        }
+    }
+    Ok(counts)
+}
+
+fn read_metadata<'a>(reader: &mut Reader<'a>, count: u64) -> Result<Vec<(&'a str, Value<'a>)>> {
+    let mut metadata = Vec::new();
+    let mut seen = HashSet::new();
+    for i in 0..count {
+        let key = reader.text(&format!("the name of key {i}"))?;
+        if !seen.insert(key) {
+            return Err(Error::file(format!("key {key}: there twice")));
+        }
+        metadata.push((key, Value::read(reader, key)?));
+    }
+    Ok(metadata)
+}
+
+fn alignment(metadata: &[(&str, Value<'_>)]) -> Result<usize> {
+    let key = "general.alignment";
+    match metadata.iter().find(|(name, _)| *name == key) {
+        None => Ok(DEFAULT_ALIGNMENT),
+        Some((_, Value::Unsigned(n))) if n.is_power_of_two() && *n <= 1 << 20 => Ok(*n as usize),
+        Some((_, value)) => Err(Error::file(format!(
+            "key {key}: {value:?} is not a power of two up to a million"
+        ))),
+    }
+}
+
+/// The tensors as the header lists them; `bytes` is still relative to the data.
+fn read_infos<'a>(reader: &mut Reader<'a>, count: u64) -> Result<Vec<TensorInfo<'a>>> {
+    let mut tensors = Vec::new();
+    let mut seen = HashSet::new();
+    for i in 0..count {
+        let name = reader.text(&format!("the name of tensor {i}"))?;
+        if name.is_empty() {
+            return Err(Error::file(format!("tensor {i}: it has no name")));
+        }
+        if !seen.insert(name) {
+            return Err(Error::file(format!("tensor {name}: there twice")));
+        }
+        tensors.push(read_info(reader, name)?);
+    }
+    Ok(tensors)
+}
+
+fn read_info<'a>(reader: &mut Reader<'a>, name: &'a str) -> Result<TensorInfo<'a>> {
+    let bad = |what: String| Error::file(format!("tensor {name}: {what}"));
+    let what = format!("tensor {name}");
+    let num_dims = reader.u32(&what)? as usize;
+    if !(1..=MAX_DIMS).contains(&num_dims) {
+        return Err(bad(format!("{num_dims} dimensions, not 1 to {MAX_DIMS}")));
+    }
+    let mut dims = [1; MAX_DIMS];
+    for dim in dims.iter_mut().rev().take(num_dims) {
+        let n = reader.u64(&what)?;
+        *dim = usize::try_from(n).map_err(|_| bad(format!("a dimension of {n}")))?;
+    }
+    let shape = &dims[MAX_DIMS - num_dims..];
+    let type_id = reader.u32(&what)?;
+    let Some(&(_, type_name, block_len, block_bytes)) = TYPES.iter().find(|t| t.0 == type_id)
+    else {
+        return Err(bad(format!("type {type_id} is not known")));
+    };
+    let count = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
+    let size = count.and_then(|n| (n / block_len).checked_mul(block_bytes));
+    let Some(size) = size.filter(|&size| size > 0 && dims[MAX_DIMS - 1].is_multiple_of(block_len))
+    else {
+        return Err(bad(format!(
+            "its shape {shape:?} cannot be in {type_name}, blocks of {block_len}"
+        )));
+    };
+    let offset = reader.u64(&what)?;
+    let end = usize::try_from(offset)
+        .ok()
+        .and_then(|start| Some(start..start.checked_add(size)?));
+    Ok(TensorInfo {
+        name,
+        type_name,
+        kind: Kind::from_name(type_name),
+        bytes: end.ok_or_else(|| bad(format!("offset {offset}: beyond the file")))?,
+        dims,
+        num_dims,
+    })
+}
+
+/// Makes places absolute, and checks that they lie in the file, aligned, one beside the other.
+fn place(tensors: &mut [TensorInfo<'_>], data: usize, alignment: usize, len: usize) -> Result<()> {
+    for tensor in tensors.iter_mut() {
+        let bad = |what: &str| {
+            let (name, Range { start, end }) = (tensor.name, &tensor.bytes);
+            Error::file(format!(
+                "tensor {name}: its bytes {start} to {end} of the data {what}"
+            ))
+        };
+        if !tensor.bytes.start.is_multiple_of(alignment) {
+            return Err(bad(&format!("do not begin at a multiple of {alignment}")));
+        }
+        match tensor.bytes.end.checked_add(data) {
+            Some(end) if end <= len => tensor.bytes = tensor.bytes.start + data..end,
+            _ => {
+                let have = len.saturating_sub(data);
+                return Err(bad(&format!(
+                    "are not all there: the file has {have} of data"
+                )));
+            }
+        }
+    }
+    let mut order: Vec<&TensorInfo<'_>> = tensors.iter().collect();
+    order.sort_unstable_by_key(|tensor| tensor.bytes.start);
+    for pair in order.windows(2) {
+        if pair[0].bytes.end > pair[1].bytes.start {
+            return Err(Error::file(format!(
+                "tensors {} and {} overlap",
+                pair[0].name, pair[1].name
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// A GGUF file as a source of tensors. Every one of them has a decoder.
+#[derive(Debug)]
+pub struct File {
+    mapping: Mapping,
+    entries: Vec<Entry>,
+    by_name: HashMap<String, usize>,
+}
+
+impl File {
+    /// Maps the file and checks its header.
+    pub fn open(path: &Path) -> Result<Self> {
+        let mapping = Mapping::open(path)?;
+        let entries = mapping.named(|bytes| entries(&Header::parse(bytes)?))?;
+        let names = entries.iter().enumerate();
+        let by_name = names.map(|(i, entry)| (entry.name.clone(), i)).collect();
+        Ok(Self {
+            mapping,
+            entries,
+            by_name,
+        })
+    }
+
+    /// The mapped file; its header can be parsed again for the metadata.
+    #[must_use]
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+fn entries(header: &Header<'_>) -> Result<Vec<Entry>> {
+    if let Some(Value::Unsigned(parts)) = header.get("split.count")
+        && *parts > 1
+    {
+        return Err(Error::unsupported(format!(
+            "one of {parts} parts of a model: merge them with llama-gguf-split"
+        )));
+    }
+    let entry = |tensor: &TensorInfo<'_>| match tensor.kind {
+        Some(kind) => Ok(Entry {
+            name: tensor.name.into(),
+            kind,
+            shape: tensor.shape().into(),
+            file: 0,
+            bytes: tensor.bytes.clone(),
+        }),
+        None => Err(Error::unsupported(format!(
+            "tensor {}: no decoder for {}",
+            tensor.name, tensor.type_name
+        ))),
+    };
+    let mut entries = header
+        .tensors
+        .iter()
+        .map(entry)
+        .collect::<Result<Vec<_>>>()?;
+    entries.sort_by_key(|entry| entry.bytes.start);
+    Ok(entries)
+}
+
+impl Source for File {
+    fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        let entry = &self.entries[*self.by_name.get(name)?];
+        entry.view(self.mapping.bytes()).ok()
+    }
+
+    fn names(&self) -> Vec<&str> {
+        let names = self.entries.iter().map(|entry| entry.name.as_str());
+        names.collect()
+    }
+}

@@ -1,0 +1,167 @@
+//! A folder of safetensors files, as hubs and training write them.
+//!
+//! Keeps true: the same files are read that the Python side reads: those of the index, else `model.safetensors`, else
+//! all; every tensor is there once and of a type that can be computed with.
+//! Doesn't know: names of tensors.
+
+use std::collections::HashMap;
+use std::path::{Component, Path, PathBuf};
+
+use safetensors::{Dtype, SafeTensors};
+
+use super::{Entry, Kind, Mapping, Source, TensorView};
+use crate::{Error, Result};
+
+const INDEX: &str = "model.safetensors.index.json";
+const SINGLE: &str = "model.safetensors";
+const SUFFIX: &str = "safetensors";
+
+/// The folder's files, mapped.
+#[derive(Debug)]
+pub struct Folder {
+    mappings: Vec<Mapping>,
+    entries: Vec<Entry>,
+    by_name: HashMap<String, usize>,
+}
+
+impl Folder {
+    /// Maps the files of `folder` and checks their headers.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let name = folder.file_name().unwrap_or(folder.as_os_str());
+        let paths = paths(folder).map_err(|error| error.within(&name.to_string_lossy()))?;
+        let mut read = Self {
+            mappings: Vec::new(),
+            entries: Vec::new(),
+            by_name: HashMap::new(),
+        };
+        for path in &paths {
+            read.add(Mapping::open(path)?)?;
+        }
+        Ok(read)
+    }
+
+    fn add(&mut self, mapping: Mapping) -> Result<()> {
+        let file = self.mappings.len();
+        for entry in mapping.named(|bytes| entries(bytes, file))? {
+            let name = entry.name.clone();
+            if let Some(before) = self.by_name.insert(name, self.entries.len()) {
+                let other = match self.entries.get(before) {
+                    Some(before) if before.file != file => self.mappings[before.file].name(),
+                    _ => "the same file",
+                };
+                return Err(Error::file(format!(
+                    "{}: tensor {}: in {other}, too",
+                    mapping.name(),
+                    entry.name
+                )));
+            }
+            self.entries.push(entry);
+        }
+        self.mappings.push(mapping);
+        Ok(())
+    }
+}
+
+/// The files to read.
+fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
+    let index = folder.join(INDEX);
+    if index.is_file() {
+        let mapping = Mapping::open(&index)?;
+        let names = mapping.named(indexed)?;
+        return Ok(names.iter().map(|name| folder.join(name)).collect());
+    }
+    let single = folder.join(SINGLE);
+    if single.is_file() {
+        return Ok(vec![single]);
+    }
+    let listed = folder
+        .read_dir()
+        .and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
+    let listed = listed.map_err(|error| Error::file(error.to_string()))?;
+    let mut paths: Vec<PathBuf> = listed.into_iter().map(|entry| entry.path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|end| end == SUFFIX));
+    if paths.is_empty() {
+        return Err(Error::file("no *.safetensors in it"));
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+/// The files that an index names, which have to be below its folder.
+fn indexed(bytes: &[u8]) -> Result<Vec<String>> {
+    let bad = |what: &str| Error::file(format!("not a safetensors index: {what}"));
+    let index: serde_json::Value =
+        serde_json::from_slice(bytes).map_err(|error| bad(&error.to_string()))?;
+    let map = index.get("weight_map").and_then(|map| map.as_object());
+    let map = map.ok_or_else(|| bad("no weight_map"))?;
+    let mut names = Vec::new();
+    for (tensor, file) in map {
+        let file = file
+            .as_str()
+            .ok_or_else(|| bad(&format!("the file of {tensor}")))?;
+        let mut parts = Path::new(file).components();
+        if file.is_empty() || !parts.all(|part| matches!(part, Component::Normal(_))) {
+            return Err(bad(&format!("{file:?} is not a name of a file beside it")));
+        }
+        names.push(file.to_owned());
+    }
+    names.sort_unstable();
+    names.dedup();
+    if names.is_empty() {
+        return Err(bad("it names no files"));
+    }
+    Ok(names)
+}
+
+/// The tensors of one file, in the order of its data.
+fn entries(bytes: &[u8], file: usize) -> Result<Vec<Entry>> {
+    let (header, metadata) =
+        SafeTensors::read_metadata(bytes).map_err(|error| Error::file(error.to_string()))?;
+    let start = header + size_of::<u64>();
+    let mut entries = Vec::new();
+    for (name, info) in metadata.tensors() {
+        let kind = match info.dtype {
+            Dtype::F32 => Kind::F32,
+            Dtype::F16 => Kind::F16,
+            Dtype::BF16 => Kind::BF16,
+            other => {
+                return Err(Error::unsupported(format!(
+                    "tensor {name}: {other:?}: only F32, F16 and BF16 can be computed with"
+                )));
+            }
+        };
+        let shape = if info.shape.is_empty() {
+            vec![1] // a single number
+        } else {
+            info.shape.clone()
+        };
+        let (begin, end) = info.data_offsets;
+        let range = begin.checked_add(start).zip(end.checked_add(start));
+        let bytes_of = |(begin, end): (usize, usize)| (begin <= end).then_some(begin..end);
+        let entry = Entry {
+            bytes: range
+                .and_then(bytes_of)
+                .ok_or_else(|| Error::file(format!("tensor {name}: beyond the file")))?,
+            name,
+            kind,
+            shape,
+            file,
+        };
+        entry.view(bytes)?;
+        entries.push(entry);
+    }
+    entries.sort_by(|a, b| (a.bytes.start, &a.name).cmp(&(b.bytes.start, &b.name)));
+    Ok(entries)
+}
+
+impl Source for Folder {
+    fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        let entry = &self.entries[*self.by_name.get(name)?];
+        entry.view(self.mappings[entry.file].bytes()).ok()
+    }
+
+    fn names(&self) -> Vec<&str> {
+        let names = self.entries.iter().map(|entry| entry.name.as_str());
+        names.collect()
+    }
+}
