@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.models import Decoder, build_model, load_config
+from minisgl.models import load_config
+from minisgl.models.decoder import Decoder
+from minisgl.models.registry import build_model
 from minisgl.weights.checkpoint import load_weights
 
 CPU = torch.device("cpu")

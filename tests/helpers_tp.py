@@ -18,7 +18,8 @@ from minisgl.engine.api import EngineInfo
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.device_queue import InlineDevice
 from minisgl.engine.graph import Outputs, RunAgain
-from minisgl.models import build_model, load_config
+from minisgl.models import load_config
+from minisgl.models.registry import build_model
 from minisgl.runner.build import control_plane_config
 from minisgl.weights.checkpoint import load_weights
 from tests.helpers_device import LateDevice

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
 from minisgl.scheduler.api import CachePolicy
 
-EngineName = Literal["torch", "echo", "sim"]
+EngineName = Literal["auto", "cpu", "torch", "echo", "sim"]
 ModelSource = Literal["auto", "huggingface", "modelscope"]
 LoadFormat = Literal["auto", "dummy"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Activations = Literal["exact", "int8"]
+KvDtype = Literal["f16", "f32", "q8"]
+Quantization = Literal["q8", "q4"]
 GenerationConfig = Literal["auto", "none"]
 LogLevel = Literal["error", "warning", "info", "debug"]
 MODEL_SMOLLM2 = "smollm2"
@@ -29,11 +33,15 @@ class ConfigError(ValueError):
     """A setting that cannot be; the text names it and says what to change."""
 
 
+class Unsupported(ConfigError):
+    """A sound model or setting that one engine has no code for; another one may."""
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What to load and how to schedule. `None` means: decided from the model and the machine."""
 
     model: str = MODEL_SMOLLM2
-    engine: EngineName = "torch"
+    engine: EngineName = "auto"  # torch with a CUDA device, else cpu where it can, else torch
     model_source: ModelSource = "auto"
     revision: str | None = None
     load_format: LoadFormat = "auto"
@@ -41,6 +49,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None  # a file or the template itself, before the tokenizer's
     dtype: Dtype = "auto"
     device: str = "auto"
+    activations: Activations = "exact"  # of the CPU engine: float32, or rounded to int8 in blocks of 32
+    kv_dtype: KvDtype = "f16"  # of the CPU engine
+    quantization: Quantization | None = None  # of the CPU engine, while it loads; None: as the file has them
     seed: int = 0  # of dummy weights
     page_size: int = 16
     num_pages: int | None = None
@@ -83,7 +94,30 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         at_least("cuda_graph_max_bs", 0)
         if self.memory_ratio is not None and not 0.0 < self.memory_ratio <= 1.0:
             raise ConfigError(f"memory_ratio: {self.memory_ratio}: must be above 0 and at most 1")
+        if self.engine == "cpu":
+            for flag in self.not_of_cpu():
+                raise ConfigError(f"{flag}: not with --engine cpu: choose --engine torch, or leave it out")
+        elif self.engine != "auto":
+            for flag in self.of_cpu_only():
+                raise ConfigError(f"{flag}: not with --engine {self.engine}: only --engine cpu has it")
         return self
+
+    def not_of_cpu(self) -> Iterator[str]:
+        """Flags, as they are set, that the CPU engine has nothing for."""
+        if self.tp > 1:
+            yield f"--tp {self.tp}"
+        if self.device not in ("auto", "cpu"):
+            yield f"--device {self.device}"
+        if self.dtype not in ("auto", "float32"):
+            yield f"--dtype {self.dtype}"
+        if self.attention_backend != "auto":
+            yield f"--attention-backend {self.attention_backend}"
+
+    def of_cpu_only(self) -> Iterator[str]:
+        """Flags, as they are set, that only the CPU engine has something for."""
+        for name, plain in (("activations", "exact"), ("kv_dtype", "f16"), ("quantization", None)):
+            if (value := getattr(self, name)) != plain:
+                yield f"--{name.replace('_', '-')} {value}"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

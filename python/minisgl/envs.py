@@ -14,6 +14,9 @@ from pathlib import Path
 CPU_BACKEND = "MINISGL_CPU_BACKEND"
 """Control plane: python or rust_hotpath. `--cpu-backend` wins. rust_gateway is the latter, until there is a gateway."""
 
+CPU_ISA = "MINISGL_CPU_ISA"
+"""Hold the CPU engine down to an instruction set: scalar, avx2, avx512, amx or neon. Default: the best there is."""
+
 DISABLE_OVERLAP_SCHEDULING = "MINISGL_DISABLE_OVERLAP_SCHEDULING"
 """1: schedule a step only when the step before it is committed."""
 
@@ -63,6 +66,7 @@ SHELL_TOP_P = "MINISGL_SHELL_TOP_P"
 ALL = (
     API_KEY,
     CPU_BACKEND,
+    CPU_ISA,
     SHADOW,
     SHADOW_REPORT,
     SHADOW_EVERY_N,
@@ -183,6 +187,16 @@ def echo_fail_steps() -> set[int]:
 def cpu_backend() -> str | None:
     value = os.environ.get(CPU_BACKEND) or None
     return "rust_hotpath" if value == RUST_GATEWAY else value
+
+
+def cpu_isa() -> str | None:
+    """As it is written; the CPU engine says which there are."""
+    return os.environ.get(CPU_ISA) or None
+
+
+def cuda_visible_devices() -> str | None:
+    """CUDA's own variable: empty or -1 hides all devices."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def disable_overlap_scheduling() -> bool:

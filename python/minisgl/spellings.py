@@ -18,6 +18,16 @@ DTYPES = {
     "fp32": "float32",
     "float": "float32",
 }
+KV_DTYPES = {
+    "fp16": "f16",
+    "half": "f16",
+    "float16": "f16",
+    "fp32": "f32",
+    "float32": "f32",
+    "q8_0": "q8",
+    "int8": "q8",
+}
+QUANTIZATIONS = {"q8_0": "q8", "int8": "q8", "q4_1": "q4", "int4": "q4"}
 ATTENTION_BACKENDS = ("torch_sdpa", "flashinfer", "flashinfer:fa3", "flash_attention")
 ATTENTION = {
     "fi": "flashinfer",
@@ -44,6 +54,16 @@ def dtype(value: object) -> str:
     """The long name; torch's own types are read by their names, so that torch need not be there."""
     name = str(value).removeprefix("torch.")
     return DTYPES.get(name, name)
+
+
+def kv_dtype(value: object) -> str:
+    name = str(value).removeprefix("torch.").lower()
+    return KV_DTYPES.get(name, name)
+
+
+def quantization(value: object) -> str:
+    name = str(value).lower()
+    return QUANTIZATIONS.get(name, name)
 
 
 def attention_backend(text: str) -> str:
@@ -75,6 +95,10 @@ def settings(given: Mapping[str, Any]) -> dict[str, Any]:
         found[field] = ("dummy" if value else "auto") if name == "use_dummy_weight" else value
     if "dtype" in found:
         found["dtype"] = dtype(found["dtype"])
+    if "kv_dtype" in found:
+        found["kv_dtype"] = kv_dtype(found["kv_dtype"])
+    if found.get("quantization") is not None:
+        found["quantization"] = quantization(found["quantization"])
     if found.get("cache") in CACHES:
         found["cache"] = CACHES[found["cache"]]
     if isinstance(backend := found.get("attention_backend"), str):

@@ -212,9 +212,11 @@ def _greet(config: ServerConfig, address: tuple[str, int], ready: EngineReady, s
     host, port = address
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # what a client on this machine can connect to
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    details = f" ({ready.engine_details})" if ready.engine_details else ""
     say(
-        f"{config.model_name}: {ready.engine} engine, {ready.device} {ready.dtype}, control plane {ready.cpu_backend}, "
-        f"context {ready.max_seq_len}, KV pool {ready.num_pages} pages of {ready.page_size} tokens"
+        f"{config.model_name}: {ready.engine} engine, {ready.device} {ready.dtype}{details}, "
+        f"control plane {ready.cpu_backend}, context {ready.max_seq_len}, "
+        f"KV pool {ready.num_pages} pages of {ready.page_size} tokens"
     )
     if config.managed:
         say(f"ready: {url} after {seconds:.1f} s")

@@ -20,7 +20,8 @@ from minisgl.engine.cuda_errors import EngineDeadError, step_failure
 from minisgl.engine.cuda_loading import compiled
 from minisgl.engine.device_queue import InlineDevice
 from minisgl.engine.graph import RunAgain
-from minisgl.models import build_model, load_config
+from minisgl.models import load_config
+from minisgl.models.registry import build_model
 from minisgl.runner.build import build_control_plane, control_plane_config
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams

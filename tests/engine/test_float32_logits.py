@@ -16,7 +16,8 @@ from minisgl.engine import torch_engine
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.loading import load_engine
 from minisgl.layers import Embedding
-from minisgl.models import build_model, load_config
+from minisgl.models import load_config
+from minisgl.models.registry import build_model
 from minisgl.sampling_params import SamplingParams
 from minisgl.weights.checkpoint import load_weights
 from tests.engine.test_torch_engine import Collector

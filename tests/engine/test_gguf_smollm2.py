@@ -13,7 +13,8 @@ import torch
 from safetensors import safe_open
 
 from minisgl import envs
-from minisgl.models import Decoder, load_config
+from minisgl.models import load_config
+from minisgl.models.decoder import Decoder
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.weights.gguf_import import import_gguf
 from minisgl.weights.sources import find_smollm2

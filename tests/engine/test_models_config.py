@@ -13,9 +13,9 @@ import transformers
 
 from minisgl import envs
 from minisgl.config import ConfigError
-from minisgl.layers import RopeConfig
-from minisgl.layers.rotary import inverse_frequencies
-from minisgl.models import ARCHITECTURES, MoeConfig, build_model, load_config, parse_config
+from minisgl.models import ARCHITECTURES, MoeConfig, load_config, parse_config
+from minisgl.models.registry import build_model
+from minisgl.rope import RopeConfig, inverse_frequencies
 from tests.helpers_models import VARIANTS, tiny_model
 
 LLAMA: dict[str, Any] = {
@@ -100,7 +100,9 @@ def test_yarn_tables_equal_transformers(name: str, change: dict[str, Any]) -> No
     theirs.rope_parameters |= change
     frequencies, attention = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
     ours = parse_config({**theirs.to_dict(), "architectures": ["LlamaForCausalLM"]})
-    torch.testing.assert_close(inverse_frequencies(ours.rope, ours.head_dim), frequencies, rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        torch.from_numpy(inverse_frequencies(ours.rope, ours.head_dim)), frequencies, rtol=1e-6, atol=0
+    )
     assert ours.rope.attention_factor == pytest.approx(attention)
 
 

@@ -13,7 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from minisgl.config import ConfigError
-from minisgl.models import Decoder, build_model, load_config
+from minisgl.models import load_config
+from minisgl.models.decoder import Decoder
+from minisgl.models.registry import build_model
 from minisgl.weights.checkpoint import dummy_weights, load_weights
 from tests.helpers_models import CPU, DenseSequence, save, tiny_model
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 import minisgl.kernels
 from minisgl.kernels import experts, routing
-from minisgl.models import Decoder, build_model
 from minisgl.models.config import parse_config
+from minisgl.models.decoder import Decoder
+from minisgl.models.registry import build_model
 from tests.helpers_triton import SM_90_SHARED_BYTES, Compiled, compiling, launched_names, resources
 
 pytest.importorskip("triton")

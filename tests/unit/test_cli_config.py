@@ -82,7 +82,7 @@ def test_false_is_the_flag_not_given(serve: Serve) -> None:
         ("disable-overlap-schedule: 1\n", "bad.yaml:1: disable-overlap-schedule: 1: must be true or false"),
         ("revision: 123\n", 'bad.yaml:1: revision: 123: must be text: write it in quotes ("...")'),
         ("model: [a, b]\n", "bad.yaml:1: model: ['a', 'b']: must be text"),
-        ("engine: fast\n", "bad.yaml:1: engine: 'fast': must be one of torch, echo"),
+        ("engine: fast\n", "bad.yaml:1: engine: 'fast': must be one of auto, cpu, torch"),
         ("port:\n", "bad.yaml:1: port: None: has no value: give one or remove the line"),
         ("port: 1\nport: 2\n", "bad.yaml:2: port: set already by port in line 1"),
         ("model: a\n\nmodel_path: b\n", "bad.yaml:3: model_path: set already by model in line 1"),

@@ -23,7 +23,8 @@ from minisgl.bench.offline_arm import OfflineJob
 from minisgl.config import EngineConfig
 from minisgl.engine.sim.profile import StepLoad
 from minisgl.kernels import experts
-from minisgl.models import build_model, load_config
+from minisgl.models import load_config
+from minisgl.models.registry import build_model
 from minisgl.step import StepBuffers, StepLimits, StepPlan
 from tests.helpers_experts import assert_near, draw
 

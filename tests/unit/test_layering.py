@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"scheduler.api"},  # for the names of the cache policies
     "spellings": {"config"},
     "version": set(),
+    "rope": set(),
     "message": {"sampling_params", "step"},
     "generation_config": {"config", "sampling_params"},
     # the control plane
@@ -40,8 +41,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "distributed": set(),
     "kernels": set(),
     "attention": {"kernels"},
-    "layers": {"attention", "kernels", "distributed"},
-    "models": {"layers", "attention", "config", "distributed"},
+    "layers": {"attention", "kernels", "distributed", "rope"},
+    "models": {"layers", "attention", "config", "distributed", "rope"},
     "weights": {"progress", "config", "envs", "distributed", "made_once"},
     "engine": {
         "progress",
@@ -53,6 +54,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config",
         "sampling_params",
         "step",
+        "envs",
+        "_rust",
+        "rope",
     },
     # where scheduler and engine meet
     "runner": {
@@ -152,6 +156,9 @@ NO_TORCH_PROCESS = (  # and whatever leads to it
     "runner.launch",
     "runner.process",
     "engine.sim",
+    "engine.choice",
+    "models",
+    "models.config",
     "weights.gguf_import",
     "weights.sources",
 )

@@ -23,8 +23,10 @@ from minisgl.bench.plots import bar_breakdown
 from minisgl.bench.report import Report, print_result, table
 from minisgl.bench.stats import paired_difference
 from minisgl.config import ConfigError, EngineConfig
+from minisgl.engine.choice import cuda_is_there
 from minisgl.engine.sim.profile import load_profile
 
+WITHOUT_MODEL = ("echo", "sim")
 Range = tuple[int, int]
 Runs = dict[str, list[dict[str, Any]]]
 
@@ -69,12 +71,12 @@ class Offline:
     def _size(self) -> str:
         if self.size != "auto":
             return self.size
-        return "small" if self.engine.engine == "torch" and _device(self.engine) == "cpu" else "full"
+        return "small" if self.engine.engine not in WITHOUT_MODEL and _device(self.engine) == "cpu" else "full"
 
     def _engine(self, job: OfflineJob) -> EngineConfig:
         """With room for all sequences in the KV pool of an engine without a model, whose memory costs little."""
         changes: dict[str, Any] = {"max_running_requests": self.max_running_requests or job.num_sequences}
-        if self.engine.engine != "torch" and self.engine.num_pages is None:
+        if self.engine.engine in WITHOUT_MODEL and self.engine.num_pages is None:
             pages = -(-(job.input_len[1] + job.output_len[1]) // self.engine.page_size)
             changes["num_pages"] = (pages + 1) * job.num_sequences
         return msgspec.structs.replace(self.engine, **changes)
@@ -83,9 +85,7 @@ class Offline:
 def _device(engine: EngineConfig) -> str:
     if engine.device != "auto":
         return engine.device
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return "cuda" if engine.engine != "cpu" and cuda_is_there() else "cpu"
 
 
 def run_offline(settings: Offline, out: Path | None, *, command: str) -> int:
@@ -137,7 +137,7 @@ def _result(job: OfflineJob, settings: Offline, runs: Runs) -> dict[str, Any]:
     }
     digests = {run["tokens_sha256"] for found in runs.values() for run in found}
     if len(runs) > 1:
-        exact = job.engine.engine != "torch"  # a model's rounding may differ with the rows of a step
+        exact = job.engine.engine not in ("auto", "torch")  # torch's rounding may differ with the rows of a step
         result["same_tokens"] = len(digests) == 1 if exact else (True if len(digests) == 1 else None)
         first, second = [[run["output_tok_s"] for run in runs[name]] for name in ("python", "rust_hotpath")]
         result["rust_hotpath_against_python"] = paired_difference(first, second).as_dict()

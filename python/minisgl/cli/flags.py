@@ -76,9 +76,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument(
         "--engine",
-        choices=("torch", "echo", "sim"),
+        choices=("auto", "cpu", "torch", "echo", "sim"),
         default=_default("engine"),
-        help="echo: no model, exact; sim: no model, simulated step times",
+        help="auto: torch with a CUDA device, else cpu where it knows the model, else torch; echo: no model, exact; "
+        "sim: no model, simulated step times",
     )
     model.add_argument(
         "--sim-profile",
@@ -110,7 +111,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         type=spellings.dtype,
         choices=("auto", "float32", "bfloat16", "float16"),
         default="auto",
-        help="of weights and KV; auto: the checkpoint's, or float32 on a CPU that would emulate it",
+        help="of the torch engine's weights and KV; auto: the checkpoint's, or float32 on a CPU that would emulate it",
     )
     model.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     model.add_argument("--seed", "--random-seed", type=int, default=0, help="of dummy weights")
@@ -121,6 +122,28 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="limit of prompt + generated tokens (default: the model's context)",
     )
+    cpu = parser.add_argument_group("CPU engine")
+    cpu.add_argument(
+        "--activations",
+        choices=("exact", "int8"),
+        default=_default("activations"),
+        help="exact: float32; int8: rounded to 8 bits in blocks of 32 in front of each product with 4- and 8-bit "
+        "weights, faster and less exact, as in llama.cpp",
+    )
+    cpu.add_argument(
+        "--kv-dtype",
+        type=spellings.kv_dtype,
+        choices=("f16", "f32", "q8"),
+        default=_default("kv_dtype"),
+        help="of the KV cache; q8: 8 bits in blocks of 32",
+    )
+    cpu.add_argument(
+        "--quantization",
+        type=spellings.quantization,
+        choices=("q8", "q4"),
+        help="of weights that are not quantised, when they are loaded (default: as they are)",
+    )
+    cpu.add_argument("--num-threads", type=int, help="compute threads, of torch, too (default: one a core)")
     cuda = parser.add_argument_group("CUDA")
     cuda.add_argument(
         "--attention-backend",
@@ -189,7 +212,6 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="write Chrome traces of the first N steps to minisgl-profile-*.json in the current folder (0: none)",
     )
-    steps.add_argument("--num-threads", type=int, help="compute threads (default: torch decides)")
     steps.add_argument("--tp", "--tp-size", "--tensor-parallel-size", type=int, default=_default("tp"), help=TP_HELP)
 
 

@@ -19,7 +19,7 @@ from minisgl.step import Int32Array, StepBuffers, StepPlan
 class EngineInfo:
     """What the rest of the server must know of a loaded engine. Sizes of the KV pool exclude the scratch page."""
 
-    name: str  # torch, echo, sim
+    name: str  # cpu, torch, echo, sim
     model_dir: str | None  # where tokenizer and chat template lie; None if the engine has no model
     vocab_size: int
     context_len: int
@@ -29,6 +29,7 @@ class EngineInfo:
     device: str
     dtype: str
     simulated: str = ""  # the profile of a simulated engine: neither its texts nor its times are a model's
+    details: str = ""  # for people: how it computes, such as instruction set, threads and what is rounded
     graph_sizes: tuple[int, ...] = ()  # row counts to which steps of one token a row are padded
 
 

@@ -40,8 +40,7 @@ from minisgl.engine.launched_step import Late, LaunchedStep
 from minisgl.engine.logit_changes import LogitChanges
 from minisgl.engine.logprobs import LogprobSlots
 from minisgl.kernels.pages import apply_changes
-from minisgl.models import Decoder
-from minisgl.models.decoder import Attend
+from minisgl.models.decoder import Attend, Decoder
 from minisgl.progress import Report
 from minisgl.step import RingEntry, StepBuffers, StepLimits, StepPlan
 

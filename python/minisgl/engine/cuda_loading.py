@@ -25,8 +25,8 @@ from minisgl.engine.device_queue import CudaDevice, Device, InlineDevice
 from minisgl.engine.device_sampler import Renormalise
 from minisgl.engine.graph import Capture, CudaCapture, RunAgain, graph_sizes
 from minisgl.kernels.triton_there import triton_is_installed
-from minisgl.models import Decoder, ModelConfig
-from minisgl.models.decoder import Attend
+from minisgl.models import ModelConfig
+from minisgl.models.decoder import Attend, Decoder
 from minisgl.progress import Report
 from minisgl.step import StepLimits
 

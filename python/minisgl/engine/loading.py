@@ -28,7 +28,9 @@ from minisgl.engine.cuda_loading import num_pages as cuda_num_pages
 from minisgl.engine.dtypes import DTYPES
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread
-from minisgl.models import Decoder, ModelConfig, build_model, load_config, own_name
+from minisgl.models import ModelConfig, load_config, own_name
+from minisgl.models.decoder import Decoder
+from minisgl.models.registry import build_model
 from minisgl.progress import BAR_INTERVAL_S, Report
 from minisgl.weights.checkpoint import HEAD, TABLE, dummy_weights, has_other_head, load_weights
 from minisgl.weights.sources import resolve_model

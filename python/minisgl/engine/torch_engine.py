@@ -27,7 +27,7 @@ from minisgl.engine.logit_changes import LogitChanges
 from minisgl.engine.logprobs import LogprobSlots
 from minisgl.engine.sampler import SamplingRows, sample
 from minisgl.engine.worker import ForwardThread
-from minisgl.models import Decoder
+from minisgl.models.decoder import Decoder
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
 
 

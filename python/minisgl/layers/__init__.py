@@ -10,16 +10,14 @@ from minisgl.layers.embedding import Embedding
 from minisgl.layers.experts import Experts
 from minisgl.layers.linear import Linear, RowLinear
 from minisgl.layers.norm import RMSNorm
-from minisgl.layers.rotary import RopeConfig, Rotary, attention_factor
+from minisgl.layers.rotary import Rotary
 
 __all__ = [
     "Embedding",
     "Experts",
     "Linear",
     "RMSNorm",
-    "RopeConfig",
     "Rotary",
     "RowLinear",
-    "attention_factor",
     "route",
 ]

@@ -62,6 +62,7 @@ class EngineReady(msgspec.Struct, tag="ready", frozen=True, array_like=True):
     cpu_backend: str
     cpu_backend_fallback: str = ""  # why it is not the one that was asked for
     simulated: str = ""
+    engine_details: str = ""
 
 
 class MeterReading(msgspec.Struct, frozen=True, array_like=True):

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.config import ConfigError
-from minisgl.layers import RopeConfig
 from minisgl.models.architectures import Variant, find_variant
 from minisgl.models.rope import context_length, parse_rope
 from minisgl.models.text_half import has_text_half, text_config
+from minisgl.rope import RopeConfig
 
 WINDOW = 4096  # where a config switches a window on and does not say how long
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minisgl.config import ConfigError
-from minisgl.layers import RopeConfig, attention_factor
+from minisgl.rope import RopeConfig, attention_factor
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 

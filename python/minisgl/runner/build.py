@@ -6,6 +6,7 @@ Doesn't know: processes, sockets.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from minisgl.config import ConfigError, EngineConfig, Limits
+from minisgl.config import ConfigError, EngineConfig, Limits, Unsupported
 from minisgl.distributed import ALONE, Group, GroupError
 from minisgl.engine.api import Engine, EngineInfo
+from minisgl.engine.choice import choose_engine, may_fall_back
 from minisgl.engine.sim import SimEngine
 from minisgl.engine.sim.clock import Clock
 from minisgl.progress import Report
@@ -52,6 +54,19 @@ def build_engine(
         if config.tp != 1:
             raise ConfigError(f"--tp {config.tp}: a simulated engine has no ranks: choose its --sim-profile instead")
         return build_sim(config, report)
+    asked = config
+    name, reason = choose_engine(asked)
+    if reason:
+        report(f"engine: {name}: {reason}")
+    config = msgspec.structs.replace(config, engine=name)
+    if name == "cpu":
+        try:
+            return _build_cpu(config, report)
+        except Unsupported as error:
+            if not may_fall_back(asked):
+                raise
+            report(f"engine: torch: {error}")
+            config = msgspec.structs.replace(config, engine="torch")
     if config.tp == 1:
         return build_rank(config, ALONE, report)
     config = _settled(config, report)
@@ -112,6 +127,15 @@ def build_rank(config: EngineConfig, group: Group, report: Report) -> Engine:
     from minisgl.engine.loading import load_engine  # imports torch
 
     return load_engine(config, report, group)
+
+
+def _build_cpu(config: EngineConfig, report: Report) -> Engine:
+    try:
+        module = importlib.import_module("minisgl.engine.cpu_engine")  # imports the extension
+    except ImportError as error:
+        raise Unsupported(f"the CPU engine is not there: {error}: run make install") from error
+    engine: Engine = module.load_cpu_engine(config, report)
+    return engine
 
 
 def _build_echo(config: EngineConfig, group: Group) -> Engine:

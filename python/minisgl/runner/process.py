@@ -206,6 +206,7 @@ def _ready(engine: Engine, chosen: Chosen) -> EngineReady:
         cpu_backend=chosen.name,
         cpu_backend_fallback=chosen.fallback,
         simulated=info.simulated,
+        engine_details=info.details,
     )
 
 

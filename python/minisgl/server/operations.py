@@ -88,6 +88,7 @@ def _health(context: ServerContext) -> dict[str, Any]:
         found |= {name: getattr(info, name) for name in names}
         found["cpu_backend_fallback"] = info.cpu_backend_fallback or None
         found["simulated"] = info.simulated or None
+        found["engine_details"] = info.engine_details or None
     stats = client.stats
     if stats is not None and stats.num_failovers_total:
         found["cpu_backend"] = stats.cpu_backend

@@ -1,6 +1,7 @@
 """Where a model lies: a folder, a GGUF file, the embedded model, or a hub.
 
-Keeps true: the result is a local folder with config.json, safetensors and tokenizer; every failure says what to do.
+Keeps true: what `resolve_model` gives is a local folder with config.json, safetensors and tokenizer, what `find_model`
+gives may also be a GGUF file; every failure says what to do.
 Doesn't know: what is in the files.
 """
 
@@ -43,7 +44,24 @@ def resolve_model(
     revision: str | None = None,
     load_format: LoadFormat = "auto",
 ) -> Path:
-    """A local folder for `model`. Raises `ConfigError`."""
+    """A local folder for `model`; a GGUF file is imported. Raises `ConfigError`."""
+    path = find_model(model, say, source=source, revision=revision, load_format=load_format)
+    if path.is_dir():
+        return path
+    from minisgl.weights.gguf_import import import_gguf
+
+    return import_gguf(path, say)
+
+
+def find_model(
+    model: str,
+    say: Report,
+    *,
+    source: ModelSource = "auto",
+    revision: str | None = None,
+    load_format: LoadFormat = "auto",
+) -> Path:
+    """A local folder or GGUF file for `model`. Raises `ConfigError`."""
     path = Path(model).expanduser()
     if model == MODEL_SMOLLM2 and not path.exists():
         path = find_smollm2()
@@ -52,9 +70,7 @@ def resolve_model(
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ConfigError(f"--model {model}: no such file")
-        from minisgl.weights.gguf_import import import_gguf
-
-        return import_gguf(path, say)
+        return path
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise ConfigError(f"--model {model}: no such folder, and not a hub id (owner/name): check the spelling")
     hub = "ModelScope" if source == "modelscope" else "Hugging Face"

@@ -1,0 +1,53 @@
+"""Which engine `--engine auto` means: torch with a CUDA device, else the CPU engine where it can do what is asked for,
+else torch.
+
+Keeps true: torch is not imported to find out that there is no GPU; whatever is not the CPU engine has a reason to tell;
+a flag that only one engine has decides, and two that ask for different engines are an error.
+Doesn't know: models; the CPU engine says itself which it has no code for, by `Unsupported`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from minisgl import envs
+from minisgl.config import ConfigError, EngineConfig, EngineName
+
+DRIVER = Path("/proc/driver/nvidia/version")
+DEVICES = ("nvidia[0-9]*", "nvidiactl", "dxg")  # below /dev; the last under Windows
+DEV = Path("/dev")
+TOOL = "nvidia-smi"
+
+
+def choose_engine(config: EngineConfig) -> tuple[EngineName, str]:
+    """The engine for `config`, and why it is not the CPU engine, empty where it is: then a model that it does not
+    support is still torch's, unless a flag needs the CPU engine. Raises `ConfigError`."""
+    if config.engine != "auto":
+        return config.engine, ""
+    wanted, against = next(config.of_cpu_only(), ""), next(config.not_of_cpu(), "")
+    if wanted and against:
+        raise ConfigError(f"{wanted}: only the CPU engine has it, which has no {against}: leave one of them out")
+    if against:
+        return "torch", f"the CPU engine has no {against}"
+    if not wanted and config.device == "auto" and cuda_is_there():
+        return "torch", "there is a CUDA device"
+    return "cpu", ""
+
+
+def may_fall_back(config: EngineConfig) -> bool:
+    """Whether torch may serve a model that the CPU engine does not support."""
+    return config.engine == "auto" and not any(config.of_cpu_only())
+
+
+def cuda_is_there() -> bool:
+    """Whether torch can use a CUDA device; asked of torch only where something looks like one."""
+    if envs.cuda_visible_devices() in ("", "-1"):
+        return False
+    if not DRIVER.exists() and not any(any(DEV.glob(name)) for name in DEVICES) and shutil.which(TOOL) is None:
+        return False
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()

@@ -1,0 +1,198 @@
+"""`--engine auto`: which engine serves, why, and what is refused; with a CPU engine that is only pretended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from minisgl.cli import main
+from minisgl.config import ConfigError, EngineConfig, Unsupported
+from minisgl.engine import choice
+from minisgl.engine.api import Engine
+from minisgl.engine.choice import choose_engine, cuda_is_there
+from minisgl.engine.echo import EchoEngine
+from minisgl.llm import LLM
+from minisgl.runner import build
+from minisgl.runner.build import build_engine
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "cuda_is_there", lambda: False)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "cuda_is_there", lambda: True)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, load: Callable[..., Engine]) -> list[str]:
+    """Both engines, without models; returns the list of those that are loaded."""
+    loaded: list[str] = []
+
+    def load_cpu(config: EngineConfig, say: Any) -> Engine:
+        loaded.append(f"cpu by {config.engine}")
+        return load(config)
+
+    def load_torch(config: EngineConfig, group: Any, say: Any) -> Engine:
+        loaded.append(f"torch by {config.engine}")
+        return echo()
+
+    module = ModuleType("minisgl.engine.cpu_engine")
+    module.load_cpu_engine = load_cpu  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(build, "build_rank", load_torch)
+    return loaded
+
+
+def echo(config: object = None) -> Engine:
+    return EchoEngine(num_pages=4, page_size=4, max_rows=2, max_seq_len=16, context_len=16)
+
+
+def refuse(config: object) -> Engine:
+    raise Unsupported("general.architecture: mamba is not supported")
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"device": "cpu"}, {"dtype": "float32"}, {"activations": "int8"}, {"load_format": "dummy"}]
+)
+def test_without_a_gpu_it_is_the_cpu_engine(settings: dict[str, Any]) -> None:
+    assert choose_engine(EngineConfig(**settings)) == ("cpu", "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [
+        ({"tp": 2}, "--tp 2"),
+        ({"dtype": "bfloat16"}, "--dtype bfloat16"),
+        ({"dtype": "float16"}, "--dtype float16"),
+        ({"device": "cuda:1"}, "--device cuda:1"),
+        ({"device": "inline"}, "--device inline"),
+        ({"attention_backend": "torch_sdpa"}, "--attention-backend torch_sdpa"),
+    ],
+)
+def test_what_only_torch_has_decides(settings: dict[str, Any], flag: str) -> None:
+    name, reason = choose_engine(EngineConfig(**settings))
+    assert (name, reason) == ("torch", f"the CPU engine has no {flag}")
+    with pytest.raises(ConfigError, match=f"^{flag}: not with --engine cpu"):
+        EngineConfig(engine="cpu", **settings).check()
+    with pytest.raises(ConfigError, match=f"--activations int8: only the CPU engine has it, which has no {flag}"):
+        choose_engine(EngineConfig(activations="int8", **settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [
+        ({"activations": "int8"}, "--activations int8"),
+        ({"kv_dtype": "q8"}, "--kv-dtype q8"),
+        ({"quantization": "q4"}, "--quantization q4"),
+    ],
+)
+def test_what_only_the_cpu_engine_has_decides(gpu: None, settings: dict[str, Any], flag: str) -> None:
+    assert choose_engine(EngineConfig(**settings)) == ("cpu", "")
+    for engine in ("torch", "echo", "sim"):
+        with pytest.raises(ConfigError, match=f"^{flag}: not with --engine {engine}"):
+            EngineConfig(engine=engine, **settings).check()
+
+
+def test_a_gpu_is_used(gpu: None) -> None:
+    assert choose_engine(EngineConfig()) == ("torch", "there is a CUDA device")
+    assert choose_engine(EngineConfig(device="cpu")) == ("cpu", "")
+    assert choose_engine(EngineConfig(engine="cpu")) == ("cpu", "")
+
+
+def test_auto_loads_the_cpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, said = pretend(monkeypatch, echo), list[str]()
+    build_engine(EngineConfig(), lambda text, *_: said.append(text)).close()
+    assert loaded == ["cpu by cpu"] and said == []
+
+
+def test_auto_says_why_it_is_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, said = pretend(monkeypatch, refuse), list[str]()
+    build_engine(EngineConfig(), lambda text, *_: said.append(text)).close()
+    assert loaded == ["cpu by cpu", "torch by torch"]
+    assert said == ["engine: torch: general.architecture: mamba is not supported"]
+    build_engine(EngineConfig(dtype="bfloat16"), lambda text, *_: said.append(text)).close()
+    assert said[1:] == ["engine: torch: the CPU engine has no --dtype bfloat16"]
+
+
+@pytest.mark.parametrize("settings", [{"engine": "cpu"}, {"activations": "int8"}])
+def test_who_asks_for_the_cpu_engine_gets_no_other(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
+    loaded = pretend(monkeypatch, refuse)
+    with pytest.raises(Unsupported, match="mamba"):
+        build_engine(EngineConfig(**settings), lambda *_: None)
+    assert loaded == ["cpu by cpu"]
+
+
+def test_a_broken_file_is_no_reason_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(config: object) -> Engine:
+        raise ConfigError("model.gguf: blk.0.attn_q.weight: beyond the end of the file")
+
+    loaded = pretend(monkeypatch, broken)
+    with pytest.raises(ConfigError, match="beyond the end"):
+        build_engine(EngineConfig(), lambda *_: None)
+    assert loaded == ["cpu by cpu"]
+
+
+def test_commands_refuse_by_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--engine", "cpu", "--tp", "2", "hi"]) == 2
+    assert "--tp 2: not with --engine cpu" in capsys.readouterr().err
+    assert main(["generate", "--engine", "torch", "--kv-dtype", "float32", "hi"]) == 2
+    assert "--kv-dtype f32: not with --engine torch" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="--quantization q8: not with --engine echo"):
+        LLM("none", engine="echo", quantization="q8_0")
+
+
+class TestCudaIsThere:
+    @pytest.fixture(autouse=True)
+    def nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.undo()
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr(choice, "DRIVER", tmp_path / "driver")
+        monkeypatch.setattr(choice, "DEV", tmp_path)
+        monkeypatch.setattr(choice, "TOOL", str(tmp_path / "tool"))
+
+    @pytest.fixture
+    def torch_says_yes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+
+    def test_nothing_that_looks_like_one(self, torch_says_yes: None) -> None:
+        assert not cuda_is_there()
+
+    @pytest.mark.parametrize("sign", ["driver", "nvidia0", "dxg", "tool"])
+    def test_torch_is_asked_where_something_does(self, torch_says_yes: None, tmp_path: Path, sign: str) -> None:
+        (tmp_path / sign).touch(mode=0o755)
+        assert cuda_is_there()
+
+    @pytest.mark.parametrize("value", ["", "-1"])
+    def test_hidden_ones_do_not_count(
+        self, torch_says_yes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+    ) -> None:
+        (tmp_path / "driver").touch()
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        assert not cuda_is_there()
+
+    def test_without_torch_there_is_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "driver").touch()
+        monkeypatch.setitem(sys.modules, "torch", None)
+        assert not cuda_is_there()
+
+
+def test_finding_no_gpu_brings_no_torch(tmp_path: Path) -> None:
+    program = f"""
+import sys
+from pathlib import Path
+from minisgl.engine import choice
+choice.DRIVER = choice.DEV = Path({str(tmp_path / "none")!r})
+choice.TOOL = "no-such-tool"
+assert choice.choose_engine(choice.EngineConfig()) == ("cpu", "")
+print(*sys.modules)
+"""
+    found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert {"torch", "transformers"}.isdisjoint(found.split())
