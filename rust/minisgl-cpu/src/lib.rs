@@ -14,6 +14,7 @@
 
 pub mod error;
 pub mod files;
+pub mod sampling;
 pub mod threads;
 
 pub use error::{Error, Result};

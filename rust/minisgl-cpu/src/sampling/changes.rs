@@ -1,0 +1,184 @@
+//! What one request asks of its logits before they are sampled: penalties, bias, allowed tokens, bad words, no end
+//! before `min_tokens`.
+//!
+//! Keeps true: the arithmetic and its order are those of the torch engine, in float32; counts and what came last follow
+//! the tokens in forward order; some token can always be sampled; the cost is of what is asked, not of the vocabulary,
+//! but for allowed tokens.
+//! Doesn't know: temperature and what follows it, the text.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::params::Params;
+
+/// Sequences that the output must not have: the last id of one is banned where the output ends with those before it.
+#[derive(Clone, Debug)]
+struct BadSequences {
+    sequences: Vec<Vec<u32>>,
+    recent: Vec<u32>,
+    longest: usize, // without the last
+}
+
+/// Of one slot whose request asks for any.
+#[derive(Clone, Debug)]
+pub(super) struct Changes {
+    repetition: f32,
+    frequency: f32,
+    presence: f32,
+    seen: Option<HashMap<u32, u32>>, // of tokens in prompt or output: how often in the output
+    bias: Vec<(u32, f32)>,
+    allowed: Option<Vec<u32>>,
+    bad: Option<BadSequences>,
+    ends: Vec<u32>,
+    first_free: u64, // the first position at which it may end
+}
+
+impl Changes {
+    /// For a request whose sequence so far is `prompt` and `output`. Ids from `vocab` on are passed over.
+    pub fn new(
+        params: &Params,
+        prompt: &[i32],
+        output: &[i32],
+        vocab: usize,
+        eos_ids: &[u32],
+    ) -> Self {
+        let known = |id: &u32| (*id as usize) < vocab;
+        let mut ends = BTreeSet::new();
+        if params.min_tokens > 0 {
+            ends.extend(params.stop_token_ids.iter().copied().filter(known));
+            if !params.ignore_eos {
+                ends.extend(eos_ids.iter().copied().filter(known));
+            }
+        }
+        let allowed: BTreeSet<u32> = params
+            .allowed_token_ids
+            .iter()
+            .copied()
+            .filter(known)
+            .collect();
+        let seen = params.has_penalties().then(|| {
+            let mut seen = HashMap::new();
+            for id in ids(prompt).filter(known) {
+                seen.entry(id).or_insert(0);
+            }
+            for id in ids(output).filter(known) {
+                *seen.entry(id).or_insert(0) += 1;
+            }
+            seen
+        });
+        Self {
+            repetition: params.repetition_penalty,
+            frequency: params.frequency_penalty,
+            presence: params.presence_penalty,
+            seen,
+            bias: params
+                .logit_bias
+                .iter()
+                .copied()
+                .filter(|(id, _)| known(id))
+                .collect(),
+            allowed: (!params.allowed_token_ids.is_empty()).then(|| allowed.into_iter().collect()),
+            bad: BadSequences::new(&params.bad_token_ids, output, vocab),
+            ends: ends.into_iter().collect(),
+            first_free: prompt.len() as u64 + params.min_tokens as u64,
+        }
+    }
+
+    /// Change the logits of the token at `position` in place.
+    pub fn apply(&self, logits: &mut [f32], position: u64) {
+        if let Some(seen) = &self.seen {
+            for (&id, &count) in seen {
+                self.penalize(&mut logits[id as usize], count);
+            }
+        }
+        for &(id, bias) in &self.bias {
+            logits[id as usize] += bias;
+        }
+        if let Some(allowed) = &self.allowed {
+            let values: Vec<f32> = allowed.iter().map(|&id| logits[id as usize]).collect();
+            logits.fill(f32::NEG_INFINITY);
+            for (&id, value) in allowed.iter().zip(values) {
+                logits[id as usize] = value;
+            }
+        }
+        let ends: &[u32] = if position < self.first_free {
+            &self.ends
+        } else {
+            &[]
+        };
+        let bad = self.bad.iter().flat_map(BadSequences::banned);
+        let banned: Vec<(u32, f32)> = bad
+            .chain(ends.iter().copied())
+            .map(|id| {
+                (
+                    id,
+                    std::mem::replace(&mut logits[id as usize], f32::NEG_INFINITY),
+                )
+            })
+            .collect();
+        if !banned.is_empty() && logits.iter().all(|&x| x == f32::NEG_INFINITY) {
+            for &(id, value) in banned.iter().rev() {
+                logits[id as usize] = value; // in turn: the first value of an id is its own
+            }
+        }
+    }
+
+    fn penalize(&self, logit: &mut f32, count: u32) {
+        if self.repetition != 1.0 {
+            let positive = *logit > 0.0;
+            *logit = if positive {
+                *logit / self.repetition
+            } else {
+                *logit * self.repetition
+            };
+        }
+        if count > 0 {
+            *logit -= self.frequency * count as f32;
+            *logit -= self.presence;
+        }
+    }
+
+    /// `token` was sampled.
+    pub fn record(&mut self, token: u32) {
+        if let Some(bad) = &mut self.bad {
+            bad.record(token);
+        }
+        if let Some(seen) = &mut self.seen {
+            *seen.entry(token).or_insert(0) += 1;
+        }
+    }
+}
+
+impl BadSequences {
+    fn new(sequences: &[Vec<u32>], output: &[i32], vocab: usize) -> Option<Self> {
+        let can_be =
+            |ids: &&Vec<u32>| !ids.is_empty() && ids.iter().all(|&id| (id as usize) < vocab);
+        let sequences: Vec<Vec<u32>> = sequences.iter().filter(can_be).cloned().collect();
+        let longest = sequences.iter().map(|ids| ids.len() - 1).max()?;
+        let start = output.len().saturating_sub(longest);
+        Some(Self {
+            recent: ids(&output[start..]).collect(),
+            sequences,
+            longest,
+        })
+    }
+
+    fn banned(&self) -> impl Iterator<Item = u32> + '_ {
+        self.sequences.iter().filter_map(|ids| {
+            let (&last, before) = ids.split_last()?;
+            self.recent.ends_with(before).then_some(last)
+        })
+    }
+
+    fn record(&mut self, token: u32) {
+        self.recent.push(token);
+        let beyond = self.recent.len().saturating_sub(self.longest);
+        self.recent.drain(..beyond);
+    }
+}
+
+/// An id that is none becomes one beyond every vocabulary.
+fn ids(tokens: &[i32]) -> impl Iterator<Item = u32> + '_ {
+    tokens
+        .iter()
+        .map(|&token| u32::try_from(token).unwrap_or(u32::MAX))
+}
