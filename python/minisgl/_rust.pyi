@@ -1,7 +1,8 @@
 """The compiled part of the package; stubtest holds this file against it."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, TypedDict, final, type_check_only
+from os import PathLike
+from typing import Any, Literal, TypedDict, final, type_check_only
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,9 @@ __all__ = [
     "StepOutput",
     "StepPlan",
     "build_info",
+    "decode_blocks",
+    "gguf_head_bytes",
+    "gguf_header",
     "make_input_mapping",
     "make_metadata_buffers",
     "make_positions",
@@ -83,6 +87,23 @@ def run_load(
     with `concurrency` clients that begin over `ramp_s` seconds and nothing after `stop_after_s`. `progress` gets the
     requests finished, of these failed, in flight, and the text events, ten times a second. `ValueError` for a plan that
     makes no sense, `RuntimeError` if the generator broke; a signal's exception cancels the run."""
+
+@type_check_only
+class GgufHeader(TypedDict):
+    metadata: dict[str, Any]  # int, float, bool, str, or a list of one of them
+    tensors: dict[str, tuple[str, tuple[int, ...]]]  # ggml's name of the type; shape, outermost first
+    places: dict[str, tuple[int, int]]  # first byte in the file, and the first after it
+    head_bytes: int  # where the tensors begin
+
+def gguf_header(path: str | PathLike[str]) -> GgufHeader:
+    """What a GGUF file says before its tensors, all checked against its size. `ValueError` names what is wrong."""
+
+def gguf_head_bytes(path: str | PathLike[str]) -> int:
+    """The same checks, and only where the tensors begin: ten times as fast."""
+
+def decode_blocks(kind: str, data: bytes) -> bytes:
+    """Whole blocks of a ggml type, such as Q4_K, as little-endian float32: the exact values. `ValueError` for a type
+    without a decoder."""
 
 @final
 class StepPlan:

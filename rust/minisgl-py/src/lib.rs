@@ -1,4 +1,4 @@
-//! The extension module `minisgl._rust`: a thin layer over `minisgl-core` and `minisgl-loadgen`.
+//! The extension module `minisgl._rust`: a thin layer over `minisgl-core`, `minisgl-cpu` and `minisgl-loadgen`.
 
 #![deny(unsafe_code)]
 
@@ -11,6 +11,7 @@ mod cache;
 mod control_plane;
 mod errors;
 mod events;
+mod gguf;
 mod load;
 mod measure;
 mod pieces;
@@ -27,6 +28,9 @@ const FEATURES: &[&str] = if cfg!(feature = "test-panics") {
 fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(control_plane::build_info, module)?)?;
     module.add_function(wrap_pyfunction!(load::run_load, module)?)?;
+    module.add_function(wrap_pyfunction!(gguf::gguf_header, module)?)?;
+    module.add_function(wrap_pyfunction!(gguf::gguf_head_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(gguf::decode_blocks, module)?)?;
     module.add_class::<control_plane::ControlPlane>()?;
     module.add_class::<step::StepPlan>()?;
     module.add_class::<step::StepOutput>()?;

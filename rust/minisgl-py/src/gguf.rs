@@ -1,0 +1,95 @@
+//! `minisgl._rust.gguf_header`, `gguf_head_bytes` and `decode_blocks`: GGUF files as Python sees them.
+//!
+//! Keeps true: only the header of a file is read; a damaged one is a `ValueError` that names key or tensor.
+
+use std::path::PathBuf;
+
+use minisgl_cpu::files::gguf::{Header, List, Value};
+use minisgl_cpu::files::{Kind, Mapping, blocks};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+
+/// See `_rust.pyi`.
+#[pyfunction]
+pub(crate) fn gguf_header(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDict>> {
+    let mapping = Mapping::open(&path).map_err(value_error)?;
+    let header = Header::parse(mapping.bytes()).map_err(|error| {
+        let file = mapping.name();
+        value_error(error.within(file))
+    })?;
+    let metadata = PyDict::new(py);
+    for (key, value) in &header.metadata {
+        metadata.set_item(key, to_python(py, value)?)?;
+    }
+    let (tensors, places) = (PyDict::new(py), PyDict::new(py));
+    for tensor in &header.tensors {
+        let shape = PyTuple::new(py, tensor.shape())?;
+        tensors.set_item(tensor.name, (tensor.type_name, shape))?;
+        places.set_item(tensor.name, (tensor.bytes.start, tensor.bytes.end))?;
+    }
+    let out = PyDict::new(py);
+    out.set_item("metadata", metadata)?;
+    out.set_item("tensors", tensors)?;
+    out.set_item("places", places)?;
+    out.set_item("head_bytes", header.head_bytes)?;
+    Ok(out)
+}
+
+/// See `_rust.pyi`.
+#[pyfunction]
+pub(crate) fn gguf_head_bytes(path: PathBuf) -> PyResult<usize> {
+    let mapping = Mapping::open(&path).map_err(value_error)?;
+    let header = mapping.named(|bytes| Ok(Header::parse(bytes)?.head_bytes));
+    header.map_err(value_error)
+}
+
+fn to_python<'py>(py: Python<'py>, value: &Value<'_>) -> PyResult<Bound<'py, PyAny>> {
+    Ok(match value {
+        Value::Unsigned(n) => PyInt::new(py, *n).into_any(),
+        Value::Signed(n) => PyInt::new(py, *n).into_any(),
+        Value::Float(x) => PyFloat::new(py, *x).into_any(),
+        Value::Bool(b) => b.into_pyobject(py)?.to_owned().into_any(),
+        Value::Text(text) => PyString::new(py, text).into_any(),
+        Value::List(list) => list_to_python(py, list)?.into_any(),
+    })
+}
+
+fn list_to_python<'py>(py: Python<'py>, list: &List<'_>) -> PyResult<Bound<'py, PyList>> {
+    let out = PyList::empty(py);
+    for value in list.iter() {
+        out.append(to_python(py, &value)?)?;
+    }
+    Ok(out)
+}
+
+/// See `_rust.pyi`.
+#[pyfunction]
+pub(crate) fn decode_blocks<'py>(
+    py: Python<'py>,
+    kind: &str,
+    data: &[u8],
+) -> PyResult<Bound<'py, PyBytes>> {
+    let known = Kind::from_name(kind);
+    let kind = known.ok_or_else(|| PyValueError::new_err(format!("no decoder for {kind}")))?;
+    if !data.len().is_multiple_of(kind.block_bytes()) {
+        return Err(PyValueError::new_err(format!(
+            "{} bytes are not whole blocks of {} ({})",
+            data.len(),
+            kind.block_bytes(),
+            kind.name()
+        )));
+    }
+    let mut numbers = vec![0.0f32; data.len() / kind.block_bytes() * kind.block_len()];
+    PyBytes::new_with(py, 4 * numbers.len(), |out| {
+        blocks::decode(kind, data, &mut numbers);
+        for (out, number) in out.chunks_exact_mut(4).zip(&numbers) {
+            out.copy_from_slice(&number.to_le_bytes());
+        }
+        Ok(())
+    })
+}
+
+fn value_error(error: minisgl_cpu::Error) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}

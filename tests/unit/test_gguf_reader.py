@@ -1,0 +1,97 @@
+"""What the extension makes of GGUF files and of ggml's block formats, against gguf-py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+
+from minisgl import _rust
+from minisgl.config import ConfigError
+from minisgl.weights.sources import find_smollm2
+
+KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_of_random_bytes_decode_as_in_gguf_py(kind: str) -> None:
+    number = GGMLQuantizationType[kind]
+    size = gguf.GGML_QUANT_SIZES[number][1]
+    data = np.random.default_rng(14).integers(0, 256, (2000, size), np.uint8)
+    with np.errstate(all="ignore"):  # scales are anything, infinite and NaN as well
+        expected = gguf.dequantize(data, number).reshape(-1)
+    found = np.frombuffer(_rust.decode_blocks(kind, data.tobytes()), "<f4")
+    np.testing.assert_array_equal(found, expected)
+    finite = np.isfinite(expected)
+    assert finite.mean() > 0.8
+    np.testing.assert_array_equal(found[finite].view(np.int32), expected[finite].view(np.int32))  # 0.0 is not -0.0
+
+
+def test_blocks_that_are_none() -> None:
+    with pytest.raises(ValueError, match="no decoder for Q9_9"):
+        _rust.decode_blocks("Q9_9", b"")
+    with pytest.raises(ValueError, match=r"17 bytes are not whole blocks of 18 \(Q4_0\)"):
+        _rust.decode_blocks("Q4_0", bytes(17))
+
+
+def _compare(file: Path) -> None:
+    header, reader = _rust.gguf_header(file), GGUFReader(file)
+    fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    assert header["metadata"] == fields
+    assert list(header["tensors"]) == [tensor.name for tensor in reader.tensors]
+    for tensor in reader.tensors:
+        kind, shape = header["tensors"][tensor.name]
+        assert (kind, list(shape)) == (tensor.tensor_type.name, tensor.shape[::-1].tolist())
+        start = int(tensor.data_offset)
+        assert header["places"][tensor.name] == (start, start + int(tensor.n_bytes))
+    assert header["head_bytes"] == reader.data_offset == _rust.gguf_head_bytes(file)
+
+
+def test_a_header_with_values_of_every_type(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_uint8("u8", 200)
+    writer.add_int8("i8", -100)
+    writer.add_uint16("u16", 60_000)
+    writer.add_int16("i16", -30_000)
+    writer.add_uint32("u32", 4_000_000_000)
+    writer.add_int32("i32", -2_000_000_000)
+    writer.add_uint64("u64", 2**63)
+    writer.add_int64("i64", -(2**63))
+    writer.add_float32("f32", 1e-5)
+    writer.add_float64("f64", 1e-5)
+    writer.add_bool("true", True)
+    writer.add_bool("false", False)
+    writer.add_string("text", "naïve 日本語 🌊")
+    writer.add_array("texts", ["a", "", "é"])
+    writer.add_array("numbers", [1, -2, 3])
+    writer.add_array("bools", [True, False])
+    writer.add_array("floats", [0.5, 0.25])
+    writer.add_custom_alignment(64)
+    writer.add_tensor("matrix", np.ones((3, 5), np.float32))
+    writer.add_tensor("cube", np.ones((2, 3, 5), np.float16))
+    writer.add_tensor("line", np.ones(7, np.int32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    _compare(tmp_path / "m.gguf")
+
+
+def test_the_header_of_the_embedded_model() -> None:
+    try:
+        file = find_smollm2()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    _compare(file)
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF\x03\x00\x00\x00" + bytes(7))
+    with pytest.raises(ValueError, match=r"m\.gguf: the file ends in the counts"):
+        _rust.gguf_header(file)
+    with pytest.raises(ValueError, match=r"none\.gguf: No such file"):
+        _rust.gguf_header(tmp_path / "none.gguf")
