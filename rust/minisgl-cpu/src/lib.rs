@@ -14,7 +14,10 @@
 
 pub mod error;
 pub mod files;
+#[allow(unsafe_code)]
+pub mod kernels;
 pub mod sampling;
 pub mod threads;
+pub mod weights;
 
 pub use error::{Error, Result};

@@ -1,0 +1,157 @@
+//! Activations as the matrix products want them.
+//!
+//! Block after block of 32 inputs, in it row after row, so that the rows of a tile lie at fixed distances:
+//! f32: [block][row][32] and the block's sum [block][row]; int8: [block][row][32] bytes, and [block][row] each of d,
+//! d times the sum, and the sum itself.
+//!
+//! Keeps true: inputs beyond k are zero in every prepared row.
+//! Doesn't know: how many threads write rows.
+
+use crate::weights::memory::{ALIGN, Zeroed};
+use crate::weights::{BLOCK, Form};
+
+/// Which numbers activations are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// As they come, in f32.
+    Exact,
+    /// 8 bits and a scale for 32 numbers. Serves quantized matrices only.
+    Int8,
+    /// Both: int8 for quantized matrices, f32 for the others.
+    Both,
+}
+
+impl Mode {
+    /// Whether f32 is there.
+    #[must_use]
+    pub const fn has_f32(self) -> bool {
+        matches!(self, Self::Exact | Self::Both)
+    }
+
+    /// Whether int8 is there.
+    #[must_use]
+    pub const fn has_int8(self) -> bool {
+        matches!(self, Self::Int8 | Self::Both)
+    }
+
+    /// Whether matrices of that form can be multiplied with it.
+    #[must_use]
+    pub const fn serves(self, form: Form) -> bool {
+        self.has_f32() || form.is_quantized()
+    }
+
+    /// Whether matrices of that form are multiplied in int8.
+    #[must_use]
+    pub const fn int8_with(self, form: Form) -> bool {
+        self.has_int8() && form.is_quantized()
+    }
+}
+
+/// Room for prepared activations.
+pub struct Acts {
+    mode: Mode,
+    rows: usize,
+    k: usize,
+    memory: Zeroed,
+}
+
+impl Acts {
+    /// Room for `rows` rows of `k` numbers each (or less, or fewer).
+    #[must_use]
+    pub fn new(rows: usize, k: usize, mode: Mode) -> Self {
+        let (rows, k) = (rows.max(1), k.max(1));
+        let bytes = ActsPtr::lay_out(std::ptr::null_mut(), rows, k, mode).1;
+        Self {
+            mode,
+            rows,
+            k,
+            memory: Zeroed::new(bytes),
+        }
+    }
+
+    /// Which numbers it holds.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// A handle for `rows` rows of `k` numbers; what was prepared through others is void. Threads may prepare
+    /// different rows at once.
+    ///
+    /// # Panics
+    /// If there is no room for so many.
+    #[must_use]
+    pub fn writer(&self, rows: usize, k: usize) -> ActsPtr {
+        let (ptr, bytes) = ActsPtr::lay_out(self.memory.as_ptr(), rows, k, self.mode);
+        let (most, most_k) = (self.rows, self.k);
+        assert!(
+            bytes <= self.memory.len(),
+            "{rows} rows of {k} where there is room for {most} of {most_k}"
+        );
+        ptr
+    }
+}
+
+/// Where activations of a step are. A plain pointer: valid as long as its `Acts`, and only until that is laid out anew.
+#[derive(Clone, Copy, Debug)]
+pub struct ActsPtr {
+    /// [block][row][32] numbers.
+    pub x: *mut f32,
+    /// [block][row] sums of 32 numbers.
+    pub sum: *mut f32,
+    /// [block][row][32] integers of -127..=127.
+    pub q: *mut i8,
+    /// [block][row] scales.
+    pub d: *mut f32,
+    /// [block][row] scale times sum of integers.
+    pub ds: *mut f32,
+    /// [block][row] -128 times the sum of integers, for kernels that add 128 to the weights.
+    pub offset: *mut i32,
+    /// Which of these there are.
+    pub mode: Mode,
+    /// Rows.
+    pub rows: usize,
+    /// Inputs.
+    pub k: usize,
+}
+
+// SAFETY: it is an address; every use of it is unsafe and says who may write.
+unsafe impl Send for ActsPtr {}
+// SAFETY: as above.
+unsafe impl Sync for ActsPtr {}
+
+impl ActsPtr {
+    /// Blocks of a row.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.k.div_ceil(BLOCK)
+    }
+
+    /// The arrays one after the other from `start`, each at a cache line; and how many bytes they take.
+    fn lay_out(start: *mut u8, rows: usize, k: usize, mode: Mode) -> (Self, usize) {
+        let cells = rows * k.div_ceil(BLOCK);
+        let mut at = 0;
+        let mut take = |there: bool, bytes: usize| {
+            let piece = start.wrapping_add(at);
+            at += if there {
+                bytes.next_multiple_of(ALIGN)
+            } else {
+                0
+            };
+            piece
+        };
+        let (f32s, int8) = (mode.has_f32(), mode.has_int8());
+        let ptr = Self {
+            x: take(f32s, cells * BLOCK * 4).cast(),
+            sum: take(f32s, cells * 4).cast(),
+            q: take(int8, cells * BLOCK).cast(),
+            d: take(int8, cells * 4).cast(),
+            ds: take(int8, cells * 4).cast(),
+            offset: take(int8, cells * 4).cast(),
+            mode,
+            rows,
+            k,
+        };
+        (ptr, at)
+    }
+}

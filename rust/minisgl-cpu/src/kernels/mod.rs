@@ -1,0 +1,182 @@
+//! What is computed on numbers, for each instruction set: matrix products by panels and the small things between.
+//!
+//! Every output number comes from one fixed sequence of operations, which `scalar` defines; the other sets run that
+//! sequence in the lanes of their vectors: one output row of the matrix a lane, inputs in the same order.
+//!
+//! Keeps true: same bits on every instruction set, for every number of rows and cut of panels.
+//! Doesn't know: the model, threads, pages.
+
+mod acts;
+mod isa;
+pub mod scalar;
+
+use std::ops::Range;
+
+pub use acts::{Acts, ActsPtr, Mode};
+pub use isa::Isa;
+
+use crate::weights::{Matrix, PANEL};
+
+/// What a matrix product reads and writes.
+#[derive(Clone)]
+pub struct Product<'a> {
+    /// The matrix.
+    pub w: &'a Matrix,
+    /// Panels of it.
+    pub panels: Range<usize>,
+    /// Prepared activations.
+    pub acts: ActsPtr,
+    /// Rows of them.
+    pub rows: Range<usize>,
+    /// Row after row, `stride` numbers apart, panel after panel.
+    pub out: *mut f32,
+    /// See `out`.
+    pub stride: usize,
+    /// Whether to add to what is there.
+    pub add: bool,
+}
+
+/// One instruction set's functions; what they compute is said at `Kernels`' methods of the same names.
+pub struct Table {
+    pub(crate) prepare: unsafe fn(*const f32, ActsPtr, usize),
+    pub(crate) matmul: unsafe fn(&Product<'_>),
+    pub(crate) rms_norm: unsafe fn(*const f32, *const f32, usize, f32, *mut f32),
+    pub(crate) silu_mul: unsafe fn(*const f32, *const f32, usize, *mut f32),
+    pub(crate) add: unsafe fn(*mut f32, *const f32, usize),
+    pub(crate) rotate: unsafe fn(*mut f32, *const f32, *const f32, usize),
+    pub(crate) argmax: unsafe fn(*const f32, usize) -> usize,
+    pub(crate) finite: unsafe fn(*const f32, usize) -> bool,
+}
+
+/// The functions of one instruction set.
+#[derive(Clone, Copy)]
+pub struct Kernels {
+    isa: Isa,
+    table: &'static Table,
+}
+
+impl Kernels {
+    /// The functions of `isa`, which has come from `Isa::detect`: others than the CPU's are undefined behaviour.
+    #[must_use]
+    pub fn new(isa: Isa) -> Self {
+        let table = match isa {
+            Isa::Scalar => &scalar::TABLE,
+            _ => &scalar::TABLE,
+        };
+        Self { isa, table }
+    }
+
+    /// Whose functions these are.
+    #[must_use]
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Makes row `row` of `acts` from the `acts.k` numbers at `x`.
+    ///
+    /// # Safety
+    /// `x` has `acts.k` readable numbers, `row < acts.rows`, and nobody else uses that row of `acts` meanwhile.
+    pub unsafe fn prepare(&self, x: *const f32, acts: ActsPtr, row: usize) {
+        debug_assert!(row < acts.rows);
+        // SAFETY: the caller's.
+        unsafe { (self.table.prepare)(x, acts, row) }
+    }
+
+    /// For each row and panel 16 numbers: `out[(row - rows.start) * stride + (panel - panels.start) * 16 ..]` are
+    /// the products of the panel's rows with the row of activations, or (`add`) grow by them.
+    /// Matrices that are not quantized need activations with f32, quantized ones take int8 where `acts` has it.
+    ///
+    /// # Safety
+    /// The rows are prepared, and nobody writes to them meanwhile; `out` has room, which nobody else uses meanwhile.
+    ///
+    /// # Panics
+    /// If panels, rows, `k` or mode do not fit.
+    #[allow(clippy::too_many_arguments)] // a matrix product has as many
+    pub unsafe fn matmul(
+        &self,
+        w: &Matrix,
+        panels: Range<usize>,
+        acts: ActsPtr,
+        rows: Range<usize>,
+        out: *mut f32,
+        stride: usize,
+        add: bool,
+    ) {
+        assert!(panels.end <= w.panels() && rows.end <= acts.rows && w.k() == acts.k);
+        assert!(
+            acts.mode.serves(w.form()),
+            "{:?} with {:?}",
+            w.form(),
+            acts.mode
+        );
+        assert!(rows.len() <= 1 || stride >= panels.len() * PANEL);
+        let product = Product {
+            w,
+            panels,
+            acts,
+            rows,
+            out,
+            stride,
+            add,
+        };
+        // SAFETY: the caller's, and the shapes fit.
+        unsafe { (self.table.matmul)(&product) }
+    }
+
+    /// `out = x / sqrt(mean of squares + eps) * w`, over `n` numbers; `out` may be `x`.
+    ///
+    /// # Safety
+    /// The pointers have `n` numbers each.
+    pub unsafe fn rms_norm(&self, x: *const f32, w: *const f32, n: usize, eps: f32, out: *mut f32) {
+        // SAFETY: the caller's.
+        unsafe { (self.table.rms_norm)(x, w, n, eps, out) }
+    }
+
+    /// `out = gate / (1 + exp(-gate)) * up`; `out` may be either.
+    ///
+    /// # Safety
+    /// The pointers have `n` numbers each.
+    pub unsafe fn silu_mul(&self, gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+        // SAFETY: the caller's.
+        unsafe { (self.table.silu_mul)(gate, up, n, out) }
+    }
+
+    /// `x += y`.
+    ///
+    /// # Safety
+    /// The pointers have `n` numbers each.
+    pub unsafe fn add(&self, x: *mut f32, y: *const f32, n: usize) {
+        // SAFETY: the caller's.
+        unsafe { (self.table.add)(x, y, n) }
+    }
+
+    /// Rotates number i and number `half + i` of `x` by the angle whose cosine and sine are at i.
+    ///
+    /// # Safety
+    /// `x` has `2 * half` numbers, the others `half`.
+    pub unsafe fn rotate(&self, x: *mut f32, cos: *const f32, sin: *const f32, half: usize) {
+        // SAFETY: the caller's.
+        unsafe { (self.table.rotate)(x, cos, sin, half) }
+    }
+
+    /// Where the largest number is, the first of equal ones; NaN counts for nothing; 0 if there is none.
+    ///
+    /// # Safety
+    /// `x` has `n` numbers.
+    pub unsafe fn argmax(&self, x: *const f32, n: usize) -> usize {
+        // SAFETY: the caller's.
+        unsafe { (self.table.argmax)(x, n) }
+    }
+
+    /// Whether no number is infinite or NaN.
+    ///
+    /// # Safety
+    /// `x` has `n` numbers.
+    pub unsafe fn finite(&self, x: *const f32, n: usize) -> bool {
+        // SAFETY: the caller's.
+        unsafe { (self.table.finite)(x, n) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,322 @@
+//! Every instruction set here against the scalar definition, bit for bit, and that against f64.
+
+#![allow(clippy::undocumented_unsafe_blocks)] // every pointer is a list's, which is as long as the call says
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::files::{Kind, TensorView};
+use crate::weights::{BLOCK, Form, Part};
+
+/// Numbers that are the same for the same seed.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u32 {
+        self.0 = self
+            .0
+            .wrapping_mul(0x5851_f42d_4c95_7f2d)
+            .wrapping_add(0x1405_7b7e_f767_814f);
+        (self.0 >> 33) as u32
+    }
+
+    fn activation(&mut self, extremes: bool) -> f32 {
+        let plain = self.next() as f32 / (1u64 << 30) as f32 - 1.0;
+        match self.next() % 16 {
+            0 if extremes => plain * 1e30,
+            1 if extremes => 0.0,
+            2 if extremes => -0.0,
+            3 if extremes => f32::from_bits(self.next() & 0x807f_ffff), // denormal
+            4 if extremes => 1.0,
+            _ => plain,
+        }
+    }
+
+    fn weight_f32(&mut self) -> f32 {
+        self.next() as f32 / (1u64 << 30) as f32 - 1.0
+    }
+}
+
+/// A matrix with blocks of any bits, among them the least and the largest.
+fn matrix(form: Form, n: usize, k: usize, numbers: &mut Numbers, extremes: bool) -> Matrix {
+    let mut data = Vec::new();
+    let full = numbers.next() as u8;
+    let half = |numbers: &mut Numbers| {
+        crate::files::blocks::f32_to_f16(numbers.weight_f32()).to_le_bytes()
+    };
+    let kind = match form {
+        Form::Q4 | Form::Q8 => {
+            for _ in 0..n * k.div_ceil(BLOCK) {
+                data.extend(half(numbers));
+                if form == Form::Q4 {
+                    data.extend(half(numbers));
+                }
+                let fill = extremes && numbers.next().is_multiple_of(2);
+                let fills = [0x80, 0x7f, 0xff, 0x00, full];
+                let byte = fills[numbers.next() as usize % fills.len()];
+                let bytes = if form == Form::Q4 { 16 } else { 32 };
+                data.extend((0..bytes).map(|_| if fill { byte } else { numbers.next() as u8 }));
+            }
+            if form == Form::Q4 {
+                Kind::Q4_1
+            } else {
+                Kind::Q8_0
+            }
+        }
+        Form::F16 => {
+            (0..n * k).for_each(|_| data.extend(half(numbers)));
+            Kind::F16
+        }
+        Form::Bf16 => {
+            (0..n * k).for_each(|_| data.extend(&numbers.weight_f32().to_le_bytes()[2..]));
+            Kind::BF16
+        }
+        Form::F32 => {
+            (0..n * k).for_each(|_| data.extend(numbers.weight_f32().to_le_bytes()));
+            Kind::F32
+        }
+    };
+    let shape = [n, k];
+    let part = Part::new(TensorView::new("w", kind, &shape, &data).unwrap());
+    Matrix::pack(&[part], false, None).unwrap()
+}
+
+struct Case {
+    w: Matrix,
+    x: Vec<f32>,
+    rows: usize,
+    mode: Mode,
+}
+
+impl Case {
+    fn new(
+        form: Form,
+        mode: Mode,
+        (n, k, rows): (usize, usize, usize),
+        seed: u64,
+        extremes: bool,
+    ) -> Self {
+        let mut numbers = Numbers(seed);
+        let k = if form.is_quantized() {
+            k.next_multiple_of(BLOCK)
+        } else {
+            k
+        };
+        let w = matrix(form, n, k, &mut numbers, extremes);
+        let x = (0..rows * k)
+            .map(|_| numbers.activation(extremes))
+            .collect();
+        Self { w, x, rows, mode }
+    }
+
+    /// The product of rows `rows` prepared among `among`, panels `panels`; `add` to ones.
+    fn run(
+        &self,
+        isa: Isa,
+        among: Range<usize>,
+        rows: Range<usize>,
+        panels: Range<usize>,
+        add: bool,
+    ) -> Vec<f32> {
+        let (kernels, k) = (Kernels::new(isa), self.w.k());
+        let acts = Acts::new(among.len(), k, self.mode);
+        let writer = acts.writer(among.len(), k);
+        let stride = panels.len() * PANEL + 3;
+        let mut out = vec![1.0; rows.len() * stride + 5];
+        unsafe {
+            for (i, row) in among.enumerate() {
+                kernels.prepare(self.x[row * k..].as_ptr(), writer, i);
+            }
+            kernels.matmul(
+                &self.w,
+                panels.clone(),
+                writer,
+                rows,
+                out.as_mut_ptr(),
+                stride,
+                add,
+            );
+        }
+        for row in out.chunks(stride) {
+            assert!(
+                row.iter().skip(panels.len() * PANEL).all(|&x| x == 1.0),
+                "beyond its row"
+            );
+        }
+        out.chunks_exact(stride)
+            .flat_map(|row| row[..panels.len() * PANEL].to_vec())
+            .collect()
+    }
+
+    fn all(&self, isa: Isa) -> Vec<f32> {
+        self.run(isa, 0..self.rows, 0..self.rows, 0..self.w.panels(), false)
+    }
+}
+
+/// NaN is NaN, whatever its bits.
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter()
+        .map(|x| if x.is_nan() { u32::MAX } else { x.to_bits() })
+        .collect()
+}
+
+fn modes(form: Form) -> Vec<Mode> {
+    if form.is_quantized() {
+        vec![Mode::Exact, Mode::Int8, Mode::Both]
+    } else {
+        vec![Mode::Exact, Mode::Both]
+    }
+}
+
+fn forms() -> impl Strategy<Value = (Form, Mode)> {
+    let all = Form::ALL
+        .into_iter()
+        .flat_map(|form| modes(form).into_iter().map(move |mode| (form, mode)));
+    proptest::sample::select(all.collect::<Vec<_>>())
+}
+
+#[test]
+fn scalar_products_are_right() {
+    for form in Form::ALL {
+        for mode in modes(form) {
+            let case = Case::new(form, mode, (37, 96, 3), 7, false);
+            let (got, k) = (case.all(Isa::Scalar), case.w.k());
+            let mut row = vec![0.0; k];
+            for (at, got) in got.iter().enumerate() {
+                let (r, n) = (
+                    at / (case.w.panels() * PANEL),
+                    at % (case.w.panels() * PANEL),
+                );
+                case.w.row(n, &mut row);
+                let products = row
+                    .iter()
+                    .zip(&case.x[r * k..])
+                    .map(|(w, x)| f64::from(*w) * f64::from(*x));
+                let size: f64 = products.clone().map(f64::abs).sum();
+                let bound = if mode.int8_with(form) { 1e-2 } else { 1e-6 };
+                let off = (f64::from(*got) - products.sum::<f64>()).abs();
+                assert!(
+                    off <= bound * size,
+                    "{form:?} {mode:?}: off by {off} of {size}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_shows() {
+    for isa in Isa::here() {
+        for form in Form::ALL {
+            for mode in modes(form) {
+                for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                    let mut case = Case::new(form, mode, (32, 64, 9), 3, false);
+                    case.x[3 * 64 + 40] = bad;
+                    let out = case.all(isa);
+                    let row = |r: usize| &out[r * 32..(r + 1) * 32];
+                    assert!(
+                        row(3).iter().all(|x| !x.is_finite()),
+                        "{isa:?} {form:?} {mode:?}"
+                    );
+                    assert!(
+                        (0..9)
+                            .filter(|&r| r != 3)
+                            .all(|r| row(r).iter().all(|x| x.is_finite()))
+                    );
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 300 }))]
+
+    #[test]
+    fn products_have_the_same_bits_everywhere(
+        (form, mode) in forms(), n in 1usize..150, k in 1usize..400, rows in 1usize..=70, seed: u64, extremes: bool,
+    ) {
+        let case = Case::new(form, mode, (n, k, rows), seed, extremes);
+        let want = case.all(Isa::Scalar);
+        for isa in Isa::here() {
+            prop_assert_eq!(bits(&case.all(isa)), bits(&want), "{:?} {:?} {:?}", isa, form, mode);
+        }
+    }
+
+    #[test]
+    fn a_row_alone_and_a_panel_alone_have_the_same_bits(
+        (form, mode) in forms(), n in 17usize..150, k in 1usize..400, rows in 1usize..=70, seed: u64, add: bool,
+    ) {
+        let case = Case::new(form, mode, (n, k, rows), seed, true);
+        let panels = case.w.panels();
+        for isa in Isa::here() {
+            let all = case.run(isa, 0..rows, 0..rows, 0..panels, add);
+            let (row, panel) = (seed as usize % rows, seed as usize % panels);
+            let alone = case.run(isa, row..row + 1, 0..1, 0..panels, add);
+            let of_all = &all[row * panels * PANEL..][..panels * PANEL];
+            prop_assert_eq!(bits(&alone), bits(of_all), "{:?} {:?} {:?}", isa, form, mode);
+            let cut = case.run(isa, 0..rows, row..rows, panel..panels, add);
+            let width = (panels - panel) * PANEL;
+            for (i, got) in cut.chunks_exact(width).enumerate() {
+                let of_all = &all[((row + i) * panels + panel) * PANEL..][..width];
+                prop_assert_eq!(bits(got), bits(of_all), "{:?} {:?} {:?}", isa, form, mode);
+            }
+        }
+    }
+
+    #[test]
+    fn small_kernels_have_the_same_bits_everywhere(n in 0usize..300, seed: u64, extremes: bool) {
+        let mut numbers = Numbers(seed);
+        let mut list = |n: usize| -> Vec<f32> { (0..n).map(|_| numbers.activation(extremes)).collect() };
+        let (x, y, z) = (list(n), list(n), list(2 * n));
+        let run = |isa: Isa| {
+            let kernels = Kernels::new(isa);
+            let (mut norm, mut silu) = (vec![0.0; n], vec![0.0; n]);
+            let (mut sum, mut turned) = (x.clone(), z.clone());
+            let top = unsafe {
+                kernels.rms_norm(x.as_ptr(), y.as_ptr(), n, 1e-5, norm.as_mut_ptr());
+                kernels.silu_mul(x.as_ptr(), y.as_ptr(), n, silu.as_mut_ptr());
+                kernels.add(sum.as_mut_ptr(), y.as_ptr(), n);
+                kernels.rotate(turned.as_mut_ptr(), x.as_ptr(), y.as_ptr(), n);
+                (kernels.argmax(x.as_ptr(), n), kernels.finite(x.as_ptr(), n))
+            };
+            ([norm, silu, sum, turned].map(|list| bits(&list)), top)
+        };
+        let want = run(Isa::Scalar);
+        for isa in Isa::here() {
+            prop_assert_eq!(run(isa), want.clone(), "{:?}", isa);
+        }
+    }
+}
+
+#[test]
+fn exp_is_close() {
+    for i in -8700..8800 {
+        let x = i as f32 / 100.0;
+        let want = f64::from(x).exp();
+        let off = (f64::from(scalar::exp(x)) / want - 1.0).abs();
+        assert!(off < 3e-7, "exp({x}) is off by {off}");
+    }
+    assert!(scalar::exp(f32::NAN).is_nan());
+}
+
+#[test]
+fn the_largest_is_the_first_of_equals_and_never_nan() {
+    for isa in Isa::here() {
+        let kernels = Kernels::new(isa);
+        for n in 1..100 {
+            for at in 0..n {
+                let mut x = vec![-1.0; n];
+                x[0] = f32::NAN;
+                x[at] = 2.0;
+                x[n - 1] = 2.0;
+                assert_eq!(unsafe { kernels.argmax(x.as_ptr(), n) }, at, "{isa:?}");
+                x[at] = f32::INFINITY;
+                assert!(!unsafe { kernels.finite(x.as_ptr(), n) });
+            }
+        }
+        let none = [f32::NEG_INFINITY; 40];
+        assert_eq!(unsafe { kernels.argmax(none.as_ptr(), 40) }, 0);
+        assert!(unsafe { kernels.finite([0.0; 40].as_ptr(), 40) });
+    }
+}

@@ -1,0 +1,128 @@
+//! Rows come back out of panels as they went in.
+
+use super::*;
+use crate::files::{Kind, TensorView};
+
+/// `rows` rows of `k` numbers of a kind, any bits but scales of a sensible size.
+fn stored(kind: Kind, rows: usize, k: usize, mut seed: u32) -> Vec<u8> {
+    let bytes = kind.bytes_of(rows * k).unwrap();
+    let mut data: Vec<u8> = (0..bytes)
+        .map(|_| {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (seed >> 24) as u8
+        })
+        .collect();
+    for block in data.chunks_exact_mut(kind.block_bytes()) {
+        let scales: &[usize] = match kind {
+            Kind::F32 => {
+                block[3] = block[3] & 0x80 | 0x3c;
+                continue;
+            }
+            Kind::BF16 => {
+                block[1] = block[1] & 0x80 | 0x3c;
+                continue;
+            }
+            Kind::Q4_1 | Kind::Q5_1 | Kind::Q4_K | Kind::Q5_K => &[1, 3],
+            Kind::Q6_K => &[209],
+            Kind::F16 | Kind::Q4_0 | Kind::Q5_0 | Kind::Q8_0 => &[1],
+        };
+        scales
+            .iter()
+            .for_each(|&at| block[at] = block[at] & 0x83 | 0x24);
+    }
+    data
+}
+
+/// How far `got` may be from `want`, a row of which the largest number is `max`.
+fn bound(kind: Kind, form: Form, max: f32) -> f32 {
+    match (kind, form) {
+        (Kind::Q4_K, Form::Q4) => max * 2e-3,
+        (Kind::Q5_1 | Kind::Q5_K | Kind::Q6_K | Kind::Q4_0 | Kind::Q4_1 | Kind::Q4_K, Form::Q8) => {
+            max * 5e-3
+        }
+        _ => 0.0,
+    }
+}
+
+#[test]
+fn every_kind_comes_back_as_its_form_promises() {
+    for kind in Kind::ALL {
+        let (n, k) = (37, if kind.block_len() == 1 { 75 } else { 512 });
+        let (data, shape) = (stored(kind, n, k, 5), [n, k]);
+        let tensor = TensorView::new("t", kind, &shape, &data).unwrap();
+        for form in [Form::of(kind), Form::F32] {
+            let matrix = Matrix::pack(&[Part::new(tensor)], false, Some(form)).unwrap();
+            assert_eq!((matrix.n(), matrix.k(), matrix.panels()), (n, k, 3));
+            let (mut want, mut got) = (vec![0.0; k], vec![1.0; k + 21]);
+            for r in 0..n {
+                tensor.decode_row(r, &mut want);
+                matrix.row(r, &mut got);
+                let max = want.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+                for (got, want) in got.iter().zip(&want) {
+                    let off = (got - want).abs();
+                    assert!(
+                        off <= bound(kind, form, max),
+                        "{kind:?} {form:?}: {got} for {want}"
+                    );
+                }
+                assert!(got[k..].iter().all(|&x| x == 0.0));
+            }
+            matrix.row(47, &mut got);
+            assert!(got.iter().all(|&x| x == 0.0), "rows beyond n");
+        }
+    }
+}
+
+#[test]
+fn parts_are_stacked_or_taken_in_turns_and_in_any_order() {
+    let shape = [20, 32];
+    let data = [1, 2].map(|seed| stored(Kind::F32, 20, 32, seed));
+    let tensors = [0, 1].map(|i| TensorView::new("t", Kind::F32, &shape, &data[i]).unwrap());
+    let last_first = |i: usize| 19 - i;
+    let parts = [
+        Part::new(tensors[0]),
+        Part::ordered(tensors[1], &last_first),
+    ];
+    let (mut got, mut want) = ([0.0; 32], [0.0; 32]);
+
+    let stacked = Matrix::pack(&parts, false, None).unwrap();
+    assert_eq!((stacked.n(), stacked.panels()), (40, 3));
+    stacked.row(25, &mut got);
+    tensors[1].decode_row(14, &mut want);
+    assert_eq!(got, want);
+
+    let turns = Matrix::pack(&parts, true, None).unwrap();
+    assert_eq!((turns.n(), turns.panels()), (64, 4));
+    turns.row(32 + 3, &mut got);
+    tensors[0].decode_row(16 + 3, &mut want);
+    assert_eq!(got, want);
+    turns.row(48 + 3, &mut got);
+    tensors[1].decode_row(0, &mut want);
+    assert_eq!(got, want);
+}
+
+#[test]
+fn parts_that_do_not_fit_are_named() {
+    let (a, b) = (stored(Kind::F32, 2, 32, 1), stored(Kind::F32, 2, 64, 1));
+    let tensors = [
+        TensorView::new("a", Kind::F32, &[2, 32], &a).unwrap(),
+        TensorView::new("b", Kind::F32, &[2, 64], &b).unwrap(),
+    ];
+    let text = |parts: &[Part<'_>], turns: bool| {
+        Matrix::pack(parts, turns, None).err().unwrap().to_string()
+    };
+    assert!(text(&tensors.map(Part::new), false).contains("tensor b has rows of 64, a of 32"));
+    let beyond = |i: usize| i + 1;
+    assert!(text(&[Part::ordered(tensors[0], &beyond)], false).contains("tensor a has 2 rows"));
+    let tall = TensorView::new("tall", Kind::F32, &[4, 16], &a).unwrap();
+    let short = TensorView::new("short", Kind::F32, &[2, 16], &a[..128]).unwrap();
+    assert!(text(&[Part::new(tall), Part::new(short)], true).contains("tensor short has 2 rows"));
+}
+
+#[test]
+fn mixed_kinds_take_the_form_that_holds_both() {
+    assert_eq!(Form::Q4.with(Form::Q8), Form::Q8);
+    assert_eq!(Form::Bf16.with(Form::Bf16), Form::Bf16);
+    assert_eq!(Form::F16.with(Form::Bf16), Form::F32);
+    assert_eq!(Form::Q4.with(Form::F16), Form::F32);
+}
