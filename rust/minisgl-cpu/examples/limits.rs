@@ -1,0 +1,348 @@
+//! What this machine can do at most: `limits THREADS SECONDS` prints one line of JSON with memory read in GB/s and
+//! multiply-adds in G/s (float32, int8, bfloat16), each by the best instruction set, and all of them under `all`.
+//!
+//! Keeps true: every figure is the best of several short runs, all threads at once, by their CPU time; loops touch registers alone, or
+//! memory that no cache holds.
+//! Doesn't know: the engine.
+
+use std::hint::black_box;
+use std::sync::Barrier;
+
+const RUNS: usize = 5;
+const MEMORY: usize = 1 << 30; // more than any cache
+const MODEL: usize = 96_000_000; // the embedded one: may stay in a large cache
+const LOOPS: usize = 20_000;
+
+/// Best rate of `work` units a call, over all threads.
+fn best(threads: usize, seconds: f64, work: f64, call: impl Fn(usize) + Sync) -> f64 {
+    (0..RUNS)
+        .map(|_| rate(threads, seconds / RUNS as f64, work, &call))
+        .fold(0.0, f64::max)
+}
+
+fn rate(threads: usize, seconds: f64, work: f64, call: &(impl Fn(usize) + Sync)) -> f64 {
+    let barrier = Barrier::new(threads);
+    std::thread::scope(|scope| {
+        let barrier = &barrier;
+        let each: Vec<_> = (0..threads)
+            .map(|thread| {
+                scope.spawn(move || {
+                    call(thread); // warm
+                    barrier.wait();
+                    let (began, mut calls) = (thread_seconds(), 0_u32);
+                    while thread_seconds() - began < seconds || calls == 0 {
+                        call(thread);
+                        calls += 1;
+                    }
+                    f64::from(calls) * work / (thread_seconds() - began)
+                })
+            })
+            .collect();
+        each.into_iter()
+            .map(|thread| thread.join().unwrap_or(0.0))
+            .sum()
+    })
+}
+
+/// CPU time of this thread: who else runs on the machine does not count.
+#[cfg(unix)]
+fn thread_seconds() -> f64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is a valid place for the answer.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64
+}
+
+#[cfg(not(unix))]
+fn thread_seconds() -> f64 {
+    static BEGAN: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    BEGAN
+        .get_or_init(std::time::Instant::now)
+        .elapsed()
+        .as_secs_f64()
+}
+
+/// In huge pages where the system has them, as the engine's weights are.
+fn filled(words: usize, value: u64) -> Vec<u64> {
+    let mut memory = Vec::with_capacity(words);
+    #[cfg(target_os = "linux")]
+    {
+        let page = 2 << 20;
+        let start = (memory.as_ptr() as usize).next_multiple_of(page);
+        let end = (memory.as_ptr() as usize + 8 * words) / page * page;
+        if start < end {
+            // SAFETY: an advice about memory of ours; it changes no content.
+            unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_HUGEPAGE) };
+        }
+    }
+    memory.resize(words, value);
+    memory
+}
+
+/// A sum over memory that the compiler makes vectors of.
+#[inline(always)]
+fn sum(words: &[u64]) -> u64 {
+    let mut sums = [0_u64; 32];
+    for chunk in words.chunks_exact(32) {
+        for (sum, word) in sums.iter_mut().zip(chunk) {
+            *sum = sum.wrapping_add(*word);
+        }
+    }
+    sums.iter().fold(0, |a, b| a.wrapping_add(*b))
+}
+
+/// GB/s of `bytes` that are shared out to the threads and read again and again.
+fn read(threads: usize, seconds: f64, bytes: usize) -> f64 {
+    let memory: Vec<Vec<u64>> = (0..threads)
+        .map(|i| filled(bytes / threads / 8, i as u64 + 1))
+        .collect();
+    best(threads, seconds, (bytes / threads) as f64, |thread| {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor has it.
+            black_box(unsafe { x86::sum_avx2(&memory[thread]) });
+            return;
+        }
+        black_box(sum(&memory[thread]));
+    }) / 1e9
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    //! Loops over registers. `$n` accumulators hide the latency; the operands come out of `black_box`, so that nothing
+    //! is known of them.
+    use std::arch::asm;
+    use std::arch::x86_64::*;
+    use std::hint::black_box;
+
+    /// # Safety
+    /// The processor must have AVX2.
+    #[target_feature(enable = "avx2")]
+    pub unsafe fn sum_avx2(words: &[u64]) -> u64 {
+        super::sum(words)
+    }
+
+    macro_rules! chains {
+        ($name:ident, $features:literal, $n:literal, $zero:expr, $one:expr, |$acc:ident, $a:ident, $b:ident| $step:expr) => {
+            /// # Safety
+            /// The processor must have the named features.
+            #[target_feature(enable = $features)]
+            pub unsafe fn $name(loops: usize) {
+                let mut accs = [$zero; $n];
+                let ($a, $b) = (black_box($one), black_box($one));
+                for _ in 0..loops {
+                    for acc in &mut accs {
+                        let $acc = *acc;
+                        *acc = $step;
+                    }
+                }
+                black_box(accs);
+            }
+        };
+    }
+
+    chains!(
+        f32_avx2,
+        "avx2,fma",
+        10,
+        _mm256_setzero_ps(),
+        _mm256_set1_ps(0.5),
+        |acc, a, b| _mm256_fmadd_ps(a, b, acc)
+    );
+    chains!(
+        f32_avx512,
+        "avx512f",
+        16,
+        _mm512_setzero_ps(),
+        _mm512_set1_ps(0.5),
+        |acc, a, b| _mm512_fmadd_ps(a, b, acc)
+    );
+    chains!(
+        int8_avx2,
+        "avx2",
+        10,
+        _mm256_setzero_si256(),
+        _mm256_set1_epi8(1),
+        |acc, a, b| _mm256_add_epi16(acc, _mm256_maddubs_epi16(_mm256_xor_si256(a, acc), b))
+    );
+    chains!(
+        int8_vnni,
+        "avx512f,avx512vnni",
+        16,
+        _mm512_setzero_si512(),
+        _mm512_set1_epi8(1),
+        |acc, a, b| _mm512_dpbusd_epi32(acc, a, b)
+    );
+
+    /// bfloat16 pairs.
+    ///
+    /// # Safety
+    /// The processor must have avx512_bf16.
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub unsafe fn bf16_avx512(loops: usize) {
+        let mut accs = [_mm512_setzero_ps(); 16];
+        let ones = black_box(_mm512_cvtne2ps_pbh(
+            _mm512_set1_ps(0.5),
+            _mm512_set1_ps(0.5),
+        ));
+        for _ in 0..loops {
+            for acc in &mut accs {
+                *acc = _mm512_dpbf16_ps(*acc, ones, ones);
+            }
+        }
+        black_box(accs);
+    }
+
+    #[repr(C, align(64))]
+    struct Tiles([u8; 64]);
+
+    /// Whether the system lets this process use tiles; asks for it.
+    #[cfg(target_os = "linux")]
+    pub fn tiles_allowed() -> bool {
+        let info = __cpuid_count(7, 0);
+        const NEEDED: u32 = 1 << 24 | 1 << 25 | 1 << 22; // tiles, their int8, their bfloat16
+        // SAFETY: a system call that changes what this process may use, and no memory.
+        info.edx & NEEDED == NEEDED
+            && unsafe { libc::syscall(libc::SYS_arch_prctl, 0x1023, 18) } == 0
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub fn tiles_allowed() -> bool {
+        false
+    }
+
+    macro_rules! tiles {
+        ($name:ident, $step:literal) => {
+            /// Four products of 16 x 16 x 64 bytes a loop.
+            ///
+            /// # Safety
+            /// `tiles_allowed` must have said so.
+            pub unsafe fn $name(loops: usize) {
+                let mut config = Tiles([0; 64]);
+                config.0[0] = 1;
+                for tile in 0..8 {
+                    config.0[16 + 2 * tile] = 64;
+                    config.0[48 + tile] = 16;
+                }
+                // SAFETY: the configuration is a valid one of palette 1; tiles are registers, given back at the end.
+                unsafe {
+                    asm!("ldtilecfg [{}]", in(reg) &config.0, options(nostack));
+                    asm!(
+                        "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                        "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
+                        "2:",
+                        concat!($step, " tmm0, tmm4, tmm6"), concat!($step, " tmm1, tmm4, tmm7"),
+                        concat!($step, " tmm2, tmm5, tmm6"), concat!($step, " tmm3, tmm5, tmm7"),
+                        "dec {n}", "jnz 2b",
+                        "tilerelease",
+                        n = inout(reg) loops => _, options(nostack)
+                    );
+                }
+            }
+        };
+    }
+    tiles!(int8_amx, "tdpbssd");
+    tiles!(bf16_amx, "tdpbf16ps");
+}
+
+/// (what is multiplied, instruction set, G multiply-adds a second)
+#[cfg(target_arch = "x86_64")]
+fn multiply_adds(threads: usize, seconds: f64) -> Vec<(&'static str, &'static str, f64)> {
+    let mut found = Vec::new();
+    let mut measure = |what, isa, has: bool, per_loop: usize, call: unsafe fn(usize)| {
+        if has {
+            let work = (LOOPS * per_loop) as f64;
+            // SAFETY: `has` says that the processor has what `call` needs.
+            found.push((
+                what,
+                isa,
+                best(threads, seconds, work, |_| unsafe { call(LOOPS) }) / 1e9,
+            ));
+        }
+    };
+    let fma = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+    let (avx512, vnni) = (
+        is_x86_feature_detected!("avx512f"),
+        is_x86_feature_detected!("avx512vnni"),
+    );
+    let tiles = x86::tiles_allowed();
+    measure("f32", "avx2", fma, 10 * 8, x86::f32_avx2);
+    measure("f32", "avx512", avx512, 16 * 16, x86::f32_avx512);
+    measure("int8", "avx2", fma, 10 * 32, x86::int8_avx2);
+    measure(
+        "int8",
+        "avx512 vnni",
+        avx512 && vnni,
+        16 * 64,
+        x86::int8_vnni,
+    );
+    measure("int8", "amx", tiles, 4 * 16 * 16 * 64, x86::int8_amx);
+    measure(
+        "bf16",
+        "avx512 bf16",
+        avx512 && is_x86_feature_detected!("avx512bf16"),
+        16 * 32,
+        x86::bf16_avx512,
+    );
+    measure("bf16", "amx", tiles, 4 * 16 * 16 * 32, x86::bf16_amx);
+    found
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn multiply_adds(threads: usize, seconds: f64) -> Vec<(&'static str, &'static str, f64)> {
+    let work = (LOOPS * 128) as f64;
+    let call = |_| {
+        let (mut accs, by) = ([0.0_f32; 128], black_box([0.5_f32; 128]));
+        for _ in 0..LOOPS {
+            for (acc, by) in accs.iter_mut().zip(&by) {
+                *acc = by.mul_add(*by, *acc);
+            }
+        }
+        black_box(accs);
+    };
+    vec![(
+        "f32",
+        "as compiled",
+        best(threads, seconds, work, call) / 1e9,
+    )]
+}
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let threads = args.next().and_then(|text| text.parse().ok()).unwrap_or(1);
+    let seconds = args
+        .next()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(0.4);
+    let (memory, model, one) = (
+        read(threads, seconds, MEMORY),
+        read(threads, seconds, MODEL),
+        read(1, seconds, MODEL),
+    );
+    let found = multiply_adds(threads, seconds);
+    let mut fields = vec![
+        format!("\"threads\":{threads},\"read_gb_s\":{model:.1}"),
+        format!("\"read_one_thread_gb_s\":{one:.1},\"read_memory_gb_s\":{memory:.1}"),
+    ];
+    let mut bests = vec![];
+    for what in ["f32", "int8", "bf16"] {
+        let of: Vec<_> = found.iter().filter(|one| one.0 == what).collect();
+        if let Some((_, isa, rate)) = of.into_iter().max_by(|a, b| a.2.total_cmp(&b.2)) {
+            fields.push(format!("\"{what}_gmac_s\":{rate:.1}"));
+            bests.push(format!("\"{what}_gmac_s\":\"{isa}\""));
+        }
+    }
+    let all: Vec<_> = found
+        .iter()
+        .map(|(what, isa, rate)| format!("\"{what} {isa}\":{rate:.1}"))
+        .collect();
+    println!(
+        "{{{},\"best\":{{{}}},\"all\":{{{}}}}}",
+        fields.join(","),
+        bests.join(","),
+        all.join(",")
+    );
+}
