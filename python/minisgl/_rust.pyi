@@ -7,11 +7,13 @@ from typing import Any, Literal, TypedDict, final, type_check_only
 import numpy as np
 from numpy.typing import NDArray
 
+from minisgl.engine.api import SlotBinding
 from minisgl.scheduler.api import ControlPlaneConfig, Stats
 from minisgl.step import Events, Int32Array, Int64Array, StepBuffers
 
 __all__ = [
     "ControlPlane",
+    "CpuSampler",
     "RadixCacheHandle",
     "RadixCacheManager",
     "StepOutput",
@@ -172,6 +174,23 @@ class ControlPlane:
     def page_table(self, req_id: int) -> list[int]: ...
     def free_pages(self) -> list[int]: ...
     reserve_ratio: int
+
+@final
+class CpuSampler:
+    """The CPU engine's sampler without its engine, for the suite that holds it against the torch engine's."""
+
+    def __new__(cls, num_slots: int, vocab_size: int, eos_ids: Sequence[int]) -> CpuSampler: ...
+    def bind(self, binding: SlotBinding) -> None: ...
+    def step(
+        self, logits: NDArray[np.float32], slots: Sequence[int], positions: Sequence[int]
+    ) -> tuple[list[int], list[tuple[float, list[int], list[float]] | None]]:
+        """Change `logits` [n, vocab_size] in place as the slots ask, and record the tokens [n] that are returned, with
+        the log probability of each, the most likely ids and theirs, where a slot asks."""
+
+    def record(self, slot: int, token: int) -> None: ...
+    def prompt_part(self, slot: int, start: int, count: int) -> tuple[int, int, list[int], int] | None:
+        """Request, first position, tokens and number of alternatives of the prompt log probabilities that a row of
+        `count` positions from `start` on gives."""
 
 # ---------------------------------------------------------------------------------- pieces, see docs/control-plane.md
 

@@ -15,12 +15,13 @@ from minisgl.attention import KVPool, TorchSdpa
 from minisgl.config import EngineConfig
 from minisgl.engine.api import EngineInfo, SlotBinding
 from minisgl.engine.logit_changes import LogitChanges
-from minisgl.engine.sampler import SamplingRows, sample
+from minisgl.engine.sampler import SamplingRows
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.message import PromptLogprobs, StepTokens
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
 from tests.engine.test_torch_engine import VOCAB, Collector, Reference, load, reference
+from tests.helpers_samplers import SAMPLERS, Sampler, binding, draw
 
 __all__ = ["reference"]
 CPU = torch.device("cpu")
@@ -119,6 +120,28 @@ def test_penalties_follow_their_definitions(num_pages: int) -> None:
     assert all(expected_greedy(requests[0][0], requests[i][1]) != plain for i in range(len(CASES)))
 
 
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_changes_follow_their_definitions_token_by_token(kind: str) -> None:
+    """In slots that are bound anew halfway through."""
+    sampler = SAMPLERS[kind](len(CASES), VOCAB)
+    prompt = [10, 3, 5, 3, 20]
+    asks = [SamplingParams(temperature=0, seed=0, max_tokens=40, **one) for one in CASES.values()]  # type: ignore[arg-type]
+    outputs: list[list[int]] = [[] for _ in asks]
+    slots = list(range(len(asks)))
+    for step in range(40):
+        if step % 13 == 0:
+            for slot, params in enumerate(asks):
+                sampler.bind(binding(slot, params, prompt, outputs[slot]))
+        position = len(prompt) + step
+        rows = [FakeModel.row((output or prompt)[-1], position - 1).numpy() for output in outputs]
+        for output, token in zip(
+            outputs, sampler.step(np.stack(rows), slots, [position] * len(slots)).tokens, strict=True
+        ):
+            output.append(token)
+    for name, params, output in zip(CASES, asks, outputs, strict=True):
+        assert output == expected_greedy(prompt, params), name
+
+
 def test_seeded_tokens_are_the_same_alone_and_among_31_others() -> None:
     params = SamplingParams(
         temperature=1.1, top_p=0.9, top_k=40, min_p=0.02, seed=77, max_tokens=50, frequency_penalty=0.5
@@ -169,25 +192,33 @@ def test_top_p_of_zero_is_greedy_among_rows_that_are_drawn() -> None:
     assert fake.tokens[0] == expected_greedy([1], SamplingParams(max_tokens=20)) != fake.tokens[1]
 
 
-def test_a_slot_forgets_the_request_before() -> None:
-    changes = LogitChanges(VOCAB, (), CPU)
-    logits = torch.randn(1, VOCAB)
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_a_slot_forgets_the_request_before(kind: str) -> None:
+    sampler = SAMPLERS[kind](1, VOCAB)
+    logits = np.random.default_rng(0).standard_normal((1, VOCAB), np.float32)
     asks = SamplingParams(seed=0, max_tokens=1, frequency_penalty=1.0)
-    sequence = np.array([1, 2, 2], np.int32)
-    changes.bind(SlotBinding(0, 0, asks, sequence, 1))
-    changed = changes.apply(logits, [0], [3])
-    assert float(logits[0, 2] - changed[0, 2]) == pytest.approx(2.0)  # generated twice before it was bound again
-    changes.bind(SlotBinding(0, 1, SamplingParams(seed=0, max_tokens=1), sequence, 1))
+    sampler.bind(binding(0, asks, [1], [2, 2]))
+    changed = sampler.step(logits, [0], [3]).changed
+    assert logits[0, 2] - changed[0, 2] == pytest.approx(2.0)  # generated twice before it was bound again
+    sampler.bind(binding(0, SamplingParams(seed=0, max_tokens=1), [1], [2, 2]))
+    assert sampler.step(logits, [0], [3]).changed.tobytes() == logits.tobytes()
+
+
+def test_rows_without_changes_are_not_copied() -> None:
+    changes = LogitChanges(VOCAB, (), CPU)
+    changes.bind(binding(0, SamplingParams(seed=0, max_tokens=1), [1], [2, 2]))
+    logits = torch.randn(1, VOCAB)
     assert changes.apply(logits, [0], [3]) is logits
 
 
-def test_a_sequence_goes_on_where_it_was_when_a_slot_is_bound_again() -> None:
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_a_sequence_goes_on_where_it_was_when_a_slot_is_bound_again(kind: str) -> None:
     """As after a retraction or a failover: of the sequence so far only the output counts."""
     asks = SamplingParams(seed=0, max_tokens=9, bad_token_ids=((4, 5, 6), (5, 7), (8,)))
-    logits = torch.randn(1, VOCAB)
+    logits = np.random.default_rng(0).standard_normal((1, VOCAB), np.float32)
 
-    def banned(changes: LogitChanges) -> set[int]:
-        return set(changes.apply(logits, [0], [9])[0].isneginf().nonzero().flatten().tolist())
+    def banned(sampler: Sampler) -> set[int]:
+        return set(np.isneginf(sampler.step(logits, [0], [9]).changed[0]).nonzero()[0].tolist())
 
     for prompt, output, expected in (
         ([4, 5], [], {8}),
@@ -195,11 +226,11 @@ def test_a_sequence_goes_on_where_it_was_when_a_slot_is_bound_again() -> None:
         ([1], [4, 5], {6, 7, 8}),
         ([1], [4, 5, 9], {8}),
     ):
-        whole, grown = LogitChanges(VOCAB, (), CPU), LogitChanges(VOCAB, (), CPU)
-        whole.bind(SlotBinding(0, 0, asks, np.array(prompt + output, np.int32), len(prompt)))
-        grown.bind(SlotBinding(0, 0, asks, np.array(prompt, np.int32), len(prompt)))
+        whole, grown = SAMPLERS[kind](1, VOCAB), SAMPLERS[kind](1, VOCAB)
+        whole.bind(binding(0, asks, prompt, output))
+        grown.bind(binding(0, asks, prompt))
         for token in output:
-            grown.record(torch.tensor([token]), [0])
+            grown.record(0, token)
         assert banned(whole) == banned(grown) == expected
 
 
@@ -230,14 +261,15 @@ def test_what_is_drawn_is_allowed_and_not_bad() -> None:
     assert {13, 14} <= {token for tokens in fake.tokens.values() for token in tokens}
 
 
-def test_repetition_penalty_and_min_p_are_those_of_transformers() -> None:
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_repetition_penalty_and_min_p_are_those_of_transformers(kind: str) -> None:
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(1, VOCAB, generator=generator)
     tokens = torch.randint(0, VOCAB, (1, 30), generator=generator)
-    changes = LogitChanges(VOCAB, (), CPU)
+    sampler = SAMPLERS[kind](1, VOCAB)
     asks = SamplingParams(seed=0, max_tokens=1, repetition_penalty=1.7)
-    changes.bind(SlotBinding(0, 0, asks, tokens[0].numpy().astype(np.int32), 12))
-    ours = changes.apply(logits, [0], [30])
+    sampler.bind(SlotBinding(0, 0, asks, tokens[0].numpy().astype(np.int32), 12))
+    ours = torch.from_numpy(sampler.step(logits.numpy(), [0], [30]).changed)
     theirs = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.7)])(tokens, logits.clone())  # type: ignore[arg-type]
     torch.testing.assert_close(ours, theirs)
 
@@ -251,7 +283,7 @@ def test_repetition_penalty_and_min_p_are_those_of_transformers() -> None:
         torch.zeros(count, dtype=torch.int64),
         torch.arange(count),
     )
-    assert set(sample(logits.expand(count, -1), rows).tolist()) == allowed and len(allowed) > 1
+    assert set(draw(kind, logits.expand(count, -1), rows).tolist()) == allowed and len(allowed) > 1
 
 
 @pytest.mark.parametrize("budget", [8, 512])

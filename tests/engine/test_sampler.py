@@ -1,4 +1,5 @@
-"""The sampler: exact where it must be, distributed as it should be, blind to the rest of the batch."""
+"""The samplers of the torch engine and of the CPU engine: exact where they must be, distributed as they should be,
+blind to the rest of the batch."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from minisgl.engine.sampler import SamplingRows, sample, uniforms
+from minisgl.engine.sampler import SamplingRows, uniforms
+from tests.helpers_samplers import SAMPLERS, draw
 
 pytestmark = pytest.mark.any_cpu
+both = pytest.mark.parametrize("kind", SAMPLERS)
 
 
 def rows(count: int, *, temperature: float = 1.0, top_k: int = -1, top_p: float = 1.0, seed: int = 0) -> SamplingRows:
@@ -34,38 +37,42 @@ def pick(all_rows: SamplingRows, at: Tensor) -> SamplingRows:
     )
 
 
+@both
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_greedy_is_the_first_maximum(dtype: torch.dtype) -> None:
+def test_greedy_is_the_first_maximum(kind: str, dtype: torch.dtype) -> None:
     logits = torch.zeros(5, 151_936, dtype=dtype)
     logits[0, [7, 9]] = 2.0
     logits[1, 151_935] = 1.0
     logits[2] = -3.0
     logits[3, [100_000, 140_000]] = 5.0
     logits[4, 1:] = -1.0
-    assert sample(logits, rows(5, temperature=0.0)).tolist() == [7, 151_935, 0, 100_000, 0]
+    assert draw(kind, logits, rows(5, temperature=0.0)).tolist() == [7, 151_935, 0, 100_000, 0]
 
 
-def test_draws_follow_the_distribution() -> None:
+@both
+def test_draws_follow_the_distribution(kind: str) -> None:
     """Chi-square over 20,000 positions, seeded; 7 degrees of freedom: 24.3 is the 0.1 % point."""
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5, 1.5, -2.0, 0.2])
     count = 20_000
     for temperature in (0.7, 1.0, 1.8):
-        tokens = sample(logits.expand(count, -1), rows(count, temperature=temperature, seed=11))
+        tokens = draw(kind, logits.expand(count, -1), rows(count, temperature=temperature, seed=11))
         expected = (logits / temperature).softmax(-1) * count
         observed = torch.bincount(tokens, minlength=8)
         assert float(((observed - expected) ** 2 / expected).sum()) < 24.3
 
 
-def test_seed_and_position_decide() -> None:
+@both
+def test_seed_and_position_decide(kind: str) -> None:
     logits = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0))
-    first = sample(logits, rows(64, seed=1))
-    assert torch.equal(first, sample(logits, rows(64, seed=1)))
-    assert (first != sample(logits, rows(64, seed=2))).float().mean() > 0.8
+    first = draw(kind, logits, rows(64, seed=1))
+    assert torch.equal(first, draw(kind, logits, rows(64, seed=1)))
+    assert (first != draw(kind, logits, rows(64, seed=2))).float().mean() > 0.8
     same_logits = logits[:1].expand(64, -1)
-    assert len(set(sample(same_logits, rows(64, seed=1)).tolist())) > 20
+    assert len(set(draw(kind, same_logits, rows(64, seed=1)).tolist())) > 20
 
 
-def test_batch_does_not_matter() -> None:
+@both
+def test_batch_does_not_matter(kind: str) -> None:
     """Alone and among 31 others, with every mix of parameters, the same token from the same logits."""
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(32, 5000, generator=generator) * 3
@@ -77,14 +84,15 @@ def test_batch_does_not_matter() -> None:
         torch.randint(-(2**62), 2**62, (32,), generator=generator),
         torch.randint(0, 8000, (32,), generator=generator),
     )
-    together = sample(logits, mixed)
+    together = draw(kind, logits, mixed)
     for row in range(32):
         at = torch.tensor([row])
-        assert sample(logits[at], pick(mixed, at)).item() == together[row].item()
+        assert draw(kind, logits[at], pick(mixed, at)).item() == together[row].item()
     order = torch.randperm(32, generator=generator)
-    assert torch.equal(sample(logits[order], pick(mixed, order)), together[order])
+    assert torch.equal(draw(kind, logits[order], pick(mixed, order)), together[order])
 
 
+@both
 @pytest.mark.parametrize(
     ("top_k", "top_p", "allowed"),
     [
@@ -97,21 +105,23 @@ def test_batch_does_not_matter() -> None:
         (2, 0.5, {2}),  # of the two that top-k leaves, the first has more than half
     ],
 )
-def test_truncation_keeps_what_it_says(top_k: int, top_p: float, allowed: set[int]) -> None:
+def test_truncation_keeps_what_it_says(kind: str, top_k: int, top_p: float, allowed: set[int]) -> None:
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5, 1.5, -2.0, 0.2])  # probabilities .05 .15 .40 .02 .09 .24 .01 .07
-    tokens = sample(logits.expand(3000, -1), rows(3000, top_k=top_k, top_p=top_p, seed=5))
+    tokens = draw(kind, logits.expand(3000, -1), rows(3000, top_k=top_k, top_p=top_p, seed=5))
     assert set(tokens.tolist()) == allowed
 
 
-def test_ties_at_the_cut_go_to_lower_ids() -> None:
-    tokens = sample(torch.zeros(2000, 6), rows(2000, top_k=3, seed=8))
+@both
+def test_ties_at_the_cut_go_to_lower_ids(kind: str) -> None:
+    tokens = draw(kind, torch.zeros(2000, 6), rows(2000, top_k=3, seed=8))
     assert set(tokens.tolist()) == {0, 1, 2}
 
 
-def test_impossible_tokens_are_never_drawn() -> None:
+@both
+def test_impossible_tokens_are_never_drawn(kind: str) -> None:
     logits = torch.full((4000, 9), float("-inf"))
     logits[:, [3, 4]] = 0.0
-    assert set(sample(logits, rows(4000, seed=2)).tolist()) == {3, 4}
+    assert set(draw(kind, logits, rows(4000, seed=2)).tolist()) == {3, 4}
 
 
 def test_uniforms_are_uniform_and_below_one() -> None:

@@ -15,6 +15,7 @@ mod gguf;
 mod load;
 mod measure;
 mod pieces;
+mod sampling;
 mod step;
 
 /// Cargo features of this crate that are on, `extension-module` aside, which every built module has.
@@ -36,6 +37,7 @@ fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<step::StepOutput>()?;
     module.add_class::<cache::RadixCacheManager>()?;
     module.add_class::<cache::RadixCacheHandle>()?;
+    module.add_class::<sampling::CpuSampler>()?;
     module.add_function(wrap_pyfunction!(measure::measure, module)?)?;
     module.add_function(wrap_pyfunction!(pieces::prefill_admission_plan, module)?)?;
     module.add_function(wrap_pyfunction!(pieces::make_positions, module)?)?;

@@ -79,7 +79,7 @@ impl Changes {
             allowed: (!params.allowed_token_ids.is_empty()).then(|| allowed.into_iter().collect()),
             bad: BadSequences::new(&params.bad_token_ids, output, vocab),
             ends: ends.into_iter().collect(),
-            first_free: prompt.len() as u64 + params.min_tokens as u64,
+            first_free: (prompt.len() as u64).saturating_add(params.min_tokens as u64),
         }
     }
 

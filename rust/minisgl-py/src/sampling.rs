@@ -1,0 +1,156 @@
+//! What requests ask of the CPU engine's sampler, out of Python's objects; and that sampler by itself, for the suite that
+//! holds it against the torch engine's.
+//!
+//! Keeps true: a number beyond what the engine counts with is taken for the nearest that is not.
+//! Doesn't know: whether the parameters make sense: `SamplingParams.check` has seen to it.
+
+use minisgl_cpu::sampling::{Binding, Params, Scratch, Slots};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::arrays::Int32s;
+
+/// The attributes of a `minisgl.sampling_params.SamplingParams` with a seed.
+pub(crate) fn params_from_python(sampling: &Bound<'_, PyAny>) -> PyResult<Params> {
+    let float =
+        |name: &str| -> PyResult<f32> { Ok(sampling.getattr(name)?.extract::<f64>()? as f32) };
+    let bias = sampling.getattr("logit_bias")?.call_method0("items")?;
+    let bias = bias.try_iter()?.map(|item| -> PyResult<(u32, f32)> {
+        let (id, value): (Bound<'_, PyAny>, f64) = item?.extract()?;
+        Ok((id_of(&id), value as f32))
+    });
+    let bad = sampling.getattr("bad_token_ids")?;
+    let bad = bad.try_iter()?.map(|sequence| ids_of(&sequence?));
+    Ok(Params {
+        temperature: if sampling.getattr("is_greedy")?.is_truthy()? {
+            0.0
+        } else {
+            float("temperature")?
+        },
+        top_k: sampling.getattr("top_k")?.extract().unwrap_or(i64::MAX),
+        top_p: float("top_p")?,
+        min_p: float("min_p")?,
+        seed: sampling.getattr("seed")?.extract()?,
+        repetition_penalty: float("repetition_penalty")?,
+        frequency_penalty: float("frequency_penalty")?,
+        presence_penalty: float("presence_penalty")?,
+        logit_bias: bias.collect::<PyResult<_>>()?,
+        allowed_token_ids: ids_of(&sampling.getattr("allowed_token_ids")?)?,
+        bad_token_ids: bad.collect::<PyResult<_>>()?,
+        min_tokens: sampling
+            .getattr("min_tokens")?
+            .extract()
+            .unwrap_or(usize::MAX),
+        stop_token_ids: ids_of(&sampling.getattr("stop_token_ids")?)?,
+        ignore_eos: sampling.getattr("ignore_eos")?.is_truthy()?,
+        logprobs: sampling.getattr("logprobs")?.extract()?,
+        prompt_logprobs: sampling.getattr("prompt_logprobs")?.extract()?,
+    })
+}
+
+/// The slot and the rest of a `minisgl.engine.api.SlotBinding`.
+pub(crate) fn binding_from_python(binding: &Bound<'_, PyAny>) -> PyResult<(usize, Binding)> {
+    let tokens = binding.getattr("tokens")?;
+    let made = Binding {
+        req_id: binding.getattr("req_id")?.extract()?,
+        params: params_from_python(&binding.getattr("sampling")?)?,
+        tokens: tokens.extract::<Int32s<'_>>()?.as_slice().to_vec(),
+        num_prompt: binding.getattr("num_prompt")?.extract()?,
+    };
+    Ok((binding.getattr("slot")?.extract()?, made))
+}
+
+fn ids_of(ids: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    ids.try_iter()?.map(|id| Ok(id_of(&id?))).collect()
+}
+
+/// An id that no vocabulary has if it is none.
+fn id_of(id: &Bound<'_, PyAny>) -> u32 {
+    id.extract().unwrap_or(u32::MAX)
+}
+
+/// Log probability of the token itself, most likely ids, theirs.
+type Logprobs = (f32, Vec<u32>, Vec<f32>);
+/// Request, first position, tokens, how many of the most likely ones.
+type PromptPart = (i64, usize, Vec<i32>, usize);
+
+/// The CPU engine's sampler without its engine.
+#[pyclass(module = "minisgl._rust")]
+pub(crate) struct CpuSampler {
+    slots: Slots,
+    num_slots: usize,
+    vocab_size: usize,
+    scratch: Scratch,
+}
+
+impl CpuSampler {
+    fn check_slot(&self, slot: usize) -> PyResult<usize> {
+        if slot < self.num_slots {
+            return Ok(slot);
+        }
+        let text = format!("slot: {slot}, there are {}", self.num_slots);
+        Err(PyValueError::new_err(text))
+    }
+}
+
+#[pymethods]
+impl CpuSampler {
+    #[new]
+    fn new(num_slots: usize, vocab_size: usize, eos_ids: Vec<u32>) -> PyResult<Self> {
+        if vocab_size == 0 {
+            return Err(PyValueError::new_err("vocab_size: 0, at least 1"));
+        }
+        Ok(Self {
+            slots: Slots::new(num_slots, vocab_size, &eos_ids),
+            num_slots,
+            vocab_size,
+            scratch: Scratch::default(),
+        })
+    }
+
+    fn bind(&mut self, binding: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (slot, binding) = binding_from_python(binding)?;
+        let slot = self.check_slot(slot)?;
+        self.slots.bind(slot, binding);
+        Ok(())
+    }
+
+    fn step(
+        &mut self,
+        py: Python<'_>,
+        logits: &Bound<'_, PyAny>,
+        slots: Vec<usize>,
+        positions: Vec<u64>,
+    ) -> PyResult<(Vec<u32>, Vec<Option<Logprobs>>)> {
+        let buffer = PyBuffer::<f32>::get(logits)?;
+        let mut numbers = buffer.to_vec(py)?;
+        if positions.len() != slots.len() || numbers.len() != slots.len() * self.vocab_size {
+            return Err(PyValueError::new_err(
+                "logits, slots, positions: not of as many rows",
+            ));
+        }
+        let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
+        let rows = numbers.chunks_exact_mut(self.vocab_size);
+        for ((row, slot), position) in rows.zip(slots).zip(positions) {
+            let slot = self.check_slot(slot)?;
+            let drawn = self.slots.draw(slot, position, row, &mut self.scratch);
+            self.slots.record(slot, drawn.token);
+            tokens.push(drawn.token);
+            logprobs.push(drawn.logprobs.map(|of| (of.own, of.top_ids, of.top)));
+        }
+        buffer.copy_from_slice(py, &numbers)?;
+        Ok((tokens, logprobs))
+    }
+
+    fn record(&mut self, slot: usize, token: u32) -> PyResult<()> {
+        let slot = self.check_slot(slot)?;
+        self.slots.record(slot, token);
+        Ok(())
+    }
+
+    fn prompt_part(&self, slot: usize, start: usize, count: usize) -> PyResult<Option<PromptPart>> {
+        let part = self.slots.prompt_part(self.check_slot(slot)?, start, count);
+        Ok(part.map(|part| (part.req_id, part.first, part.tokens.to_vec(), part.count)))
+    }
+}

@@ -1,0 +1,109 @@
+"""The samplers of the torch and the CPU engine behind one face, for suites that hold both to the same rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from minisgl._rust import CpuSampler
+from minisgl.engine.api import SlotBinding
+from minisgl.engine.logit_changes import LogitChanges
+from minisgl.engine.logprobs import LogprobSlots
+from minisgl.engine.sampler import SamplingRows, sample
+from minisgl.engine.torch_engine import _Slots
+from minisgl.sampling_params import SamplingParams
+
+Logprobs = tuple[float, list[int], list[float]]  # of the token itself, the most likely ids, theirs
+Floats = npt.NDArray[np.float32]
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    tokens: list[int]
+    changed: Floats  # the logits that they were drawn from
+    logprobs: list[Logprobs | None]
+
+
+class Sampler(Protocol):
+    def bind(self, binding: SlotBinding) -> None: ...
+    def step(self, logits: Floats, slots: Sequence[int], positions: Sequence[int]) -> Drawn: ...
+    def record(self, slot: int, token: int) -> None: ...
+
+
+class TorchSampler:
+    def __init__(self, num_slots: int, vocab_size: int, eos_ids: Sequence[int] = ()) -> None:
+        self._slots = _Slots(num_slots)
+        self._changes = LogitChanges(vocab_size, eos_ids, CPU)
+        self._logprobs = LogprobSlots(num_slots)
+
+    def bind(self, binding: SlotBinding) -> None:
+        self._slots.bind(binding)
+        self._changes.bind(binding)
+        self._logprobs.bind(binding)
+
+    def step(self, logits: Floats, slots: Sequence[int], positions: Sequence[int]) -> Drawn:
+        raw = torch.from_numpy(logits)
+        changed = self._changes.apply(raw, slots, positions)
+        rows = self._slots.rows(torch.tensor(slots), torch.tensor(positions))
+        tokens = sample(changed, rows)
+        self._changes.record(tokens, slots)
+        logprobs: list[Logprobs | None] = [None] * len(slots)
+        asked = self._logprobs.of_sampled(np.arange(len(slots)), np.array(slots, np.int64), raw, tokens)
+        if asked is not None:
+            for i, row in enumerate(asked.rows.tolist()):
+                logprobs[row] = (asked.token_logprobs[i], list(asked.top_ids[i]), list(asked.top_logprobs[i]))
+        return Drawn(tokens.tolist(), changed.numpy(), logprobs)
+
+    def record(self, slot: int, token: int) -> None:
+        self._changes.record(torch.tensor([token]), [slot])
+
+
+class RustSampler:
+    def __init__(self, num_slots: int, vocab_size: int, eos_ids: Sequence[int] = ()) -> None:
+        self._sampler = CpuSampler(num_slots, vocab_size, eos_ids)
+
+    def bind(self, binding: SlotBinding) -> None:
+        self._sampler.bind(binding)
+
+    def step(self, logits: Floats, slots: Sequence[int], positions: Sequence[int]) -> Drawn:
+        changed = logits.copy()
+        tokens, logprobs = self._sampler.step(changed, slots, positions)
+        return Drawn(tokens, changed, logprobs)
+
+    def record(self, slot: int, token: int) -> None:
+        self._sampler.record(slot, token)
+
+
+SAMPLERS: dict[str, type[TorchSampler | RustSampler]] = {"torch": TorchSampler, "rust": RustSampler}
+
+
+def binding(
+    slot: int, sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int] = (), req_id: int = 0
+) -> SlotBinding:
+    return SlotBinding(slot, req_id, sampling, np.array([*prompt, *output], np.int32), len(prompt))
+
+
+def draw(kind: str, logits: Tensor, rows: SamplingRows) -> Tensor:
+    """`sampler.sample` with either sampler."""
+    if kind == "torch":
+        return sample(logits, rows)
+    count, vocab_size = logits.shape
+    sampler = CpuSampler(count, vocab_size, ())
+    for row in range(count):
+        sampling = SamplingParams(
+            temperature=float(rows.temperature[row]),
+            top_k=int(rows.top_k[row]),
+            top_p=float(rows.top_p[row]),
+            min_p=float(rows.min_p[row]),
+            seed=int(rows.seed[row]),
+        )
+        sampler.bind(binding(row, sampling, ()))
+    tokens, _ = sampler.step(logits.float().contiguous().numpy().copy(), range(count), rows.position.tolist())
+    return torch.tensor(tokens)
