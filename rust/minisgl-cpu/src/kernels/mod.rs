@@ -7,6 +7,8 @@
 //! Doesn't know: the model, threads, pages.
 
 mod acts;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod avx512;
 mod isa;
 pub mod scalar;
 
@@ -61,6 +63,8 @@ impl Kernels {
     pub fn new(isa: Isa) -> Self {
         let table = match isa {
             Isa::Scalar => &scalar::TABLE,
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Isa::Avx512 => &avx512::TABLE,
             _ => &scalar::TABLE,
         };
         Self { isa, table }

@@ -1,0 +1,221 @@
+//! What happens to rows between matrix products. Ends that fill no vector are read as zeros under a mask.
+//!
+//! Keeps true: as `scalar`, lane by lane, with the same trees.
+//! Doesn't know: matrices.
+
+use std::arch::x86_64::*;
+
+use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, INFINITE, LN2, TINY, inverse_root};
+use super::*;
+
+/// The lanes that `left` numbers fill.
+#[inline]
+fn lanes(left: usize) -> __mmask16 {
+    if left >= 16 { !0 } else { (1 << left) - 1 }
+}
+
+/// `scalar::tree`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+fn tree(v: __m512) -> f32 {
+    let v = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+    let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+    let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+    _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
+    for b in 0..acts.blocks() {
+        let left = acts.k - b * BLOCK;
+        let cell = cell(&acts, b, row);
+        // SAFETY: the caller's: `k` numbers and the row's cells.
+        unsafe {
+            let v = [
+                _mm512_maskz_loadu_ps(lanes(left), x.wrapping_add(b * BLOCK)),
+                _mm512_maskz_loadu_ps(
+                    lanes(left.saturating_sub(16)),
+                    x.wrapping_add(b * BLOCK + 16),
+                ),
+            ];
+            if acts.mode.has_f32() {
+                _mm512_store_ps(acts.x.add(cell * BLOCK), v[0]);
+                _mm512_store_ps(acts.x.add(cell * BLOCK + 16), v[1]);
+                *acts.sum.add(cell) = tree(_mm512_add_ps(v[0], v[1]));
+            }
+            if acts.mode.has_int8() {
+                quantize(v, acts, cell);
+            }
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn quantize(v: [__m512; 2], acts: ActsPtr, cell: usize) {
+    let most = _mm512_max_epu32(
+        _mm512_castps_si512(_mm512_abs_ps(v[0])),
+        _mm512_castps_si512(_mm512_abs_ps(v[1])),
+    );
+    let bits = _mm512_reduce_max_epu32(most);
+    let max = f32::from_bits(bits);
+    let (inverse, d) = if bits >= INFINITE {
+        (0.0, f32::NAN)
+    } else if bits < TINY {
+        (0.0, 0.0)
+    } else {
+        (127.0 / max, max / 127.0)
+    };
+    let q = v.map(|v| {
+        // 0 for what is not finite, as the whole block is then.
+        let q = _mm512_cvtps_epi32(_mm512_mul_ps(v, _mm512_set1_ps(inverse)));
+        _mm512_maskz_mov_epi32(if bits >= INFINITE { 0 } else { !0 }, q)
+    });
+    let sum = _mm512_reduce_add_epi32(_mm512_add_epi32(q[0], q[1]));
+    // SAFETY: the caller's cell.
+    unsafe {
+        _mm_storeu_si128(acts.q.add(cell * BLOCK).cast(), _mm512_cvtepi32_epi8(q[0]));
+        _mm_storeu_si128(
+            acts.q.add(cell * BLOCK + 16).cast(),
+            _mm512_cvtepi32_epi8(q[1]),
+        );
+        *acts.d.add(cell) = d;
+        *acts.ds.add(cell) = d * sum as f32;
+        *acts.offset.add(cell) = -128 * sum;
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, out: *mut f32) {
+    let mut s = [_mm512_setzero_ps(); 2];
+    for (at, i) in (0..n).step_by(16).zip([0, 1].into_iter().cycle()) {
+        // SAFETY: the caller's: `n` numbers.
+        let x = unsafe { _mm512_maskz_loadu_ps(lanes(n - at), x.add(at)) };
+        s[i] = _mm512_fmadd_ps(x, x, s[i]);
+    }
+    let by = _mm512_set1_ps(inverse_root(tree(_mm512_add_ps(s[0], s[1])), n, eps));
+    for at in (0..n).step_by(16) {
+        let mask = lanes(n - at);
+        // SAFETY: as above.
+        unsafe {
+            let (x, w) = (
+                _mm512_maskz_loadu_ps(mask, x.add(at)),
+                _mm512_maskz_loadu_ps(mask, w.add(at)),
+            );
+            _mm512_mask_storeu_ps(out.add(at), mask, _mm512_mul_ps(_mm512_mul_ps(x, by), w));
+        }
+    }
+}
+
+/// `scalar::exp`. The bounds come first in `min` and `max`, which give the second where one is NaN.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+fn exp(x: __m512) -> __m512 {
+    let x = _mm512_min_ps(_mm512_set1_ps(EXP_BOUNDS.1), x);
+    let x = _mm512_max_ps(_mm512_set1_ps(EXP_BOUNDS.0), x);
+    let n = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(
+        _mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E)),
+    );
+    let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(LN2.0), x);
+    let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(LN2.1), r);
+    let [first, rest @ ..] = EXP_TERMS;
+    let mut p = _mm512_set1_ps(first);
+    for term in rest {
+        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(term));
+    }
+    let p = _mm512_fmadd_ps(
+        p,
+        _mm512_mul_ps(r, r),
+        _mm512_add_ps(r, _mm512_set1_ps(1.0)),
+    );
+    let power = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+    _mm512_mul_ps(p, _mm512_castsi512_ps(_mm512_slli_epi32::<23>(power)))
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn silu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+    let (one, sign) = (_mm512_set1_ps(1.0), _mm512_set1_ps(-0.0));
+    for at in (0..n).step_by(16) {
+        let mask = lanes(n - at);
+        // SAFETY: the caller's: `n` numbers.
+        unsafe {
+            let g = _mm512_maskz_loadu_ps(mask, gate.add(at));
+            let e = exp(_mm512_xor_ps(g, sign));
+            let silu = _mm512_div_ps(g, _mm512_add_ps(one, e));
+            let up = _mm512_maskz_loadu_ps(mask, up.add(at));
+            _mm512_mask_storeu_ps(out.add(at), mask, _mm512_mul_ps(silu, up));
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn add(x: *mut f32, y: *const f32, n: usize) {
+    for at in (0..n).step_by(16) {
+        let mask = lanes(n - at);
+        // SAFETY: the caller's: `n` numbers.
+        unsafe {
+            let y = _mm512_maskz_loadu_ps(mask, y.add(at));
+            let sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, x.add(at)), y);
+            _mm512_mask_storeu_ps(x.add(at), mask, sum);
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn rotate(x: *mut f32, cos: *const f32, sin: *const f32, half: usize) {
+    for at in (0..half).step_by(16) {
+        let mask = lanes(half - at);
+        // SAFETY: the caller's: `2 half` and `half` numbers.
+        unsafe {
+            let (low, high) = (x.add(at), x.add(half + at));
+            let (a, b) = (
+                _mm512_maskz_loadu_ps(mask, low),
+                _mm512_maskz_loadu_ps(mask, high),
+            );
+            let (c, s) = (
+                _mm512_maskz_loadu_ps(mask, cos.add(at)),
+                _mm512_maskz_loadu_ps(mask, sin.add(at)),
+            );
+            _mm512_mask_storeu_ps(low, mask, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
+            _mm512_mask_storeu_ps(high, mask, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
+        }
+    }
+}
+
+/// Finds the largest number, then where it is first.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn argmax(x: *const f32, n: usize) -> usize {
+    let least = _mm512_set1_ps(f32::NEG_INFINITY);
+    let mut best = [least; 4];
+    for (at, i) in (0..n).step_by(16).zip([0, 1, 2, 3].into_iter().cycle()) {
+        // SAFETY: the caller's: `n` numbers.
+        let x = unsafe { _mm512_mask_loadu_ps(least, lanes(n - at), x.add(at)) };
+        best[i] = _mm512_max_ps(x, best[i]); // of NaN and a number: the second
+    }
+    let best = _mm512_max_ps(
+        _mm512_max_ps(best[0], best[1]),
+        _mm512_max_ps(best[2], best[3]),
+    );
+    let best = _mm512_set1_ps(_mm512_reduce_max_ps(best));
+    for at in (0..n).step_by(16) {
+        // SAFETY: as above.
+        let x = unsafe { _mm512_maskz_loadu_ps(lanes(n - at), x.add(at)) };
+        let same = _mm512_mask_cmp_ps_mask::<_CMP_EQ_OQ>(lanes(n - at), x, best);
+        if same != 0 {
+            return at + same.trailing_zeros() as usize;
+        }
+    }
+    0
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn finite(x: *const f32, n: usize) -> bool {
+    let infinite = _mm512_set1_ps(f32::INFINITY);
+    let mut bad = 0;
+    for at in (0..n).step_by(16) {
+        // SAFETY: the caller's: `n` numbers.
+        let x = unsafe { _mm512_maskz_loadu_ps(lanes(n - at), x.add(at)) };
+        bad |= _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(_mm512_abs_ps(x), infinite);
+    }
+    bad == 0
+}
