@@ -12,10 +12,13 @@
 #![deny(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+#[allow(unsafe_code)]
+pub mod attention;
 pub mod error;
 pub mod files;
 #[allow(unsafe_code)]
 pub mod kernels;
+pub mod kv;
 pub mod sampling;
 pub mod threads;
 pub mod weights;

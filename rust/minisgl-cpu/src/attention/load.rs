@@ -1,0 +1,173 @@
+//! Keys and values of a chunk from the pool's pages into f32.
+//!
+//! Keeps true: what is written is what the pool holds, exactly: the same numbers whatever the page size; only the pages
+//! that cover the asked positions are looked up.
+//! Doesn't know: queries.
+
+use super::kernel::CHUNK;
+use super::lanes::{LANES, Lanes};
+use crate::files::blocks::f16_to_f32;
+use crate::kv::{KvDtype, KvPool, Layout, Q8_BLOCK};
+
+/// One head of one layer behind a page table.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a> {
+    pub kv: &'a KvPool,
+    pub layer: usize,
+    pub head: usize,
+    pub pages: &'a [u32],
+}
+
+/// Keys of the positions `from..to` of the chunk that begins at `first`, as `[head_dim][CHUNK]`. Whole vectors of sixteen
+/// positions are written; positions outside get anything finite or not, but nothing that costs time.
+///
+/// # Safety
+/// `pages` covers `first + to` positions with pages of the pool; `keys` has `head_dim * CHUNK` numbers; the processor has
+/// the instructions of `V`.
+#[inline(always)]
+pub(super) unsafe fn keys<V: Lanes>(
+    source: Source<'_>,
+    first: usize,
+    (from, to): (usize, usize),
+    keys: *mut f32,
+) {
+    let l = source.kv.layout();
+    let mut at = from / l.group * l.group;
+    let (mut page, mut offset) = ((first + at) / l.page_size, (first + at) % l.page_size);
+    while at < to {
+        // SAFETY: the page is in the table by the contract; the group lies in the head's part of it, and groups of
+        // sixteen are whole vectors of the chunk.
+        unsafe {
+            let head = source
+                .kv
+                .head(source.layer, source.pages[page] as usize, source.head);
+            if l.group == LANES {
+                group_of_lanes::<V>(l, head, offset, keys.add(at));
+            } else {
+                small_group(l, head, offset, keys.add(at));
+            }
+        }
+        at += l.group;
+        offset += l.group;
+        if offset == l.page_size {
+            (page, offset) = (page + 1, 0);
+        }
+    }
+}
+
+/// # Safety
+/// As [`keys`]; `to` is the group's first column.
+#[inline(always)]
+unsafe fn group_of_lanes<V: Lanes>(l: &Layout, head: *const u8, offset: usize, to: *mut f32) {
+    let dim = l.head_dim;
+    // SAFETY: the caller's word.
+    unsafe {
+        match l.dtype {
+            KvDtype::F16 => {
+                let from = head.cast::<u16>().add(offset * dim);
+                for d in 0..dim {
+                    V::load_f16(from.add(d * LANES)).store(to.add(d * CHUNK));
+                }
+            }
+            KvDtype::F32 => {
+                let from = head.cast::<f32>().add(offset * dim);
+                for d in 0..dim {
+                    V::load(from.add(d * LANES)).store(to.add(d * CHUNK));
+                }
+            }
+            KvDtype::Q8 => {
+                let from = head.cast::<i8>().add(offset * dim);
+                let scales = head.add(l.k_scales).cast::<u16>().add(offset * l.blocks());
+                for b in 0..l.blocks() {
+                    let scale = V::load_f16(scales.add(b * LANES));
+                    for d in b * Q8_BLOCK..dim.min((b + 1) * Q8_BLOCK) {
+                        V::load_i8(from.add(d * LANES))
+                            .mul(scale)
+                            .store(to.add(d * CHUNK));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`keys`]; `to` is the group's first column.
+#[inline(always)]
+unsafe fn small_group(l: &Layout, head: *const u8, offset: usize, to: *mut f32) {
+    let (dim, group) = (l.head_dim, l.group);
+    // SAFETY: the caller's word.
+    unsafe {
+        for d in 0..dim {
+            for i in 0..group {
+                let number = offset * dim + d * group + i;
+                *to.add(d * CHUNK + i) = match l.dtype {
+                    KvDtype::F16 => f16_to_f32(*head.cast::<u16>().add(number)),
+                    KvDtype::F32 => *head.cast::<f32>().add(number),
+                    KvDtype::Q8 => {
+                        let scales = head.add(l.k_scales).cast::<u16>();
+                        let block = offset * l.blocks() + d / Q8_BLOCK * group + i;
+                        f32::from(*head.cast::<i8>().add(number)) * f16_to_f32(*scales.add(block))
+                    }
+                };
+            }
+        }
+    }
+}
+
+/// Values of the positions `from..to` of the chunk that begins at `first`, as `[CHUNK][width]`, `width` being `head_dim`
+/// up to whole vectors; what fills a row up is anything.
+///
+/// # Safety
+/// As [`keys`], with `CHUNK * width` numbers.
+#[inline(always)]
+pub(super) unsafe fn values<V: Lanes>(
+    source: Source<'_>,
+    first: usize,
+    (from, to): (usize, usize),
+    values: *mut f32,
+) {
+    let l = source.kv.layout();
+    let (dim, width) = (l.head_dim, l.head_dim.next_multiple_of(LANES));
+    let (mut page, mut offset) = ((first + from) / l.page_size, (first + from) % l.page_size);
+    let mut at = from;
+    while at < to {
+        let count = (l.page_size - offset).min(to - at);
+        // SAFETY: the page is in the table by the contract and has `count` tokens from `offset`; the vector that ends a
+        // row reads past it by less than 64 bytes, as the pool allows.
+        unsafe {
+            let head = source
+                .kv
+                .head(source.layer, source.pages[page] as usize, source.head);
+            for i in 0..count {
+                let row = values.add((at + i) * width);
+                let token = (offset + i) * dim;
+                match l.dtype {
+                    KvDtype::F16 => {
+                        let from = head.add(l.v).cast::<u16>().add(token);
+                        for d in (0..dim).step_by(LANES) {
+                            V::load_f16(from.add(d)).store(row.add(d));
+                        }
+                    }
+                    KvDtype::F32 => {
+                        let from = head.add(l.v).cast::<f32>().add(token);
+                        for d in (0..dim).step_by(LANES) {
+                            V::load(from.add(d)).store(row.add(d));
+                        }
+                    }
+                    KvDtype::Q8 => {
+                        let from = head.add(l.v).cast::<i8>().add(token);
+                        let scales = head.add(l.v_scales).cast::<u16>();
+                        let scales = scales.add((offset + i) * l.blocks());
+                        for d in (0..dim).step_by(LANES) {
+                            let scale = V::splat(f16_to_f32(*scales.add(d / Q8_BLOCK)));
+                            V::load_i8(from.add(d)).mul(scale).store(row.add(d));
+                        }
+                    }
+                }
+            }
+        }
+        at += count;
+        (page, offset) = (page + 1, 0);
+    }
+}

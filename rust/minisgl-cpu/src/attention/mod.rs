@@ -1,0 +1,29 @@
+//! Attention over the KV pool: any mix of prefill and decode rows in one step.
+//!
+//! What a step needs is planned once ([`Plan::build`]), then every layer runs the plan: threads claim units by number
+//! ([`Attention::run_unit`], 0..[`Plan::units`]), and after all are done merges ([`Attention::merge`],
+//! 0..[`Plan::merges`]; none in most steps).
+//!
+//! The numbers of a row (a token and a head): positions are cut into chunks of 64, at multiples of 64. In a chunk, a score
+//! is the sum over the head's numbers in order, the weights are 2^(score - the chunk's largest), their sum goes over
+//! sixteen lanes, the values are summed position by position. Chunks are joined from the left. So neither the other rows,
+//! nor how a prompt was cut, nor the page size, nor the threads, nor the instruction set change a bit.
+//!
+//! Keeps true: a row sees the positions up to its own, within its layer's window; no allocation after the plan is built.
+//! Doesn't know: projections, rotary positions, requests.
+
+mod kernel;
+mod lanes;
+mod load;
+mod plan;
+mod prefix;
+mod scalar;
+mod unit;
+
+pub use plan::{Plan, Rows};
+pub use unit::{Attention, Call, Scratch};
+
+/// The largest head.
+pub const MAX_HEAD_DIM: usize = 256;
+/// The most query heads that share a key/value head.
+pub const MAX_GROUP: usize = 16;

@@ -1,0 +1,577 @@
+//! A unit of work: one segment of queries, one key/value head, all query heads of its group.
+//!
+//! Keeps true: only the unit's own places of the output and of the plan's records are written, so units of a layer may run
+//! at once in any order.
+//! Doesn't know: how segments were chosen.
+
+use super::kernel::{At, CHUNK, Sums, TALLEST, finish, fold, product, weights};
+use super::lanes::{LANES, Lanes};
+use super::load::{self, Source};
+use super::plan::{Plan, Query, Rows, Segment, Sizes};
+use super::scalar::Scalar;
+use super::{MAX_GROUP, MAX_HEAD_DIM};
+use crate::error::{Error, Result};
+use crate::kernels::Isa;
+use crate::kv::KvPool;
+
+/// Rows of queries (tokens by heads of a group) that a unit computes at once.
+const ROWS: usize = 64;
+
+/// Attention of one model: its heads and the kernels of an instruction set.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    isa: Isa,
+    kv_heads: usize,
+    group: usize,
+    head_dim: usize,
+    /// What queries are multiplied by: scores are logarithms to base 2.
+    scale: f32,
+}
+
+/// One layer of a step.
+///
+/// Token t's query begins at `queries.add(t * query_stride)`: `kv_heads * group` heads of `head_dim` numbers, the heads of a
+/// group together. Its result goes to `out.add(t * out_stride)`, in the same order.
+#[derive(Clone, Copy)]
+pub struct Call<'a> {
+    /// The rows that the plan was built for.
+    pub rows: Rows<'a>,
+    /// Where keys and values are.
+    pub kv: &'a KvPool,
+    /// The layer.
+    pub layer: usize,
+    /// Queries, rotated, not scaled.
+    pub queries: *const f32,
+    /// Numbers from one token's queries to the next.
+    pub query_stride: usize,
+    /// Results.
+    pub out: *mut f32,
+    /// Numbers from one token's result to the next.
+    pub out_stride: usize,
+}
+
+/// A thread's room for one unit.
+#[derive(Debug)]
+pub struct Scratch {
+    queries: Vec<f32>,
+    scores: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    /// Weighted values of a chunk.
+    chunk: Vec<f32>,
+    /// The same of all chunks so far, and a vector for their sums.
+    whole: Vec<f32>,
+    sums: Vec<Sums>,
+}
+
+impl Attention {
+    /// Attention with `heads` query heads over `kv_heads` key/value heads of `head_dim`; scores are multiplied by `scale`
+    /// (1 / sqrt(head_dim) in all models here).
+    pub fn new(
+        isa: Isa,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        scale: f32,
+    ) -> Result<Self> {
+        if kv_heads == 0
+            || heads == 0
+            || !heads.is_multiple_of(kv_heads)
+            || heads / kv_heads > MAX_GROUP
+        {
+            return Err(Error::unsupported(format!(
+                "{heads} heads over {kv_heads} key/value heads: not 1 to {MAX_GROUP} for each"
+            )));
+        }
+        if head_dim == 0 || head_dim > MAX_HEAD_DIM {
+            return Err(Error::unsupported(format!(
+                "head_dim {head_dim} is not from 1 to {MAX_HEAD_DIM}"
+            )));
+        }
+        Ok(Self {
+            isa,
+            kv_heads,
+            group: heads / kv_heads,
+            head_dim,
+            scale: scale * std::f32::consts::LOG2_E,
+        })
+    }
+
+    /// A plan for steps over `kv` on some threads. `windows`: for each layer, how many positions a token sees, itself
+    /// included.
+    pub fn plan(&self, kv: &KvPool, threads: usize, windows: &[Option<usize>]) -> Plan {
+        Plan::new(Sizes {
+            page_size: kv.shape().page_size,
+            pages: kv.shape().pages,
+            kv_heads: self.kv_heads,
+            group: self.group,
+            tile: ROWS / self.group,
+            threads,
+            record: self.record(),
+            windows: windows.to_vec(),
+        })
+    }
+
+    /// Room for one thread.
+    pub fn scratch(&self) -> Scratch {
+        let (dim, width) = (self.head_dim, self.width());
+        Scratch {
+            queries: vec![0.0; ROWS * dim],
+            scores: vec![0.0; ROWS * CHUNK],
+            keys: vec![0.0; dim * CHUNK],
+            values: vec![0.0; CHUNK * width],
+            chunk: vec![0.0; ROWS * width],
+            whole: vec![0.0; ROWS * (width + LANES)],
+            sums: vec![
+                Sums {
+                    most: 0.0,
+                    sum: 0.0
+                };
+                ROWS
+            ],
+        }
+    }
+
+    /// `head_dim` up to whole vectors.
+    fn width(&self) -> usize {
+        self.head_dim.next_multiple_of(LANES)
+    }
+
+    /// Numbers of a head's part of a record: a vector for the sums, then the values.
+    fn part(&self) -> usize {
+        LANES + self.width()
+    }
+
+    fn record(&self) -> usize {
+        self.kv_heads * self.group * self.part()
+    }
+
+    /// Run unit `unit` of a layer, 0..[`Plan::units`].
+    ///
+    /// # Safety
+    /// The plan was built for `call.rows`, and for this model; the call's pointers are valid for all tokens of the step;
+    /// the keys and values of this layer, this step's included, are stored and nobody writes them; nobody else uses
+    /// `scratch`, runs this unit, or touches the output meanwhile but other units of this plan and layer.
+    pub unsafe fn run_unit(
+        &self,
+        plan: &Plan,
+        unit: usize,
+        call: &Call<'_>,
+        scratch: &mut Scratch,
+    ) {
+        // SAFETY: the caller's word; the instruction set was found on this processor.
+        unsafe {
+            match self.isa {
+                Isa::Scalar => self.unit::<Scalar>(plan, unit, call, scratch),
+                _ => self.unit::<Scalar>(plan, unit, call, scratch),
+            }
+        }
+    }
+
+    /// Merge unit `unit` of a layer, 0..[`Plan::merges`], after all its units have run.
+    ///
+    /// # Safety
+    /// As [`Self::run_unit`], and all units of this layer are done.
+    pub unsafe fn merge(&self, plan: &Plan, unit: usize, call: &Call<'_>) {
+        // SAFETY: as above.
+        unsafe {
+            match self.isa {
+                Isa::Scalar => self.join::<Scalar>(plan, unit, call),
+                _ => self.join::<Scalar>(plan, unit, call),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn unit<V: Lanes>(
+        &self,
+        plan: &Plan,
+        unit: usize,
+        call: &Call<'_>,
+        scratch: &mut Scratch,
+    ) {
+        let variant = plan.variant(call.layer);
+        let segment = &variant.segments[unit / self.kv_heads];
+        let queries =
+            &variant.queries[segment.queries.start as usize..segment.queries.end as usize];
+        assert!(queries.len() * self.group <= ROWS, "a tile too large");
+        let head = unit % self.kv_heads;
+        let source = Source {
+            kv: call.kv,
+            layer: call.layer,
+            head,
+            pages: call.rows.pages(segment.row as usize),
+        };
+        // SAFETY: the caller's word for all of it; scratch has room for a tile of rows and a chunk.
+        unsafe {
+            self.gather(queries, head, call, scratch);
+            for chunk in segment.chunks.clone() {
+                let first = chunk as usize * CHUNK;
+                let active = active(queries, first);
+                if active.is_empty() {
+                    continue;
+                }
+                let (_, to) = range(queries[active.end - 1], first);
+                let (from, _) = range(queries[active.start], first);
+                load::keys::<V>(source, first, (from, to), scratch.keys.as_mut_ptr());
+                load::values::<V>(source, first, (from, to), scratch.values.as_mut_ptr());
+                self.chunk::<V>(&queries[active.clone()], active.start, first, scratch);
+                self.keep::<V>(plan, segment, queries, (active, chunk), head, scratch);
+            }
+            for (i, query) in queries.iter().enumerate() {
+                self.leave::<V>(plan, segment, (i, *query), head, call, scratch);
+            }
+        }
+    }
+
+    /// Copy the queries, scaled, to where products read them.
+    #[inline(always)]
+    unsafe fn gather(
+        &self,
+        queries: &[Query],
+        head: usize,
+        call: &Call<'_>,
+        scratch: &mut Scratch,
+    ) {
+        let count = self.group * self.head_dim;
+        for (query, to) in queries.iter().zip(scratch.queries.chunks_exact_mut(count)) {
+            let from = query.token as usize * call.query_stride + head * count;
+            // SAFETY: the caller's word for each token of the step.
+            let from = unsafe { std::slice::from_raw_parts(call.queries.add(from), count) };
+            for (to, x) in to.iter_mut().zip(from) {
+                *to = *x * self.scale;
+            }
+        }
+    }
+
+    /// Scores, weights and weighted values of one chunk for the queries that see it; `at` is the first one's place.
+    #[inline(always)]
+    unsafe fn chunk<V: Lanes>(
+        &self,
+        queries: &[Query],
+        at: usize,
+        first: usize,
+        scratch: &mut Scratch,
+    ) {
+        let (dim, width, group) = (self.head_dim, self.width(), self.group);
+        let (from, to) = (
+            range(queries[0], first).0,
+            range(queries[queries.len() - 1], first).1,
+        );
+        let (left, right) = (from / LANES * LANES, to.next_multiple_of(LANES));
+        let row = at * group;
+        let rows = queries.len() * group;
+        // SAFETY: rows and columns are within the scratch's sizes.
+        unsafe {
+            let scores = scratch.scores.as_mut_ptr().add(row * CHUNK);
+            product::<V>(
+                At {
+                    at: scratch.queries.as_ptr().add(row * dim),
+                    ld: dim,
+                },
+                At {
+                    at: scratch.keys.as_ptr().add(left),
+                    ld: CHUNK,
+                },
+                dim,
+                At {
+                    at: scores.add(left),
+                    ld: CHUNK,
+                },
+                (rows, (right - left) / LANES),
+                false,
+            );
+            for r in 0..rows {
+                let (from, to) = range(queries[r / group], first);
+                let (most, sum) = weights::<V>(scores.add(r * CHUNK), from, to);
+                scratch.sums[row + r] = Sums { most, sum };
+            }
+            let a = At {
+                at: scores.cast_const(),
+                ld: CHUNK,
+            };
+            let b = At {
+                at: scratch.values.as_ptr(),
+                ld: width,
+            };
+            let c = At {
+                at: scratch.chunk.as_mut_ptr().add(row * width),
+                ld: width,
+            };
+            if queries.iter().all(|q| range(*q, first) == (from, to)) {
+                span::<V>(a, b, (from, to), c, (rows, width / LANES), false);
+            } else {
+                let limits = |r: usize| range(queries[r / group], first);
+                ragged::<V>(a, b, c, (rows, width / LANES), limits);
+            }
+        }
+    }
+
+    /// Join a chunk to what the queries have, or put it into its record.
+    #[inline(always)]
+    unsafe fn keep<V: Lanes>(
+        &self,
+        plan: &Plan,
+        segment: &Segment,
+        queries: &[Query],
+        (active, chunk): (std::ops::Range<usize>, u32),
+        head: usize,
+        scratch: &mut Scratch,
+    ) {
+        let width = self.width();
+        for (i, query) in queries
+            .iter()
+            .enumerate()
+            .take(active.end)
+            .skip(active.start)
+        {
+            let folds = query.folds(segment.chunks.start);
+            let begins = query.lo as usize / CHUNK == chunk as usize;
+            for g in 0..self.group {
+                let row = i * self.group + g;
+                let sums = &mut scratch.sums[row];
+                // SAFETY: a row of each; records of this query and head are this unit's own.
+                unsafe {
+                    let values = scratch.chunk.as_ptr().add(row * width);
+                    if folds {
+                        let whole = scratch.whole.as_mut_ptr().add(row * (width + LANES));
+                        let before = whole.add(width);
+                        if begins {
+                            copy::<V>(values, whole, width / LANES);
+                        } else {
+                            let so_far = Sums {
+                                most: *before,
+                                sum: *before.add(1),
+                            };
+                            *sums = fold::<V>(so_far, whole, *sums, values, width / LANES);
+                        }
+                        *before = sums.most;
+                        *before.add(1) = sums.sum;
+                    } else {
+                        let record = query.record + chunk - segment.chunks.start;
+                        let to = self.place(plan, record, head * self.group + g);
+                        *to = sums.most;
+                        *to.add(1) = sums.sum;
+                        copy::<V>(values, to.add(LANES), width / LANES);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Write a query's result, or its state if chunks are to come.
+    #[inline(always)]
+    unsafe fn leave<V: Lanes>(
+        &self,
+        plan: &Plan,
+        segment: &Segment,
+        (i, query): (usize, Query),
+        head: usize,
+        call: &Call<'_>,
+        scratch: &mut Scratch,
+    ) {
+        if !query.folds(segment.chunks.start) {
+            return;
+        }
+        let width = self.width();
+        for g in 0..self.group {
+            // SAFETY: as in `keep`; the output of this token and head is this unit's own.
+            unsafe {
+                let values = scratch
+                    .whole
+                    .as_ptr()
+                    .add((i * self.group + g) * (width + LANES));
+                let sums = Sums {
+                    most: *values.add(width),
+                    sum: *values.add(width + 1),
+                };
+                if query.ends(segment.chunks.end) {
+                    self.write::<V>(call, query.token, head * self.group + g, sums, values);
+                } else {
+                    let to = self.place(plan, query.record, head * self.group + g);
+                    *to = sums.most;
+                    *to.add(1) = sums.sum;
+                    copy::<V>(values, to.add(LANES), width / LANES);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn join<V: Lanes>(&self, plan: &Plan, unit: usize, call: &Call<'_>) {
+        let merge = plan.variant(call.layer).merges[unit / self.kv_heads];
+        let first = unit % self.kv_heads * self.group;
+        let width = self.width();
+        for head in first..first + self.group {
+            // SAFETY: all units are done, and the records and the output of this token and head are this merge's own.
+            unsafe {
+                let state = self.place(plan, merge.first, head);
+                let mut sums = Sums {
+                    most: *state,
+                    sum: *state.add(1),
+                };
+                for record in merge.first + 1..merge.first + merge.count {
+                    let next = self.place(plan, record, head);
+                    let to_come = Sums {
+                        most: *next,
+                        sum: *next.add(1),
+                    };
+                    sums = fold::<V>(
+                        sums,
+                        state.add(LANES),
+                        to_come,
+                        next.add(LANES),
+                        width / LANES,
+                    );
+                }
+                self.write::<V>(call, merge.token, head, sums, state.add(LANES));
+            }
+        }
+    }
+
+    /// A head's part of a record.
+    #[inline(always)]
+    unsafe fn place(&self, plan: &Plan, record: u32, head: usize) -> *mut f32 {
+        let at = record as usize * self.record() + head * self.part();
+        debug_assert!(at + self.part() <= plan.records.len());
+        // SAFETY: the plan has room for all records it gave out.
+        unsafe { plan.records.as_ptr().add(at) }
+    }
+
+    #[inline(always)]
+    unsafe fn write<V: Lanes>(
+        &self,
+        call: &Call<'_>,
+        token: u32,
+        head: usize,
+        sums: Sums,
+        values: *const f32,
+    ) {
+        // SAFETY: the caller's word for the output of each token.
+        unsafe {
+            let out = call
+                .out
+                .add(token as usize * call.out_stride + head * self.head_dim);
+            finish::<V>(sums, values, out, self.head_dim);
+        }
+    }
+}
+
+/// The queries that see anything of the chunk at `first`.
+#[inline(always)]
+fn active(queries: &[Query], first: usize) -> std::ops::Range<usize> {
+    let start = queries.partition_point(|q| q.hi as usize <= first);
+    let end = queries.partition_point(|q| (q.lo as usize) < first + CHUNK);
+    start..end.max(start)
+}
+
+/// What a query sees of the chunk at `first`.
+#[inline(always)]
+fn range(query: Query, first: usize) -> (usize, usize) {
+    let from = (query.lo as usize).saturating_sub(first);
+    (from, (query.hi as usize - first).min(CHUNK))
+}
+
+/// # Safety
+/// Both have this many vectors.
+#[inline(always)]
+unsafe fn copy<V: Lanes>(from: *const f32, to: *mut f32, vectors: usize) {
+    for i in 0..vectors {
+        // SAFETY: the caller's word.
+        unsafe { V::load(from.add(i * LANES)).store(to.add(i * LANES)) };
+    }
+}
+
+/// Weights `from..to` of each row times those values.
+///
+/// # Safety
+/// As [`product`], for a chunk.
+#[inline(always)]
+unsafe fn span<V: Lanes>(
+    a: At<*const f32>,
+    b: At<*const f32>,
+    (from, to): (usize, usize),
+    c: At<*mut f32>,
+    size: (usize, usize),
+    more: bool,
+) {
+    // SAFETY: the caller's word.
+    unsafe {
+        let a = At {
+            at: a.at.add(from),
+            ld: a.ld,
+        };
+        let b = At {
+            at: b.at.add(from * b.ld),
+            ld: b.ld,
+        };
+        product::<V>(a, b, to - from, c, size, more);
+    }
+}
+
+/// [`span`] for rows of which each has limits of its own: few rows at once have most positions in common; what comes before
+/// and after is added row by row, so that each row still goes through its positions in order and through no others.
+///
+/// # Safety
+/// As [`span`].
+#[inline(always)]
+unsafe fn ragged<V: Lanes>(
+    a: At<*const f32>,
+    b: At<*const f32>,
+    c: At<*mut f32>,
+    (rows, vectors): (usize, usize),
+    limits: impl Fn(usize) -> (usize, usize),
+) {
+    let mut start = 0;
+    while start < rows {
+        let tall = TALLEST.min(rows - start);
+        let from = (start..start + tall)
+            .map(|r| limits(r).0)
+            .max()
+            .unwrap_or(0);
+        let to = (start..start + tall)
+            .map(|r| limits(r).1)
+            .min()
+            .unwrap_or(0);
+        // SAFETY: rows start..start + tall are the caller's.
+        unsafe {
+            let row = |r: usize| {
+                let a = At {
+                    at: a.at.add(r * a.ld),
+                    ld: a.ld,
+                };
+                (
+                    a,
+                    At {
+                        at: c.at.add(r * c.ld),
+                        ld: c.ld,
+                    },
+                )
+            };
+            if from >= to {
+                for r in start..start + tall {
+                    let (a, c) = row(r);
+                    span::<V>(a, b, limits(r), c, (1, vectors), false);
+                }
+            } else {
+                let mut more = false;
+                for r in start..start + tall {
+                    let ((a, c), lo) = (row(r), limits(r).0);
+                    if from > lo || tall > 1 {
+                        span::<V>(a, b, (lo, from), c, (1, vectors), false);
+                        more = true;
+                    }
+                }
+                let (first, sums) = row(start);
+                span::<V>(first, b, (from, to), sums, (tall, vectors), more);
+                for r in start..start + tall {
+                    let ((a, c), hi) = (row(r), limits(r).1);
+                    if hi > to {
+                        span::<V>(a, b, (to, hi), c, (1, vectors), true);
+                    }
+                }
+            }
+        }
+        start += tall;
+    }
+}

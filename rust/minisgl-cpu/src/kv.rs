@@ -1,0 +1,365 @@
+//! The KV pool: keys and values of all layers, in pages that the control plane hands out.
+//!
+//! Memory order: `[page][layer][kv head][K of the page | V of the page]`. A page's layers lie together, so what the pool
+//! takes of the machine grows with the pages that were ever used: the memory is mapped at once and touched lazily.
+//! V is `[token][head_dim]`. K is in groups of G tokens, G the largest of 16, 8, 4, 2, 1 that divides the page size, each
+//! group `[head_dim][G]`: attention has one key in each lane, so a group of 16 is read as it lies, and smaller ones are
+//! woven together while they are read.
+//!
+//! Forms: f32 as it is; f16 rounded to the nearest, ties to even (|error| <= 2^-11 of the value; beyond 65,504 a value
+//! becomes infinite and a key NaN, so that the step that reads it reports logits that are not finite); q8: int8 with an f16 scale for each token,
+//! head and 32 numbers, scale = max / 127, so |error| <= half a scale = 0.4 % of the largest of the 32.
+//!
+//! Keeps true: a slot is `page * page_size + offset`; nothing outside the slots given is written; 64 bytes may be read
+//! past the end of any head's part of a page.
+//! Doesn't know: requests, page tables, rotary positions.
+
+use crate::error::{Error, Result};
+use crate::files::blocks::{f16_to_f32, f32_to_f16};
+
+/// Numbers that share a scale in [`KvDtype::Q8`].
+pub const Q8_BLOCK: usize = 32;
+
+/// How keys and values are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvDtype {
+    /// Half floats: the default.
+    F16,
+    /// As computed.
+    F32,
+    /// int8 with one f16 scale for each token, head and 32 numbers.
+    Q8,
+}
+
+impl KvDtype {
+    /// `f16`, `f32` or `q8`.
+    pub fn parse(name: &str) -> Result<Self> {
+        match name {
+            "f16" => Ok(Self::F16),
+            "f32" => Ok(Self::F32),
+            "q8" => Ok(Self::Q8),
+            other => Err(Error::setting(format!(
+                "kv dtype {other:?} is not one of f16, f32, q8"
+            ))),
+        }
+    }
+}
+
+/// Sizes of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    /// Layers of the model.
+    pub layers: usize,
+    /// Pages, a scratch page included if there is to be one.
+    pub pages: usize,
+    /// Tokens of a page.
+    pub page_size: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Numbers of a head.
+    pub head_dim: usize,
+    /// How numbers are held.
+    pub dtype: KvDtype,
+}
+
+/// Where things lie, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    pub dtype: KvDtype,
+    pub page_size: usize,
+    pub head_dim: usize,
+    /// Keys of a group.
+    pub group: usize,
+    /// From one page to the next, one layer to the next, one head to the next.
+    pub page: usize,
+    pub layer: usize,
+    pub head: usize,
+    /// From a head's start to its K scales, its V, its V scales.
+    pub k_scales: usize,
+    pub v: usize,
+    pub v_scales: usize,
+}
+
+impl Layout {
+    fn new(shape: &KvShape) -> Option<Self> {
+        let group = [16, 8, 4, 2, 1]
+            .into_iter()
+            .find(|group| shape.page_size.is_multiple_of(*group))?;
+        let numbers = shape.page_size.checked_mul(shape.head_dim)?;
+        let (size, scales) = match shape.dtype {
+            KvDtype::F32 => (4, 0),
+            KvDtype::F16 => (2, 0),
+            KvDtype::Q8 => (1, shape.page_size * shape.head_dim.div_ceil(Q8_BLOCK) * 2),
+        };
+        let numbers = numbers.checked_mul(size)?.checked_next_multiple_of(64)?;
+        let scales = scales.next_multiple_of(64);
+        let head = numbers.checked_add(scales)?.checked_mul(2)?;
+        let layer = head.checked_mul(shape.kv_heads)?;
+        Some(Self {
+            dtype: shape.dtype,
+            page_size: shape.page_size,
+            head_dim: shape.head_dim,
+            group,
+            page: layer.checked_mul(shape.layers)?,
+            layer,
+            head,
+            k_scales: numbers,
+            v: numbers + scales,
+            v_scales: 2 * numbers + scales,
+        })
+    }
+
+    /// Numbers of scales that a token has.
+    pub(crate) fn blocks(&self) -> usize {
+        self.head_dim.div_ceil(Q8_BLOCK)
+    }
+}
+
+/// Keys and values of all layers.
+pub struct KvPool {
+    shape: KvShape,
+    layout: Layout,
+    memory: memory::Zeroed,
+}
+
+impl KvPool {
+    /// A pool of zeros that takes no memory until it is written.
+    pub fn new(shape: KvShape) -> Result<Self> {
+        let KvShape {
+            layers,
+            pages,
+            page_size,
+            kv_heads,
+            head_dim,
+            ..
+        } = shape;
+        if layers == 0 || pages == 0 || page_size == 0 || kv_heads == 0 {
+            return Err(Error::setting(format!(
+                "a KV pool of {layers} layers, {pages} pages of {page_size} tokens and {kv_heads} heads holds nothing"
+            )));
+        }
+        if head_dim == 0 || head_dim > crate::attention::MAX_HEAD_DIM {
+            return Err(Error::unsupported(format!(
+                "head_dim {head_dim} is not from 1 to {}",
+                crate::attention::MAX_HEAD_DIM
+            )));
+        }
+        let too_large = || {
+            Error::setting(format!(
+                "a KV pool of {pages} pages of {page_size} tokens does not fit into memory"
+            ))
+        };
+        let layout = Layout::new(&shape).ok_or_else(too_large)?;
+        let bytes = layout.page.checked_mul(pages).ok_or_else(too_large)?;
+        // Vector loads of the last row may read past its end.
+        let memory = bytes
+            .checked_add(64)
+            .and_then(memory::Zeroed::new)
+            .ok_or_else(too_large)?;
+        Ok(Self {
+            shape,
+            layout,
+            memory,
+        })
+    }
+
+    /// The sizes it was made with.
+    pub fn shape(&self) -> &KvShape {
+        &self.shape
+    }
+
+    /// Bytes of a page over all layers, before anything is made: for choosing the number of pages.
+    pub fn page_bytes(shape: &KvShape) -> usize {
+        Layout::new(shape).map_or(usize::MAX, |layout| layout.page)
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The start of a head's part of a page.
+    ///
+    /// # Safety
+    /// All three are within the shape.
+    #[allow(unsafe_code)]
+    #[inline(always)]
+    pub(crate) unsafe fn head(&self, layer: usize, page: usize, head: usize) -> *mut u8 {
+        let l = &self.layout;
+        debug_assert!(layer < self.shape.layers && head < self.shape.kv_heads);
+        debug_assert!(page < self.shape.pages);
+        // SAFETY: within the mapping, by the contract.
+        unsafe {
+            self.memory
+                .as_ptr()
+                .add(page * l.page + layer * l.layer + head * l.head)
+        }
+    }
+
+    /// Store the keys and values of some tokens: token i goes to `slots[i]`; its keys are the `kv_heads * head_dim`
+    /// numbers from `k.add(i * stride)`, its values those from `v.add(i * stride)`.
+    ///
+    /// # Safety
+    /// `k` and `v` are readable for that many numbers; nobody reads or writes these slots of this layer meanwhile.
+    /// Several threads may store to different slots at once.
+    ///
+    /// # Panics
+    /// A slot past the pool.
+    #[allow(unsafe_code)]
+    pub unsafe fn store(
+        &self,
+        layer: usize,
+        slots: &[u32],
+        k: *const f32,
+        v: *const f32,
+        stride: usize,
+    ) {
+        let KvShape {
+            layers,
+            pages,
+            page_size,
+            kv_heads,
+            head_dim,
+            ..
+        } = self.shape;
+        assert!(layer < layers, "layer {layer} of {layers}");
+        for (i, &slot) in slots.iter().enumerate() {
+            let (page, at) = (slot as usize / page_size, slot as usize % page_size);
+            assert!(page < pages, "slot {slot} is past {pages} pages");
+            for head in 0..kv_heads {
+                let from = i * stride + head * head_dim;
+                // SAFETY: the caller's numbers are readable; page, layer and head were checked, the head's part of
+                // a page has room for `page_size` tokens, and nobody else is in this slot.
+                unsafe {
+                    let to = self.head(layer, page, head);
+                    let k = std::slice::from_raw_parts(k.add(from), head_dim);
+                    let v = std::slice::from_raw_parts(v.add(from), head_dim);
+                    put::token(&self.layout, to, at, k, v);
+                }
+            }
+        }
+    }
+}
+
+#[allow(unsafe_code)]
+mod put {
+    use super::{KvDtype, Layout, Q8_BLOCK, f16_to_f32, f32_to_f16};
+
+    /// A key that does not fit becomes this in every form: an infinite score could be a weight of 0 and hide it.
+    const NOT_A_NUMBER: u16 = 0x7e00;
+
+    /// Write one token's key and value of one head.
+    ///
+    /// # Safety
+    /// `to` is the start of a head's part of a page that nobody else uses at `at`; `at` is below the page size; `k` and
+    /// `v` have `head_dim` numbers.
+    pub(super) unsafe fn token(l: &Layout, to: *mut u8, at: usize, k: &[f32], v: &[f32]) {
+        let dim = l.head_dim;
+        // Number d of the key of token `at` is number `first + d * step`.
+        let (first, step) = (at / l.group * l.group * dim + at % l.group, l.group);
+        // SAFETY: every place computed here is inside the head's part of the page, by the layout.
+        unsafe {
+            match l.dtype {
+                KvDtype::F32 => {
+                    let (ks, vs) = (to.cast::<f32>(), to.add(l.v).cast::<f32>());
+                    for d in 0..dim {
+                        *ks.add(first + d * step) = if k[d].is_finite() { k[d] } else { f32::NAN };
+                        *vs.add(at * dim + d) = v[d];
+                    }
+                }
+                KvDtype::F16 => {
+                    let (ks, vs) = (to.cast::<u16>(), to.add(l.v).cast::<u16>());
+                    for d in 0..dim {
+                        let bits = f32_to_f16(k[d]);
+                        let fits = bits & 0x7c00 != 0x7c00;
+                        *ks.add(first + d * step) = if fits { bits } else { NOT_A_NUMBER };
+                        *vs.add(at * dim + d) = f32_to_f16(v[d]);
+                    }
+                }
+                KvDtype::Q8 => {
+                    let blocks = l.blocks();
+                    let scales = to.add(l.k_scales).cast::<u16>();
+                    let scales = scales.add(at / l.group * l.group * blocks + at % l.group);
+                    quantized(k, to.cast::<i8>().add(first), step, scales);
+                    let scales = to.add(l.v_scales).cast::<u16>().add(at * blocks);
+                    quantized(v, to.add(l.v).cast::<i8>().add(at * dim), 1, scales);
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// Every `step`-th place is writable: of `to` for each number of `x`, of `scales` for each block.
+    unsafe fn quantized(x: &[f32], to: *mut i8, step: usize, scales: *mut u16) {
+        for (b, block) in x.chunks(Q8_BLOCK).enumerate() {
+            let mut max = 0.0f32;
+            for &x in block {
+                // What is not a number must stay so: it makes the scale one.
+                max = if x.abs() > max || x.is_nan() {
+                    x.abs()
+                } else {
+                    max
+                };
+            }
+            let scale = f32_to_f16(max / 127.0);
+            let d = f16_to_f32(scale);
+            let inverse = if d > 0.0 { 1.0 / d } else { 0.0 };
+            // SAFETY: the caller's word.
+            unsafe {
+                *scales.add(b * step) = scale;
+                for (i, &x) in block.iter().enumerate() {
+                    let q = (x * inverse).round_ties_even().clamp(-127.0, 127.0);
+                    *to.add((b * Q8_BLOCK + i) * step) = q as i8;
+                }
+            }
+        }
+    }
+}
+
+/// Zeroed memory that the system hands out page by page as it is touched.
+#[allow(unsafe_code)]
+mod memory {
+    #[cfg(all(unix, not(miri)))]
+    type Held = memmap2::MmapMut;
+    #[cfg(not(all(unix, not(miri))))]
+    type Held = Vec<u64>;
+
+    pub(super) struct Zeroed {
+        at: *mut u8,
+        _held: Held,
+    }
+
+    // SAFETY: plain memory; who writes where is the business of the unsafe functions above.
+    unsafe impl Send for Zeroed {}
+    // SAFETY: as above.
+    unsafe impl Sync for Zeroed {}
+
+    impl Zeroed {
+        pub(super) fn as_ptr(&self) -> *mut u8 {
+            self.at
+        }
+
+        #[cfg(all(unix, not(miri)))]
+        pub(super) fn new(bytes: usize) -> Option<Self> {
+            let mut options = memmap2::MmapOptions::new();
+            let mut held = options.len(bytes).no_reserve_swap().map_anon().ok()?;
+            // A refusal costs speed only.
+            #[cfg(target_os = "linux")]
+            let _ = held.advise(memmap2::Advice::HugePage);
+            Some(Self {
+                at: held.as_mut_ptr(),
+                _held: held,
+            })
+        }
+
+        #[cfg(not(all(unix, not(miri))))]
+        pub(super) fn new(bytes: usize) -> Option<Self> {
+            let mut held = Vec::new();
+            held.try_reserve_exact(bytes.div_ceil(8)).ok()?;
+            held.resize(bytes.div_ceil(8), 0);
+            Some(Self {
+                at: held.as_mut_ptr().cast(),
+                _held: held,
+            })
+        }
+    }
+}
