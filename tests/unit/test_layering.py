@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "attention": {"kernels"},
     "layers": {"attention", "kernels", "distributed", "rope"},
     "models": {"layers", "attention", "config", "distributed", "rope"},
-    "weights": {"progress", "config", "envs", "distributed", "made_once"},
+    "weights": {"progress", "config", "envs", "distributed", "made_once", "_rust"},
     "engine": {
         "progress",
         "models",
@@ -326,8 +326,8 @@ def test_planted_impurity_is_noticed(source: str) -> None:
     assert IMPURE.search(without_comments(source))
 
 
-# Where `unsafe` may stand, each with its reason beside it: an allocator that counts, buffers of Python's, and of the CPU
-# engine what computes on raw memory or shares it between threads.
+# Where `unsafe` may stand, each with its reason beside it: an allocator that counts, buffers of Python's, and of the
+# CPU engine what computes on raw memory or shares it between threads.
 UNSAFE = re.compile(
     r"minisgl-core/tests/warm_decode_step_allocates_nothing\.rs|minisgl-py/src/(?:buffers|cpu_engine)\.rs"
     r"|minisgl-cpu/src/(?:files/mapping|threads|memory|kv|half|kernels/.*|attention/.*|weights/.*|model/.*)\.rs"

@@ -1,4 +1,4 @@
-"""Import of a GGUF file: once per file it becomes a folder of safetensors, config.json and tokenizer.json.
+"""Import of a GGUF file for torch: once per file it becomes a folder of safetensors, config.json and tokenizer.json.
 
 Keeps true: the folder appears whole or not at all; it is keyed by the file's content; dequantised values are exact
 (float32). What this cannot import is refused by name.
@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFReader, ReaderTensor, dequantize
 
-from minisgl import envs
+from minisgl import _rust, envs
 from minisgl.config import ConfigError
 from minisgl.made_once import made_once
 from minisgl.progress import Report, track
-from minisgl.weights.gguf_tokenizer import tokenizer_files
+from minisgl.weights.gguf_config import ROPE_FACTORS
+from minisgl.weights.gguf_folder import read_header, write_text_files
 
-FORMAT = "2"  # part of the key: a change of what is written makes new folders
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+FORMAT = "3"  # part of the key: a change of what is written makes new folders
+Floats = npt.NDArray[np.float32]
 
 _GLOBAL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -43,7 +44,11 @@ _LAYER_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
 }
+_EXPERT_NAMES = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+_EXPERTS_DIMS = 3
+_PIECE = 1 << 22  # bytes that are decoded at once
 
 
 def import_gguf(file: Path, say: Report) -> Path:
@@ -58,142 +63,83 @@ def _digest(file: Path) -> str:
 
 
 def _write(file: Path, folder: Path, say: Report) -> None:
-    try:
-        reader = GGUFReader(file)
-    except (ValueError, OSError, IndexError) as error:
-        raise ConfigError(f"{file.name}: not a GGUF file: {error}") from error
-    fields = _Fields(reader, file.name)
-    config = _config(fields, {tensor.name for tensor in reader.tensors})
-    text_files = {
-        "config.json": config,
-        "generation_config.json": {name: config[name] for name in ("bos_token_id", "eos_token_id") if name in config},
-        **tokenizer_files(fields.get),
-    }
-    for name, content in text_files.items():
-        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
-    names = [_name(tensor.name, file.name) for tensor in reader.tensors]
+    header = read_header(file)
+    config = write_text_files(file, header, folder)
+    tensors = {name: of for name, of in header["tensors"].items() if name != ROPE_FACTORS}  # the config has it
+    names = {name: _names(name, shape, file.name) for name, (_, shape) in tensors.items()}
     rotated: dict[str, int] = {}  # llama.cpp reorders the rows of these; value: heads
-    if fields.architecture == "llama":
-        rotated = {"q_proj.weight": config["num_attention_heads"], "k_proj.weight": config["num_key_value_heads"]}
-    with (folder / "model.safetensors").open("wb") as out:
-        out.write(_header(names, reader.tensors))
-        tensors = track(say, f"importing {file.name}, once", reader.tensors, len(reader.tensors))
-        for name, tensor in zip(names, tensors, strict=True):
+    if header["metadata"]["general.architecture"] == "llama":
+        rotated = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    with (folder / "model.safetensors").open("wb") as out, file.open("rb") as opened:
+        out.write(_head(names))
+        for name in track(say, f"importing {file.name}, once", tensors, len(tensors)):
+            heads = rotated.get(name.split(".")[2], 0) if name.startswith("blk.") else 0
             try:
-                values = dequantize(tensor.data, tensor.tensor_type)
-            except NotImplementedError as error:
-                raise ConfigError(f"{file.name}: {tensor.name}: {error}") from error
-            if heads := rotated.get(name.split(".", 4)[-1]):
-                values = _unpermute(values, heads)
-            out.write(np.ascontiguousarray(values, "<f4").data)
+                _copy(opened, out, header["places"][name], *tensors[name], heads)
+            except (ValueError, NotImplementedError) as error:
+                raise ConfigError(f"{file.name}: {name}: {error}") from error
 
 
-def _header(names: Sequence[str], tensors: Sequence[ReaderTensor]) -> bytes:
+def _copy(
+    source: BinaryIO, out: BinaryIO, place: tuple[int, int], kind: str, shape: tuple[int, ...], heads: int
+) -> None:
+    """A tensor's numbers as they lie, piece by piece; or, whole, as a checkpoint has those of rotated heads."""
+    start, end = place
+    rows = math.prod(shape[:-1])
+    row_bytes = (end - start) // rows
+    step = end - start if heads else max(1, _PIECE // row_bytes) * row_bytes
+    source.seek(start)
+    for at in range(start, end, step):
+        values = decode(kind, source.read(min(step, end - at)), row_bytes)
+        if heads:
+            values = _unpermute(values.reshape(shape), heads)
+        out.write(np.ascontiguousarray(values, "<f4").data)
+
+
+def decode(kind: str, data: bytes, row_bytes: int) -> Floats:
+    """The exact numbers of whole rows. Raises `ValueError` or `NotImplementedError`."""
+    try:
+        return np.frombuffer(_rust.decode_blocks(kind, data), "<f4")
+    except ValueError:
+        import gguf  # it is slower, and knows types that few models have
+
+        rows = np.frombuffer(data, np.uint8).reshape(-1, row_bytes)
+        return np.asarray(gguf.dequantize(rows, gguf.GGMLQuantizationType[kind]), np.float32)
+
+
+def _head(names: Mapping[str, Sequence[tuple[str, tuple[int, ...]]]]) -> bytes:
     """The head of a safetensors file of float32 tensors, which follow in this order. Written by hand because the
     library wants all tensors in memory at once; a dequantised model is several times its file."""
     head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, tensor in zip(names, tensors, strict=True):
-        start, end = end, end + 4 * int(tensor.n_elements)
-        # ggml lists the fastest dimension first
-        head[name] = {"dtype": "F32", "shape": tensor.shape[::-1].tolist(), "data_offsets": [start, end]}
+    for name, shape in (part for parts in names.values() for part in parts):
+        start, end = end, end + 4 * math.prod(shape)
+        head[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(head).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
     return len(text).to_bytes(8, "little") + text
 
 
-class _Fields:
-    """Metadata by key; `own` keys are those of the file's architecture."""
-
-    def __init__(self, reader: GGUFReader, file_name: str) -> None:
-        self._reader = reader
-        self._file_name = file_name
-        self.architecture = str(self.get("general.architecture"))
-        if self.architecture not in ARCHITECTURES:
-            known = ", ".join(ARCHITECTURES)
-            raise ConfigError(f"{file_name}: architecture {self.architecture!r} is not imported: only {known}")
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value of `key`; without one and without a default, `ConfigError`."""
-        field = self._reader.get_field(key)
-        if field is None:
-            if default is None:
-                raise ConfigError(f"{self._file_name}: the GGUF metadata lacks {key}")
-            return default
-        return field.contents()
-
-    def own(self, key: str, default: Any = None) -> Any:
-        return self.get(f"{self.architecture}.{key}", default)
-
-
-def _config(fields: _Fields, tensor_names: set[str]) -> dict[str, Any]:
-    hidden, heads = int(fields.own("embedding_length")), int(fields.own("attention.head_count"))
-    config = {
-        "architectures": [ARCHITECTURES[fields.architecture]],
-        "model_type": fields.architecture,
-        "hidden_size": hidden,
-        "num_hidden_layers": int(fields.own("block_count")),
-        "num_attention_heads": heads,
-        "num_key_value_heads": int(fields.own("attention.head_count_kv", heads)),
-        "head_dim": int(fields.own("attention.key_length", hidden // heads)),
-        "intermediate_size": int(fields.own("feed_forward_length")),
-        "vocab_size": len(fields.get("tokenizer.ggml.tokens")),
-        "max_position_embeddings": int(fields.own("context_length")),
-        "rms_norm_eps": float(fields.own("attention.layer_norm_rms_epsilon")),
-        "rope_theta": float(fields.own("rope.freq_base", 10_000.0)),
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": "output.weight" not in tensor_names,
-        "eos_token_id": int(fields.get("tokenizer.ggml.eos_token_id")),
-        "torch_dtype": "bfloat16",
-    }
-    if scaling := _rope_scaling(fields):
-        config["rope_scaling"] = scaling
-    if (bos := int(fields.get("tokenizer.ggml.bos_token_id", -1))) >= 0:
-        config["bos_token_id"] = bos
-    return config
-
-
-def _rope_scaling(fields: _Fields) -> dict[str, Any]:
-    """As config.json says it; nothing for plain rotary embeddings."""
-    kind = fields.own("rope.scaling.type", "none")
-    if kind in ("none", ""):
-        return {}
-    if kind not in ("linear", "yarn"):
-        raise ConfigError(f"GGUF: rope.scaling.type: {kind!r} is not imported: use the model's safetensors")
-    factor = float(fields.own("rope.scaling.factor"))
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
-    if kind == "linear":
-        return scaling
-    for key, plain in (
-        ("attn_factor", 1.0),
-        ("yarn_attn_factor", 1.0),
-        ("yarn_ext_factor", 1.0),
-        ("yarn_log_multiplier", 0.0),
-    ):
-        if (value := float(fields.own(f"rope.scaling.{key}", plain))) != plain:
-            raise ConfigError(f"GGUF: rope.scaling.{key}: {value:g} is not imported: use the model's safetensors")
-    scaling["original_max_position_embeddings"] = int(fields.own("rope.scaling.original_context_length"))
-    for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
-        scaling[name] = float(fields.own(f"rope.scaling.{key}", 0.0)) or None
-    return scaling
-
-
-def _name(name: str, file_name: str) -> str:
-    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
-    if name == "rope_freqs.weight":
-        raise ConfigError(f"{file_name}: scaled rotary embeddings are not imported from GGUF: use safetensors")
+def _names(name: str, shape: tuple[int, ...], file_name: str) -> list[tuple[str, tuple[int, ...]]]:
+    """What a checkpoint calls the tensor, or its parts one after the other, and their shapes:
+    blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
     if name in _GLOBAL_NAMES:
-        return _GLOBAL_NAMES[name]
+        return [(_GLOBAL_NAMES[name], shape)]
     parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER_NAMES:
-        return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{parts[3]}"
+    if len(parts) == 4 and parts[0] == "blk":
+        layer = f"model.layers.{parts[1]}"
+        if parts[2] in _LAYER_NAMES:
+            return [(f"{layer}.{_LAYER_NAMES[parts[2]]}.{parts[3]}", shape)]
+        if parts[2] in _EXPERT_NAMES and len(shape) == _EXPERTS_DIMS:
+            own = f"{_EXPERT_NAMES[parts[2]]}.{parts[3]}"
+            return [(f"{layer}.mlp.experts.{i}.{own}", shape[1:]) for i in range(shape[0])]
     raise ConfigError(f"{file_name}: unknown tensor {name}")
 
 
-def _unpermute(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """llama.cpp interleaves the two halves of each rotated head; checkpoints keep them apart."""
-    rows, columns = values.shape
-    apart: npt.NDArray[np.float32] = values.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2)
-    return apart.reshape(rows, columns)
+def _unpermute(values: Floats, heads: int) -> Floats:
+    """llama.cpp interleaves the two halves of each rotated head, of weights and of biases; checkpoints keep them
+    apart."""
+    if len(values) % (2 * heads):
+        raise ValueError(f"{len(values)} rows are not {heads} heads")
+    apart: Floats = values.reshape(heads, len(values) // heads // 2, 2, -1).swapaxes(1, 2)
+    return apart.reshape(values.shape)

@@ -6,14 +6,12 @@ Keeps true: byte-level BPE only; each pre-tokenizer is known by its name or refu
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from minisgl.config import ConfigError
-
-Get = Callable[..., Any]
+from minisgl.weights.gguf_config import Fields
 
 _CONTROL, _USER_DEFINED = 3, 4  # llama.cpp's token types
 
@@ -37,7 +35,7 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
     patterns = {"qwen2": _QWEN2, "llama-bpe": _LLAMA3}
     if name not in patterns:
         known = "smollm, gpt-2, default, qwen2, llama-bpe"
-        raise ConfigError(f"GGUF: tokenizer.ggml.pre: {name!r} is not known: only {known}")
+        raise ConfigError(f"tokenizer.ggml.pre: {name!r} is not known: only {known}")
     return pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(patterns[name]), behavior="isolated"),
@@ -46,21 +44,53 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
     )
 
 
-def tokenizer_files(get: Get) -> dict[str, Any]:
-    """File name -> content, to be written as JSON. `get(key, default)` reads the metadata."""
-    kind, pre = get("tokenizer.ggml.model"), get("tokenizer.ggml.pre", "default")
+def tokenizer_files(fields: Fields) -> dict[str, str]:
+    """File name -> content. Raises `ConfigError`."""
+    kind, pre = fields.text("tokenizer.ggml.model"), fields.text("tokenizer.ggml.pre", "default")
     if kind != "gpt2":
-        raise ConfigError(f"GGUF: tokenizer.ggml.model: {kind!r} is not imported: only gpt2 (byte-level BPE)")
-    tokens: list[str] = get("tokenizer.ggml.tokens")
-    merges = [tuple(merge.split(" ", 1)) for merge in get("tokenizer.ggml.merges")]
+        raise ConfigError(f"tokenizer.ggml.model: {kind!r} is not imported: only gpt2 (byte-level BPE)")
+    tokens = fields.texts("tokenizer.ggml.tokens")
+    tokenizer = _tokenizer(fields, tokens, pre)
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    for name in ("bos", "eos"):
+        if (token_id := fields.whole(key := f"tokenizer.ggml.{name}_token_id", -1)) >= 0:
+            if token_id >= len(tokens):
+                raise ConfigError(f"{key}: {token_id}: there are {len(tokens)} tokens")
+            config[f"{name}_token"] = tokens[token_id]
+    if "bos_token" in config and fields.flag("tokenizer.ggml.add_bos_token", False):
+        bos, bos_id = config["bos_token"], fields.whole("tokenizer.ggml.bos_token_id")
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, bos_id)]
+        )
+    if template := fields.text("tokenizer.chat_template", ""):
+        config["chat_template"] = template
+    return {
+        "tokenizer.json": tokenizer.to_str(),
+        "tokenizer_config.json": json.dumps(config, indent=2, ensure_ascii=False),
+    }
+
+
+def _tokenizer(fields: Fields, tokens: list[str], pre: str) -> Tokenizer:
+    merges: list[tuple[str, str]] = []
+    for merge in fields.texts("tokenizer.ggml.merges"):
+        left, space, right = merge.partition(" ")
+        if not space:
+            raise ConfigError(f"tokenizer.ggml.merges: {merge!r} has no two parts")
+        merges.append((left, right))
     vocab = {token: i for i, token in enumerate(tokens)}
-    # Llama 3 takes a word that is a token as it is, whatever its merges say
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe"))
+    try:
+        # Llama 3 takes a word that is a token as it is, whatever its merges say
+        model = models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe")
+    except Exception as error:  # the package has no base class for its errors
+        raise ConfigError(f"tokenizer.ggml.merges: {error}") from error
+    tokenizer = Tokenizer(model)
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)
     tokenizer.decoder = decoders.ByteLevel()
-    types = get("tokenizer.ggml.token_type")
+    types = fields.wholes("tokenizer.ggml.token_type")
+    if len(types) != len(tokens):
+        raise ConfigError(f"tokenizer.ggml.token_type: {len(types)} types of {len(tokens)} tokens")
     added = [
         AddedToken(token, special=kind == _CONTROL, normalized=False)
         for token, kind in zip(tokens, types, strict=True)
@@ -68,15 +98,4 @@ def tokenizer_files(get: Get) -> dict[str, Any]:
     ]
     tokenizer.add_tokens([token for token in added if not token.special])
     tokenizer.add_special_tokens([token for token in added if token.special])
-    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    for name in ("bos", "eos"):
-        if (token_id := get(f"tokenizer.ggml.{name}_token_id", -1)) >= 0:
-            config[f"{name}_token"] = tokens[token_id]
-    if "bos_token" in config and get("tokenizer.ggml.add_bos_token", False):
-        bos = config["bos_token"]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, vocab[bos])]
-        )
-    if template := get("tokenizer.chat_template", ""):
-        config["chat_template"] = template
-    return {"tokenizer.json": json.loads(tokenizer.to_str()), "tokenizer_config.json": config}
+    return tokenizer

@@ -150,7 +150,7 @@ fn changed(find: &str, skip: usize, with: &[u8]) -> Vec<u8> {
 fn what_is_wrong_with_a_gguf_file_is_named() {
     let huge = u64::MAX.to_le_bytes();
     for (bytes, expected) in [
-        (vec![], "the file ends in the magic"),
+        (vec![], "not a GGUF file"),
         (b"GGML and more".to_vec(), "not a GGUF file"),
         (b"GGUF\x01\0\0\0".to_vec(), "GGUF version 1"),
         (b"GGUF\0\0\0\x03".to_vec(), "big-endian"),

@@ -1,0 +1,101 @@
+"""A GGUF file as the folder that the rest of minisgl knows models by: config.json and the tokenizer, of its header
+alone. The tensors stay where they are.
+
+Keeps true: the folder appears whole or not at all, and stands for one file as it is now: its place, size, time and
+header; nothing is imported for it but `tokenizers`, and that only once.
+Doesn't know: who computes; `gguf_import` makes folders with weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from minisgl import _rust, envs
+from minisgl.config import ConfigError
+from minisgl.made_once import made_once
+from minisgl.weights.gguf_config import ROPE_FACTORS, Fields, config_of
+
+FORMAT = "1"  # part of the key: a change of what is written makes new folders
+SOURCE = "source.json"
+_MOST_FACTORS = 4096
+
+
+def gguf_folder(file: Path) -> Path:
+    """The folder for `file`, made now if it is not there. Raises `ConfigError`."""
+    place = file.resolve()
+    try:
+        head_bytes, now = _rust.gguf_head_bytes(place), place.stat()
+        with place.open("rb") as opened:
+            head = opened.read(head_bytes)
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    key = hashlib.sha256(head)
+    key.update(f"\n{place}\n{now.st_size}\n{now.st_mtime_ns}".encode())
+    name = f"{key.hexdigest()[:32]}-{FORMAT}"
+    return made_once(envs.cache_dir() / "gguf-text" / name, lambda partial: _write(place, partial))
+
+
+def gguf_file(folder: Path) -> Path | None:
+    """The file that `folder` was made of by `gguf_folder`; None for every other folder."""
+    try:
+        place = Path(json.loads((folder / SOURCE).read_text(encoding="utf-8"))["gguf"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{folder / SOURCE}: {error!r}: remove the folder") from error
+    return place
+
+
+def _write(place: Path, folder: Path) -> None:
+    write_text_files(place, read_header(place), folder)
+    (folder / SOURCE).write_text(json.dumps({"gguf": str(place)}), encoding="utf-8")
+
+
+def read_header(file: Path) -> _rust.GgufHeader:
+    """Raises `ConfigError`."""
+    try:
+        return _rust.gguf_header(file)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def write_text_files(file: Path, header: _rust.GgufHeader, folder: Path) -> dict[str, Any]:
+    """config.json, generation_config.json and the tokenizer, into `folder`; returns the first. Raises `ConfigError`."""
+    from minisgl.weights.gguf_tokenizer import tokenizer_files
+
+    try:
+        fields = Fields(header["metadata"])
+        shapes = {name: shape for name, (_, shape) in header["tensors"].items()}
+        config = config_of(fields, shapes, _factors(file, header))
+        generation: dict[str, Any] = {name: config[name] for name in ("bos_token_id", "eos_token_id") if name in config}
+        end_of_turn = fields.whole("tokenizer.ggml.eot_token_id", -1)
+        if end_of_turn not in (-1, config["eos_token_id"]):
+            generation["eos_token_id"] = [config["eos_token_id"], end_of_turn]
+        files = {
+            "config.json": json.dumps(config, indent=2, ensure_ascii=False),
+            "generation_config.json": json.dumps(generation, indent=2),
+            **tokenizer_files(fields),
+        }
+    except ConfigError as error:
+        raise ConfigError(f"{file.name}: {error}") from error
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    return config
+
+
+def _factors(file: Path, header: _rust.GgufHeader) -> Sequence[float] | None:
+    """What rotary frequencies are divided by: the one tensor that is part of a config."""
+    if ROPE_FACTORS not in header["tensors"]:
+        return None
+    kind, shape = header["tensors"][ROPE_FACTORS]
+    start, end = header["places"][ROPE_FACTORS]
+    if kind != "F32" or len(shape) != 1 or shape[0] > _MOST_FACTORS:
+        raise ConfigError(f"tensor {ROPE_FACTORS}: {list(shape)} in {kind} is not imported")
+    with file.open("rb") as opened:
+        opened.seek(start)
+        return struct.unpack(f"<{shape[0]}f", opened.read(end - start))

@@ -1,0 +1,169 @@
+"""GGUF files of tiny models, laid out as llama.cpp's converter does.
+
+Keeps true: the file has the very numbers of the model, or what ggml's quantization makes of them.
+Doesn't know: minisgl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType, GGUFWriter
+from tokenizers.pre_tokenizers import ByteLevel
+
+_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+}
+_GLOBAL = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+# no merge leads to "xyz"
+TOKENS = [*sorted(ByteLevel.alphabet()), "Ġ4", "42", "xyz", "<|start|>", "<tool>"]
+START, TOOL = len(TOKENS) - 2, len(TOKENS) - 1
+Edit = Callable[[GGUFWriter], None]
+Floats = npt.NDArray[np.float32]
+# where these blocks have their scales in half precision, and values for them that make weights of usual size
+_SCALES = {
+    GGMLQuantizationType.Q4_K: ((0, 3e-4), (2, 2.2e-3)),
+    GGMLQuantizationType.Q5_K: ((0, 1.5e-4), (2, 2.2e-3)),
+    GGMLQuantizationType.Q6_K: ((208, 6e-5),),
+    GGMLQuantizationType.IQ4_NL: ((0, 2e-3),),
+}
+
+
+def _interleave(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+    """Each head's rows 0, 1, .. h, h + 1, .. become 0, h, 1, h + 1, .. as llama.cpp wants them."""
+    size = len(values) // heads
+    order = [head * size + half * size // 2 + i for head in range(heads) for i in range(size // 2) for half in (0, 1)]
+    return values[order]
+
+
+def _gguf_name(name: str) -> str:
+    stem, _, kind = name.rpartition(".")
+    if stem in _GLOBAL:
+        return f"{_GLOBAL[stem]}.{kind}"
+    _, _, index, rest = stem.split(".", 3)
+    return f"blk.{index}.{_LAYER[rest]}.{kind}"
+
+
+def tensors_of(model: Any, arch: str) -> dict[str, Floats]:
+    """The model's numbers by the names that GGUF has for them, in its order of rows and experts."""
+    config, out = model.config, dict[str, Floats]()
+    experts: dict[str, list[Floats]] = {}
+    for name, values in model.state_dict().items():
+        array: Floats = values.float().numpy()
+        layer, _, own = name.partition(".mlp.experts.")
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if own:  # transformers 5 has all experts in two tensors, 4 each of them by itself
+            block = f"blk.{layer.split('.')[2]}"
+            if own == "gate_up_proj":
+                out[f"{block}.ffn_gate_exps.weight"], out[f"{block}.ffn_up_exps.weight"] = np.split(array, 2, axis=1)
+            elif own == "down_proj":
+                out[f"{block}.ffn_down_exps.weight"] = array
+            else:
+                experts.setdefault(f"{block}.ffn_{own.split('.')[1][:-5]}_exps.weight", []).append(array)
+            continue
+        if arch == "llama" and name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            array = _interleave(array, heads)
+        out[_gguf_name(name)] = array
+    return out | {name: np.stack(parts) for name, parts in experts.items()}
+
+
+def quantized(values: Floats, kind: GGMLQuantizationType, seed: int = 0) -> npt.NDArray[Any]:
+    """The blocks of `values`. gguf-py cannot make those of some types: these are random, of like size."""
+    if kind not in _SCALES:
+        return gguf.quantize(values, kind)
+    length, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = np.random.default_rng(seed).integers(0, 256, (values.size // length, size), np.uint8)
+    for at, scale in _SCALES[kind]:
+        blocks[:, at : at + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    return blocks.reshape(*values.shape[:-1], -1)
+
+
+def numbers_of(file: Path) -> dict[str, Floats]:
+    """What the file's tensors stand for, by gguf-py."""
+    tensors = gguf.GGUFReader(file).tensors
+    return {
+        tensor.name: np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32).reshape(
+            tensor.shape[::-1].tolist()
+        )
+        for tensor in tensors
+    }
+
+
+def _rope_factors(rope: dict[str, Any], head_dim: int) -> Floats:
+    """What llama.cpp's converter makes of the scaling of Llama 3.1."""
+    factors, theta = [], rope["rope_theta"]
+    low, high, original = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
+    for frequency in 1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim):
+        wave = 2 * np.pi / frequency
+        smooth = (original / wave - low) / (high - low)
+        blended = 1 / ((1 - smooth) / rope["factor"] + smooth)
+        factors.append(1.0 if wave < original / high else rope["factor"] if wave > original / low else blended)
+    return np.array(factors, np.float32)
+
+
+def write_gguf(
+    file: Path,
+    model: Any,
+    arch: str = "llama",
+    *,
+    pre: str = "smollm",
+    kind: str = "gpt2",
+    quantise: GGMLQuantizationType = GGMLQuantizationType.F32,
+    edit: Edit | None = None,
+) -> Path:
+    """`model` of transformers, with a vocabulary of `TOKENS`, as a GGUF file; matrices in `quantise`, but no router."""
+    config = model.config
+    writer = GGUFWriter(file, arch)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if config.rope_parameters["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", _rope_factors(config.rope_parameters, head_dim))
+    if arch == "llama" and getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    if arch == "qwen3moe":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_tokenizer_model(kind)
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([1] * (len(TOKENS) - 2) + [3, 4])
+    writer.add_token_merges(["Ġ 4", "4 2"])
+    writer.add_eos_token_id(START)
+    writer.add_chat_template("{{ messages[0].content }}")
+    for seed, (name, array) in enumerate(tensors_of(model, arch).items()):
+        stored = quantise if array.ndim > 1 and "ffn_gate_inp" not in name else GGMLQuantizationType.F32
+        writer.add_tensor(name, quantized(array, stored, seed), raw_dtype=stored)
+    if edit is not None:
+        edit(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
