@@ -12,6 +12,10 @@
 //! Keeps true: a row sees the positions up to its own, within its layer's window; no allocation after the plan is built.
 //! Doesn't know: projections, rotary positions, requests.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod kernel;
 mod lanes;
 mod load;

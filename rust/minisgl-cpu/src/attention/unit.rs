@@ -10,6 +10,8 @@ use super::load::{self, Source};
 use super::plan::{Plan, Query, Rows, Segment, Sizes};
 use super::scalar::Scalar;
 use super::{MAX_GROUP, MAX_HEAD_DIM};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
 use crate::error::{Error, Result};
 use crate::kernels::Isa;
 use crate::kv::KvPool;
@@ -49,6 +51,11 @@ pub struct Call<'a> {
     /// Numbers from one token's result to the next.
     pub out_stride: usize,
 }
+
+// SAFETY: only addresses; they are followed by unsafe functions, whose callers answer for them.
+unsafe impl Send for Call<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Call<'_> {}
 
 /// A thread's room for one unit.
 #[derive(Debug)]
@@ -162,7 +169,10 @@ impl Attention {
         // SAFETY: the caller's word; the instruction set was found on this processor.
         unsafe {
             match self.isa {
-                Isa::Scalar => self.unit::<Scalar>(plan, unit, call, scratch),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 | Isa::Amx => avx512::unit(self, plan, unit, call, scratch),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => avx2::unit(self, plan, unit, call, scratch),
                 _ => self.unit::<Scalar>(plan, unit, call, scratch),
             }
         }
@@ -176,14 +186,17 @@ impl Attention {
         // SAFETY: as above.
         unsafe {
             match self.isa {
-                Isa::Scalar => self.join::<Scalar>(plan, unit, call),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 | Isa::Amx => avx512::join(self, plan, unit, call),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => avx2::join(self, plan, unit, call),
                 _ => self.join::<Scalar>(plan, unit, call),
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn unit<V: Lanes>(
+    pub(super) unsafe fn unit<V: Lanes>(
         &self,
         plan: &Plan,
         unit: usize,
@@ -398,7 +411,7 @@ impl Attention {
     }
 
     #[inline(always)]
-    unsafe fn join<V: Lanes>(&self, plan: &Plan, unit: usize, call: &Call<'_>) {
+    pub(super) unsafe fn join<V: Lanes>(&self, plan: &Plan, unit: usize, call: &Call<'_>) {
         let merge = plan.variant(call.layer).merges[unit / self.kv_heads];
         let first = unit % self.kv_heads * self.group;
         let width = self.width();
