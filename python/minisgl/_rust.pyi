@@ -13,6 +13,7 @@ from minisgl.step import Events, Int32Array, Int64Array, StepBuffers
 
 __all__ = [
     "ControlPlane",
+    "CpuEngine",
     "CpuSampler",
     "RadixCacheHandle",
     "RadixCacheManager",
@@ -253,3 +254,34 @@ def make_metadata_buffers(
 ) -> dict[str, Int32Array]: ...
 def measure(case: Literal["evict_one", "match_1024", "insert_1024"], repeats: int) -> list[float]:
     """The times of single operations in us, for benchmark/control_plane."""
+
+@final
+class CpuEngine:
+    """The CPU engine's tensors, kernels and sampling. Failed loads raise `ValueError` of (fault, text), failed steps
+    `RuntimeError`."""
+
+    def __new__(cls, settings: str, say: Callable[[int, int], object]) -> Self: ...
+    @staticmethod
+    def page_bytes(settings: str) -> int: ...
+    def about(self) -> dict[str, Any]: ...
+    def times(self) -> dict[str, float]: ...
+    def step(
+        self,
+        input_ids: Int32Array,
+        positions: Int32Array,
+        out_loc: Int32Array,
+        req_slots: Int32Array,
+        seq_lens: Int32Array,
+        extend_lens: Int32Array,
+        sample_rows: Int32Array,
+        segments: Int32Array,
+        page_ids: Int32Array,
+        num_decode_rows: int,
+        bindings: Sequence[SlotBinding],
+    ) -> tuple[
+        Int32Array,
+        tuple[list[int], list[float], list[list[int]], list[list[float]]] | None,
+        list[tuple[int, int, list[float], list[list[int]], list[list[float]]]],
+    ]: ...
+    def prompt_logits(self, tokens: Int32Array) -> bytes: ...
+    def close(self) -> None: ...

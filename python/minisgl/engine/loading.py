@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import psutil
 import torch
 
 from minisgl.attention import KVPool, TorchSdpa
@@ -26,6 +25,7 @@ from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.cuda_loading import INLINE, build_cuda_engine, check_device, out_of_memory
 from minisgl.engine.cuda_loading import num_pages as cuda_num_pages
 from minisgl.engine.dtypes import DTYPES
+from minisgl.engine.pool_size import cpu_num_pages
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread
 from minisgl.models import ModelConfig, load_config, own_name
@@ -34,9 +34,6 @@ from minisgl.models.registry import build_model
 from minisgl.progress import BAR_INTERVAL_S, Report
 from minisgl.weights.checkpoint import HEAD, TABLE, dummy_weights, has_other_head, load_weights
 from minisgl.weights.sources import resolve_model
-
-MEMORY_RATIO = 0.5  # without --memory-ratio
-MAX_POOL_BYTES = 4 * 2**30  # without --num-pages: a laptop has other things to do with its memory
 
 
 def load_engine(config: EngineConfig, say: Report, group: Group = ALONE) -> TorchEngine | CudaEngine:
@@ -223,21 +220,4 @@ def _num_pages(config: EngineConfig, one: int, context_len: int, ranks: int, dev
     page takes so many bytes on a rank; `ranks` share the memory of a CPU."""
     if device.type == "cuda":
         return cuda_num_pages(config, one, context_len, torch.cuda.mem_get_info(device)[0])
-    ratio = MEMORY_RATIO if config.memory_ratio is None else config.memory_ratio
-    if config.num_pages is not None:
-        available = psutil.virtual_memory().available // ranks
-        if config.num_pages * one > available:  # the system would promise it, and kill the process later
-            raise ConfigError(
-                f"--num-pages {config.num_pages}: the KV pool would take {config.num_pages * one // 2**20} MiB of "
-                f"{available // 2**20} MiB that are free: at most {available // one} pages fit"
-            )
-        return config.num_pages
-    free = int(psutil.virtual_memory().available * ratio) // ranks
-    useful = config.max_running_requests * -(-context_len // config.page_size)
-    num_pages = min(min(free, MAX_POOL_BYTES // ranks) // one, useful)
-    if num_pages < 1:
-        raise ConfigError(
-            f"--memory-ratio {ratio}: {free // 2**20} MiB do not hold one page of {one // 1024} KiB: "
-            "raise it, or set --num-pages"
-        )
-    return int(num_pages)
+    return cpu_num_pages(config, one, context_len, ranks=ranks)

@@ -131,7 +131,7 @@ def build_rank(config: EngineConfig, group: Group, report: Report) -> Engine:
 
 def _build_cpu(config: EngineConfig, report: Report) -> Engine:
     try:
-        module = importlib.import_module("minisgl.engine.cpu_engine")  # imports the extension
+        module = importlib.import_module("minisgl.engine.cpu_loading")  # imports the extension
     except ImportError as error:
         raise Unsupported(f"the CPU engine is not there: {error}: run make install") from error
     engine: Engine = module.load_cpu_engine(config, report)

@@ -14,13 +14,17 @@
 
 #[allow(unsafe_code)]
 pub mod attention;
+pub mod engine;
 pub mod error;
 pub mod files;
 #[allow(unsafe_code)]
 pub mod kernels;
 pub mod kv;
+pub mod load;
+pub mod model;
 pub mod sampling;
 pub mod threads;
 pub mod weights;
 
+pub use engine::{Engine, PromptLogprobs, Sampled, Step, StepLogprobs};
 pub use error::{Error, Result};

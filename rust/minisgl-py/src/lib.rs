@@ -9,6 +9,7 @@ mod arrays;
 mod buffers;
 mod cache;
 mod control_plane;
+mod cpu_engine;
 mod errors;
 mod events;
 mod gguf;
@@ -33,6 +34,7 @@ fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(gguf::gguf_head_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(gguf::decode_blocks, module)?)?;
     module.add_class::<control_plane::ControlPlane>()?;
+    module.add_class::<cpu_engine::CpuEngine>()?;
     module.add_class::<step::StepPlan>()?;
     module.add_class::<step::StepOutput>()?;
     module.add_class::<cache::RadixCacheManager>()?;

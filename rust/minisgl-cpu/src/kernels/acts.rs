@@ -82,7 +82,16 @@ impl Acts {
     /// If there is no room for so many.
     #[must_use]
     pub fn writer(&self, rows: usize, k: usize) -> ActsPtr {
-        let (ptr, bytes) = ActsPtr::lay_out(self.memory.as_ptr(), rows, k, self.mode);
+        self.writer_as(rows, k, self.mode)
+    }
+
+    /// The same in another mode than they were made for.
+    ///
+    /// # Panics
+    /// If there is no room for so many.
+    #[must_use]
+    pub fn writer_as(&self, rows: usize, k: usize, mode: Mode) -> ActsPtr {
+        let (ptr, bytes) = ActsPtr::lay_out(self.memory.as_ptr(), rows, k, mode);
         let (most, most_k) = (self.rows, self.k);
         assert!(
             bytes <= self.memory.len(),

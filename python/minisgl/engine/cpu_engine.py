@@ -1,0 +1,78 @@
+"""The engine that runs real models on the CPU without torch: Rust has the tensors, the kernels and the sampling.
+
+Keeps true: a plan's bindings, page-table changes and rows take effect in one thread, in launch order; forwards run
+without the GIL; a step whose numbers are not finite is an error, and the KV pool is wiped.
+Doesn't know: requests, the prefix cache, text; how anything is computed (rust/minisgl-cpu).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from minisgl._rust import CpuEngine as RustEngine
+from minisgl.engine.api import (
+    EngineInfo,
+    EngineStepError,
+    PromptLogprobs,
+    SlotBinding,
+    StepHandle,
+    StepLogprobs,
+    StepResult,
+)
+from minisgl.engine.worker import ForwardThread
+from minisgl.step import RingEntry, StepBuffers, StepPlan
+
+
+class CpuEngine:
+    def __init__(self, rust: RustEngine, info: EngineInfo, *, threaded: bool = True) -> None:
+        self._rust = rust
+        self._info = info
+        self._thread = ForwardThread("cpu-forward", threaded=threaded)
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def rust(self) -> RustEngine:
+        """For measurements."""
+        return self._rust
+
+    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
+        entry, bound = buffers.ring[plan.ring_index], list(bindings)
+        return self._thread.submit(lambda: self._run(plan, entry, bound))
+
+    def close(self) -> None:
+        self._thread.close()
+        self._rust.close()
+
+    def _run(self, plan: StepPlan, entry: RingEntry, bindings: list[SlotBinding]) -> StepResult:
+        rows, tokens = plan.num_rows, plan.num_tokens
+        try:
+            sampled, logprobs, prompts = self._rust.step(
+                entry.input_ids[:tokens],
+                entry.positions[:tokens],
+                entry.out_loc[:tokens],
+                entry.req_slots[:rows],
+                entry.seq_lens[:rows],
+                entry.extend_lens[:rows],
+                entry.sample_rows[: plan.num_samples],
+                entry.segments[: plan.num_segments].reshape(-1),
+                entry.page_ids[: plan.num_page_ids],
+                plan.num_decode_rows,
+                bindings,
+            )
+        except RuntimeError as error:
+            raise EngineStepError(str(error)) from error
+        return StepResult(sampled, _step_logprobs(logprobs), [PromptLogprobs(*one) for one in prompts])
+
+
+def _step_logprobs(
+    found: tuple[list[int], list[float], list[list[int]], list[list[float]]] | None,
+) -> StepLogprobs | None:
+    if found is None:
+        return None
+    rows, own, top_ids, top = found
+    return StepLogprobs(np.array(rows, np.int32), own, top_ids, top)

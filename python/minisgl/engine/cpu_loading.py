@@ -1,0 +1,165 @@
+"""From a configuration to a ready CPU engine: find, size the KV pool, load.
+
+Keeps true: torch and transformers stay out; what another engine may have code for is `Unsupported`; every other failure
+names the flag to change.
+Doesn't know: the control plane, processes; how weights are read and held (rust/minisgl-cpu).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from minisgl import envs
+from minisgl._rust import CpuEngine as RustEngine
+from minisgl.config import ConfigError, EngineConfig, Unsupported
+from minisgl.engine.api import EngineInfo
+from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.engine.pool_size import cpu_num_pages
+from minisgl.models.architectures import find_variant
+from minisgl.models.config import ModelConfig, load_config
+from minisgl.models.text_half import has_text_half
+from minisgl.progress import BAR_INTERVAL_S, Report
+from minisgl.rope import inverse_frequencies
+from minisgl.weights.sources import find_model
+
+T = TypeVar("T")
+
+
+def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
+    """Raises `Unsupported` and other `ConfigError`s."""
+    began = time.monotonic()
+    found = find_model(
+        config.model, say, source=config.model_source, revision=config.revision, load_format=config.load_format
+    )
+    folder, gguf = (found, None) if found.is_dir() else (_folder_of(found), found)
+    model = load_config(folder)
+    if has_text_half(model.architecture):
+        raise Unsupported(f"config.json: architectures: {model.architecture}: the CPU engine has no text half of it")
+    context_len = _context_len(config, model)
+    settings = _settings(config, model, folder, gguf, context_len)
+    page = _refused(lambda: RustEngine.page_bytes(_json(settings)))
+    weights = 0 if config.load_format == "dummy" else _size(gguf or folder)
+    settings["num_pages"] = num_pages = cpu_num_pages(config, page, context_len, taken=weights)
+    settings["max_seq_len"] = min(context_len, num_pages * config.page_size + 1)
+    rust = _refused(lambda: RustEngine(_json(settings), _progress(say)))
+    about = rust.about()
+    forms = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in about["forms"])
+    took = time.monotonic() - began
+    say(f"loaded {found.name}: {model.architecture}, {forms}, {took:.1f} s")
+    say(f"KV pool: {num_pages} pages of {config.page_size} tokens, {num_pages * page / 2**20:.0f} MiB at most")
+    info = EngineInfo(
+        name="cpu",
+        model_dir=str(folder),
+        vocab_size=model.vocab_size,
+        context_len=context_len,
+        eos_ids=model.eos_ids,
+        num_pages=num_pages,
+        page_size=config.page_size,
+        device="cpu",
+        dtype=about["forms"][0][0],
+    )
+    return CpuEngine(rust, info)
+
+
+def _folder_of(file: Path) -> Path:
+    """Config and tokenizer of a GGUF file, as a folder."""
+    from minisgl.weights.gguf_folder import gguf_folder
+
+    return gguf_folder(file)
+
+
+def _settings(
+    config: EngineConfig, model: ModelConfig, folder: Path, gguf: Path | None, context_len: int
+) -> dict[str, Any]:
+    """As rust/minisgl-cpu/src/load.rs reads it."""
+    dummy = config.load_format == "dummy"
+    return {
+        "model": _model(model),
+        "weights": None if dummy else str(gguf or folder),
+        "seed": config.seed,
+        "dummy_kind": model.dtype if dummy else None,
+        "eos_ids": model.eos_ids,
+        "num_threads": config.num_threads,
+        "isa": envs.cpu_isa(),
+        "activations": config.activations,
+        "kv_dtype": config.kv_dtype,
+        "num_pages": 1,
+        "page_size": config.page_size,
+        "max_rows": config.max_running_requests,
+        "max_seq_len": context_len,
+        "timed": False,
+    }
+
+
+def _model(model: ModelConfig) -> dict[str, Any]:
+    moe = model.moe
+    return {
+        "hidden_size": model.hidden_size,
+        "num_layers": model.num_layers,
+        "num_heads": model.num_heads,
+        "num_kv_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "intermediate_size": model.intermediate_size,
+        "vocab_size": model.vocab_size,
+        "rms_norm_eps": model.rms_norm_eps,
+        "inverse_frequencies": inverse_frequencies(model.rope, model.head_dim).tolist(),
+        "rope_scale": model.rope.attention_factor,
+        "tie_word_embeddings": model.tie_word_embeddings,
+        "qkv_bias": model.qkv_bias,
+        "out_bias": model.out_bias,
+        "mlp_bias": model.mlp_bias,
+        "qk_norm": find_variant(model.architecture).qk_norm,
+        "windows": model.windows,
+        "moe": None
+        if moe is None
+        else {
+            "num_experts": moe.num_experts,
+            "experts_per_token": moe.experts_per_token,
+            "intermediate_size": moe.intermediate_size,
+            "norm_topk_prob": moe.norm_topk_prob,
+            "layers": sorted(moe.layers),
+        },
+    }
+
+
+def _json(settings: dict[str, Any]) -> str:
+    return msgspec.json.encode(settings).decode()
+
+
+def _refused(call: Callable[[], T]) -> T:
+    """What Rust refuses, as the errors of this package."""
+    try:
+        return call()
+    except ValueError as error:
+        fault, text = error.args if len(error.args) == 2 else ("", str(error))
+        raise (Unsupported if fault == "unsupported" else ConfigError)(text) from error
+
+
+def _progress(say: Report) -> Callable[[int, int], None]:
+    last = 0.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal last
+        if done in (1, total) or time.monotonic() - last >= BAR_INTERVAL_S:
+            last = time.monotonic()
+            say("loading weights", done, total)
+
+    return progress
+
+
+def _context_len(config: EngineConfig, model: ModelConfig) -> int:
+    if config.max_seq_len is None:
+        return model.max_position
+    if config.max_seq_len > model.max_position:
+        raise ConfigError(f"--max-seq-len {config.max_seq_len}: the model's context is {model.max_position}")
+    return config.max_seq_len
+
+
+def _size(path: Path) -> int:
+    files = [path] if path.is_file() else path.glob("*.safetensors")
+    return sum(file.stat().st_size for file in files)

@@ -1,0 +1,411 @@
+//! The engine behind one call a step: page table, slots, forward, sampling.
+//!
+//! Keeps true: bindings, page-table changes and rows of a step take effect in that order; an id that the host does not
+//! know yet is the token that the step before sampled for its slot; a step that fails leaves an engine that goes on,
+//! with its KV pool wiped.
+//! Doesn't know: requests' text, the prefix cache.
+
+use std::sync::Mutex;
+
+use crate::attention::Rows;
+use crate::error::{Error, Result};
+use crate::kv::{KvPool, KvShape};
+use crate::model::{Decoder, Grid, Memory, Times, Tokens};
+use crate::sampling::{Binding, Drawn, Scratch, Slots, TokenLogprobs, logprobs};
+use crate::threads::{Counter, Pool};
+
+/// Prompt positions that go through the head at once: a long prompt holds no [tokens, vocabulary] logits.
+const PIECE: usize = 128;
+
+/// Sizes that the control plane and the engine agree on.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Pages of the pool, the scratch page aside.
+    pub num_pages: usize,
+    /// Tokens of a page.
+    pub page_size: usize,
+    /// Requests that have a slot.
+    pub max_rows: usize,
+    /// Tokens of a sequence.
+    pub max_seq_len: usize,
+}
+
+/// The arrays of a step, as `python/minisgl/step.py` describes them, without padding rows.
+#[derive(Clone, Debug, Default)]
+pub struct Step {
+    /// By token; -(slot + 1): what that slot sampled last.
+    pub input_ids: Vec<i32>,
+    /// By token.
+    pub positions: Vec<i32>,
+    /// By token.
+    pub out_loc: Vec<i32>,
+    /// By row.
+    pub req_slots: Vec<i32>,
+    /// By row.
+    pub seq_lens: Vec<i32>,
+    /// By row.
+    pub extend_lens: Vec<i32>,
+    /// Rows that yield a token.
+    pub sample_rows: Vec<i32>,
+    /// (slot, first column, count) over `page_ids`.
+    pub segments: Vec<[i32; 3]>,
+    /// Pages.
+    pub page_ids: Vec<i32>,
+    /// Rows that decode come first.
+    pub num_decode_rows: usize,
+}
+
+/// Log probabilities of sampled tokens.
+#[derive(Debug, Default)]
+pub struct StepLogprobs {
+    /// The rows that asked, ascending.
+    pub rows: Vec<i32>,
+    /// Theirs.
+    pub tokens: Vec<TokenLogprobs>,
+}
+
+/// Log probabilities of a prompt's tokens.
+#[derive(Debug)]
+pub struct PromptLogprobs {
+    /// Whose.
+    pub req_id: i64,
+    /// The position of the first.
+    pub first: usize,
+    /// From there on.
+    pub tokens: Vec<TokenLogprobs>,
+}
+
+/// What a step gives.
+#[derive(Debug, Default)]
+pub struct Sampled {
+    /// By row; -1 where the row does not sample.
+    pub tokens: Vec<i32>,
+    /// Of rows that asked.
+    pub logprobs: Option<StepLogprobs>,
+    /// Of prompts that asked.
+    pub prompts: Vec<PromptLogprobs>,
+}
+
+/// A model that runs steps.
+pub struct Engine {
+    decoder: Decoder,
+    pool: Pool,
+    kv: KvPool,
+    memory: Memory,
+    sizes: Sizes,
+    page_table: Vec<u32>,
+    columns: usize,
+    last_token: Vec<u32>,
+    slots: Slots,
+    logits: Grid,
+    scratch: Vec<Mutex<Scratch>>,
+}
+
+/// Choices of a user.
+#[derive(Clone, Copy, Debug)]
+pub struct Choices {
+    /// Of the pool of keys and values, its scratch page included.
+    pub kv: KvShape,
+    /// Whether the parts of forwards are measured.
+    pub timed: bool,
+}
+
+impl Engine {
+    /// A decoder with its pool of threads and an empty KV pool.
+    pub fn new(
+        decoder: Decoder,
+        pool: Pool,
+        sizes: Sizes,
+        choices: Choices,
+        eos_ids: &[u32],
+    ) -> Result<Self> {
+        let config = &decoder.config;
+        let kv = KvPool::new(choices.kv)?;
+        let memory = decoder.memory(pool.threads(), &kv, choices.timed)?;
+        let columns = sizes.max_seq_len.div_ceil(sizes.page_size);
+        Ok(Self {
+            page_table: vec![sizes.num_pages as u32; columns * (sizes.max_rows + 1)],
+            columns,
+            last_token: vec![0; sizes.max_rows + 1],
+            slots: Slots::new(sizes.max_rows + 1, config.vocab_size, eos_ids),
+            logits: Grid::new(config.vocab_size),
+            scratch: (0..pool.threads())
+                .map(|_| Mutex::new(Scratch::default()))
+                .collect(),
+            decoder,
+            pool,
+            kv,
+            memory,
+            sizes,
+        })
+    }
+
+    /// The model.
+    pub fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
+    /// How many threads compute.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Seconds by part of all forwards, if they are measured.
+    pub fn times(&self) -> Option<Times> {
+        self.memory.times()
+    }
+
+    /// Run a step. `bindings` are those of the slots that it binds, with the slots.
+    pub fn step(&mut self, step: &Step, bindings: Vec<(usize, Binding)>) -> Result<Sampled> {
+        for (slot, binding) in bindings {
+            if slot > self.sizes.max_rows {
+                return Err(Error::step(format!(
+                    "binding: slot {slot} of {}",
+                    self.sizes.max_rows
+                )));
+            }
+            self.slots.bind(slot, binding);
+        }
+        self.change_pages(step)?;
+        if step.req_slots.is_empty() {
+            return Ok(Sampled::default());
+        }
+        let done = self.checked(step).and_then(|ids| self.run(step, &ids));
+        if done.is_err() {
+            self.kv = KvPool::new(*self.kv.shape())?;
+        }
+        done
+    }
+
+    /// The logits at each of `tokens`, [tokens, vocabulary], as one prompt of a sequence of its own: for measurements, as
+    /// its keys and values take the place of whatever the first pages hold.
+    pub fn prompt_logits(&mut self, tokens: &[i32]) -> Result<Vec<f32>> {
+        let count = tokens.len();
+        if count == 0
+            || count
+                > self
+                    .sizes
+                    .max_seq_len
+                    .min(self.sizes.num_pages * self.sizes.page_size)
+        {
+            return Err(Error::step(format!("prompt_logits: {count} tokens")));
+        }
+        let slot = self.sizes.max_rows as i32;
+        let places: Vec<i32> = (0..count as i32).collect();
+        let pages = count.div_ceil(self.sizes.page_size) as i32;
+        let step = Step {
+            input_ids: tokens.to_vec(),
+            positions: places.clone(),
+            out_loc: places,
+            req_slots: vec![slot],
+            seq_lens: vec![count as i32],
+            extend_lens: vec![count as i32],
+            segments: vec![[slot, 0, pages]],
+            page_ids: (0..pages).collect(),
+            ..Step::default()
+        };
+        self.step(&step, Vec::new())?;
+        let vocabulary = self.decoder.config.vocab_size;
+        let mut found = Vec::with_capacity(count * vocabulary);
+        for from in (0..count).step_by(PIECE) {
+            let places: Vec<usize> = (from..count.min(from + PIECE)).collect();
+            self.decoder
+                .logits(&mut self.pool, &mut self.memory, &places, &mut self.logits)?;
+            for row in self.logits.rows(places.len()) {
+                found.extend_from_slice(&row[..vocabulary]);
+            }
+        }
+        Ok(found)
+    }
+
+    fn change_pages(&mut self, step: &Step) -> Result<()> {
+        let mut from = 0_usize;
+        for segment in &step.segments {
+            let [slot, column, count] = segment.map(|number| number as usize);
+            let pages = step.page_ids.get(from..from.saturating_add(count));
+            let start = slot.saturating_mul(self.columns).saturating_add(column);
+            let row = self.page_table.get_mut(start..start.saturating_add(count));
+            let (Some(pages), Some(row)) = (pages, row.filter(|_| column + count <= self.columns))
+            else {
+                return Err(Error::step(format!(
+                    "page table: slot {slot}, column {column}, {count} pages"
+                )));
+            };
+            for (to, page) in row.iter_mut().zip(pages) {
+                *to = *page as u32;
+                if *to as usize > self.sizes.num_pages {
+                    return Err(Error::step(format!(
+                        "page table: page {page} of {}",
+                        self.sizes.num_pages
+                    )));
+                }
+            }
+            from += count;
+        }
+        Ok(())
+    }
+
+    /// The ids of all tokens, once nothing in the step points out of bounds.
+    fn checked(&self, step: &Step) -> Result<Vec<u32>> {
+        let wrong =
+            |what: &str, value: i32| Error::step(format!("step: {what}: {value}: out of bounds"));
+        let within = |what: &str, values: &[i32], end: usize| {
+            let outside = values
+                .iter()
+                .find(|value| **value < 0 || **value as usize >= end);
+            outside.map_or(Ok(()), |value| Err(wrong(what, *value)))
+        };
+        let rows = step.req_slots.len();
+        within(
+            "out_loc",
+            &step.out_loc,
+            (self.sizes.num_pages + 1) * self.sizes.page_size,
+        )?;
+        within("req_slots", &step.req_slots, self.sizes.max_rows + 1)?;
+        within("positions", &step.positions, self.sizes.max_seq_len)?;
+        within("seq_lens", &step.seq_lens, self.sizes.max_seq_len + 1)?;
+        within("sample_rows", &step.sample_rows, rows)?;
+        let total: i64 = step.extend_lens.iter().map(|count| i64::from(*count)).sum();
+        if total != step.input_ids.len() as i64
+            || step
+                .extend_lens
+                .iter()
+                .zip(&step.seq_lens)
+                .any(|(new, all)| *new < 1 || new > all)
+        {
+            return Err(Error::step(
+                "step: extend_lens: they are not those of its tokens",
+            ));
+        }
+        let vocabulary = self.decoder.config.vocab_size;
+        step.input_ids
+            .iter()
+            .map(|id| {
+                let known = if *id < 0 {
+                    self.last_token.get((-1 - *id) as usize).copied()
+                } else {
+                    Some(*id as u32)
+                };
+                known
+                    .filter(|id| (*id as usize) < vocabulary)
+                    .ok_or_else(|| wrong("input_ids", *id))
+            })
+            .collect()
+    }
+
+    fn run(&mut self, step: &Step, ids: &[u32]) -> Result<Sampled> {
+        let numbers = |values: &[i32]| {
+            values
+                .iter()
+                .map(|value| *value as u32)
+                .collect::<Vec<u32>>()
+        };
+        let (positions, locations) = (numbers(&step.positions), numbers(&step.out_loc));
+        let (seq_lens, slots) = (numbers(&step.seq_lens), numbers(&step.req_slots));
+        let mut starts = vec![0_u32];
+        for count in &step.extend_lens {
+            starts.push(starts[starts.len() - 1] + *count as u32);
+        }
+        let rows = Rows {
+            seq_lens: &seq_lens,
+            qo_indptr: &starts,
+            table: &self.page_table,
+            columns: self.columns,
+            slots: &slots,
+        };
+        let tokens = Tokens {
+            ids,
+            positions: &positions,
+            slots: &locations,
+            decode: starts[step.num_decode_rows.min(seq_lens.len())] as usize,
+        };
+        self.decoder
+            .forward(&mut self.pool, &mut self.memory, &self.kv, &rows, tokens)?;
+        let prompts = self.prompt_logprobs(step, &starts)?;
+        let mut sampled = Sampled {
+            tokens: vec![-1; step.req_slots.len()],
+            logprobs: None,
+            prompts,
+        };
+        if !step.sample_rows.is_empty() {
+            let last: Vec<usize> = step
+                .sample_rows
+                .iter()
+                .map(|row| starts[*row as usize + 1] as usize - 1)
+                .collect();
+            self.decoder
+                .logits(&mut self.pool, &mut self.memory, &last, &mut self.logits)?;
+            self.sample(step, &mut sampled)?;
+        }
+        Ok(sampled)
+    }
+
+    /// Tokens of the rows that sample, whose logits are there.
+    fn sample(&mut self, step: &Step, sampled: &mut Sampled) -> Result<()> {
+        let rows = &step.sample_rows;
+        let drawn: Vec<Mutex<Option<Drawn>>> = rows.iter().map(|_| Mutex::new(None)).collect();
+        let (slots, scratch, next) = (&self.slots, &self.scratch, Counter::default());
+        let vocabulary = self.decoder.config.vocab_size;
+        let logits: Vec<Mutex<&mut [f32]>> = self.logits.rows(rows.len()).map(Mutex::new).collect();
+        self.pool.run(&|thread, _| {
+            let mut scratch = scratch[thread].lock().unwrap_or_else(|e| e.into_inner());
+            while let Some(index) = next.take(rows.len()) {
+                let row = rows[index] as usize;
+                let mut logits = logits[index].lock().unwrap_or_else(|e| e.into_inner());
+                let (slot, position) = (step.req_slots[row] as usize, step.seq_lens[row] as u64);
+                let one = slots.draw(slot, position, &mut logits[..vocabulary], &mut scratch);
+                *drawn[index].lock().unwrap_or_else(|e| e.into_inner()) = Some(one);
+            }
+        })?;
+        let mut asked = StepLogprobs::default();
+        for (row, cell) in rows.iter().zip(drawn) {
+            let Some(one) = cell.into_inner().unwrap_or_else(|e| e.into_inner()) else {
+                return Err(Error::step("a row was not sampled"));
+            };
+            let slot = step.req_slots[*row as usize] as usize;
+            self.slots.record(slot, one.token);
+            self.last_token[slot] = one.token;
+            sampled.tokens[*row as usize] = one.token as i32;
+            if let Some(found) = one.logprobs {
+                asked.rows.push(*row);
+                asked.tokens.push(found);
+            }
+        }
+        sampled.logprobs = (!asked.rows.is_empty()).then_some(asked);
+        Ok(())
+    }
+
+    /// Of the prompt tokens that follow those computed in this step, for slots that asked.
+    fn prompt_logprobs(&mut self, step: &Step, starts: &[u32]) -> Result<Vec<PromptLogprobs>> {
+        let mut found = Vec::new();
+        for (row, slot) in step.req_slots.iter().enumerate() {
+            let (start, end) = (starts[row] as usize, starts[row + 1] as usize);
+            let position = step.positions[start] as usize;
+            let Some(part) = self
+                .slots
+                .prompt_part(*slot as usize, position, end - start)
+            else {
+                continue;
+            };
+            let (req_id, first, count) = (part.req_id, part.first, part.count);
+            let wanted: Vec<u32> = part.tokens.iter().map(|token| *token as u32).collect();
+            let mut tokens = Vec::with_capacity(wanted.len());
+            for (piece, own) in wanted.chunks(PIECE).enumerate() {
+                let from = start + piece * PIECE;
+                let places: Vec<usize> = (from..from + own.len()).collect();
+                self.decoder
+                    .logits(&mut self.pool, &mut self.memory, &places, &mut self.logits)?;
+                let vocabulary = self.decoder.config.vocab_size;
+                for (logits, token) in self.logits.rows(own.len()).zip(own) {
+                    tokens.push(logprobs(&logits[..vocabulary], *token, count));
+                }
+            }
+            found.push(PromptLogprobs {
+                req_id,
+                first,
+                tokens,
+            });
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,135 @@
+//! From settings to a ready engine.
+//!
+//! Keeps true: what cannot be is told before anything large is read.
+//! Doesn't know: where Python found the files.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use crate::engine::{Choices, Engine, Sizes};
+use crate::error::{Error, Result};
+use crate::files::{self, Kind, gguf};
+use crate::kernels::{Isa, Kernels, Mode};
+use crate::kv::{KvDtype, KvPool, KvShape};
+use crate::model::{Decoder, ModelConfig, Naming, Origin, Progress, Tensors, Weights};
+use crate::threads::{Pool, default_threads};
+
+/// All that Python decides.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// The numbers of the model.
+    pub model: ModelConfig,
+    /// A GGUF file or a folder of safetensors; none: seeded noise.
+    pub weights: Option<PathBuf>,
+    /// Of dummy weights.
+    pub seed: u64,
+    /// bf16 or f32, of dummy weights.
+    pub dummy_kind: Option<String>,
+    /// Ids that end a sequence.
+    pub eos_ids: Vec<u32>,
+    /// None: as many as there are cores.
+    pub num_threads: Option<usize>,
+    /// Holds the instruction set down: scalar, avx2, avx512, amx.
+    pub isa: Option<String>,
+    /// exact or int8.
+    pub activations: String,
+    /// f16, f32 or q8.
+    pub kv_dtype: String,
+    /// Pages of the pool.
+    pub num_pages: usize,
+    /// Tokens of a page.
+    pub page_size: usize,
+    /// Requests with a slot.
+    pub max_rows: usize,
+    /// Tokens of a sequence.
+    pub max_seq_len: usize,
+    /// Measure the parts of forwards.
+    pub timed: bool,
+}
+
+impl Settings {
+    /// From JSON.
+    pub fn parse(text: &str) -> Result<Self> {
+        let settings: Self = serde_json::from_str(text)
+            .map_err(|error| Error::setting(format!("engine settings: {error}")))?;
+        settings.model.check()?;
+        Ok(settings)
+    }
+
+    /// Bytes of one page in all layers.
+    pub fn page_bytes(&self) -> Result<usize> {
+        Ok(KvPool::page_bytes(&self.kv_shape()?))
+    }
+
+    fn kv_shape(&self) -> Result<KvShape> {
+        Ok(KvShape {
+            layers: self.model.num_layers,
+            pages: self.num_pages + 1,
+            page_size: self.page_size,
+            kv_heads: self.model.num_kv_heads,
+            head_dim: self.model.head_dim,
+            dtype: KvDtype::parse(&self.kv_dtype)?,
+        })
+    }
+
+    fn mode(&self) -> Result<Mode> {
+        match self.activations.as_str() {
+            "exact" => Ok(Mode::Exact),
+            "int8" => Ok(Mode::Int8),
+            other => Err(Error::setting(format!(
+                "--activations {other}: choose exact or int8"
+            ))),
+        }
+    }
+
+    fn tensors(&self) -> Result<Tensors> {
+        let Some(path) = &self.weights else {
+            let kind = match self.dummy_kind.as_deref() {
+                Some("bfloat16") => Kind::BF16,
+                _ => Kind::F32,
+            };
+            return Ok(Tensors::new(Origin::Dummy {
+                seed: self.seed,
+                kind,
+            }));
+        };
+        if path.is_dir() {
+            return Ok(Tensors::new(Origin::Files(
+                files::open(path)?,
+                Naming::Checkpoint,
+            )));
+        }
+        let file = gguf::File::open(path)?;
+        let header = gguf::Header::parse(file.mapping().bytes())?;
+        let rotated = matches!(
+            header.get("general.architecture"),
+            Some(gguf::Value::Text("llama"))
+        );
+        Ok(Tensors::new(Origin::Files(
+            Box::new(file),
+            Naming::Gguf { rotated },
+        )))
+    }
+}
+
+/// Read the weights and make an engine of them.
+pub fn load(settings: &Settings, progress: Progress<'_>) -> Result<Engine> {
+    let (mode, shape) = (settings.mode()?, settings.kv_shape()?);
+    let isa = Isa::detect(settings.isa.as_deref())?;
+    let mut pool = Pool::new(settings.num_threads.unwrap_or_else(default_threads))?;
+    let weights = Weights::load(&settings.tensors()?, &settings.model, &mut pool, progress)?;
+    let decoder = Decoder::new(settings.model.clone(), weights, Kernels::new(isa), mode);
+    let sizes = Sizes {
+        num_pages: settings.num_pages,
+        page_size: settings.page_size,
+        max_rows: settings.max_rows,
+        max_seq_len: settings.max_seq_len,
+    };
+    let choices = Choices {
+        kv: shape,
+        timed: settings.timed,
+    };
+    Engine::new(decoder, pool, sizes, choices, &settings.eos_ids)
+}

@@ -1,0 +1,186 @@
+//! A loaded model and the memory that it computes in.
+//!
+//! Keeps true: a forward that fails leaves both usable.
+//! Doesn't know: requests, sampling, where weights came from.
+
+#![allow(unsafe_code)]
+
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+
+use crate::attention::{Attention, Plan, Rows, Scratch};
+use crate::error::{Error, Result};
+use crate::kernels::{Acts, Kernels, Mode};
+use crate::kv::KvPool;
+use crate::model::buffers::{Buffers, Own, held};
+use crate::model::config::ModelConfig;
+use crate::model::forward::{Forward, Groups, Times, Tokens, mode_for};
+use crate::model::grid::Grid;
+use crate::model::weights::Weights;
+use crate::threads::{Counter, Pool};
+use crate::weights::PANEL;
+
+/// A model with its weights.
+pub struct Decoder {
+    /// Its numbers.
+    pub config: ModelConfig,
+    /// Its weights.
+    pub weights: Weights,
+    /// What multiplies.
+    pub kernels: Kernels,
+    mode: Mode,
+}
+
+/// What a decoder computes in: by step and by thread.
+pub struct Memory {
+    buffers: Buffers,
+    attention: Attention,
+    plan: Plan,
+    threads: Vec<Mutex<(Own, Scratch)>>,
+    last: Grid,
+    last_acts: Acts,
+    last_rows: usize,
+    counters: [Counter; 2],
+    times: Option<Mutex<Times>>,
+}
+
+impl Decoder {
+    /// `mode` says what integer matrices are multiplied with.
+    pub fn new(config: ModelConfig, weights: Weights, kernels: Kernels, mode: Mode) -> Self {
+        Self {
+            config,
+            weights,
+            kernels,
+            mode,
+        }
+    }
+
+    /// Memory for `threads`; it grows with the steps. `timed`: parts of forwards are measured.
+    pub fn memory(&self, threads: usize, kv: &KvPool, timed: bool) -> Result<Memory> {
+        let config = &self.config;
+        let buffers = Buffers::new(config, self.mode);
+        let scale = 1.0 / (config.head_dim as f32).sqrt();
+        let isa = self.kernels.isa();
+        let attention = Attention::new(
+            isa,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            scale,
+        )?;
+        let own = || Mutex::new((buffers.own(), attention.scratch()));
+        Ok(Memory {
+            threads: (0..threads).map(|_| own()).collect(),
+            plan: attention.plan(kv, threads, &config.windows),
+            last: Grid::new(self.config.hidden_size),
+            last_acts: Acts::new(1, self.config.hidden_size, held(self.mode)),
+            last_rows: 0,
+            counters: Default::default(),
+            times: timed.then(|| Mutex::new(Times::default())),
+            attention,
+            buffers,
+        })
+    }
+
+    /// Compute `tokens`, whose rows are `rows`: afterwards `Memory` has the hidden numbers of each, and `kv` their keys
+    /// and values. Numbers that are not finite are an error of the step.
+    pub fn forward(
+        &self,
+        pool: &mut Pool,
+        memory: &mut Memory,
+        kv: &KvPool,
+        rows: &Rows<'_>,
+        tokens: Tokens<'_>,
+    ) -> Result<()> {
+        memory.buffers.begin(tokens.ids.len(), &self.config);
+        memory.plan.build(rows)?;
+        let forward = Forward {
+            config: &self.config,
+            weights: &self.weights,
+            kernels: self.kernels,
+            mode: self.mode,
+            kv,
+            rows: *rows,
+            attention: &memory.attention,
+            plan: &memory.plan,
+            buffers: &memory.buffers,
+            tokens,
+            not_finite: AtomicBool::new(false),
+            threads: pool.threads(),
+        };
+        let (threads, times) = (&memory.threads, &memory.times);
+        pool.run(&|thread, barrier| {
+            let mut mine = threads[thread].lock().unwrap_or_else(|e| e.into_inner());
+            let (own, scratch) = &mut *mine;
+            let mut times = match times {
+                Some(times) if thread == 0 => Some(times.lock().unwrap_or_else(|e| e.into_inner())),
+                _ => None,
+            };
+            forward.run(thread, barrier, own, scratch, times.as_deref_mut());
+        })?;
+        if forward.not_finite.into_inner() {
+            return Err(Error::step(
+                "the model's output is not finite: its numbers overflow (try --kv-dtype f32)",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The logits of some tokens of the last forward, into the rows of `out`.
+    pub fn logits(
+        &self,
+        pool: &mut Pool,
+        memory: &mut Memory,
+        tokens: &[usize],
+        out: &mut Grid,
+    ) -> Result<()> {
+        out.reserve(tokens.len());
+        memory.last.reserve(tokens.len());
+        if tokens.len() > memory.last_rows {
+            memory.last_rows = tokens.len();
+            memory.last_acts = Acts::new(tokens.len(), self.config.hidden_size, held(self.mode));
+        }
+        memory.counters.iter().for_each(Counter::reset);
+        let (head, kernels, config) = (&self.weights.head, self.kernels, &self.config);
+        let acts =
+            memory
+                .last_acts
+                .writer_as(tokens.len(), config.hidden_size, mode_for(self.mode, head));
+        let groups = Groups::of(head, pool.threads());
+        let (memory, out) = (&*memory, &*out);
+        pool.run(&|_, barrier| {
+            while let Some(row) = memory.counters[0].take(tokens.len()) {
+                let (x, normed) = (memory.buffers.x.at(tokens[row], 0), memory.last.at(row, 0));
+                // SAFETY: this row was handed out once; the forward that wrote `x` is done.
+                unsafe {
+                    kernels.rms_norm(
+                        x,
+                        self.weights.norm.as_ptr(),
+                        config.hidden_size,
+                        config.rms_norm_eps,
+                        normed,
+                    );
+                    kernels.prepare(normed, acts, row);
+                }
+            }
+            barrier.wait();
+            while let Some(group) = memory.counters[1].take(groups.count) {
+                let panels = groups.panels(group);
+                let to = out.at(0, panels.start * PANEL);
+                // SAFETY: these columns were handed out once; `acts` was written before the barrier.
+                unsafe {
+                    kernels.matmul(head, panels, acts, 0..tokens.len(), to, out.stride(), false)
+                };
+            }
+        })
+    }
+}
+
+impl Memory {
+    /// Seconds by part so far, if they are measured.
+    pub fn times(&self) -> Option<Times> {
+        self.times
+            .as_ref()
+            .map(|times| *times.lock().unwrap_or_else(|e| e.into_inner()))
+    }
+}

@@ -1,0 +1,355 @@
+//! The forward through routed experts: each token goes through the few that its router finds most likely.
+//!
+//! Keeps true: a token's sum runs over its experts from the most to the least likely, whatever else is in the step;
+//! of equally likely experts the one with the lower number wins.
+//! Doesn't know: attention.
+
+#![allow(unsafe_code)]
+
+use std::cell::UnsafeCell;
+
+use crate::kernels::{Acts, Mode};
+use crate::model::config::{ModelConfig, MoeConfig};
+use crate::model::forward::{Groups, Phase, Worker, each, mode_for};
+use crate::model::grid::Grid;
+use crate::model::weights::{Experts, Layer};
+use crate::weights::PANEL;
+
+const FEW: usize = 4;
+const TOKENS: usize = 128;
+
+/// Memory for steps through experts. An assignment is a token and one of its experts.
+pub struct ExpertBuffers {
+    /// The router's logits, [tokens, experts].
+    logits: Grid,
+    /// Between the halves, [assignments, inner].
+    inner: Grid,
+    /// What comes out, [assignments, hidden].
+    out: Grid,
+    acts: Acts,
+    router_acts: Acts,
+    /// By token and rank: expert, weight.
+    chosen: Vec<UnsafeCell<(u32, f32)>>,
+    /// Written by one thread between two barriers.
+    order: UnsafeCell<Order>,
+}
+
+// SAFETY: the cells are written by one thread a piece, or by one thread alone, and read after a barrier.
+unsafe impl Sync for ExpertBuffers {}
+
+/// Assignments sorted by expert.
+#[derive(Default)]
+struct Order {
+    /// By sorted place: token * per_token + rank.
+    assignments: Vec<u32>,
+    /// By token * per_token + rank: sorted place.
+    places: Vec<u32>,
+    /// (expert, first place, end)
+    used: Vec<(usize, usize, usize)>,
+}
+
+impl ExpertBuffers {
+    /// For steps of no tokens yet.
+    pub fn new(config: &ModelConfig, moe: &MoeConfig, mode: Mode) -> Self {
+        let widest = moe.intermediate_size.max(config.hidden_size);
+        Self {
+            logits: Grid::new(moe.num_experts),
+            inner: Grid::new(moe.intermediate_size),
+            out: Grid::new(config.hidden_size),
+            acts: Acts::new(1, widest, mode),
+            router_acts: Acts::new(1, config.hidden_size, mode),
+            chosen: Vec::new(),
+            order: UnsafeCell::new(Order::default()),
+        }
+    }
+
+    /// Before a step of more tokens than any before.
+    pub fn reserve(&mut self, tokens: usize, config: &ModelConfig, moe: &MoeConfig, mode: Mode) {
+        let assignments = tokens * moe.experts_per_token;
+        let widest = moe.intermediate_size.max(config.hidden_size);
+        self.logits.reserve(tokens);
+        self.inner.reserve(assignments);
+        self.out.reserve(assignments);
+        self.acts = Acts::new(assignments, widest, mode);
+        self.router_acts = Acts::new(tokens, config.hidden_size, mode);
+        self.chosen
+            .resize_with(assignments, || UnsafeCell::new((0, 0.0)));
+    }
+}
+
+impl Worker<'_, '_> {
+    pub(super) fn experts(&mut self, index: usize, layer: &Layer, experts: &Experts) {
+        let shared = self.shared;
+        let (Some(buffers), Some(moe)) = (&shared.buffers.experts, shared.config.moe.as_ref())
+        else {
+            return;
+        };
+        self.route(index, layer, experts, buffers, moe);
+        // SAFETY: written by thread 0 before the last barrier.
+        let order = unsafe { &*buffers.order.get() };
+        let hidden = shared.config.hidden_size;
+        let assignments = order.assignments.len();
+        let Some(any) = experts.experts.first() else {
+            return;
+        };
+        let acts = buffers.acts.writer_as(
+            assignments,
+            hidden,
+            mode_for(shared.mode, &any.gate_up.weight),
+        );
+        let normed = self.own.row.at(0, 0);
+        each(
+            shared.counter(index, Phase::PrepareMlp),
+            assignments,
+            FEW,
+            |place| {
+                let token = order.assignments[place] as usize / moe.experts_per_token;
+                // SAFETY: its piece: a row of `acts`.
+                unsafe {
+                    let (x, eps) = (shared.buffers.x.at(token, 0), shared.config.rms_norm_eps);
+                    shared
+                        .kernels
+                        .rms_norm(x, layer.mlp_norm.as_ptr(), hidden, eps, normed);
+                    shared.kernels.prepare(normed, acts, place);
+                }
+            },
+        );
+        self.barrier.wait();
+        self.lap(0);
+        self.each_piece(
+            index,
+            Phase::GateUp,
+            order,
+            experts,
+            true,
+            |worker, expert, panels, rows| {
+                let first = rows.start;
+                worker.gate_and_up(
+                    &experts.experts[expert],
+                    acts,
+                    panels,
+                    rows,
+                    &buffers.inner,
+                    first,
+                );
+            },
+        );
+        self.barrier.wait();
+        self.lap(5);
+        let acts = buffers.acts.writer_as(
+            assignments,
+            moe.intermediate_size,
+            mode_for(shared.mode, &any.down.weight),
+        );
+        each(
+            shared.counter(index, Phase::PrepareDown),
+            assignments,
+            FEW,
+            |place| {
+                // SAFETY: its piece: a row of `acts`; `inner` was written before the barrier.
+                unsafe {
+                    shared
+                        .kernels
+                        .prepare(buffers.inner.at(place, 0), acts, place)
+                };
+            },
+        );
+        self.barrier.wait();
+        self.each_piece(
+            index,
+            Phase::Down,
+            order,
+            experts,
+            false,
+            |worker, expert, panels, rows| {
+                let to = buffers.out.at(rows.start, panels.start * PANEL);
+                let weight = &experts.experts[expert].down.weight;
+                // SAFETY: its piece: these columns of these rows.
+                unsafe {
+                    worker.shared.kernels.matmul(
+                        weight,
+                        panels,
+                        acts,
+                        rows,
+                        to,
+                        buffers.out.stride(),
+                        false,
+                    );
+                }
+            },
+        );
+        self.barrier.wait();
+        each(
+            shared.counter(index, Phase::Combine),
+            shared.count(),
+            FEW,
+            |token| {
+                self.combine(token, order, buffers, moe.experts_per_token);
+            },
+        );
+        self.barrier.wait();
+        self.lap(6);
+    }
+
+    /// Choose each token's experts, and sort what follows by expert.
+    fn route(
+        &mut self,
+        index: usize,
+        layer: &Layer,
+        experts: &Experts,
+        buffers: &ExpertBuffers,
+        moe: &MoeConfig,
+    ) {
+        let shared = self.shared;
+        let hidden = shared.config.hidden_size;
+        let acts = buffers.router_acts.writer_as(
+            shared.count(),
+            hidden,
+            mode_for(shared.mode, &experts.router),
+        );
+        let normed = self.own.row.at(0, 0);
+        let panels = experts.router.panels();
+        each(
+            shared.counter(index, Phase::Route),
+            shared.count(),
+            FEW,
+            |token| {
+                let to = buffers.logits.at(token, 0);
+                // SAFETY: its piece: the rows of this token; `x` was written before a barrier.
+                let logits = unsafe {
+                    let (x, eps) = (shared.buffers.x.at(token, 0), shared.config.rms_norm_eps);
+                    shared
+                        .kernels
+                        .rms_norm(x, layer.mlp_norm.as_ptr(), hidden, eps, normed);
+                    shared.kernels.prepare(normed, acts, token);
+                    let rows = token..token + 1;
+                    shared.kernels.matmul(
+                        &experts.router,
+                        0..panels,
+                        acts,
+                        rows,
+                        to,
+                        buffers.logits.stride(),
+                        false,
+                    );
+                    std::slice::from_raw_parts(to, moe.num_experts)
+                };
+                for (rank, choice) in choose(logits, moe).into_iter().enumerate() {
+                    // SAFETY: its piece: the choices of this token.
+                    unsafe { *buffers.chosen[token * moe.experts_per_token + rank].get() = choice };
+                }
+            },
+        );
+        self.barrier.wait();
+        if self.thread == 0 {
+            // SAFETY: the others wait at the barrier.
+            unsafe {
+                (*buffers.order.get())
+                    .sort(&buffers.chosen[..shared.count() * moe.experts_per_token])
+            };
+        }
+        self.barrier.wait();
+    }
+
+    /// Deal out the products of all used experts with the rows that are theirs.
+    fn each_piece(
+        &mut self,
+        index: usize,
+        phase: Phase,
+        order: &Order,
+        experts: &Experts,
+        pairs: bool,
+        mut work: impl FnMut(&mut Self, usize, std::ops::Range<usize>, std::ops::Range<usize>),
+    ) {
+        let Some((first, ..)) = order.used.first() else {
+            return;
+        };
+        let mlp = &experts.experts[*first];
+        let groups = if pairs {
+            Groups::pairs(&mlp.gate_up.weight, self.shared.threads)
+        } else {
+            Groups::of(&mlp.down.weight, self.shared.threads)
+        };
+        let counter = self.shared.counter(index, phase);
+        while let Some(piece) = counter.take(order.used.len() * groups.count) {
+            let (expert, start, end) = order.used[piece / groups.count];
+            for from in (start..end).step_by(TOKENS) {
+                work(
+                    self,
+                    expert,
+                    groups.panels(piece % groups.count),
+                    from..(from + TOKENS).min(end),
+                );
+            }
+        }
+    }
+
+    /// Add a token's experts, weighted, to its hidden numbers.
+    fn combine(&self, token: usize, order: &Order, buffers: &ExpertBuffers, per_token: usize) {
+        let hidden = self.shared.config.hidden_size;
+        // SAFETY: its piece: the row of this token; `out` and `chosen` were written before a barrier.
+        unsafe {
+            let x = std::slice::from_raw_parts_mut(self.shared.buffers.x.at(token, 0), hidden);
+            let mut sum = vec![0.0_f32; hidden];
+            for assignment in token * per_token..(token + 1) * per_token {
+                let place = order.places[assignment] as usize;
+                let (_, weight) = *buffers.chosen[assignment].get();
+                let out = std::slice::from_raw_parts(buffers.out.at(place, 0), hidden);
+                for (sum, number) in sum.iter_mut().zip(out) {
+                    *sum = weight.mul_add(*number, *sum);
+                }
+            }
+            for (x, sum) in x.iter_mut().zip(sum) {
+                *x += sum;
+            }
+        }
+    }
+}
+
+/// The most likely experts of a softmax over `logits`, with their weights.
+fn choose(logits: &[f32], moe: &MoeConfig) -> Vec<(u32, f32)> {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let shares: Vec<f32> = logits.iter().map(|logit| (logit - largest).exp()).collect();
+    let total: f32 = shares.iter().sum();
+    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+    order.sort_by(|a, b| {
+        shares[*b as usize]
+            .total_cmp(&shares[*a as usize])
+            .then(a.cmp(b))
+    });
+    order.truncate(moe.experts_per_token);
+    let kept: f32 = if moe.norm_topk_prob {
+        order
+            .iter()
+            .map(|expert| shares[*expert as usize] / total)
+            .sum()
+    } else {
+        1.0
+    };
+    order
+        .into_iter()
+        .map(|expert| (expert, shares[expert as usize] / total / kept))
+        .collect()
+}
+
+impl Order {
+    fn sort(&mut self, chosen: &[UnsafeCell<(u32, f32)>]) {
+        // SAFETY: written before a barrier, read by this thread only.
+        let expert_of = |assignment: u32| unsafe { (*chosen[assignment as usize].get()).0 };
+        self.assignments.clear();
+        self.assignments.extend(0..chosen.len() as u32);
+        self.assignments
+            .sort_by_key(|assignment| expert_of(*assignment));
+        self.places.clear();
+        self.places.resize(chosen.len(), 0);
+        self.used.clear();
+        for (place, assignment) in self.assignments.iter().enumerate() {
+            self.places[*assignment as usize] = place as u32;
+            let expert = expert_of(*assignment) as usize;
+            match self.used.last_mut() {
+                Some((last, _, end)) if *last == expert => *end = place + 1,
+                _ => self.used.push((expert, place, place + 1)),
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Numbers of all tokens of a step, which threads write in pieces that do not overlap.
+//!
+//! Keeps true: rows begin at cache lines and are padded with zeros that nobody overwrites; memory grows, never shrinks.
+//! Doesn't know: who writes what; whoever follows a pointer says why nobody else does.
+
+use std::cell::UnsafeCell;
+
+/// A cache line.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([f32; LINE]);
+
+const LINE: usize = 16;
+
+/// [rows, stride] f32.
+pub struct Grid {
+    lines: Vec<UnsafeCell<Line>>,
+    stride: usize,
+}
+
+// SAFETY: the cells are reached through raw pointers only, by code that says why it is alone with what it touches.
+#[allow(unsafe_code)]
+unsafe impl Sync for Grid {}
+
+impl Grid {
+    /// Rows of `width` numbers, padded to whole panels and blocks.
+    pub fn new(width: usize) -> Self {
+        Self {
+            lines: Vec::new(),
+            stride: width.next_multiple_of(2 * LINE),
+        }
+    }
+
+    /// Room for `rows` rows; new ones are zero.
+    pub fn reserve(&mut self, rows: usize) {
+        let lines = rows * self.stride / LINE;
+        if lines > self.lines.len() {
+            self.lines
+                .resize_with(lines, || UnsafeCell::new(Line([0.0; LINE])));
+        }
+    }
+
+    /// Numbers from one row to the next.
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// Where a number lies; anything beyond the reserved rows panics.
+    #[inline]
+    pub fn at(&self, row: usize, column: usize) -> *mut f32 {
+        let index = row * self.stride + column;
+        assert!(
+            column <= self.stride && index <= self.lines.len() * LINE,
+            "row {row}, column {column} of a grid"
+        );
+        let start: *mut f32 = UnsafeCell::raw_get(self.lines.as_ptr()).cast();
+        start.wrapping_add(index)
+    }
+
+    /// The first rows, while nobody else has them.
+    pub fn rows(&mut self, count: usize) -> impl Iterator<Item = &mut [f32]> {
+        self.at(count, 0);
+        let (start, numbers) = (self.at(0, 0), count * self.stride);
+        // SAFETY: both ends are inside, and `&mut self` keeps others out.
+        #[allow(unsafe_code)]
+        let all = unsafe { std::slice::from_raw_parts_mut(start, numbers) };
+        all.chunks_exact_mut(self.stride)
+    }
+}

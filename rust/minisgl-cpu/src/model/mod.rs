@@ -1,0 +1,22 @@
+//! The decoder: one for all architectures.
+//!
+//! Keeps true: what differs between architectures is in `ModelConfig`; weights come from `Tensors`, whatever their file.
+//! Doesn't know: requests, sampling, pages of whom.
+
+mod buffers;
+mod config;
+mod decoder;
+mod experts;
+mod forward;
+mod grid;
+mod names;
+mod tensors;
+mod weights;
+
+pub use config::{ModelConfig, MoeConfig};
+pub use decoder::{Decoder, Memory};
+pub use forward::{PARTS, Times, Tokens};
+pub use grid::Grid;
+pub use names::Naming;
+pub use tensors::{Origin, Tensors};
+pub use weights::{Progress, Weights};

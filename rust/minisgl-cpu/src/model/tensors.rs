@@ -1,0 +1,210 @@
+//! Finds the tensors of a decoder in a file, whatever the file calls them, or makes them up.
+//!
+//! Keeps true: a tensor is handed out only with the shape that the model's config demands; whatever is missing or
+//! misshapen is an error that names it; each tensor of the file is asked for or named as unknown.
+//! Doesn't know: how weights are held.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
+use crate::error::{Error, Result};
+use crate::files::{Kind, Source, TensorView};
+use crate::model::names::{Global, Naming, Part};
+
+/// Where the weights come from.
+pub enum Origin {
+    /// A file or a folder of files.
+    Files(Box<dyn Source>, Naming),
+    /// Seeded noise of a kind, for measurements.
+    Dummy {
+        /// Other seeds, other noise.
+        seed: u64,
+        /// The kind of the matrices, vectors are f32.
+        kind: Kind,
+    },
+}
+
+/// A tensor, from a file or of its own.
+pub enum Found<'a> {
+    /// In the file.
+    Borrowed(TensorView<'a>),
+    /// Made.
+    Owned {
+        /// Its name.
+        name: String,
+        /// The kind of its numbers.
+        kind: Kind,
+        /// Outermost first.
+        shape: Vec<usize>,
+        /// As in a file.
+        data: Vec<u8>,
+    },
+}
+
+impl Found<'_> {
+    /// How it looks in either case.
+    pub fn view(&self) -> Result<TensorView<'_>> {
+        match self {
+            Self::Borrowed(view) => Ok(*view),
+            Self::Owned {
+                name,
+                kind,
+                shape,
+                data,
+            } => TensorView::new(name, *kind, shape, data),
+        }
+    }
+}
+
+/// The tensors of one model.
+pub struct Tensors {
+    origin: Origin,
+    asked: Mutex<BTreeSet<String>>,
+}
+
+impl Tensors {
+    /// Of a file, or made up.
+    pub fn new(origin: Origin) -> Self {
+        Self {
+            origin,
+            asked: Mutex::new(BTreeSet::new()),
+        }
+    }
+
+    /// Names as the file has them.
+    pub fn naming(&self) -> Naming {
+        match self.origin {
+            Origin::Files(_, naming) => naming,
+            Origin::Dummy { .. } => Naming::Checkpoint,
+        }
+    }
+
+    /// Whether there is such a tensor.
+    pub fn has(&self, name: &str) -> bool {
+        match &self.origin {
+            Origin::Files(source, _) => source.tensor(name).is_some(),
+            Origin::Dummy { .. } => false,
+        }
+    }
+
+    /// The tensor `name` of `shape`, outermost dimension first.
+    pub fn get(&self, name: &str, shape: &[usize]) -> Result<Found<'_>> {
+        self.asked
+            .lock()
+            .unwrap_or_else(|e| e.into_inner())
+            .insert(name.to_owned());
+        match &self.origin {
+            Origin::Files(source, _) => {
+                let view = source
+                    .tensor(name)
+                    .ok_or_else(|| Error::file(format!("the weights lack the tensor {name}")))?;
+                if view.shape() != shape {
+                    return Err(Error::file(format!(
+                        "the tensor {name} is {:?}, the model's config wants {shape:?}",
+                        view.shape()
+                    )));
+                }
+                Ok(Found::Borrowed(view))
+            }
+            Origin::Dummy { seed, kind } => Ok(noise(name, shape, *seed, *kind)),
+        }
+    }
+
+    /// [size] numbers as f32.
+    pub fn vector(&self, name: &str, size: usize) -> Result<Vec<f32>> {
+        let found = self.get(name, &[size])?;
+        let view = found.view()?;
+        let mut out = vec![0.0; size];
+        view.decode_row(0, &mut out);
+        Ok(out)
+    }
+
+    /// [rows, columns] of a layer's part.
+    pub fn matrix(&self, layer: usize, part: Part, shape: [usize; 2]) -> Result<Found<'_>> {
+        self.get(&self.naming().layer(layer, part, "weight"), &shape)
+    }
+
+    /// [size] of a layer's part; `what` is weight or bias.
+    pub fn layer_vector(
+        &self,
+        layer: usize,
+        part: Part,
+        what: &str,
+        size: usize,
+    ) -> Result<Vec<f32>> {
+        self.vector(&self.naming().layer(layer, part, what), size)
+    }
+
+    /// [rows, columns] of a global part.
+    pub fn global(&self, part: Global, shape: [usize; 2]) -> Result<Found<'_>> {
+        self.get(self.naming().global(part), &shape)
+    }
+
+    /// Raises if the file has tensors that nobody asked for, `known` aside: a model that leaves weights out computes
+    /// something else than its author meant.
+    pub fn all_used(&self, known: impl Fn(&str) -> bool) -> Result<()> {
+        let Origin::Files(source, _) = &self.origin else {
+            return Ok(());
+        };
+        let asked = self.asked.lock().unwrap_or_else(|e| e.into_inner());
+        let left: Vec<String> = source
+            .names()
+            .into_iter()
+            .map(str::to_owned)
+            .filter(|name| !asked.contains(name) && !known(name))
+            .collect();
+        if left.is_empty() {
+            return Ok(());
+        }
+        let shown = left.iter().take(8).cloned().collect::<Vec<_>>().join(", ");
+        Err(Error::unsupported(format!(
+            "{} tensors that the architecture has no place for: {shown}{}",
+            left.len(),
+            if left.len() > 8 { ", ..." } else { "" }
+        )))
+    }
+}
+
+/// Uniform noise of standard deviation 0.02, which keeps activations finite; norms are 1.
+fn noise(name: &str, shape: &[usize], seed: u64, kind: Kind) -> Found<'static> {
+    let count: usize = shape.iter().product();
+    let name = name.to_owned();
+    if name.ends_with("norm.weight") {
+        let data = std::iter::repeat_n(1.0_f32.to_le_bytes(), count)
+            .flatten()
+            .collect();
+        return Found::Owned {
+            name,
+            kind: Kind::F32,
+            shape: shape.to_vec(),
+            data,
+        };
+    }
+    let mut state = name
+        .bytes()
+        .fold(seed ^ 0x9E37_79B9_7F4A_7C15, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
+        });
+    let mut next = move || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let unit = (state >> 40) as f32 / (1_u32 << 24) as f32;
+        (unit - 0.5) * 0.02 * 12.0_f32.sqrt()
+    };
+    let half = matches!(kind, Kind::BF16) && shape.len() > 1;
+    let data = if half {
+        (0..count)
+            .flat_map(|_| ((next().to_bits() >> 16) as u16).to_le_bytes())
+            .collect()
+    } else {
+        (0..count).flat_map(|_| next().to_le_bytes()).collect()
+    };
+    let kind = if half { Kind::BF16 } else { Kind::F32 };
+    Found::Owned {
+        name,
+        kind,
+        shape: shape.to_vec(),
+        data,
+    }
+}

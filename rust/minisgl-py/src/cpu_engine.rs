@@ -1,0 +1,209 @@
+//! `minisgl._rust.CpuEngine`: the CPU engine behind one call a step.
+//!
+//! Keeps true: arrays are read while the GIL is held, forwards run without it; one step at a time.
+//! Doesn't know: what engines are to the rest of the server.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use minisgl_cpu::error::Fault;
+use minisgl_cpu::load::{Settings, load};
+use minisgl_cpu::model::PARTS;
+use minisgl_cpu::sampling::TokenLogprobs;
+use minisgl_cpu::{Engine, Error, Sampled, Step};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList};
+
+use crate::arrays::{Int32s, to_numpy};
+use crate::sampling::binding_from_python;
+
+/// A loaded model.
+#[pyclass(module = "minisgl._rust")]
+pub(crate) struct CpuEngine {
+    inner: Mutex<Option<Engine>>,
+}
+
+/// A failed step is a `RuntimeError`; all else is a `ValueError` of (fault, text).
+fn to_python(error: &Error) -> PyErr {
+    let fault = match error.fault {
+        Fault::Step => return PyRuntimeError::new_err(error.to_string()),
+        Fault::Unsupported => "unsupported",
+        Fault::File => "file",
+        Fault::Setting => "setting",
+    };
+    PyValueError::new_err((fault, error.to_string()))
+}
+
+impl CpuEngine {
+    fn locked(&self) -> MutexGuard<'_, Option<Engine>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn closed() -> PyErr {
+    PyRuntimeError::new_err("the engine is closed")
+}
+
+#[pymethods]
+impl CpuEngine {
+    /// `settings` as JSON: see `minisgl_cpu::load::Settings`. `say(done, total)` hears of the parts that are loaded.
+    #[new]
+    fn new(py: Python<'_>, settings: &str, say: Py<PyAny>) -> PyResult<Self> {
+        let settings = Settings::parse(settings).map_err(|error| to_python(&error))?;
+        let progress = |done: usize, total: usize| {
+            // a terminal that is gone does not stop a load
+            let _ = Python::attach(|py| say.call1(py, (done, total)));
+        };
+        let engine = py
+            .detach(|| load(&settings, &progress))
+            .map_err(|error| to_python(&error))?;
+        Ok(Self {
+            inner: Mutex::new(Some(engine)),
+        })
+    }
+
+    /// Bytes of a page of the pool in all layers.
+    #[staticmethod]
+    fn page_bytes(settings: &str) -> PyResult<usize> {
+        Settings::parse(settings)
+            .and_then(|settings| settings.page_bytes())
+            .map_err(|error| to_python(&error))
+    }
+
+    /// What it computes with: isa, threads, forms (name, bytes), weight_bytes.
+    fn about<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let guard = self.locked();
+        let engine = guard.as_ref().ok_or_else(closed)?;
+        let about = PyDict::new(py);
+        let weights = &engine.decoder().weights;
+        let forms: Vec<(String, usize)> = weights
+            .forms()
+            .into_iter()
+            .map(|(form, bytes)| (format!("{form:?}").to_lowercase(), bytes))
+            .collect();
+        about.set_item("isa", engine.decoder().kernels.isa().name())?;
+        about.set_item("threads", engine.threads())?;
+        about.set_item("forms", forms)?;
+        about.set_item("weight_bytes", weights.bytes())?;
+        Ok(about)
+    }
+
+    /// Seconds of all forwards by part; empty unless the settings say `timed`.
+    fn times<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let guard = self.locked();
+        let engine = guard.as_ref().ok_or_else(closed)?;
+        let found = PyDict::new(py);
+        for (part, seconds) in PARTS.iter().zip(engine.times().unwrap_or_default()) {
+            found.set_item(part, seconds)?;
+        }
+        Ok(found)
+    }
+
+    /// Run a step: its arrays without padding rows, `segments` flat, and the bindings of the slots that it binds.
+    /// Gives (tokens by row, log probabilities or None, list of prompts').
+    #[allow(clippy::too_many_arguments)] // a step has as many
+    fn step<'py>(
+        &self,
+        py: Python<'py>,
+        input_ids: Int32s<'py>,
+        positions: Int32s<'py>,
+        out_loc: Int32s<'py>,
+        req_slots: Int32s<'py>,
+        seq_lens: Int32s<'py>,
+        extend_lens: Int32s<'py>,
+        sample_rows: Int32s<'py>,
+        segments: Int32s<'py>,
+        page_ids: Int32s<'py>,
+        num_decode_rows: usize,
+        bindings: Vec<Bound<'py, PyAny>>,
+    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyList>)> {
+        let step = Step {
+            input_ids: input_ids.as_slice().to_vec(),
+            positions: positions.as_slice().to_vec(),
+            out_loc: out_loc.as_slice().to_vec(),
+            req_slots: req_slots.as_slice().to_vec(),
+            seq_lens: seq_lens.as_slice().to_vec(),
+            extend_lens: extend_lens.as_slice().to_vec(),
+            sample_rows: sample_rows.as_slice().to_vec(),
+            segments: segments
+                .as_slice()
+                .chunks_exact(3)
+                .map(|one| [one[0], one[1], one[2]])
+                .collect(),
+            page_ids: page_ids.as_slice().to_vec(),
+            num_decode_rows,
+        };
+        let bindings = bindings
+            .iter()
+            .map(binding_from_python)
+            .collect::<PyResult<Vec<_>>>()?;
+        let sampled = py.detach(|| {
+            let mut guard = self.locked();
+            let engine = guard.as_mut()?;
+            Some(engine.step(&step, bindings))
+        });
+        match sampled {
+            None => Err(closed()),
+            Some(Err(error)) => Err(to_python(&error)),
+            Some(Ok(sampled)) => told(py, sampled),
+        }
+    }
+
+    /// The logits at each of `tokens`, as the bytes of [tokens, vocabulary] float32: for measurements, between steps of
+    /// nobody, since the first pages of the pool are overwritten.
+    fn prompt_logits<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: Int32s<'py>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let tokens = tokens.as_slice().to_vec();
+        let found = py.detach(|| Some(self.locked().as_mut()?.prompt_logits(&tokens)));
+        let logits = found
+            .ok_or_else(closed)?
+            .map_err(|error| to_python(&error))?;
+        PyBytes::new_with(py, 4 * logits.len(), |bytes| {
+            for (to, number) in bytes.chunks_exact_mut(4).zip(logits) {
+                to.copy_from_slice(&number.to_ne_bytes());
+            }
+            Ok(())
+        })
+    }
+
+    /// Free the memory. Idempotent.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| drop(self.locked().take()));
+    }
+}
+
+type Told<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyList>);
+
+fn told(py: Python<'_>, sampled: Sampled) -> PyResult<Told<'_>> {
+    let tokens = to_numpy(py, sampled.tokens.into_iter())?;
+    let logprobs = match sampled.logprobs {
+        None => py.None().into_bound(py),
+        Some(found) => {
+            let (own, top_ids, top) = apart(found.tokens);
+            (found.rows, own, top_ids, top)
+                .into_pyobject(py)?
+                .into_any()
+        }
+    };
+    let prompts = PyList::empty(py);
+    for one in sampled.prompts {
+        let (own, top_ids, top) = apart(one.tokens);
+        prompts.append((one.req_id, one.first, own, top_ids, top))?;
+    }
+    Ok((tokens, logprobs, prompts))
+}
+
+type Apart = (Vec<f32>, Vec<Vec<u32>>, Vec<Vec<f32>>);
+
+fn apart(tokens: Vec<TokenLogprobs>) -> Apart {
+    let mut all = Apart::default();
+    for one in tokens {
+        all.0.push(one.own);
+        all.1.push(one.top_ids);
+        all.2.push(one.top);
+    }
+    all
+}
