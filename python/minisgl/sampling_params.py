@@ -18,6 +18,7 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024  # ids of one request
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARS = 256  # of one
+LEAST_TEMPERATURE = 1e-5  # greedy below: float32 has no numbers for logits that are divided by much less
 _brief = reprlib.Repr()  # a value of megabytes costs no more than a short one
 _brief.maxstring = _brief.maxother = _brief.maxlong = 80
 
@@ -35,8 +36,8 @@ class ParamError(ValueError):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`max_tokens` None: as many as the context leaves. `temperature` 0 is greedy (exact argmax), and so is `top_p` 0.
-    `top_k` -1 is off.
+    """`max_tokens` None: as many as the context leaves. `temperature` 0 is greedy (exact argmax), as is
+    any below 1e-5, and `top_p` 0. `top_k` -1 is off.
     `seed` None: drawn at random when the request is accepted. Before `min_tokens` generated tokens nothing ends the
     request: no stop string, and the ids that would end it are not sampled.
 
@@ -139,7 +140,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def is_greedy(self) -> bool:
         """The most likely token, without a draw."""
-        return self.temperature == 0 or self.top_p == 0
+        return self.temperature < LEAST_TEMPERATURE or self.top_p == 0
 
     @property
     def changes_logits(self) -> bool:
