@@ -308,6 +308,39 @@ proptest! {
     }
 
     #[test]
+    fn a_slot_that_is_bound_again_goes_on_where_it_was(
+        prompt in prop::collection::vec(0..9_i32, 1..6),
+        output in prop::collection::vec(0..9_i32, 0..12),
+        bad in prop::collection::vec(prop::collection::vec(0..9_u32, 1..4), 0..6),
+        allowed in prop::collection::vec(0..9_u32, 0..4),
+        penalties in (0.1_f32..3.0, -2.0_f32..2.0, -2.0_f32..2.0),
+        min_tokens in 0..14_usize,
+    ) {
+        let params = Params {
+            repetition_penalty: penalties.0,
+            frequency_penalty: penalties.1,
+            presence_penalty: penalties.2,
+            logit_bias: vec![(3, 1.5), (4, -2.5)],
+            allowed_token_ids: allowed.clone(),
+            bad_token_ids: bad,
+            min_tokens,
+            stop_token_ids: vec![2],
+            ..greedy()
+        };
+        let whole = bound(params.clone(), &prompt, &output, 9);
+        let mut grown = bound(params, &prompt, &[], 9);
+        output.iter().for_each(|&token| grown.record(0, token as u32));
+        let position = (prompt.len() + output.len()) as u64;
+        let mut logits = [[0.5, -0.5, 1.0, 2.0, -3.0, 0.0, 0.25, 7.0, 1.0_f32]; 2];
+        whole.apply(0, position, &mut logits[0]);
+        grown.apply(0, position, &mut logits[1]);
+        prop_assert_eq!(logits[0].map(f32::to_bits), logits[1].map(f32::to_bits));
+        prop_assert!(logits[0].iter().any(|x| x.is_finite()));
+        let fits = |(id, x): (usize, &f32)| allowed.is_empty() || allowed.contains(&(id as u32)) || !x.is_finite();
+        prop_assert!(logits[0].iter().enumerate().all(fits));
+    }
+
+    #[test]
     fn a_row_that_asks_nothing_keeps_its_bits(bits in prop::collection::vec(any::<u32>(), 1..50)) {
         let slots = bound(Params { logprobs: Some(3), top_k: 4, ..Params::default() }, &[1], &[], 50);
         let mut logits: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b)).collect();
