@@ -2,7 +2,7 @@
 //!
 //! Block after block of 32 inputs, in it row after row, so that the rows of a tile lie at fixed distances:
 //! f32: [block][row][32] and the block's sum [block][row]; int8: [block][row][32] bytes, and [block][row] each of d,
-//! d times the sum, and the sum itself.
+//! d times the sum, and the sum itself. Kernels on tiles also keep f32 as sums of three bf16: [block][row][3][32].
 //!
 //! Keeps true: inputs beyond k are zero in every prepared row.
 //! Doesn't know: how many threads write rows.
@@ -108,6 +108,8 @@ pub struct ActsPtr {
     pub x: *mut f32,
     /// [block][row] sums of 32 numbers.
     pub sum: *mut f32,
+    /// [block][row][3][32]: numbers as sums of three of bf16, for kernels that want them so.
+    pub parts: *mut u16,
     /// [block][row][32] integers of -127..=127.
     pub q: *mut i8,
     /// [block][row] scales.
@@ -157,6 +159,8 @@ impl ActsPtr {
             d: take(int8, cells * 4).cast(),
             ds: take(int8, cells * 4).cast(),
             offset: take(int8, cells * 4).cast(),
+            // The last: nobody touches it where no kernel wants it. Tiles may read beyond the last row.
+            parts: take(f32s, cells * BLOCK * 3 * 2 + 16 * 3 * 64).cast(),
             mode,
             rows,
             k,

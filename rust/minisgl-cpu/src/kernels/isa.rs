@@ -3,6 +3,8 @@
 //! Keeps true: an `Isa` that `detect` returns can run here.
 //! Doesn't know: what is done with it.
 
+use super::Mode;
+use crate::weights::Form;
 use crate::{Error, Result};
 
 /// An instruction set with kernels of its own.
@@ -69,13 +71,21 @@ impl Isa {
         all.filter(|isa| isa.missing().is_empty()).collect()
     }
 
+    /// Whether products of that kind have the bits of the scalar kernel. Tiles have an order of sums of their own for
+    /// bf16, which is the same for every number of rows.
+    #[must_use]
+    pub const fn sums_as_scalar(self, form: Form, mode: Mode) -> bool {
+        !matches!(self, Self::Amx) || mode.int8_with(form) || !form.is_quantized()
+    }
+
     /// What the CPU (or this build) lacks for it.
     fn missing(self) -> Vec<&'static str> {
         match self {
             Self::Scalar => Vec::new(),
             Self::Avx2 => missing_avx2(),
             Self::Avx512 => missing_avx512(),
-            Self::Amx | Self::Neon => vec![self.name()],
+            Self::Amx => missing_amx(),
+            Self::Neon => vec![self.name()],
         }
     }
 }
@@ -101,6 +111,18 @@ fn missing_avx512() -> Vec<&'static str> {
         ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
     ]));
     missing
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+fn missing_amx() -> Vec<&'static str> {
+    let mut missing = missing_avx512();
+    missing.extend(super::amx::missing());
+    missing
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+fn missing_amx() -> Vec<&'static str> {
+    vec!["amx"]
 }
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]

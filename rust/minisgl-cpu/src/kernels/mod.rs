@@ -3,10 +3,13 @@
 //! Every output number comes from one fixed sequence of operations, which `scalar` defines; the other sets run that
 //! sequence in the lanes of their vectors: one output row of the matrix a lane, inputs in the same order.
 //!
-//! Keeps true: same bits on every instruction set, for every number of rows and cut of panels.
+//! Keeps true: same bits on every instruction set, for every number of rows and cut of panels; `amx` alone has exact
+//! products with bits of their own (`Isa::sums_as_scalar`), still the same for every number of rows and cut.
 //! Doesn't know: the model, threads, pages.
 
 mod acts;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod amx;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod avx512;
 mod isa;
@@ -63,6 +66,8 @@ impl Kernels {
     pub fn new(isa: Isa) -> Self {
         let table = match isa {
             Isa::Scalar => &scalar::TABLE,
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Isa::Amx => &amx::TABLE,
             #[cfg(all(target_arch = "x86_64", not(miri)))]
             Isa::Avx512 => &avx512::TABLE,
             _ => &scalar::TABLE,

@@ -1,0 +1,34 @@
+//! A process that the system does not let use tiles: its only test, for the answer is asked for once.
+#![cfg(all(target_arch = "x86_64", target_os = "linux"))]
+
+use minisgl_cpu::kernels::Isa;
+
+/// The system refuses tiles while a thread has a signal stack that is too small for their state.
+fn with_small_signal_stack(then: impl FnOnce()) {
+    let size = libc::MINSIGSTKSZ.max(4096) + 2048;
+    let mut memory = vec![0u8; size];
+    let stack = libc::stack_t {
+        ss_sp: memory.as_mut_ptr().cast(),
+        ss_flags: 0,
+        ss_size: size,
+    };
+    // SAFETY: an address, flags and a size: zeros are valid.
+    let mut before: libc::stack_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the memory lives until the stack before it is back; no signal comes in a test.
+    if unsafe { libc::sigaltstack(&stack, &mut before) } == 0 {
+        then();
+        // SAFETY: it is what the system had.
+        let back = unsafe { libc::sigaltstack(&before, std::ptr::null_mut()) };
+        assert_eq!(back, 0);
+    }
+}
+
+#[test]
+fn without_leave_there_are_no_tiles() {
+    with_small_signal_stack(|| {
+        let best = Isa::detect(None).expect("there is always one");
+        assert_ne!(best, Isa::Amx);
+        let text = Isa::detect(Some("amx")).expect_err("no leave").to_string();
+        assert!(text.contains("amx"), "{text}");
+    });
+}
