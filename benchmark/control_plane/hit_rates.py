@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from benchmark.control_plane.trace_data import BLOCK, VOCABULARY, Request, prompt_maker
-from minisgl.scheduler.api import CachePolicy, ControlPlaneConfig
+from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
+from minisgl.scheduler.policies import CachePolicy
 from minisgl.step import Arrival, Events
 
 

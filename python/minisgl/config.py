@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from minisgl.scheduler.api import CachePolicy
+from minisgl.scheduler.policies import CachePolicy
 
 EngineName = Literal["auto", "cpu", "torch", "echo", "sim"]
 ModelSource = Literal["auto", "huggingface", "modelscope"]

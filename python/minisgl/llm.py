@@ -6,16 +6,16 @@ Doesn't know: HTTP, other processes. One call runs at a time.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import numpy as np
-from tqdm import tqdm
 
 from minisgl import envs, spellings
 from minisgl.config import EngineConfig
@@ -28,6 +28,9 @@ from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import ParamError, SamplingParams, choice_seed
 from minisgl.step import FinishReason, Int32Array
 from minisgl.tokenizer import TextStream, Tokenizer, bad_token_ids, read_chat_template
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 Prompt = str | Sequence[int]
 Message = dict[str, Any]
@@ -218,7 +221,7 @@ class LLM:
 
     def _run(self, progress: bool, on_text: OnText | None) -> None:
         total = len(self._live)
-        with tqdm(total=total, desc="generate", unit="req", disable=not progress) as bar:
+        with _bar(total) if progress else contextlib.nullcontext() as bar:
             try:
                 while self._live:
                     messages, self._outbox = self._outbox, []
@@ -227,7 +230,8 @@ class LLM:
                     if on_text is not None:
                         for output, piece in pieces:
                             on_text(output, piece)
-                    bar.update(total - len(self._live) - bar.n)
+                    if bar is not None:
+                        bar.update(total - len(self._live) - bar.n)
             except BaseException:  # Ctrl-C among them: the next call must find an empty engine
                 self._abort_all()
                 raise
@@ -284,6 +288,12 @@ def _item(output: Completion | RequestOutput, name: str) -> Any:
     if name not in ("text", "token_ids"):
         raise KeyError(name)
     return getattr(output, name)
+
+
+def _bar(total: int) -> tqdm[NoReturn]:
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc="generate", unit="req")
 
 
 def _say_nothing(text: str) -> None:

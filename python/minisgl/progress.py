@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NoReturn, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO, TypeVar
 
-from tqdm import tqdm
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 T = TypeVar("T")
 BAR_INTERVAL_S = 0.1
@@ -79,6 +80,8 @@ class Display:
         if text != self._step:
             self.close()
             self._step = text
+            from tqdm import tqdm
+
             self._bar = tqdm(total=total, desc=text, leave=False, file=self._terminal, dynamic_ncols=True)
         if self._bar is not None:
             self._bar.n = done

@@ -12,7 +12,7 @@ import zmq
 
 from minisgl.config import EngineConfig
 from minisgl.message import AddRequest, EngineFailed, EngineReady, decode_from_engine, encode
-from minisgl.runner.process import ProcessConfig
+from minisgl.runner.process_config import ProcessConfig
 from minisgl.sampling_params import SamplingParams
 
 PROGRAM = """

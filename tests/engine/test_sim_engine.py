@@ -11,7 +11,8 @@ from minisgl.config import EngineConfig
 from minisgl.engine.sim.clock import RealClock, VirtualClock
 from minisgl.engine.sim.profile import StepLoad
 from minisgl.message import AbortRequest
-from minisgl.runner.build import build_engine, build_sim
+from minisgl.runner.build import build_engine
+from minisgl.runner.sim import build_sim
 from minisgl.step import FinishReason, StepBuffers, StepLimits, StepPlan
 from tests.helpers_sim import ALPHABET, EOS, Sim, constant, request
 

@@ -18,7 +18,7 @@ from minisgl.runner import process
 from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.heartbeat import HeartbeatThread, Pulse
 from minisgl.runner.loop import StepLoop
-from minisgl.runner.process import ProcessConfig
+from minisgl.runner.process_config import ProcessConfig
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Events, StepBuffers, StepPlan
 

@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "envs": set(),
     "_rust": set(),
     "made_once": {"config", "envs"},
-    "config": {"scheduler.api"},  # for the names of the cache policies
+    "config": {"scheduler.policies"},  # for the names of the cache policies
     "spellings": {"config"},
     "version": set(),
     "rope": set(),
@@ -106,7 +106,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "progress": set(),
     "managed": set(),
     "chat": set(),  # a client like any other
-    "supervisor": {
+    "supervisor": {"serving", "server", "runner.launch", "tokenizer", "config"},
+    "serving": {
         "progress",
         "managed",
         "generation_config",
@@ -115,6 +116,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "message",
         "tokenizer",
         "config",
+        "weights.sources",
     },
     "doctor": {"scheduler", "engine", "weights", "attention", "config", "envs", "_rust"},  # tries everything
     "cli": {
@@ -152,6 +154,7 @@ NO_TORCH_PROCESS = (  # and whatever leads to it
     "cli",
     "chat.terminal",
     "supervisor",
+    "serving",
     "doctor",
     "runner.launch",
     "runner.process",

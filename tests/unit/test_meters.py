@@ -18,11 +18,12 @@ from prometheus_client import Histogram as TheirHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl.message import AbortRequest, EngineStats, Heartbeat, MessageError, decode_from_engine, sent_ns, stamped
-from minisgl.metrics import Metrics, meters
+from minisgl.metrics import meters
 from minisgl.metrics.chrome_trace import DEVICE, LOOP, ChromeTrace
 from minisgl.metrics.histogram import Histogram
 from minisgl.metrics.lag import LoopLag
 from minisgl.metrics.meters import GcWatch, Meter, Meters, cpu_seconds, resident_bytes
+from minisgl.metrics.server_metrics import Metrics
 from minisgl.metrics.spread import SpreadMeter, bucket, histogram, lower_ns, percentiles
 from minisgl.metrics.steps import PHASES, StepTimers, step_timers
 from minisgl.metrics.transport import MeasuredTransport, Transport

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from minisgl.scheduler.api import CachePolicy, ControlPlaneError
+from minisgl.scheduler.api import ControlPlaneError
+from minisgl.scheduler.policies import CachePolicy
 from minisgl.scheduler.reference.invariants import check_tree
 from minisgl.scheduler.reference.page_pool import PagePool
 from minisgl.scheduler.reference.radix import Node, RadixTree

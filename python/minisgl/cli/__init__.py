@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from minisgl import envs
-from minisgl.cli import chat, config_file, generate, replay, serve
+from minisgl.cli import chat, generate, replay, serve
 from minisgl.config import ConfigError
 from minisgl.sampling_params import ParamError
 from minisgl.version import own_version
@@ -40,7 +40,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("-V", "--version", action="version", version=f"minisgl {own_version()}")
+    version = f"minisgl {own_version()}" if any(one in arguments for one in ("-V", "--version")) else ""
+    parser.add_argument("-V", "--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     server = serve.add_parser(commands)
     if arguments[:1] and arguments[0] in ("-h", "--help"):
@@ -54,6 +55,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if rest and args.command != "chat":  # which hands them on to its server
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if (path := getattr(args, "config", None)) is not None:
+        from minisgl.cli import config_file
+
         config_file.apply(path, server)
         args = parser.parse_args(arguments)
     args.flags, args.rest = arguments[1:], rest

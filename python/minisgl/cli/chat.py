@@ -7,15 +7,18 @@ Doesn't know: conversations.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING
 
 from minisgl import envs
 from minisgl.cli import aliases
 from minisgl.cli.flags import Commands, Formatter, notices, say
 from minisgl.config import ConfigError
+
+if TYPE_CHECKING:
+    import asyncio
 
 SETTINGS = ("temperature", "top_p", "top_k", "max_tokens")
 
@@ -59,18 +62,24 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError("--api-key: belongs to a running server: give --base-url too")
         model = [] if args.model is None else ["--model", args.model]
         flags = ["--host", "127.0.0.1", "--port", "0", *model, *rest]
-        return asyncio.run(_with_own_server(flags, envs.api_key(), args))
+        return _run(_with_own_server(flags, envs.api_key(), args))
     if rest:
         raise ConfigError(f"{rest[0]}: belongs to a server, and with --base-url none is started")
     say(notices(args), "chat")  # a server of its own says them itself
-    return asyncio.run(_converse(args.base_url, args.api_key or envs.api_key(), args.model, args))
+    return _run(_converse(args.base_url, args.api_key or envs.api_key(), args.model, args))
+
+
+def _run(conversation: Coroutine[None, None, int]) -> int:
+    import asyncio
+
+    return asyncio.run(conversation)
 
 
 def run_shell(flags: Sequence[str], api_key: str | None) -> int:
     """`minisgl serve` with these flags, and a chat with it."""
     answers = argparse.ArgumentParser()
     add_answer_arguments(answers)
-    return asyncio.run(_with_own_server(flags, api_key, answers.parse_args([])))
+    return _run(_with_own_server(flags, api_key, answers.parse_args([])))
 
 
 async def _with_own_server(flags: Sequence[str], api_key: str | None, args: argparse.Namespace) -> int:

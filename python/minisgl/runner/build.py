@@ -6,37 +6,27 @@ Doesn't know: processes, sockets.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from minisgl.config import ConfigError, EngineConfig, Limits, Unsupported
 from minisgl.distributed import ALONE, Group, GroupError
 from minisgl.engine.api import Engine, EngineInfo
 from minisgl.engine.choice import choose_engine, may_fall_back
-from minisgl.engine.sim import SimEngine
-from minisgl.engine.sim.clock import Clock
 from minisgl.progress import Report
-from minisgl.runner.ranks import OnDeath, RankEngine, Ranks
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import Chosen, choose
 from minisgl.scheduler.faulty import make_faulty
 from minisgl.scheduler.narrating import Narrate, NarratingControlPlane
 from minisgl.scheduler.shadow import ShadowControlPlane
 from minisgl.scheduler.trace import RecordingControlPlane
-from minisgl.step import Int32Array
-from minisgl.tokenizer import Tokenizer
 
 Tell = Callable[[str], None]
 ECHO_CONTEXT_LEN = 8192
 ECHO_NUM_PAGES = 8192
-SIM_CONTEXT_LEN = 32_768
-SIM_NUM_TOKENS = 1_048_576  # of the KV pool
-SIM_WORDS = 1024
 
 
 def build_engine(
@@ -44,7 +34,7 @@ def build_engine(
     report: Report,
     *,
     folder: Path | None = None,
-    on_rank_death: OnDeath | None = None,
+    on_rank_death: Callable[[str], None] | None = None,
     step_timeout: float = Limits().step_timeout,
 ) -> Engine:
     """Load what `config` asks for, on all its ranks; `folder`, `on_rank_death` and `step_timeout` are for `Ranks`.
@@ -53,6 +43,8 @@ def build_engine(
     if config.engine == "sim":
         if config.tp != 1:
             raise ConfigError(f"--tp {config.tp}: a simulated engine has no ranks: choose its --sim-profile instead")
+        from minisgl.runner.sim import build_sim
+
         return build_sim(config, report)
     asked = config
     name, reason = choose_engine(asked)
@@ -69,6 +61,8 @@ def build_engine(
             config = msgspec.structs.replace(config, engine="torch")
     if config.tp == 1:
         return build_rank(config, ALONE, report)
+    from minisgl.runner.ranks import RankEngine, Ranks
+
     config = _settled(config, report)
     ranks = Ranks(config, folder, on_rank_death, step_timeout)
     try:
@@ -131,11 +125,10 @@ def build_rank(config: EngineConfig, group: Group, report: Report) -> Engine:
 
 def _build_cpu(config: EngineConfig, report: Report) -> Engine:
     try:
-        module = importlib.import_module("minisgl.engine.cpu_loading")  # imports the extension
+        from minisgl.engine.cpu_loading import load_cpu_engine  # imports the extension
     except ImportError as error:
         raise Unsupported(f"the CPU engine is not there: {error}: run make install") from error
-    engine: Engine = module.load_cpu_engine(config, report)
-    return engine
+    return load_cpu_engine(config, report)
 
 
 def _build_echo(config: EngineConfig, group: Group) -> Engine:
@@ -154,51 +147,6 @@ def _build_echo(config: EngineConfig, group: Group) -> Engine:
     )
     engine.fail_steps.update(config.echo_fail_steps)
     return engine
-
-
-def build_sim(config: EngineConfig, report: Report, clock: Clock | None = None) -> SimEngine:
-    """A simulated engine on the machine's clock, or on `clock`. Only the tokenizer of `--model` is read."""
-    from minisgl.engine.sim.profile import load_profile
-    from minisgl.weights.sources import resolve_model
-
-    profile = load_profile(config.sim_profile)
-    report(f"simulated engine, profile {profile.name}: {profile.about or 'no description'}; no model computes anything")
-    model_dir = resolve_model(config.model, report, load_format="dummy")
-    tokenizer = Tokenizer.load(model_dir, report)
-    info = EngineInfo(
-        name="sim",
-        model_dir=str(model_dir),
-        vocab_size=tokenizer.num_ids,
-        context_len=config.max_seq_len or profile.context_len or SIM_CONTEXT_LEN,
-        eos_ids=_eos_ids(tokenizer) if profile.eos_one_in else (),
-        num_pages=config.num_pages or max(1, (profile.pool_tokens or SIM_NUM_TOKENS) // config.page_size),
-        page_size=config.page_size,
-        device=f"simulated {profile.name}",
-        dtype="none",
-        simulated=profile.name,
-    )
-    return SimEngine(info, _alphabet(tokenizer), config.max_running_requests, profile, clock)
-
-
-def _alphabet(tokenizer: Tokenizer) -> Int32Array:
-    """Ids whose texts look natural one after the other, [m] int32: common words and marks if the tokenizer has them as
-    single tokens, else the first words that it has."""
-    from minisgl.engine.sim.words import MARKS, WORDS
-
-    texts = [f"to {word}" for word in WORDS.split()] + [f"to{mark}" for mark in MARKS.split()]
-    first = tokenizer.encode("to", add_special_tokens=False).tolist()
-    encoded = [ids.tolist() for ids in tokenizer.encode_batch(texts, add_special_tokens=False)]
-    found = [ids[-1] for ids in encoded if len(ids) == 2 and ids[:1] == first]
-    if len(found) < len(texts) // 2:
-        return tokenizer.word_ids(SIM_WORDS)
-    return np.array(found, np.int32)
-
-
-def _eos_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    ids = tokenizer.encode(tokenizer.special_tokens.get("eos_token", ""), add_special_tokens=False).tolist()
-    if len(ids) != 1:
-        raise ConfigError("--sim-profile: eos_one_in: the tokenizer names no single eos_token")
-    return (ids[0],)
 
 
 def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlaneConfig:

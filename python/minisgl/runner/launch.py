@@ -1,35 +1,41 @@
 """Start an engine process, watch it, end it.
 
-Keeps true: the child never outlives its parent (it watches its stdin), nor `stop`; nothing is left in the file system.
-Doesn't know: what the messages say.
+Keeps true: the child never outlives its parent (it watches its stdin), nor `stop`, nor the `with` block; nothing is
+left in the file system.
+Doesn't know: what the messages say. Nothing that computes is imported here, so that the child starts early.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import shutil
+import subprocess
 import sys
 import tempfile
+import threading
+from concurrent.futures import Future
 from pathlib import Path
+from types import TracebackType
 
 import msgspec
 
 from minisgl.config import EngineConfig, Limits
-from minisgl.runner.process import ProcessConfig
+from minisgl.runner.process_config import ProcessConfig
 
 STOP_TIMEOUT_S = 10.0
 AT_ONCE_S = 1.0
 
 
 class EngineProcess:
-    """Addresses come first (`create`), so that the HTTP side can bind its sockets before the child connects."""
+    """Addresses come first (`create`): the HTTP side binds its sockets when it is there, the child's wait for them."""
 
     def __init__(self, config: EngineConfig, folder: Path, step_timeout: float) -> None:
         self._config = config
         self._step_timeout = step_timeout
         self._folder = folder
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended: Future[int] = Future()
+        self._ended.set_running_or_notify_cancel()  # who no longer waits cancels nothing
         self.to_engine = f"ipc://{folder / 'to-engine'}"
         self.from_engine = f"ipc://{folder / 'from-engine'}"
 
@@ -42,35 +48,47 @@ class EngineProcess:
         assert self._process is not None
         return self._process.pid
 
-    async def start(self) -> None:
+    def start(self) -> None:
         config = ProcessConfig(
             engine=self._config,
             to_engine=self.to_engine,
             from_engine=self.from_engine,
             step_timeout=self._step_timeout,
         )
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "minisgl.runner.process", stdin=asyncio.subprocess.PIPE
-        )
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(config) + b"\n")
-        await self._process.stdin.drain()
+        process = subprocess.Popen([sys.executable, "-m", "minisgl.runner.process"], stdin=subprocess.PIPE, bufsize=0)
+        self._process = process
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its end is noticed by who waits for it
+            process.stdin.write(msgspec.json.encode(config) + b"\n")
+        threading.Thread(target=lambda: self._ended.set_result(process.wait()), name="engine-end", daemon=True).start()
 
     async def wait(self) -> int:
         """The exit code; negative if a signal ended it."""
-        assert self._process is not None
-        return await self._process.wait()
+        import asyncio
+
+        return await asyncio.wrap_future(self._ended)
 
     async def stop(self, *, at_once: bool = False) -> None:
         """Give the child (which was told to shut down) some time, `at_once` little, then kill it. Removes the
         sockets."""
+        import asyncio
+
         try:
-            if self._process is not None and self._process.returncode is None:
+            if self._process is not None:
                 try:
-                    await asyncio.wait_for(self._process.wait(), AT_ONCE_S if at_once else STOP_TIMEOUT_S)
+                    await asyncio.wait_for(self.wait(), AT_ONCE_S if at_once else STOP_TIMEOUT_S)
                 except TimeoutError:
-                    with contextlib.suppress(ProcessLookupError):
-                        self._process.kill()
-                    await self._process.wait()
+                    self._process.kill()
+                    await self.wait()
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> EngineProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Whatever `stop` was not there to do."""
+        if self._process is not None and not self._ended.done():
+            self._process.kill()
+            self._ended.result()
+        shutil.rmtree(self._folder, ignore_errors=True)

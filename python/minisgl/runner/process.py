@@ -15,14 +15,13 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import zmq
 
-from minisgl.config import ConfigError, EngineConfig, Limits
+from minisgl.config import ConfigError
 from minisgl.engine.api import Engine
 from minisgl.message import (
     EngineFailed,
@@ -31,6 +30,7 @@ from minisgl.message import (
     FromEngine,
     LoadProgress,
     Narration,
+    RankUsage,
     ToEngine,
     encode,
 )
@@ -40,27 +40,17 @@ from minisgl.metrics.transport import MeasuredTransport, Transport
 from minisgl.runner.build import build_engine, build_fallback, choose_control_plane
 from minisgl.runner.heartbeat import HeartbeatThread, Pulse
 from minisgl.runner.loop import StepLoop
-from minisgl.runner.ranks import RankEngine
+from minisgl.runner.process_config import ProcessConfig
 from minisgl.scheduler.backend import Chosen
 
 STATS_INTERVAL_S = 0.1
 LINGER_MS = 1000
+LAST_WORDS_MS = 20_000  # of a process that could not start: the HTTP process may still be starting
 # Steps that may be on their way to the HTTP process. If it cannot follow, the engine waits: a queue would only grow,
 # and the first token of a new request would stand at its end.
 MAX_QUEUED_FRAMES = 2
 SEND_BUFFER_BYTES = 4096
-
-
-class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
-    engine: EngineConfig
-    to_engine: str  # ipc addresses, bound by the HTTP process
-    from_engine: str
-    step_timeout: float = Limits().step_timeout
-
-    @property
-    def folder(self) -> Path:
-        """The parent's, for sockets; it removes it."""
-        return Path(self.from_engine.removeprefix("ipc://")).parent
+CONNECT_MS = 5  # between two looks for the HTTP process's sockets, which may come after this process
 
 
 class ParentGone(Exception):
@@ -74,11 +64,12 @@ class Link:
         self._context = zmq.Context()
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.RCVHWM, 0)
+        self._inbox.setsockopt(zmq.RECONNECT_IVL, CONNECT_MS)
         self._inbox.connect(config.to_engine)
         self._outbox = self._context.socket(zmq.PUSH)
         self._outbox.setsockopt(zmq.SNDHWM, MAX_QUEUED_FRAMES)
         self._outbox.setsockopt(zmq.SNDBUF, SEND_BUFFER_BYTES)
-        self._outbox.setsockopt(zmq.LINGER, LINGER_MS)
+        self._outbox.setsockopt(zmq.RECONNECT_IVL, CONNECT_MS)
         self._outbox.connect(config.from_engine)
         self.timers = step_timers(config.engine.profile_steps, lambda text: self.send([LoadProgress(text)]))
         self._transport = Transport()
@@ -131,7 +122,9 @@ class Link:
                 timers.lap(timers.receive)
                 return messages
 
-    def close(self) -> None:
+    def close(self, linger_ms: int) -> None:
+        """Wait so long for what is not sent yet."""
+        self._outbox.setsockopt(zmq.LINGER, linger_ms)
         self._heartbeat.close()
         self._inbox.close()
         self._outbox.close()
@@ -214,6 +207,7 @@ def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
     control_plane = loop.control_plane
     stats = control_plane.stats()
     timers = loop.timers
+    usage: Callable[[], Iterable[RankUsage]] = getattr(engine, "usage", tuple)  # of a `RankEngine`
     return EngineStats(
         num_waiting=stats.num_waiting,
         num_running=stats.num_running,
@@ -236,7 +230,7 @@ def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
         cpu_s=cpu_seconds(),
         resident_bytes=resident_bytes(),
         meters=timers.meters.readings(),
-        ranks=tuple(engine.usage()) if isinstance(engine, RankEngine) else (),
+        ranks=tuple(usage()),
     )
 
 
@@ -256,6 +250,7 @@ def main() -> int:
         line = stdin.readline()  # unbuffered: what follows the line must stay visible to the poller
     config = msgspec.json.decode(line, type=ProcessConfig)
     link = Link(config)
+    linger_ms = LINGER_MS
     try:
         serve(config, link)
     except ParentGone:
@@ -265,9 +260,10 @@ def main() -> int:
         if not expected:
             traceback.print_exc()
         link.send([EngineFailed(str(error) if expected else f"{type(error).__name__}: {error}")])
+        linger_ms = LAST_WORDS_MS
         return 1
     finally:
-        link.close()
+        link.close(linger_ms)
     return 0
 
 

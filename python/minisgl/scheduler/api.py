@@ -7,11 +7,10 @@ Doesn't know: tensors, text, sockets, the wall clock.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
+from minisgl.scheduler.policies import CachePolicy
 from minisgl.step import Events, Int32Array, StepBuffers, StepLimits, StepOutput, StepPlan
-
-CachePolicy = Literal["lru", "lfu", "naive"]
 
 
 class ControlPlaneError(RuntimeError):

@@ -19,8 +19,8 @@ from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.config import ServerConfig
-from minisgl.metrics import Metrics
 from minisgl.metrics.chrome_trace import ChromeTrace
+from minisgl.metrics.server_metrics import Metrics
 from minisgl.server.chat import answer_chat
 from minisgl.server.completions import answer_completion
 from minisgl.server.context import ServerContext

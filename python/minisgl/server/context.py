@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from minisgl.config import Limits
 from minisgl.message import EngineReady
-from minisgl.metrics import Metrics
+from minisgl.metrics.server_metrics import Metrics
 from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.server.bodies import Body, ChatMessage
 from minisgl.server.encoding import Encoder

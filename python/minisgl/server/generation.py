@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from minisgl.message import TokenLogprobs
-from minisgl.metrics import Metrics
+from minisgl.metrics.server_metrics import Metrics
 from minisgl.sampling_params import SamplingParams, choice_seed
 from minisgl.server.engine_client import EngineClient, EngineGone, RequestHandle, resolve
 from minisgl.server.errors import ApiError, engine_error, engine_gone

@@ -7,6 +7,7 @@ Doesn't know: what is in the files.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -34,6 +35,21 @@ def find_smollm2() -> Path:
             if path.is_file():
                 return path
     raise ConfigError(f"--model {MODEL_SMOLLM2}: the package {SMOLLM2_PACKAGE} has no GGUF file: {how}")
+
+
+def folder_at_hand(model: str) -> Path | None:
+    """The folder that an engine which reads GGUF files will name for `model`, where nothing has to be fetched for it;
+    else None."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    with contextlib.suppress(ConfigError, ImportError):
+        file = find_smollm2() if model == MODEL_SMOLLM2 else path
+        if file.suffix == ".gguf" and file.is_file():
+            from minisgl.weights.gguf_folder import gguf_folder
+
+            return gguf_folder(file)
+    return None
 
 
 def resolve_model(

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import yaml
 
 from minisgl.config import ConfigError
 from minisgl.engine.sim.table import Table
@@ -185,6 +184,8 @@ def load_profile(name: str) -> Profile:
     except (OSError, UnicodeDecodeError) as error:
         known = ", ".join(profile_names())
         raise ConfigError(f"--sim-profile {name}: no such profile or file; profiles: {known}") from error
+    import yaml
+
     try:
         found: Any = yaml.safe_load(text)  # JSON too
         if isinstance(found, dict):

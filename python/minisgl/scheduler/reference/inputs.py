@@ -12,7 +12,8 @@ from typing import get_args
 
 import numpy as np
 
-from minisgl.scheduler.api import CachePolicy, ControlPlaneConfig, ControlPlaneError
+from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError
+from minisgl.scheduler.policies import CachePolicy
 from minisgl.step import Arrival, EventError, Events, ForwardFailed, Int32Array, StepBuffers
 
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1

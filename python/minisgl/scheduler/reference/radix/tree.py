@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from minisgl.scheduler.api import CachePolicy, ControlPlaneError
+from minisgl.scheduler.api import ControlPlaneError
+from minisgl.scheduler.policies import CachePolicy
 from minisgl.scheduler.reference.page_pool import PagePool
 from minisgl.scheduler.reference.radix.evict import EvictionHeap
 

@@ -1,0 +1,7 @@
+"""The names of what a control plane may be told to do, for configurations: nothing else of it comes with them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+CachePolicy = Literal["lru", "lfu", "naive"]

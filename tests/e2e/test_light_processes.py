@@ -1,0 +1,71 @@
+"""Neither process of a server has torch or transformers, and neither has the offline API, unless the torch engine
+computes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.helpers_e2e import serving, until
+from tests.helpers_engines import CPU
+
+HEAVY = ("libtorch", "/torch/", "/transformers/")
+FLAGS = {
+    "echo": ("--engine", "echo"),
+    "sim": ("--engine", "sim", "--sim-profile", "null"),
+    "cpu": ("--engine", "cpu", "--num-pages", "64"),
+}
+
+
+@pytest.mark.parametrize("engine", ["echo", "sim", CPU])
+def test_no_process_of_a_server_maps_torch(engine: str) -> None:
+    with serving(*FLAGS[engine]) as server:
+        answer = httpx.get(f"{server.url}/health").json()
+        assert answer["engine"] == engine
+        body = {"model": "smollm2", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        assert httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+        processes = [psutil.Process(server.process.pid), *server.children()]
+        assert len(processes) == 2
+        for process in processes:
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            assert "python" in maps
+            assert not [name for name in HEAVY if name in maps], process.cmdline()
+
+
+@pytest.mark.parametrize("engine", ["echo", CPU])
+def test_the_offline_api_imports_no_torch(engine: str) -> None:
+    program = f"""
+import sys
+from minisgl import LLM, SamplingParams
+with LLM("smollm2", engine={engine!r}, num_pages=64) as llm:
+    assert llm.chat([{{"role": "user", "content": "hi"}}], SamplingParams(max_tokens=2), progress=False)[0].token_ids
+print(*sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert {"torch", "transformers"}.isdisjoint(done.stdout.split())
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_there_is_an_event_loop(signum: int, tmp_path: Path) -> None:
+    """The engine process is there, the HTTP side is being imported."""
+    command = [sys.executable, "-m", "minisgl", "serve", "--engine", "echo", "--port", "0"]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+    try:
+        until(lambda: bool(psutil.Process(server.pid).children()), "no engine process")
+        children = psutil.Process(server.pid).children()
+        server.send_signal(signum)
+        _, said = server.communicate(timeout=60)
+        assert server.returncode == 0, said
+        assert "Traceback" not in said
+        _, alive = psutil.wait_procs(children, timeout=60)
+        assert not alive and not list(tmp_path.iterdir())
+    finally:
+        server.kill()
