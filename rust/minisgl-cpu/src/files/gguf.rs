@@ -66,6 +66,12 @@ const TYPES: [(u32, &str, usize, usize); 34] = [
     (41, "Q1_0", 128, 18),
 ];
 
+/// ggml's number of `kind`.
+pub(super) fn type_id(kind: Kind) -> u32 {
+    let found = TYPES.iter().find(|kinds| kinds.1 == kind.name());
+    found.map_or(u32::MAX, |kinds| kinds.0) // all kinds are in it
+}
+
 /// One tensor as the header has it.
 #[derive(Clone, Debug)]
 pub struct TensorInfo<'a> {

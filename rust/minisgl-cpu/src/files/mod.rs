@@ -8,9 +8,11 @@
 //! A mapped file that somebody shortens while it is mapped ends the process (SIGBUS), as in every program that maps.
 
 pub mod blocks;
+pub mod cache;
 pub mod gguf;
 #[allow(unsafe_code)]
 mod mapping;
+pub mod quantize;
 pub mod safetensors;
 
 use std::path::Path;

@@ -1,0 +1,360 @@
+//! Quantized weights kept in a file: made once, read by mmap from then on.
+//!
+//! Keeps true: the file appears whole or not at all; it is used only if its header, its checksum, its version and the
+//! fingerprint of what it was made from are right, and made again otherwise.
+//! Doesn't know: where caches lie. The caller's file name says which weights these are.
+//!
+//! It is a GGUF file with the names of its source.
+
+use std::fs;
+use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use super::gguf::{File, Header, Value};
+use super::quantize::{Quantization, encode};
+use super::{Kind, Source, TensorView, blocks};
+use crate::{Error, Result};
+
+const VERSION: u32 = 1;
+const ALIGNMENT: usize = 64;
+const MAX_DIMS: usize = 4;
+/// Numbers that one thread quantizes at once.
+const PIECE: usize = 1 << 20;
+const VERSION_KEY: &str = "minisgl.version";
+const SOURCE_KEY: &str = "minisgl.source";
+const CHECKSUM_KEY: &str = "minisgl.checksum";
+
+/// `source` in blocks, from `file` if it is there and right, else made now and kept there. `progress` gets the bytes
+/// done and all bytes, and ends the work by an error of its own.
+pub fn quantized(
+    source: &dyn Source,
+    quantization: Quantization,
+    file: &Path,
+    progress: &mut dyn FnMut(usize, usize) -> Result<()>,
+) -> Result<File> {
+    let plan = Plan::new(source, quantization);
+    if let Ok(found) = File::open(file)
+        && is_right(&found, plan.fingerprint)
+    {
+        return Ok(found);
+    }
+    let partial = Partial::beside(file)?;
+    plan.write(&partial.0, progress)?;
+    fs::rename(&partial.0, file).map_err(|error| at(file, &error))?;
+    File::open(file)
+}
+
+fn is_right(found: &File, fingerprint: u64) -> bool {
+    let bytes = found.mapping().bytes();
+    let Ok(header) = Header::parse(bytes) else {
+        return false;
+    };
+    let is = |key: &str, value: u64| header.get(key) == Some(&Value::Unsigned(value));
+    is(VERSION_KEY, VERSION.into())
+        && is(SOURCE_KEY, fingerprint)
+        && is(CHECKSUM_KEY, checksum(&bytes[header.head_bytes..]))
+}
+
+/// A file of this process that goes when it was not renamed.
+struct Partial(PathBuf);
+
+impl Partial {
+    fn beside(file: &Path) -> Result<Self> {
+        let folder = file.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(folder).map_err(|error| at(folder, &error))?;
+        let mut name = file.file_name().unwrap_or_default().to_os_string();
+        name.push(format!(".{}.partial", std::process::id()));
+        Ok(Self(folder.join(name)))
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        let _renamed = fs::remove_file(&self.0);
+    }
+}
+
+fn at(path: &Path, error: &std::io::Error) -> Error {
+    Error::file(format!("{}: {error}", path.display()))
+}
+
+/// What goes where.
+struct Plan<'a> {
+    tensors: Vec<Planned<'a>>,
+    fingerprint: u64,
+    bytes: usize,
+}
+
+struct Planned<'a> {
+    tensor: TensorView<'a>,
+    kind: Kind,
+    offset: usize,
+}
+
+impl<'a> Plan<'a> {
+    /// Tensors of more dimensions than GGUF has, of images, are left out, and so are empty ones.
+    fn new(source: &'a dyn Source, quantization: Quantization) -> Self {
+        let mut fingerprint = Checksum::new();
+        let (mut tensors, mut bytes) = (Vec::new(), 0usize);
+        for tensor in source.names().into_iter().filter_map(|n| source.tensor(n)) {
+            if tensor.data().is_empty() || tensor.shape().len() > MAX_DIMS {
+                continue;
+            }
+            let kind = quantization.kind_of(&tensor);
+            let size = tensor.data().len() / tensor.kind().block_bytes()
+                * tensor.kind().block_len()
+                / kind.block_len()
+                * kind.block_bytes();
+            sample(&tensor, kind, &mut fingerprint);
+            tensors.push(Planned {
+                tensor,
+                kind,
+                offset: bytes,
+            });
+            bytes = (bytes + size).next_multiple_of(ALIGNMENT);
+        }
+        Self {
+            tensors,
+            fingerprint: fingerprint.end(),
+            bytes,
+        }
+    }
+
+    fn head(&self, checksum: u64) -> Vec<u8> {
+        let mut out = b"GGUF\x03\0\0\0".to_vec();
+        let text = |out: &mut Vec<u8>, text: &str| {
+            out.extend((text.len() as u64).to_le_bytes());
+            out.extend(text.as_bytes());
+        };
+        out.extend((self.tensors.len() as u64).to_le_bytes());
+        out.extend(4u64.to_le_bytes());
+        for (key, value) in [
+            ("general.alignment", ALIGNMENT as u32),
+            (VERSION_KEY, VERSION),
+        ] {
+            text(&mut out, key);
+            out.extend(4u32.to_le_bytes()); // of 32 bits
+            out.extend(value.to_le_bytes());
+        }
+        for (key, value) in [(SOURCE_KEY, self.fingerprint), (CHECKSUM_KEY, checksum)] {
+            text(&mut out, key);
+            out.extend(10u32.to_le_bytes()); // of 64 bits
+            out.extend(value.to_le_bytes());
+        }
+        for planned in &self.tensors {
+            text(&mut out, planned.tensor.name());
+            let shape = planned.tensor.shape();
+            out.extend((shape.len() as u32).to_le_bytes());
+            for &dim in shape.iter().rev() {
+                out.extend((dim as u64).to_le_bytes());
+            }
+            out.extend(super::gguf::type_id(planned.kind).to_le_bytes());
+            out.extend((planned.offset as u64).to_le_bytes());
+        }
+        out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
+        out
+    }
+
+    fn write(
+        &self,
+        path: &Path,
+        progress: &mut dyn FnMut(usize, usize) -> Result<()>,
+    ) -> Result<()> {
+        let file = fs::File::create(path).map_err(|error| at(path, &error))?;
+        let mut out = Out {
+            file: BufWriter::with_capacity(1 << 20, file),
+            checksum: Checksum::new(),
+            data: 0,
+            path,
+        };
+        out.plain(&self.head(0))?;
+        for planned in &self.tensors {
+            out.pad_to(planned.offset)?;
+            planned.write(&mut out, &mut |done| progress(done, self.bytes))?;
+        }
+        out.pad_to(self.bytes)?;
+        progress(self.bytes, self.bytes)?;
+        let head = self.head(out.checksum.end());
+        out.finish(&head)
+    }
+}
+
+impl Planned<'_> {
+    fn write(
+        &self,
+        out: &mut Out<'_>,
+        progress: &mut dyn FnMut(usize) -> Result<()>,
+    ) -> Result<()> {
+        if self.kind == self.tensor.kind() {
+            progress(out.data)?;
+            return out.data(self.tensor.data());
+        }
+        let (tensor, kind) = (&self.tensor, self.kind);
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        let rows = (PIECE / tensor.k()).clamp(1, tensor.rows());
+        let row_bytes = kind.bytes_of(tensor.k()).unwrap_or(0);
+        let mut pieces = vec![vec![0u8; rows * row_bytes]; threads];
+        for first in (0..tensor.rows()).step_by(rows * threads) {
+            progress(out.data)?;
+            let mut sound = vec![true; threads];
+            let starts = (first..tensor.rows()).step_by(rows);
+            thread::scope(|scope| {
+                for ((start, piece), sound) in starts.zip(&mut pieces).zip(&mut sound) {
+                    let count = rows.min(tensor.rows() - start);
+                    piece.truncate(count * row_bytes);
+                    scope.spawn(move || *sound = quantize_rows(tensor, kind, start, piece));
+                }
+            });
+            if sound.contains(&false) {
+                return Err(Error::file(format!(
+                    "tensor {}: a number in it is not finite, or too large to be quantized",
+                    tensor.name()
+                )));
+            }
+            let used = (tensor.rows() - first).div_ceil(rows).min(threads);
+            pieces[..used]
+                .iter()
+                .try_for_each(|piece| out.data(piece))?;
+        }
+        Ok(())
+    }
+}
+
+/// Rows from `start` on, as many as `out` has room for.
+fn quantize_rows(tensor: &TensorView<'_>, kind: Kind, start: usize, out: &mut [u8]) -> bool {
+    let mut row = vec![0.0; tensor.k()];
+    let row_bytes = kind.bytes_of(tensor.k()).unwrap_or(0);
+    let mut sound = true;
+    for (i, out) in out.chunks_exact_mut(row_bytes).enumerate() {
+        blocks::decode(tensor.kind(), tensor.row(start + i), &mut row);
+        sound &= encode(kind, &row, out);
+    }
+    sound
+}
+
+/// The file that is written; all of it but the head counts for the checksum.
+struct Out<'a> {
+    file: BufWriter<fs::File>,
+    checksum: Checksum,
+    data: usize,
+    path: &'a Path,
+}
+
+impl Out<'_> {
+    fn plain(&mut self, bytes: &[u8]) -> Result<()> {
+        let written = self.file.write_all(bytes);
+        written.map_err(|error| at(self.path, &error))
+    }
+
+    fn data(&mut self, bytes: &[u8]) -> Result<()> {
+        self.data += bytes.len();
+        self.checksum.add(bytes);
+        self.plain(bytes)
+    }
+
+    fn pad_to(&mut self, offset: usize) -> Result<()> {
+        self.data(&[0; ALIGNMENT][..offset - self.data])
+    }
+
+    /// With the head that is known only now. What a rename makes visible has to be on the disk.
+    fn finish(mut self, head: &[u8]) -> Result<()> {
+        let placed = self.file.seek(SeekFrom::Start(0));
+        placed.map_err(|error| at(self.path, &error))?;
+        self.plain(head)?;
+        let file = self.file.into_inner().map_err(std::io::Error::from);
+        let synced = file.and_then(|file| file.sync_all());
+        synced.map_err(|error| at(self.path, &error))
+    }
+}
+
+/// What tells weights of the same shapes apart without reading them all: bytes from many places.
+fn sample(tensor: &TensorView<'_>, kind: Kind, out: &mut Checksum) {
+    const PLACES: usize = 16;
+    const BYTES: usize = 64;
+    out.add(tensor.name().as_bytes());
+    out.add(tensor.kind().name().as_bytes());
+    out.add(kind.name().as_bytes());
+    for dim in tensor.shape() {
+        out.add(&(*dim as u64).to_le_bytes());
+    }
+    let data = tensor.data();
+    for place in 0..PLACES {
+        let start = data.len() / PLACES * place;
+        out.add(&data[start..data.len().min(start + BYTES)]);
+    }
+}
+
+fn checksum(bytes: &[u8]) -> u64 {
+    let mut sum = Checksum::new();
+    sum.add(bytes);
+    sum.end()
+}
+
+/// Of bytes, however they are cut: finds damage, not malice.
+struct Checksum {
+    lanes: [u64; 4],
+    rest: Vec<u8>,
+    len: u64,
+}
+
+impl Checksum {
+    const BYTES: usize = 32;
+
+    fn new() -> Self {
+        Self {
+            lanes: [1, 2, 3, 4],
+            rest: Vec::with_capacity(Self::BYTES),
+            len: 0,
+        }
+    }
+
+    fn add(&mut self, mut bytes: &[u8]) {
+        self.len += bytes.len() as u64;
+        if !self.rest.is_empty() {
+            let (first, later) = bytes.split_at(bytes.len().min(Self::BYTES - self.rest.len()));
+            self.rest.extend_from_slice(first);
+            bytes = later;
+            if self.rest.len() < Self::BYTES {
+                return;
+            }
+            let full = std::mem::take(&mut self.rest);
+            self.whole(&full);
+        }
+        let (whole, rest) = bytes.split_at(bytes.len() / Self::BYTES * Self::BYTES);
+        self.whole(whole);
+        self.rest.extend_from_slice(rest);
+    }
+
+    fn whole(&mut self, bytes: &[u8]) {
+        let mut lanes = self.lanes;
+        for block in bytes.chunks_exact(Self::BYTES) {
+            for (lane, word) in lanes.iter_mut().zip(block.chunks_exact(8)) {
+                let mut number = [0; 8];
+                number.copy_from_slice(word);
+                // odd, with its bits well mixed: each word changes all of its lane that comes after
+                *lane = (*lane ^ u64::from_le_bytes(number))
+                    .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                    .rotate_left(29);
+            }
+        }
+        self.lanes = lanes;
+    }
+
+    fn end(&self) -> u64 {
+        let mut last = self.rest.clone();
+        last.resize(Self::BYTES, 0);
+        let mut sum = Self {
+            lanes: self.lanes,
+            rest: Vec::new(),
+            len: 0,
+        };
+        sum.whole(&last);
+        let [a, b, c, d] = sum.lanes;
+        [a, b, c, d, self.len].iter().fold(0, |sum: u64, &word| {
+            (sum ^ word)
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                .rotate_left(31)
+        })
+    }
+}

@@ -1,0 +1,117 @@
+//! Numbers as blocks of 8 or 4 bits: what `--quantization q8|q4` makes of full weights.
+//!
+//! Keeps true: blocks are bit for bit those of ggml's reference quantization: Q8_0 and Q4_1, each 32 numbers by
+//! themselves, rounded to nearest.
+//! Doesn't know: files; `cache` keeps the result.
+//!
+//! What is lost: with q8 a number is off by at most 1/254 of the largest in its block, with q4 by 1/30 of the distance
+//! between the smallest and the largest, and what half precision rounds off scale and minimum.
+
+use super::blocks::f32_to_f16;
+use super::{Kind, TensorView};
+use crate::{Error, Result};
+
+const BLOCK: usize = 32;
+const INFINITE: u16 = 0x7c00;
+
+/// How many bits weights get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quantization {
+    /// Q8_0.
+    Q8,
+    /// Q4_1.
+    Q4,
+}
+
+impl Quantization {
+    /// By the flag's value.
+    pub fn parse(text: &str) -> Result<Self> {
+        match text {
+            "q8" => Ok(Self::Q8),
+            "q4" => Ok(Self::Q4),
+            _ => Err(Error::setting(format!(
+                "quantization: {text:?}: only q8 and q4"
+            ))),
+        }
+    }
+
+    /// The blocks that weights become.
+    #[must_use]
+    pub fn kind(self) -> Kind {
+        match self {
+            Self::Q8 => Kind::Q8_0,
+            Self::Q4 => Kind::Q4_1,
+        }
+    }
+
+    /// What `tensor` is kept as. Vectors and routers stay as they are: they are small, and much hangs on them; so does
+    /// what is in blocks already.
+    #[must_use]
+    pub fn kind_of(self, tensor: &TensorView<'_>) -> Kind {
+        let full = matches!(tensor.kind(), Kind::F32 | Kind::F16 | Kind::BF16);
+        let matrix = tensor.shape().len() > 1 && tensor.k().is_multiple_of(BLOCK);
+        let name = tensor.name();
+        let small = ["norm.weight", ".mlp.gate.weight", ".ffn_gate_inp.weight"];
+        if full && matrix && !small.iter().any(|end| name.ends_with(end)) {
+            self.kind()
+        } else {
+            tensor.kind()
+        }
+    }
+}
+
+/// `values` as blocks, whole ones, into `out`; false if some number is not finite or too large for a scale.
+///
+/// # Panics
+/// If `out` does not fit or `kind` is neither Q8_0 nor Q4_1: a caller's mistake.
+#[must_use]
+pub fn encode(kind: Kind, values: &[f32], out: &mut [u8]) -> bool {
+    assert_eq!(kind.bytes_of(values.len()), Some(out.len()), "{kind:?}");
+    let blocks = values
+        .chunks_exact(BLOCK)
+        .zip(out.chunks_exact_mut(kind.block_bytes()));
+    let each: fn(&[f32], &mut [u8]) -> bool = match kind {
+        Kind::Q8_0 => q8_0,
+        Kind::Q4_1 => q4_1,
+        _ => panic!("no blocks of {kind:?} are made"),
+    };
+    // all blocks, without leaving early: most weights are sound
+    blocks.fold(true, |sound, (x, y)| each(x, y) & sound)
+}
+
+fn q8_0(x: &[f32], out: &mut [u8]) -> bool {
+    let largest = x.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+    let d = largest / 127.0;
+    let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
+    let half = f32_to_f16(d);
+    out[..2].copy_from_slice(&half.to_le_bytes());
+    for (y, v) in out[2..].iter_mut().zip(x) {
+        *y = round(v * inverse) as i8 as u8;
+    }
+    finite(x) && half < INFINITE
+}
+
+fn q4_1(x: &[f32], out: &mut [u8]) -> bool {
+    let least = x.iter().fold(f32::INFINITY, |least, &v| least.min(v));
+    let most = x.iter().fold(f32::NEG_INFINITY, |most, &v| most.max(v));
+    let d = (most - least) / 15.0;
+    let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
+    let halves = (f32_to_f16(d), f32_to_f16(least));
+    out[..2].copy_from_slice(&halves.0.to_le_bytes());
+    out[2..4].copy_from_slice(&halves.1.to_le_bytes());
+    let quant = |v: f32| (((v - least) * inverse + 0.5) as u8).min(15);
+    for (i, y) in out[4..].iter_mut().enumerate() {
+        *y = quant(x[i]) | quant(x[BLOCK / 2 + i]) << 4;
+    }
+    finite(x) && halves.0 < INFINITE && halves.1 & 0x7fff < INFINITE
+}
+
+/// Half away from zero, as C's `roundf`; numbers here are within 127.
+fn round(value: f32) -> f32 {
+    let whole = value.trunc();
+    whole + (2.0 * (value - whole)).trunc()
+}
+
+fn finite(x: &[f32]) -> bool {
+    x.iter().fold(true, |sound, v| sound & v.is_finite())
+}

@@ -1,0 +1,72 @@
+//! Folders of safetensors, sound and damaged.
+
+use super::*;
+
+#[test]
+fn a_folder_of_safetensors_is_a_source() {
+    let folder = Temporary::new("folder");
+    let one = tiny_safetensors(&[
+        ("b", "BF16", "[1,2]", BF16_ONE_TWO),
+        ("a", "F16", "[]", &[0, 0x3c]),
+    ]);
+    folder.file("x-1.safetensors", &one);
+    folder.file(
+        "x-2.safetensors",
+        &tiny_safetensors(&[("c", "F32", "[1]", &[0, 0, 0x80, 0x3f])]),
+    );
+    folder.file("notes.txt", b"");
+    let source = open(&folder.0).unwrap();
+    assert_eq!(source.names(), ["b", "a", "c"]);
+    assert_eq!(source.tensor("b").unwrap().decode(), [1.0, 2.0]);
+    assert_eq!(source.tensor("a").unwrap().decode(), [1.0]);
+    assert_eq!(source.tensor("c").unwrap().decode(), [1.0]);
+    folder.file(
+        "model.safetensors.index.json",
+        br#"{"weight_map":{"c":"x-2.safetensors"}}"#,
+    );
+    assert_eq!(open(&folder.0).unwrap().names(), ["c"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn links_are_followed_as_in_the_cache_of_a_hub() {
+    let folder = Temporary::new("hub");
+    let (blobs, snapshot) = (folder.0.join("blobs"), folder.0.join("snapshot"));
+    fs::create_dir(&blobs).unwrap();
+    fs::create_dir(&snapshot).unwrap();
+    fs::write(
+        blobs.join("0a1b"),
+        tiny_safetensors(&[("b", "BF16", "[2]", BF16_ONE_TWO)]),
+    )
+    .unwrap();
+    std::os::unix::fs::symlink("../blobs/0a1b", snapshot.join("model.safetensors")).unwrap();
+    assert_eq!(open(&snapshot).unwrap().tensor("b").unwrap().k(), 2);
+}
+
+#[test]
+fn what_is_wrong_with_a_folder_is_named() {
+    let folder = Temporary::new("bad-folder");
+    let error = || open(&folder.0).err().unwrap().to_string();
+    assert!(error().ends_with("no *.safetensors in it"), "{}", error());
+    let b = ("b", "BF16", "[2]", BF16_ONE_TWO);
+    folder.file("1.safetensors", &tiny_safetensors(&[b]));
+    folder.file("2.safetensors", &tiny_safetensors(&[b]));
+    assert_eq!(error(), "2.safetensors: tensor b: in 1.safetensors, too");
+    folder.file(
+        "2.safetensors",
+        &tiny_safetensors(&[("q", "I32", "[1]", BF16_ONE_TWO)]),
+    );
+    assert_eq!(
+        error(),
+        "2.safetensors: tensor q: I32: only F32, F16 and BF16 can be computed with"
+    );
+    for index in [
+        "{}",
+        "[",
+        r#"{"weight_map":{"c":1}}"#,
+        r#"{"weight_map":{"c":"../1.safetensors"}}"#,
+    ] {
+        folder.file("model.safetensors.index.json", index.as_bytes());
+        assert!(error().contains("not a safetensors index"), "{}", error());
+    }
+}
