@@ -21,6 +21,7 @@ __all__ = [
     "StepPlan",
     "build_info",
     "decode_blocks",
+    "encode_blocks",
     "gguf_head_bytes",
     "gguf_header",
     "make_input_mapping",
@@ -29,6 +30,7 @@ __all__ = [
     "make_write_mapping",
     "measure",
     "prefill_admission_plan",
+    "quantize_weights",
     "run_load",
 ]
 
@@ -107,6 +109,19 @@ def gguf_head_bytes(path: str | PathLike[str]) -> int:
 def decode_blocks(kind: str, data: bytes) -> bytes:
     """Whole blocks of a ggml type, such as Q4_K, as little-endian float32: the exact values. `ValueError` for a type
     without a decoder."""
+
+def encode_blocks(kind: Literal["Q8_0", "Q4_1"], numbers: bytes) -> bytes:
+    """Little-endian float32 as ggml's reference quantization has it. `ValueError` if one is not finite."""
+
+def quantize_weights(
+    source: str | PathLike[str],
+    quantization: Literal["q8", "q4"],
+    file: str | PathLike[str],
+    progress: Callable[[int, int], object],
+) -> None:
+    """A GGUF file of the matrices of `source`, a GGUF file or folder of safetensors, in blocks of 8 or 4 bits; made now
+    if it is not there, damaged, or of other weights. `progress` gets the bytes done and all bytes, if it is made; what
+    it raises ends the work. `ValueError` of (fault, text), as of `CpuEngine`."""
 
 @final
 class StepPlan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -28,6 +29,26 @@ def test_blocks_of_random_bytes_decode_as_in_gguf_py(kind: str) -> None:
     finite = np.isfinite(expected)
     assert finite.mean() > 0.8
     np.testing.assert_array_equal(found[finite].view(np.int32), expected[finite].view(np.int32))  # 0.0 is not -0.0
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+@pytest.mark.parametrize("scale", [1e-6, 0.02, 300.0])
+def test_numbers_become_blocks_as_in_gguf_py(kind: Any, scale: float) -> None:
+    rng = np.random.default_rng(5)
+    numbers = (rng.standard_normal((4000, 32)) * scale).astype(np.float32)
+    numbers[0], numbers[1], numbers[2, 3:] = 0.0, 0.25, 0.0
+    numbers[3] = np.linspace(-127, 127, 32) / 2  # halves between two steps
+    expected = gguf.quantize(numbers, GGMLQuantizationType[kind]).tobytes()
+    assert _rust.encode_blocks(kind, numbers.tobytes()) == expected
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e9])
+def test_numbers_that_no_block_has(kind: Any, bad: float) -> None:
+    numbers = np.zeros(64, np.float32)
+    numbers[40] = bad
+    with pytest.raises(ValueError, match="not finite, or too large"):
+        _rust.encode_blocks(kind, numbers.tobytes())
 
 
 def test_blocks_that_are_none() -> None:

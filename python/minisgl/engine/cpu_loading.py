@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from minisgl.models.config import ModelConfig, load_config
 from minisgl.models.text_half import has_text_half
 from minisgl.progress import BAR_INTERVAL_S, Report
 from minisgl.rope import inverse_frequencies
+from minisgl.weights.quantized import quantized_weights
 from minisgl.weights.sources import find_model
 
 T = TypeVar("T")
@@ -41,10 +43,13 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     if has_text_half(model.architecture):
         raise Unsupported(f"config.json: architectures: {model.architecture}: the CPU engine has no text half of it")
     context_len = _context_len(config, model)
-    settings = _settings(config, model, folder, gguf, context_len)
+    weights = gguf or folder
+    if config.quantization is not None and config.load_format != "dummy":
+        weights = _refused(partial(quantized_weights, weights, config.quantization, say))
+    settings = _settings(config, model, weights, context_len)
     page = _refused(lambda: RustEngine.page_bytes(_json(settings)))
-    weights = 0 if config.load_format == "dummy" else _size(gguf or folder)
-    settings["num_pages"] = num_pages = cpu_num_pages(config, page, context_len, taken=weights)
+    taken = 0 if config.load_format == "dummy" else _size(weights)
+    settings["num_pages"] = num_pages = cpu_num_pages(config, page, context_len, taken=taken)
     settings["max_seq_len"] = min(context_len, num_pages * config.page_size + 1)
     rust = _refused(lambda: RustEngine(_json(settings), _progress(say)))
     about = rust.about()
@@ -73,14 +78,12 @@ def _folder_of(file: Path) -> Path:
     return gguf_folder(file)
 
 
-def _settings(
-    config: EngineConfig, model: ModelConfig, folder: Path, gguf: Path | None, context_len: int
-) -> dict[str, Any]:
+def _settings(config: EngineConfig, model: ModelConfig, weights: Path, context_len: int) -> dict[str, Any]:
     """As rust/minisgl-cpu/src/load.rs reads it."""
     dummy = config.load_format == "dummy"
     return {
         "model": _model(model),
-        "weights": None if dummy else str(gguf or folder),
+        "weights": None if dummy else str(weights),
         "seed": config.seed,
         "dummy_kind": model.dtype if dummy else None,
         "eos_ids": model.eos_ids,

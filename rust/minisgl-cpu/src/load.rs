@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::engine::{Choices, Engine, Sizes};
 use crate::error::{Error, Result};
-use crate::files::{self, Kind, gguf};
+use crate::files::{self, Kind};
 use crate::kernels::{Isa, Kernels, Mode};
 use crate::kv::{KvDtype, KvPool, KvShape};
 use crate::model::{Decoder, ModelConfig, Naming, Origin, Progress, Tensors, Weights};
@@ -95,22 +95,14 @@ impl Settings {
                 kind,
             }));
         };
-        if path.is_dir() {
-            return Ok(Tensors::new(Origin::Files(
-                files::open(path)?,
-                Naming::Checkpoint,
-            )));
-        }
-        let file = gguf::File::open(path)?;
-        let header = gguf::Header::parse(file.mapping().bytes())?;
-        let rotated = matches!(
-            header.get("general.architecture"),
-            Some(gguf::Value::Text("llama"))
-        );
-        Ok(Tensors::new(Origin::Files(
-            Box::new(file),
-            Naming::Gguf { rotated },
-        )))
+        let source = files::open(path)?;
+        let naming = match source.architecture() {
+            Some(name) => Naming::Gguf {
+                rotated: name == "llama",
+            },
+            None => Naming::Checkpoint,
+        };
+        Ok(Tensors::new(Origin::Files(source, naming)))
     }
 }
 

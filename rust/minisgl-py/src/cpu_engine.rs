@@ -24,7 +24,7 @@ pub(crate) struct CpuEngine {
 }
 
 /// A failed step is a `RuntimeError`; all else is a `ValueError` of (fault, text).
-fn to_python(error: &Error) -> PyErr {
+pub(crate) fn to_python(error: &Error) -> PyErr {
     let fault = match error.fault {
         Fault::Step => return PyRuntimeError::new_err(error.to_string()),
         Fault::Unsupported => "unsupported",

@@ -1,14 +1,18 @@
-//! `minisgl._rust.gguf_header`, `gguf_head_bytes` and `decode_blocks`: GGUF files as Python sees them.
+//! `minisgl._rust.gguf_header` and what else Python wants of files with weights: GGUF headers, blocks as numbers and
+//! back, weights quantized once.
 //!
-//! Keeps true: only the header of a file is read; a damaged one is a `ValueError` that names key or tensor.
+//! Keeps true: only the header of a GGUF file is read; a damaged one is a `ValueError` that names key or tensor.
 
 use std::path::PathBuf;
 
 use minisgl_cpu::files::gguf::{Header, List, Value};
-use minisgl_cpu::files::{Kind, Mapping, blocks};
+use minisgl_cpu::files::quantize::{self, Quantization};
+use minisgl_cpu::files::{self, Kind, Mapping, blocks, cache};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+
+use crate::cpu_engine::to_python as to_python_error;
 
 /// See `_rust.pyi`.
 #[pyfunction]
@@ -88,6 +92,63 @@ pub(crate) fn decode_blocks<'py>(
         }
         Ok(())
     })
+}
+
+/// See `_rust.pyi`.
+#[pyfunction]
+pub(crate) fn encode_blocks<'py>(
+    py: Python<'py>,
+    kind: &str,
+    numbers: &[u8],
+) -> PyResult<Bound<'py, PyBytes>> {
+    let known = [Kind::Q8_0, Kind::Q4_1].into_iter();
+    let kind = known.clone().find(|known| known.name() == kind);
+    let kind = kind.ok_or_else(|| PyValueError::new_err("only Q8_0 and Q4_1 are made"))?;
+    let numbers = numbers.chunks_exact(4);
+    let values: Vec<f32> = numbers
+        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        .collect();
+    let bytes = kind.bytes_of(values.len());
+    let bytes = bytes.ok_or_else(|| PyValueError::new_err("not whole blocks of 32 numbers"))?;
+    PyBytes::new_with(py, bytes, |out| {
+        if quantize::encode(kind, &values, out) {
+            Ok(())
+        } else {
+            Err(PyValueError::new_err("not finite, or too large"))
+        }
+    })
+}
+
+/// See `_rust.pyi`.
+#[pyfunction]
+pub(crate) fn quantize_weights(
+    py: Python<'_>,
+    source: PathBuf,
+    quantization: &str,
+    file: PathBuf,
+    progress: Py<PyAny>,
+) -> PyResult<()> {
+    let quantization = Quantization::parse(quantization).map_err(value_error)?;
+    let mut failed = None;
+    let made = py.detach(|| {
+        let source = files::open(&source)?;
+        let mut say = |done: usize, all: usize| {
+            Python::attach(|py| {
+                let told = py.check_signals();
+                told.and_then(|()| progress.call1(py, (done, all)).map(drop))
+            })
+            .map_err(|error| {
+                failed = Some(error);
+                minisgl_cpu::Error::step("ended by its caller")
+            })
+        };
+        cache::quantized(source.as_ref(), quantization, &file, &mut say)
+    });
+    match (made, failed) {
+        (_, Some(error)) => Err(error),
+        (Err(error), None) => Err(to_python_error(&error)),
+        (Ok(_), None) => Ok(()),
+    }
 }
 
 fn value_error(error: minisgl_cpu::Error) -> PyErr {

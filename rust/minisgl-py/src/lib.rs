@@ -32,6 +32,8 @@ fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(load::run_load, module)?)?;
     module.add_function(wrap_pyfunction!(gguf::gguf_header, module)?)?;
     module.add_function(wrap_pyfunction!(gguf::gguf_head_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(gguf::encode_blocks, module)?)?;
+    module.add_function(wrap_pyfunction!(gguf::quantize_weights, module)?)?;
     module.add_function(wrap_pyfunction!(gguf::decode_blocks, module)?)?;
     module.add_class::<control_plane::ControlPlane>()?;
     module.add_class::<cpu_engine::CpuEngine>()?;

@@ -4,14 +4,14 @@
 //! fingerprint of what it was made from are right, and made again otherwise.
 //! Doesn't know: where caches lie. The caller's file name says which weights these are.
 //!
-//! It is a GGUF file with the names of its source.
+//! It is a GGUF file with the names, and the architecture, of its source.
 
 use std::fs;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use super::gguf::{File, Header, Value};
+use super::gguf::{ARCHITECTURE, File, Header, Value};
 use super::quantize::{Quantization, encode};
 use super::{Kind, Source, TensorView, blocks};
 use crate::{Error, Result};
@@ -81,6 +81,7 @@ fn at(path: &Path, error: &std::io::Error) -> Error {
 
 /// What goes where.
 struct Plan<'a> {
+    architecture: Option<&'a str>,
     tensors: Vec<Planned<'a>>,
     fingerprint: u64,
     bytes: usize,
@@ -96,6 +97,7 @@ impl<'a> Plan<'a> {
     /// Tensors of more dimensions than GGUF has, of images, are left out, and so are empty ones.
     fn new(source: &'a dyn Source, quantization: Quantization) -> Self {
         let mut fingerprint = Checksum::new();
+        fingerprint.add(source.architecture().unwrap_or_default().as_bytes());
         let (mut tensors, mut bytes) = (Vec::new(), 0usize);
         for tensor in source.names().into_iter().filter_map(|n| source.tensor(n)) {
             if tensor.data().is_empty() || tensor.shape().len() > MAX_DIMS {
@@ -115,6 +117,7 @@ impl<'a> Plan<'a> {
             bytes = (bytes + size).next_multiple_of(ALIGNMENT);
         }
         Self {
+            architecture: source.architecture(),
             tensors,
             fingerprint: fingerprint.end(),
             bytes,
@@ -128,7 +131,12 @@ impl<'a> Plan<'a> {
             out.extend(text.as_bytes());
         };
         out.extend((self.tensors.len() as u64).to_le_bytes());
-        out.extend(4u64.to_le_bytes());
+        out.extend((4 + u64::from(self.architecture.is_some())).to_le_bytes());
+        if let Some(name) = self.architecture {
+            text(&mut out, ARCHITECTURE);
+            out.extend(8u32.to_le_bytes()); // a text
+            text(&mut out, name);
+        }
         for (key, value) in [
             ("general.alignment", ALIGNMENT as u32),
             (VERSION_KEY, VERSION),

@@ -2,7 +2,7 @@
 //!
 //! Keeps true: nothing is allocated in proportion to a count before the bytes that it counts are known to be there;
 //! tensors lie within the file and do not overlap; what is said twice, or wrongly, is an error that names key or tensor.
-//! Doesn't know: what keys and tensors mean, except `general.alignment`.
+//! Doesn't know: what keys and tensors mean, but for `general.alignment`, `general.architecture` and `split.count`.
 //!
 //! Versions 2 and 3, little endian. The header: magic, version, count of tensors, count of keys; keys with values;
 //! for each tensor its name, dimensions (innermost first), type, and offset from where the data begins, which is the
@@ -21,6 +21,7 @@ mod value;
 use reader::Reader;
 pub use value::{List, Value};
 
+pub(super) const ARCHITECTURE: &str = "general.architecture";
 const MAGIC: &[u8] = b"GGUF";
 const DEFAULT_ALIGNMENT: usize = 32;
 const MAX_DIMS: usize = 4;
@@ -288,19 +289,28 @@ pub struct File {
     mapping: Mapping,
     entries: Vec<Entry>,
     by_name: HashMap<String, usize>,
+    architecture: Option<String>,
 }
 
 impl File {
     /// Maps the file and checks its header.
     pub fn open(path: &Path) -> Result<Self> {
         let mapping = Mapping::open(path)?;
-        let entries = mapping.named(|bytes| entries(&Header::parse(bytes)?))?;
+        let (entries, architecture) = mapping.named(|bytes| {
+            let header = Header::parse(bytes)?;
+            let architecture = match header.get(ARCHITECTURE) {
+                Some(Value::Text(name)) => Some((*name).to_owned()),
+                _ => None,
+            };
+            Ok((entries(&header)?, architecture))
+        })?;
         let names = entries.iter().enumerate();
         let by_name = names.map(|(i, entry)| (entry.name.clone(), i)).collect();
         Ok(Self {
             mapping,
             entries,
             by_name,
+            architecture,
         })
     }
 
@@ -342,6 +352,10 @@ fn entries(header: &Header<'_>) -> Result<Vec<Entry>> {
 }
 
 impl Source for File {
+    fn architecture(&self) -> Option<&str> {
+        self.architecture.as_deref()
+    }
+
     fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         let entry = &self.entries[*self.by_name.get(name)?];
         entry.view(self.mapping.bytes()).ok()

@@ -252,6 +252,11 @@ pub trait Source: Send + Sync {
     /// All names, in the order of the data.
     fn names(&self) -> Vec<&str>;
 
+    /// ggml's name of the architecture, whose names and order of rows the tensors have; none: those of checkpoints.
+    fn architecture(&self) -> Option<&str> {
+        None
+    }
+
     /// Bytes of all tensors.
     fn bytes(&self) -> usize {
         let sizes = self

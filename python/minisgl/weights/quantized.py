@@ -1,0 +1,41 @@
+"""Weights in blocks of 8 or 4 bits, made once of full ones and kept in the cache.
+
+Keeps true: the kept file's name says which files it is made of, as they are now; its content says so, too.
+Doesn't know: blocks (rust/minisgl-cpu/src/files), who computes with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+
+from minisgl import _rust, envs
+from minisgl.config import ConfigError, Quantization
+from minisgl.progress import BAR_INTERVAL_S, Report
+
+FORMAT = "1"  # part of the name
+
+
+def quantized_weights(source: Path, quantization: Quantization, say: Report) -> Path:
+    """The GGUF file for `source`, a GGUF file or a folder of safetensors, made now if it is not there. Raises
+    `ConfigError`, and the `ValueError`s of `_rust.CpuEngine`."""
+    key = hashlib.sha256()
+    try:
+        for file in [source] if source.is_file() else sorted(source.glob("*.safetensors")):
+            place = file.resolve()
+            now = place.stat()
+            key.update(f"{file.name}\n{place}\n{now.st_size}\n{now.st_mtime_ns}\n".encode())
+    except OSError as error:
+        raise ConfigError(f"{source.name}: {error}") from error
+    kept = envs.cache_dir() / "quantized" / f"{key.hexdigest()[:32]}-{quantization}-{FORMAT}.gguf"
+    last = 0.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal last
+        if done in (0, total) or time.monotonic() - last >= BAR_INTERVAL_S:
+            last = time.monotonic()
+            say(f"quantizing {source.name} to {quantization}, once", done, total)
+
+    _rust.quantize_weights(source, quantization, kept, progress)
+    return kept
