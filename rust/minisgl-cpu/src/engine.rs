@@ -5,6 +5,7 @@
 //! with its KV pool wiped.
 //! Doesn't know: requests' text, the prefix cache.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
 use crate::attention::Rows;
@@ -170,7 +171,10 @@ impl Engine {
         if step.req_slots.is_empty() {
             return Ok(Sampled::default());
         }
-        let done = self.checked(step).and_then(|ids| self.run(step, &ids));
+        // a panic of any of the threads' own jobs is an error already; this is for what runs between them
+        let run = || self.checked(step).and_then(|ids| self.run(step, &ids));
+        let done = catch_unwind(AssertUnwindSafe(run))
+            .unwrap_or_else(|_| Err(Error::step("the step panicked")));
         if done.is_err() {
             self.kv = KvPool::new(*self.kv.shape())?;
         }
