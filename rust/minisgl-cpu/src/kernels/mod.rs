@@ -11,6 +11,8 @@ mod acts;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod amx;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
+mod avx2;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod avx512;
 mod isa;
 pub mod scalar;
@@ -68,6 +70,8 @@ impl Kernels {
             Isa::Scalar => &scalar::TABLE,
             #[cfg(all(target_arch = "x86_64", not(miri)))]
             Isa::Amx => &amx::TABLE,
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Isa::Avx2 => &avx2::TABLE,
             #[cfg(all(target_arch = "x86_64", not(miri)))]
             Isa::Avx512 => &avx512::TABLE,
             _ => &scalar::TABLE,

@@ -36,22 +36,39 @@ unsafe fn group<const FORM: u8>(block: *const u8, g: usize) -> [__m512; GROUP] {
                 let [e, f, g, h] = bytes(_mm512_loadu_si512(block.add(96 + 128 * g).cast()));
                 [a, b, c, d, e, f, g, h]
             }
-            F16 => std::array::from_fn(|t| halves(block.add(256 * g + 32 * t))),
-            BF16 => {
-                let v: [__m512i; 4] =
-                    std::array::from_fn(|j| _mm512_loadu_si512(block.add(256 * g + 64 * j).cast()));
-                let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
-                std::array::from_fn(|t| {
-                    _mm512_castsi512_ps(if t % 2 == 0 {
-                        _mm512_slli_epi32::<16>(v[t / 2])
-                    } else {
-                        _mm512_and_si512(v[t / 2], high)
-                    })
-                })
+            F16 => {
+                let at = block.add(256 * g);
+                let w = |t: usize| halves(at.add(32 * t));
+                [w(0), w(1), w(2), w(3), w(4), w(5), w(6), w(7)]
             }
-            _ => std::array::from_fn(|t| _mm512_loadu_ps(block.add(512 * g + 64 * t).cast())),
+            BF16 => {
+                let at = block.add(256 * g);
+                let [a, b] = pair(at);
+                let [c, d] = pair(at.add(64));
+                let [e, f] = pair(at.add(128));
+                let [g, h] = pair(at.add(192));
+                [a, b, c, d, e, f, g, h]
+            }
+            _ => {
+                let at = block.add(512 * g);
+                let w = |t: usize| _mm512_loadu_ps(at.add(64 * t).cast());
+                [w(0), w(1), w(2), w(3), w(4), w(5), w(6), w(7)]
+            }
         }
     }
+}
+
+/// The two upper halves of singles of each lane.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn pair(at: *const u8) -> [__m512; 2] {
+    // SAFETY: the caller's: 64 bytes.
+    let v = unsafe { _mm512_loadu_si512(at.cast()) };
+    let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+    [
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(v)),
+        _mm512_castsi512_ps(_mm512_and_si512(v, high)),
+    ]
 }
 
 /// The eight halves of bytes of each lane, lowest first: a table of 16 numbers looks at an index's lowest 4 bits only.
@@ -340,13 +357,14 @@ impl Tile<'_> {
                 let mut s = [[_mm512_setzero_ps(); P]; R];
                 for g in 0..4 {
                     for t in 0..GROUP {
-                        let w: [__m512; P] = std::array::from_fn(|i| {
-                            _mm512_load_ps(w.add((i * BLOCK + g * GROUP + t) * PANEL))
-                        });
+                        let mut v = [_mm512_setzero_ps(); P];
+                        for i in 0..P {
+                            v[i] = _mm512_load_ps(w.add((i * BLOCK + g * GROUP + t) * PANEL));
+                        }
                         for r in 0..R {
                             let x = _mm512_set1_ps(*x.add(r * BLOCK + input::<FORM>(g, t)));
                             for i in 0..P {
-                                s[r][i] = _mm512_fmadd_ps(w[i], x, s[r][i]);
+                                s[r][i] = _mm512_fmadd_ps(v[i], x, s[r][i]);
                             }
                         }
                     }

@@ -123,7 +123,10 @@ unsafe fn sums_q8<const R: usize>(
     let top = _mm512_set1_epi8(-128);
     // SAFETY: the caller's: a block of weights and `R` cells.
     unsafe {
-        let mut s: [__m512i; R] = std::array::from_fn(|r| _mm512_set1_epi32(*offset.add(r)));
+        let mut s = [_mm512_setzero_si512(); R];
+        for r in 0..R {
+            s[r] = _mm512_set1_epi32(*offset.add(r));
+        }
         for j in 0..8 {
             let v = _mm512_xor_si512(_mm512_loadu_si512(block.add(32 + 64 * j).cast()), top);
             for r in 0..R {

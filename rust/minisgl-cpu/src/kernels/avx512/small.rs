@@ -66,11 +66,13 @@ unsafe fn quantize(v: [__m512; 2], acts: ActsPtr, cell: usize) {
     } else {
         (127.0 / max, max / 127.0)
     };
-    let q = v.map(|v| {
-        // 0 for what is not finite, as the whole block is then.
-        let q = _mm512_cvtps_epi32(_mm512_mul_ps(v, _mm512_set1_ps(inverse)));
-        _mm512_maskz_mov_epi32(if bits >= INFINITE { 0 } else { !0 }, q)
-    });
+    // 0 for what is not finite, as the whole block is then.
+    let keep = if bits >= INFINITE { 0 } else { !0 };
+    let by = _mm512_set1_ps(inverse);
+    let q = [
+        _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(v[0], by)),
+        _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(v[1], by)),
+    ];
     let sum = _mm512_reduce_add_epi32(_mm512_add_epi32(q[0], q[1]));
     // SAFETY: the caller's cell.
     unsafe {

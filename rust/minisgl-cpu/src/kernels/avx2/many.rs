@@ -1,0 +1,173 @@
+//! Products of many rows with f32 activations: some blocks of a panel are turned into f32 in the L1 cache, and tiles of
+//! rows run over them.
+//!
+//! Keeps true: as `scalar`; sums of blocks are added in memory, in the blocks' order.
+//! Doesn't know: how weights are stored.
+
+use std::ops::Range;
+
+use super::exact::{GROUP, group, input, steps, weights};
+use super::*;
+
+/// Blocks that are unpacked at a time.
+const CHUNK: usize = 6;
+/// Rows of a tile.
+const TALL: usize = 6;
+/// Rows that share what is unpacked once.
+const ROWS: usize = 120;
+
+/// Unpacked weights: [block][step][16], [block] scales and minima; and the rows' sums.
+#[repr(C, align(64))]
+struct Unpacked {
+    w: [[[f32; PANEL]; BLOCK]; CHUNK],
+    scales: [[[f32; PANEL]; 2]; CHUNK],
+    acc: [[f32; PANEL]; ROWS],
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
+    let mut room = std::mem::MaybeUninit::<Unpacked>::uninit();
+    let room = room.as_mut_ptr();
+    for first in p.rows.clone().step_by(ROWS) {
+        let rows = first..(first + ROWS).min(p.rows.end);
+        for panel in p.panels.clone() {
+            // SAFETY: the caller's; `room` is written before it is read.
+            unsafe { panel_by_rows::<FORM>(p, panel, rows.clone(), room) };
+        }
+    }
+}
+
+/// A panel by at most `ROWS` rows.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn panel_by_rows<const FORM: u8>(
+    p: &Product<'_>,
+    panel: usize,
+    rows: Range<usize>,
+    room: *mut Unpacked,
+) {
+    let blocks = p.acts.blocks();
+    // SAFETY: the caller's.
+    unsafe {
+        let acc: *mut f32 = (&raw mut (*room).acc).cast();
+        for r in 0..rows.len() {
+            store(acc.add(r * PANEL), zero());
+        }
+        for b in (0..blocks).step_by(CHUNK) {
+            let chunk = CHUNK.min(blocks - b);
+            unpack::<FORM>(
+                p.w.panel(panel).as_ptr().add(b * block_bytes(FORM)),
+                chunk,
+                room,
+            );
+            let tiles = rows.len().div_ceil(TALL);
+            for tile in 0..tiles {
+                // Tiles of like height: 8 rows are 4 and 4, not 6 and 2.
+                let (from, to) = (tile * rows.len() / tiles, (tile + 1) * rows.len() / tiles);
+                let t = Tile {
+                    acts: &p.acts,
+                    room,
+                    b,
+                    chunk,
+                    row: rows.start + from,
+                    acc: acc.add(from * PANEL),
+                };
+                match to - from {
+                    1 => t.run::<FORM, 1>(),
+                    2 => t.run::<FORM, 2>(),
+                    3 => t.run::<FORM, 3>(),
+                    4 => t.run::<FORM, 4>(),
+                    5 => t.run::<FORM, 5>(),
+                    _ => t.run::<FORM, 6>(),
+                }
+            }
+        }
+        for (r, row) in rows.enumerate() {
+            put(p, panel, row, load(acc.add(r * PANEL)));
+        }
+    }
+}
+
+/// Unpacks `chunk` blocks.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn unpack<const FORM: u8>(from: *const u8, chunk: usize, room: *mut Unpacked) {
+    for b in 0..chunk {
+        // SAFETY: the caller's: `chunk` blocks to read, which `room` has room for.
+        unsafe {
+            let block = from.add(b * block_bytes(FORM));
+            let to: *mut f32 = (&raw mut (*room).w[b]).cast();
+            for g in 0..4 {
+                let v = group::<FORM>(block, g);
+                steps!(|T| {
+                    store(
+                        to.add((g * GROUP + T) * PANEL),
+                        weights::<FORM, T>(block, g, &v),
+                    );
+                });
+            }
+            if FORM == Q4 || FORM == Q8 {
+                let to: *mut f32 = (&raw mut (*room).scales[b]).cast();
+                store(to, halves(block));
+                if FORM == Q4 {
+                    store(to.add(PANEL), halves(block.add(32)));
+                }
+            }
+        }
+    }
+}
+
+/// Some rows by the blocks that are unpacked.
+struct Tile<'a> {
+    acts: &'a ActsPtr,
+    room: *const Unpacked,
+    b: usize,
+    chunk: usize,
+    row: usize,
+    acc: *mut f32,
+}
+
+impl Tile<'_> {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn run<const FORM: u8, const R: usize>(&self) {
+        for b in 0..self.chunk {
+            // SAFETY: the caller's: unpacked blocks, prepared rows, room for their sums.
+            unsafe {
+                let cell = cell(self.acts, self.b + b, self.row);
+                let x = self.acts.x.add(cell * BLOCK).cast_const();
+                let w: *const f32 = (&raw const (*self.room).w[b]).cast();
+                let mut s = [zero(); R];
+                for g in 0..4 {
+                    steps!(|T| {
+                        let w = load(w.add((g * GROUP + T) * PANEL));
+                        for r in 0..R {
+                            let x = _mm256_set1_ps(*x.add(r * BLOCK + input::<FORM>(g, T)));
+                            s[r] = fma(w, x, s[r]);
+                        }
+                    });
+                }
+                let scales: *const f32 = (&raw const (*self.room).scales[b]).cast();
+                for r in 0..R {
+                    let acc = self.acc.add(r * PANEL);
+                    let sum = self.acts.sum.add(cell + r);
+                    store(acc, total::<FORM>(load(acc), s[r], scales, sum));
+                }
+            }
+        }
+    }
+}
+
+/// `acc` and a block's sum.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn total<const FORM: u8>(acc: Pair, s: Pair, scales: *const f32, sum: *const f32) -> Pair {
+    // SAFETY: the caller's: scales and sum are there if the form has them.
+    unsafe {
+        match FORM {
+            Q4 => {
+                let acc = fma2(s, load(scales), acc);
+                fma(load(scales.add(PANEL)), _mm256_set1_ps(*sum), acc)
+            }
+            Q8 => fma2(s, load(scales), acc),
+            _ => [_mm256_add_ps(acc[0], s[0]), _mm256_add_ps(acc[1], s[1])],
+        }
+    }
+}
