@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from tests.helpers_e2e import serving, until
+from tests.helpers_engines import MODEL_ENGINES
 
 SERVE = (sys.executable, "-m", "minisgl", "serve", "--port", "0")
 CONFIG = {
@@ -99,13 +100,16 @@ def test_a_model_without_a_tokenizer_says_so(tmp_path: Path) -> None:
     assert "tokenizer.json" in refused("--model", model_folder(tmp_path / "m"), "--load-format", "dummy")
 
 
-def test_off_a_terminal_there_are_plain_lines_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", MODEL_ENGINES)
+def test_off_a_terminal_there_are_plain_lines_only(engine: str, tmp_path: Path) -> None:
     env = {"MINISGL_CACHE": str(tmp_path)}
-    pytest.importorskip("gguf")
-    with serving("--model", "smollm2", "--num-pages", "64", env=env) as server:
+    with serving("--engine", engine, "--model", "smollm2", "--num-pages", "64", env=env) as server:
         lines = server.lines[:]
     assert not any("\r" in line or "\x1b" in line or "%|" in line for line in lines), lines
-    steps = ["importing ", "loading weights", "loaded ", "KV pool: 64 pages of 16 tokens", "ready: "]
+    steps = ["loading weights", "loaded ", "KV pool: 64 pages of 16 tokens", "ready: "]
+    if engine == "torch":
+        steps.insert(0, "importing ")
+    assert all(sum(step in line for line in lines) == 1 for step in steps), lines
     found = [next(i for i, line in enumerate(lines) if step in line) for step in steps]
     assert found == sorted(found), lines
 
@@ -114,7 +118,9 @@ def test_on_a_terminal_there_are_bars(tmp_path: Path) -> None:
     terminal, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     env = {**os.environ, "MINISGL_CACHE": str(tmp_path)}
-    server = subprocess.Popen([*SERVE, "--model", "smollm2", "--num-pages", "64"], stderr=theirs, env=env)
+    server = subprocess.Popen(
+        [*SERVE, "--engine", "torch", "--model", "smollm2", "--num-pages", "64"], stderr=theirs, env=env
+    )
     os.close(theirs)
     screen = b""
     try:

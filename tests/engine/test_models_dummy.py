@@ -18,6 +18,7 @@ from minisgl.engine.loading import load_engine
 from minisgl.llm import LLM
 from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.tokenizer import Tokenizer
+from tests.helpers_engines import MODEL_ENGINES
 
 NAMES = (
     "Llama-3.1-8B",
@@ -44,15 +45,18 @@ def test_all_configs_are_named_here() -> None:
     assert {file.name.removesuffix(".config.json") for file in (data / "configs").glob("*.json")} == set(NAMES)
 
 
+@pytest.mark.parametrize("engine", MODEL_ENGINES)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_scaled_down_engine_decodes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scaled_down_engine_decodes(name: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if (data := envs.data_dir()) is None:
         pytest.skip(f"{envs.DATA} is not set")
     raw = json.loads((data / "configs" / f"{name}.config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(scaled_down(raw)))
     monkeypatch.setattr(Tokenizer, "load", lambda *_: Tokenizer.echo())  # the folder has none
-    with LLM(str(tmp_path), load_format="dummy", num_pages=64, max_running_requests=4, max_prefill_length=16) as llm:
-        assert llm._engine.info.dtype == dtypes.choose("auto", "bfloat16", torch.device("cpu"))[0]
+    limits = {"num_pages": 64, "max_running_requests": 4, "max_prefill_length": 16}
+    with LLM(str(tmp_path), engine=engine, load_format="dummy", **limits) as llm:
+        wanted = "bf16" if engine == "cpu" else dtypes.choose("auto", "bfloat16", torch.device("cpu"))[0]
+        assert (llm._engine.info.name, llm._engine.info.dtype) == (engine, wanted)
         prompts = [[*range(length)] for length in (1, 20, 40)]
         outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), progress=False)
     assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * 3
@@ -80,13 +84,14 @@ def test_what_is_for_cuda_devices_says_so_on_a_cpu(tmp_path: Path) -> None:
     ]
 
 
-def test_llm_knows_bad_words_by_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("engine", MODEL_ENGINES)
+def test_llm_knows_bad_words_by_its_tokenizer(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 4, "max_position_embeddings": 64}
     config |= {name: value for name, value in SCALE.items() if name != "num_experts"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr(Tokenizer, "load", lambda *_: Tokenizer.echo())
     asks: dict[str, Any] = {"temperature": 1.0, "max_tokens": 40, "seed": 3, "allowed_token_ids": (97, 98, 32)}
-    with LLM(str(tmp_path), load_format="dummy", num_pages=8) as llm:
+    with LLM(str(tmp_path), engine=engine, load_format="dummy", num_pages=8) as llm:
         plain = llm.generate([[1, 2]], SamplingParams(**asks), progress=False)[0].text
         params = SamplingParams(**asks, bad_words=("ab",))
         kept = llm.generate([[1, 2]], params, progress=False)[0].text
@@ -105,14 +110,15 @@ def test_llm_knows_bad_words_by_its_tokenizer(tmp_path: Path, monkeypatch: pytes
                 llm.generate([[1, 2]], SamplingParams(**bad), progress=False)
 
 
-def test_llm_samples_as_the_model_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("engine", MODEL_ENGINES)
+def test_llm_samples_as_the_model_says(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 4, "max_position_embeddings": 64}
     config |= {name: value for name, value in SCALE.items() if name != "num_experts"}
     (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": 299}))
     generation = {"temperature": 0.5, "max_new_tokens": 7, "eos_token_id": [250, 251]}
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     monkeypatch.setattr(Tokenizer, "load", lambda *_: Tokenizer.echo())
-    with LLM(str(tmp_path), load_format="dummy", num_pages=8) as llm:
+    with LLM(str(tmp_path), engine=engine, load_format="dummy", num_pages=8) as llm:
         assert llm.default_params == SamplingParams(temperature=0.5, max_tokens=7)
         first, second = (llm.generate([[1, 2, 3]], progress=False)[0].outputs[0] for _ in range(2))
         assert first.token_ids != second.token_ids
@@ -123,7 +129,7 @@ def test_llm_samples_as_the_model_says(tmp_path: Path, monkeypatch: pytest.Monke
             wish = SamplingParams(logit_bias={eos: 100.0}, max_tokens=5)
             found = llm.generate([[1, 2, 3]], wish, progress=False)[0].outputs[0]
             assert (found.token_ids, found.finish_reason) == ([eos], "stop")
-    with LLM(str(tmp_path), load_format="dummy", num_pages=8, generation_config="none") as llm:
+    with LLM(str(tmp_path), engine=engine, load_format="dummy", num_pages=8, generation_config="none") as llm:
         assert llm.default_params == SamplingParams()
         assert llm._engine.info.eos_ids == (250, 251, 299)
 

@@ -144,10 +144,14 @@ def _refused(call: Callable[[], T]) -> T:
 
 
 def _progress(say: Report) -> Callable[[int, int], None]:
-    last = 0.0
+    last, most = 0.0, 0
 
     def progress(done: int, total: int) -> None:
-        nonlocal last
+        """From several threads: a report that was overtaken says nothing new."""
+        nonlocal last, most
+        if done <= most:
+            return
+        most = done
         if done in (1, total) or time.monotonic() - last >= BAR_INTERVAL_S:
             last = time.monotonic()
             say("loading weights", done, total)
