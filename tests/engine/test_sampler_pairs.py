@@ -2,8 +2,8 @@
 
 Tokens are equal, changed logits equal number by number, log probabilities within 1e-5 (over a large vocabulary torch's
 own are that far from float64). Probabilities differ by a common factor and a few units in the last place: a token could
-differ only where a draw falls between two sums that differ by as much. Of 200,000 draws from logits as a language model's
-2 did, each within 5e-9 of the sum; of torch's own with AVX2 and with AVX-512 3 differ.
+differ only where a draw falls between two sums that differ by as much. Of 200,000 draws from logits like a language
+model's 2 did, each within 5e-9 of the sum; of torch's own with AVX2 and with AVX-512 3 differ.
 """
 
 from __future__ import annotations
