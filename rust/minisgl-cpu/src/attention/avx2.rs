@@ -45,6 +45,10 @@ impl Lanes for Vector {
     const ACCUMULATORS: usize = 6;
 
     #[inline(always)]
+    fn prefetch(at: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+    #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Self([unsafe { _mm256_set1_ps(x) }; 2])
     }

@@ -46,6 +46,10 @@ impl Lanes for Vector {
     const ACCUMULATORS: usize = 24;
 
     #[inline(always)]
+    fn prefetch(at: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+    #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Self(unsafe { _mm512_set1_ps(x) })
     }

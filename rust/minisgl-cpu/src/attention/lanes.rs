@@ -19,6 +19,8 @@ pub(super) trait Lanes: Copy {
     /// Vectors of accumulators that fit into registers beside what feeds them.
     const ACCUMULATORS: usize;
 
+    /// Ask for a cache line that is needed soon; any address will do.
+    fn prefetch(at: *const u8);
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(at: *const f32) -> Self;
     unsafe fn load_f16(at: *const u16) -> Self;

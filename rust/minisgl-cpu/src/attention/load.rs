@@ -18,17 +18,47 @@ pub(super) struct Source<'a> {
     pub pages: &'a [u32],
 }
 
+/// The chunk that will be read next: what it is of the same head and layer.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead<'a> {
+    pub pages: &'a [u32],
+    /// Its first position, and where it ends.
+    pub first: usize,
+    pub end: usize,
+}
+
+impl Ahead<'_> {
+    /// The keys of its group at `at`; the values lie as far from those as V from K.
+    #[inline(always)]
+    fn group(&self, source: Source<'_>, at: usize) -> Option<*const u8> {
+        let l = source.kv.layout();
+        let position = self.first + at;
+        if position >= self.end {
+            return None;
+        }
+        let page = self.pages[position / l.page_size] as usize;
+        let size = l.v / (l.page_size * l.head_dim).max(1);
+        // SAFETY: a page of the table, as the positions below `end` have.
+        let head = unsafe { source.kv.head(source.layer, page, source.head) };
+        Some(
+            head.wrapping_add(position % l.page_size * l.head_dim * size)
+                .cast_const(),
+        )
+    }
+}
+
 /// Keys of the positions `from..to` of the chunk that begins at `first`, as `[head_dim][CHUNK]`. Whole vectors of sixteen
-/// positions are written; positions outside get anything finite or not, but nothing that costs time.
+/// positions are written; positions outside get anything. Meanwhile the chunk `ahead` is asked for.
 ///
 /// # Safety
-/// `pages` covers `first + to` positions with pages of the pool; `keys` has `head_dim * CHUNK` numbers; the processor has
+/// `pages` covers `first + to` positions with pages of the pool, and those of `ahead` its end; `keys` has `head_dim * CHUNK` numbers; the processor has
 /// the instructions of `V`.
 #[inline(always)]
 pub(super) unsafe fn keys<V: Lanes>(
     source: Source<'_>,
     first: usize,
     (from, to): (usize, usize),
+    ahead: Option<Ahead<'_>>,
     keys: *mut f32,
 ) {
     let l = source.kv.layout();
@@ -42,7 +72,8 @@ pub(super) unsafe fn keys<V: Lanes>(
                 .kv
                 .head(source.layer, source.pages[page] as usize, source.head);
             if l.group == LANES {
-                group_of_lanes::<V>(l, head, offset, keys.add(at));
+                let ahead = ahead.and_then(|ahead| ahead.group(source, at));
+                group_of_lanes::<V>(l, head, offset, ahead, keys.add(at));
             } else {
                 small_group(l, head, offset, keys.add(at));
             }
@@ -58,20 +89,36 @@ pub(super) unsafe fn keys<V: Lanes>(
 /// # Safety
 /// As [`keys`]; `to` is the group's first column.
 #[inline(always)]
-unsafe fn group_of_lanes<V: Lanes>(l: &Layout, head: *const u8, offset: usize, to: *mut f32) {
+unsafe fn group_of_lanes<V: Lanes>(
+    l: &Layout,
+    head: *const u8,
+    offset: usize,
+    ahead: Option<*const u8>,
+    to: *mut f32,
+) {
     let dim = l.head_dim;
+    // Keys of the group ahead, a line as often as a line of this group is read.
+    let fetch = |d: usize, size: usize| {
+        if let Some(ahead) = ahead
+            && (d * LANES * size).is_multiple_of(64)
+        {
+            V::prefetch(ahead.wrapping_add(d * LANES * size));
+        }
+    };
     // SAFETY: the caller's word.
     unsafe {
         match l.dtype {
             KvDtype::F16 => {
                 let from = head.cast::<u16>().add(offset * dim);
                 for d in 0..dim {
+                    fetch(d, 2);
                     V::load_f16(from.add(d * LANES)).store(to.add(d * CHUNK));
                 }
             }
             KvDtype::F32 => {
                 let from = head.cast::<f32>().add(offset * dim);
                 for d in 0..dim {
+                    fetch(d, 4);
                     V::load(from.add(d * LANES)).store(to.add(d * CHUNK));
                 }
             }
@@ -81,6 +128,7 @@ unsafe fn group_of_lanes<V: Lanes>(l: &Layout, head: *const u8, offset: usize, t
                 for b in 0..l.blocks() {
                     let scale = V::load_f16(scales.add(b * LANES));
                     for d in b * Q8_BLOCK..dim.min((b + 1) * Q8_BLOCK) {
+                        fetch(d, 1);
                         V::load_i8(from.add(d * LANES))
                             .mul(scale)
                             .store(to.add(d * CHUNK));
@@ -125,6 +173,7 @@ pub(super) unsafe fn values<V: Lanes>(
     source: Source<'_>,
     first: usize,
     (from, to): (usize, usize),
+    ahead: Option<Ahead<'_>>,
     values: *mut f32,
 ) {
     let l = source.kv.layout();
@@ -139,7 +188,14 @@ pub(super) unsafe fn values<V: Lanes>(
             let head = source
                 .kv
                 .head(source.layer, source.pages[page] as usize, source.head);
+            let ahead = ahead.and_then(|ahead| ahead.group(source, at));
             for i in 0..count {
+                if let Some(ahead) = ahead {
+                    let line = l.v / l.page_size;
+                    for byte in (0..line).step_by(64) {
+                        V::prefetch(ahead.wrapping_add(l.v + i * line + byte));
+                    }
+                }
                 let row = values.add((at + i) * width);
                 let token = (offset + i) * dim;
                 match l.dtype {

@@ -18,6 +18,7 @@ mod avx2;
 mod avx512;
 mod kernel;
 mod lanes;
+mod lines;
 mod load;
 mod plan;
 mod prefix;

@@ -9,10 +9,10 @@
 //! Keeps true: each (query, chunk within its sight) is in exactly one segment; building costs O(rows x pages) at worst.
 //! Doesn't know: layers (only their windows), memory of KV.
 
-use std::cell::UnsafeCell;
 use std::ops::Range;
 
 use super::kernel::CHUNK;
+use super::lines::Lines;
 use super::prefix::Finder;
 use crate::error::{Error, Result};
 
@@ -153,37 +153,15 @@ pub struct Plan {
     of_layer: Vec<u8>,
     finder: Finder,
     spans: Vec<(u32, u32)>,
-    pub(super) records: Records,
+    pub(super) records: Lines,
     sharing: bool,
-}
-
-/// Numbers that units leave for merges, each place written by one unit.
-#[derive(Debug, Default)]
-pub(super) struct Records(Vec<UnsafeCell<f32>>);
-
-// SAFETY: reached only through `Attention::run_unit` and `Attention::merge`, whose callers promise that a unit runs once
-// and merges after it.
-#[allow(unsafe_code)]
-unsafe impl Sync for Records {}
-
-impl Records {
-    fn grow(&mut self, numbers: usize) {
-        if self.0.len() < numbers {
-            self.0.resize_with(numbers, UnsafeCell::default);
-        }
-    }
-
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    pub fn as_ptr(&self) -> *mut f32 {
-        UnsafeCell::raw_get(self.0.as_ptr())
-    }
 }
 
 /// Records that splitting may take at most, in numbers: 32 MiB.
 const MOST_RECORDS: usize = 8 << 20;
+
+/// Chunks of a piece at least: less is not worth a merge.
+const LEAST_CHUNKS: usize = 4;
 
 impl Plan {
     pub(super) fn new(sizes: Sizes) -> Self {
@@ -205,7 +183,7 @@ impl Plan {
             of_layer,
             finder: Finder::default(),
             spans: Vec::new(),
-            records: Records::default(),
+            records: Lines::default(),
             sharing: true,
         }
     }
@@ -235,6 +213,10 @@ impl Plan {
         }
         self.records.grow(records);
         Ok(())
+    }
+
+    pub(super) fn threads(&self) -> usize {
+        self.sizes.threads
     }
 
     pub(super) fn variant(&self, layer: usize) -> &Variant {
@@ -382,9 +364,80 @@ impl Variant {
             .sort_by_cached_key(|s| std::cmp::Reverse(cost(s, group)));
     }
 
-    /// Cut long segments if there are too few for the threads.
+    /// Cut long segments if the threads would end far apart.
     fn split(&mut self, sizes: &Sizes) {
-        let _ = (sizes.threads, MOST_RECORDS);
+        let group = sizes.group as u32;
+        let whole: u64 = self
+            .segments
+            .iter()
+            .map(|s| u64::from(cost(s, group)))
+            .sum();
+        let share = whole * sizes.kv_heads as u64 / sizes.threads.max(1) as u64;
+        if self.even(sizes, share) {
+            return;
+        }
+        let mut room = MOST_RECORDS / sizes.record;
+        for i in 0..self.segments.len() {
+            let segment = self.segments[i].clone();
+            let pieces = u64::from(cost(&segment, group)) * 4 / share.max(1) + 1;
+            let pieces = (pieces as usize).min(segment.chunks.len() / LEAST_CHUNKS);
+            let needs = segment.queries.len() * (segment.chunks.len() + 1);
+            if pieces > 1 && needs <= room {
+                room -= needs;
+                self.cut(i, pieces as u32);
+            }
+        }
+    }
+
+    /// Whether the units, the longest first, end about together on all threads.
+    fn even(&self, sizes: &Sizes, share: u64) -> bool {
+        const MANY: usize = 16;
+        let group = sizes.group as u32;
+        let costs = self.segments.iter().map(|s| u64::from(cost(s, group)));
+        if sizes.threads < 2 || self.segments.is_empty() {
+            return true;
+        }
+        if self.segments.len() * sizes.kv_heads > MANY * sizes.threads {
+            return costs.max().unwrap_or(0) * 4 <= share;
+        }
+        let mut costs: Vec<_> = costs
+            .flat_map(|c| std::iter::repeat_n(c, sizes.kv_heads))
+            .collect();
+        costs.sort_unstable_by(|a, b| b.cmp(a));
+        let mut ends = vec![0; sizes.threads];
+        for cost in costs {
+            if let Some(first) = ends.iter_mut().min() {
+                *first += cost;
+            }
+        }
+        ends.into_iter().max().unwrap_or(0) * 8 <= share * 9
+    }
+
+    /// Cut a segment into pieces of chunks, each with those queries that see any of it.
+    fn cut(&mut self, at: usize, pieces: u32) {
+        let whole = self.segments[at].clone();
+        let count = whole.chunks.len() as u32;
+        for piece in 0..pieces {
+            let start = whole.chunks.start + count * piece / pieces;
+            let end = whole.chunks.start + count * (piece + 1) / pieces;
+            let begin = self.queries.len();
+            for i in whole.queries.start as usize..whole.queries.end as usize {
+                let query = self.queries[i];
+                if query.first_chunk() < end && !query.ends(start) {
+                    self.queries.push(query);
+                }
+            }
+            let segment = Segment {
+                queries: begin as u32..self.queries.len() as u32,
+                row: whole.row,
+                chunks: start..end,
+            };
+            if piece == 0 {
+                self.segments[at] = segment;
+            } else if !segment.queries.is_empty() {
+                self.segments.push(segment);
+            }
+        }
     }
 }
 

@@ -38,6 +38,8 @@ impl Lanes for Scalar {
     const ACCUMULATORS: usize = 4;
 
     #[inline(always)]
+    fn prefetch(_: *const u8) {}
+    #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Self([x; LANES])
     }

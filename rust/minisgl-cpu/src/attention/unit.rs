@@ -6,7 +6,8 @@
 
 use super::kernel::{At, CHUNK, Sums, TALLEST, finish, fold, product, weights};
 use super::lanes::{LANES, Lanes};
-use super::load::{self, Source};
+use super::lines::Lines;
+use super::load::{self, Ahead, Source};
 use super::plan::{Plan, Query, Rows, Segment, Sizes};
 use super::scalar::Scalar;
 use super::{MAX_GROUP, MAX_HEAD_DIM};
@@ -60,15 +61,15 @@ unsafe impl Sync for Call<'_> {}
 /// A thread's room for one unit.
 #[derive(Debug)]
 pub struct Scratch {
-    queries: Vec<f32>,
-    scores: Vec<f32>,
-    keys: Vec<f32>,
-    values: Vec<f32>,
+    queries: Lines,
+    scores: Lines,
+    keys: Lines,
+    values: Lines,
     /// Weighted values of a chunk.
-    chunk: Vec<f32>,
+    chunk: Lines,
     /// The same of all chunks so far, and a vector for their sums.
-    whole: Vec<f32>,
-    sums: Vec<Sums>,
+    whole: Lines,
+    sums: [Sums; ROWS],
 }
 
 impl Attention {
@@ -123,19 +124,16 @@ impl Attention {
     pub fn scratch(&self) -> Scratch {
         let (dim, width) = (self.head_dim, self.width());
         Scratch {
-            queries: vec![0.0; ROWS * dim],
-            scores: vec![0.0; ROWS * CHUNK],
-            keys: vec![0.0; dim * CHUNK],
-            values: vec![0.0; CHUNK * width],
-            chunk: vec![0.0; ROWS * width],
-            whole: vec![0.0; ROWS * (width + LANES)],
-            sums: vec![
-                Sums {
-                    most: 0.0,
-                    sum: 0.0
-                };
-                ROWS
-            ],
+            queries: Lines::new(ROWS * dim),
+            scores: Lines::new(ROWS * CHUNK),
+            keys: Lines::new(dim * CHUNK),
+            values: Lines::new(CHUNK * width),
+            chunk: Lines::new(ROWS * width),
+            whole: Lines::new(ROWS * (width + LANES)),
+            sums: [Sums {
+                most: 0.0,
+                sum: 0.0,
+            }; ROWS],
         }
     }
 
@@ -226,8 +224,15 @@ impl Attention {
                 }
                 let (_, to) = range(queries[active.end - 1], first);
                 let (from, _) = range(queries[active.start], first);
-                load::keys::<V>(source, first, (from, to), scratch.keys.as_mut_ptr());
-                load::values::<V>(source, first, (from, to), scratch.values.as_mut_ptr());
+                let ahead = self.ahead(plan, (unit, chunk), segment, call);
+                load::keys::<V>(source, first, (from, to), ahead, scratch.keys.as_mut_ptr());
+                load::values::<V>(
+                    source,
+                    first,
+                    (from, to),
+                    ahead,
+                    scratch.values.as_mut_ptr(),
+                );
                 self.chunk::<V>(&queries[active.clone()], active.start, first, scratch);
                 self.keep::<V>(plan, segment, queries, (active, chunk), head, scratch);
             }
@@ -235,6 +240,31 @@ impl Attention {
                 self.leave::<V>(plan, segment, (i, *query), head, call, scratch);
             }
         }
+    }
+
+    /// What this thread reads after this chunk, most likely: the next chunk, or the first one of the unit it claims next.
+    #[inline(always)]
+    fn ahead<'a>(
+        &self,
+        plan: &Plan,
+        (unit, chunk): (usize, u32),
+        segment: &Segment,
+        call: &Call<'a>,
+    ) -> Option<Ahead<'a>> {
+        let variant = plan.variant(call.layer);
+        let (segment, chunk) = if chunk + 1 < segment.chunks.end {
+            (segment, chunk + 1)
+        } else {
+            let next = unit + plan.threads() * self.kv_heads;
+            let next = variant.segments.get(next / self.kv_heads)?;
+            (next, next.chunks.start)
+        };
+        let last = variant.queries[segment.queries.end as usize - 1];
+        Some(Ahead {
+            pages: call.rows.pages(segment.row as usize),
+            first: chunk as usize * CHUNK,
+            end: last.hi as usize,
+        })
     }
 
     /// Copy the queries, scaled, to where products read them.
@@ -247,12 +277,17 @@ impl Attention {
         scratch: &mut Scratch,
     ) {
         let count = self.group * self.head_dim;
-        for (query, to) in queries.iter().zip(scratch.queries.chunks_exact_mut(count)) {
+        for (i, query) in queries.iter().enumerate() {
             let from = query.token as usize * call.query_stride + head * count;
-            // SAFETY: the caller's word for each token of the step.
-            let from = unsafe { std::slice::from_raw_parts(call.queries.add(from), count) };
-            for (to, x) in to.iter_mut().zip(from) {
-                *to = *x * self.scale;
+            // SAFETY: the caller's word for each token of the step; scratch has room for a tile of rows.
+            unsafe {
+                let (from, to) = (
+                    call.queries.add(from),
+                    scratch.queries.as_mut_ptr().add(i * count),
+                );
+                for d in 0..count {
+                    *to.add(d) = *from.add(d) * self.scale;
+                }
             }
         }
     }
@@ -448,7 +483,7 @@ impl Attention {
         let at = record as usize * self.record() + head * self.part();
         debug_assert!(at + self.part() <= plan.records.len());
         // SAFETY: the plan has room for all records it gave out.
-        unsafe { plan.records.as_ptr().add(at) }
+        unsafe { plan.records.shared().add(at) }
     }
 
     #[inline(always)]
