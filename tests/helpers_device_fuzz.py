@@ -37,8 +37,8 @@ from minisgl.models.decoder import Attend, Decoder
 from minisgl.runner.build import control_plane_config
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
-from tests.engine.test_torch_engine import Collector
 from tests.helpers_device import LateDevice
+from tests.helpers_engines import Collector
 from tests.helpers_models import load, save, tiny_model
 
 VOCAB = 60

@@ -2,12 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
 import pytest
+import torch
+from transformers import PreTrainedModel
 
 from minisgl import _rust
+from minisgl.config import EngineConfig
+from minisgl.engine.api import Engine
+from minisgl.message import AddRequest, FromEngine, StepTokens
+from minisgl.runner.build import build_control_plane, build_engine
+from minisgl.runner.loop import StepLoop
+from minisgl.sampling_params import SamplingParams
+from minisgl.step import FinishReason
 
 HAS_CPU = hasattr(_rust, "CpuEngine")
 NEEDS_CPU = pytest.mark.skipif(not HAS_CPU, reason="the extension has no CPU engine")
 CPU = pytest.param("cpu", marks=NEEDS_CPU)
 MODEL_ENGINES = ("torch", CPU)
 """For `parametrize`."""
+
+
+def load(engine: str, folder: Path, **settings: object) -> tuple[Engine, EngineConfig]:
+    """In float32 as far as the engine can."""
+    plain = {"kv_dtype": "f32"} if engine == "cpu" else {"dtype": "float32"}
+    config = EngineConfig(model=str(folder), engine=engine, **{**plain, **settings})  # type: ignore[arg-type]
+    return build_engine(config, lambda text, done=0, total=0: None), config
+
+
+class Collector:
+    """Runs requests through the step loop and keeps what they got."""
+
+    def __init__(self, engine: Engine, config: EngineConfig, *, overlap: bool = True) -> None:
+        self.plane = build_control_plane(config, engine.info)
+        self.loop = StepLoop(self.plane, engine, self._take, overlap=overlap)
+        self.tokens: dict[int, list[int]] = {}
+        self.reasons: dict[int, FinishReason] = {}
+        self.cached: dict[int, int] = {}
+        self.logprobs: dict[int, list[tuple[float, tuple[int, ...], tuple[float, ...]]]] = {}
+
+    def _take(self, messages: Sequence[FromEngine]) -> None:
+        for message in messages:
+            assert isinstance(message, StepTokens)
+            bound = np.frombuffer(message.bound_ids, np.int64).tolist()
+            self.cached |= dict(zip(bound, np.frombuffer(message.cached_lens, np.int32).tolist(), strict=True))
+            ids = np.frombuffer(message.req_ids, np.int64).tolist()
+            for one in message.logprobs:
+                entry = (one.logprob, one.top_ids, one.top_logprobs)
+                self.logprobs.setdefault(ids[one.index], []).append(entry)
+            tokens = np.frombuffer(message.tokens, np.int32).tolist()
+            for req_id, token, reason in zip(
+                ids, tokens, np.frombuffer(message.reasons, np.int32).tolist(), strict=True
+            ):
+                if token >= 0:
+                    self.tokens.setdefault(req_id, []).append(token)
+                if reason:
+                    self.reasons[req_id] = FinishReason(reason)
+
+    def run(self, requests: dict[int, tuple[list[int], SamplingParams]]) -> None:
+        adds = [AddRequest(i, np.array(p, np.int32).tobytes(), params) for i, (p, params) in requests.items()]
+        self.loop.step(adds)
+        while not self.loop.idle:
+            self.loop.step([])
+            self.plane.check()
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, seed=0)
+
+
+def assert_greedy(model: PreTrainedModel, prompt: list[int], tokens: list[int]) -> None:
+    """Each token is the reference's first choice, or within 1e-3 of it."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    for row, token in zip(logits, tokens, strict=True):
+        assert float(row.max() - row[token]) <= 1e-3, "not a greedy token of the reference"

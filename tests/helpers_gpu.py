@@ -30,8 +30,9 @@ from minisgl.message import AddRequest, FromEngine, StepTokens
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import StepBuffers, StepPlan
 from tests import helpers_flashinfer
-from tests.engine.test_torch_engine import VOCAB, Collector, greedy
+from tests.engine.test_torch_engine import VOCAB
 from tests.helpers_device import LateDevice
+from tests.helpers_engines import Collector, greedy
 from tests.helpers_models import save, tiny_model
 
 REHEARSAL = os.environ.get("MINISGL_GPU_REHEARSAL", "")

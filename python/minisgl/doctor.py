@@ -11,8 +11,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from minisgl import envs
 from minisgl.config import EngineConfig
@@ -31,6 +33,15 @@ PACKAGES = (
     "prompt_toolkit",
     "pyyaml",
 )
+TINY_MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "vocab_size": 32,
+    "max_position_embeddings": 32,
+}
 OPTIONAL_PACKAGES = ("flashinfer-python", "flash-attn", "modelscope", "triton")
 
 
@@ -133,6 +144,19 @@ def _backends() -> list[Finding]:
         importlib.import_module("minisgl.engine.torch_engine")
         return "CPU; attention by torch SDPA"
 
+    def cpu_engine() -> str:
+        """Loaded, with a model of no size."""
+        from minisgl.engine.cpu_loading import load_cpu_engine
+
+        with tempfile.TemporaryDirectory(prefix="minisgl-doctor-") as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(TINY_MODEL))
+            settings = EngineConfig(model=folder, load_format="dummy", num_pages=1, max_running_requests=1)
+            engine = load_cpu_engine(settings, lambda text, done=0, total=0: None)
+            try:
+                return f"{engine.info.details}; --activations int8 is faster and rounds"
+            finally:
+                engine.close()
+
     def cuda_engine() -> Finding:
         """Without a device it can be imported, but does not serve."""
         try:
@@ -167,6 +191,7 @@ def _backends() -> list[Finding]:
         return f"{find_smollm2().name} ({find_smollm2().stat().st_size / 1e6:.0f} MB)"
 
     return [
+        _try("engines", "cpu", cpu_engine),
         _try("engines", "torch", torch_engine),
         cuda_engine(),
         _try("engines", "echo", echo_engine),
@@ -184,6 +209,7 @@ def _environment() -> list[Finding]:
     return [
         Finding("environment", envs.DATA, None, where),
         Finding("environment", envs.CPU_BACKEND, None, envs.cpu_backend() or "not set"),
+        Finding("environment", envs.CPU_ISA, None, envs.cpu_isa() or "not set"),
         Finding("environment", "import cache", None, "exists" if envs.cache_dir().is_dir() else "empty"),
         *(Finding("environment", "notice", None, line) for line in envs.notices()),
     ]

@@ -27,8 +27,9 @@ from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
 from minisgl.weights.checkpoint import load_weights
-from tests.engine.test_torch_engine import VOCAB, Collector, load
+from tests.engine.test_torch_engine import VOCAB, load
 from tests.helpers_device import LateDevice
+from tests.helpers_engines import Collector
 from tests.helpers_models import save, tiny_model
 
 CPU = torch.device("cpu")

@@ -20,7 +20,8 @@ from minisgl.engine.torch_engine import TorchEngine
 from minisgl.message import PromptLogprobs, StepTokens
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
-from tests.engine.test_torch_engine import VOCAB, Collector, Reference, load, reference
+from tests.engine.test_torch_engine import VOCAB, Reference, load, reference
+from tests.helpers_engines import Collector
 from tests.helpers_samplers import SAMPLERS, Sampler, binding, draw
 
 __all__ = ["reference"]

@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import json
 import platform
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ def test_it_says_what_is_installed_and_what_works(capsys: pytest.CaptureFixture[
     assert found["devices", "cpu"]["ok"]
     assert "bfloat16: " in found["devices", "cpu types"]["detail"]
     assert found["engines", "torch"]["ok"], found["engines", "torch"]["detail"]
+    assert found["engines", "cpu"]["ok"], found["engines", "cpu"]["detail"]
+    assert re.match(r"\w+, \d+ threads?, exact \(float32 activations\), KV f16;", found["engines", "cpu"]["detail"])
     assert found["engines", "echo"]["ok"]
     assert found["control planes", "python"]["ok"]
 
@@ -116,8 +119,8 @@ def test_a_missing_extension_is_a_finding_with_the_way_out(
 def test_nothing_that_could_serve_is_a_failure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "minisgl.engine.torch_engine", None)
-    monkeypatch.setitem(sys.modules, "minisgl.engine.echo", None)
+    for name in ("cpu_loading", "torch_engine", "echo"):
+        monkeypatch.setitem(sys.modules, f"minisgl.engine.{name}", None)
     code, _ = findings(capsys)
     assert code == 1
 

@@ -67,8 +67,20 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         page_size=config.page_size,
         device="cpu",
         dtype=about["forms"][0][0],
+        details=_details(config, about["isa"], about["threads"]),
     )
     return CpuEngine(rust, info)
+
+
+def _details(config: EngineConfig, isa: str, threads: int) -> str:
+    """For people: how it computes."""
+    how = "exact (float32 activations)"
+    if config.activations == "int8":
+        how = "activations rounded to int8 in blocks of 32"
+    parts = [isa, f"{threads} thread{'s' if threads > 1 else ''}", how, f"KV {config.kv_dtype}"]
+    if config.quantization is not None:
+        parts.append(f"weights quantised to {config.quantization}")
+    return ", ".join(parts)
 
 
 def _folder_of(file: Path) -> Path:
