@@ -28,6 +28,10 @@ const MAX_DIMS: usize = 4;
 /// Files have a few dozen keys and some thousand tensors; more than this is no model.
 const MAX_KEYS: u64 = 1 << 16;
 const MAX_TENSORS: u64 = 1 << 20;
+/// Length of the name, type, value.
+const LEAST_KEY: usize = 8 + 4 + 1;
+/// Length of the name, a byte of it, number of dimensions, one dimension, type, offset.
+const LEAST_TENSOR: usize = 8 + 1 + 4 + 8 + 4 + 8;
 
 /// ggml's types: number, name, length and bytes of a block.
 const TYPES: [(u32, &str, usize, usize); 34] = [
@@ -167,9 +171,20 @@ fn preamble(reader: &mut Reader<'_>) -> Result<(u64, u64)> {
     Ok(counts)
 }
 
+/// `count`, if what is left of the file can hold so many of at least so many bytes.
+fn room(reader: &Reader<'_>, what: &str, count: u64, least: usize) -> Result<usize> {
+    let most = reader.left() / least;
+    let found = usize::try_from(count).ok().filter(|&count| count <= most);
+    found.ok_or_else(|| {
+        Error::file(format!(
+            "it claims {count} {what}, the file has room for {most}"
+        ))
+    })
+}
+
 fn read_metadata<'a>(reader: &mut Reader<'a>, count: u64) -> Result<Vec<(&'a str, Value<'a>)>> {
-    let mut metadata = Vec::new();
-    let mut seen = HashSet::new();
+    let room = room(reader, "keys", count, LEAST_KEY)?;
+    let (mut metadata, mut seen) = (Vec::with_capacity(room), HashSet::with_capacity(room));
     for i in 0..count {
         let key = reader.text(&format!("the name of key {i}"))?;
         if !seen.insert(key) {
@@ -193,8 +208,8 @@ fn alignment(metadata: &[(&str, Value<'_>)]) -> Result<usize> {
 
 /// The tensors as the header lists them; `bytes` is still relative to the data.
 fn read_infos<'a>(reader: &mut Reader<'a>, count: u64) -> Result<Vec<TensorInfo<'a>>> {
-    let mut tensors = Vec::new();
-    let mut seen = HashSet::new();
+    let room = room(reader, "tensors", count, LEAST_TENSOR)?;
+    let (mut tensors, mut seen) = (Vec::with_capacity(room), HashSet::with_capacity(room));
     for i in 0..count {
         let name = reader.text(&format!("the name of tensor {i}"))?;
         if name.is_empty() {

@@ -115,8 +115,9 @@ fn indexed(bytes: &[u8]) -> Result<Vec<String>> {
 
 /// The tensors of one file, in the order of its data.
 fn entries(bytes: &[u8], file: usize) -> Result<Vec<Entry>> {
+    let read = SafeTensors::read_metadata(bytes);
     let (header, metadata) =
-        SafeTensors::read_metadata(bytes).map_err(|error| Error::file(error.to_string()))?;
+        read.map_err(|error| Error::file(diagnosis(bytes).unwrap_or_else(|| error.to_string())))?;
     let start = header + size_of::<u64>();
     let mut entries = Vec::new();
     for (name, info) in metadata.tensors() {
@@ -152,6 +153,45 @@ fn entries(bytes: &[u8], file: usize) -> Result<Vec<Entry>> {
     }
     entries.sort_by(|a, b| (a.bytes.start, &a.name).cmp(&(b.bytes.start, &b.name)));
     Ok(entries)
+}
+
+/// Which tensor it is that a file was refused for, if its head can be read that far.
+fn diagnosis(bytes: &[u8]) -> Option<String> {
+    let (size, rest) = bytes.split_first_chunk::<8>()?;
+    let size = usize::try_from(u64::from_le_bytes(*size)).ok()?;
+    let (head, data) = rest.split_at_checked(size)?;
+    let head: serde_json::Value = serde_json::from_slice(head).ok()?;
+    let tensors = head.as_object()?.iter();
+    let mut tensors = tensors.filter(|(name, _)| *name != "__metadata__");
+    tensors.find_map(|(name, info)| {
+        wrong(info, data.len()).map(|what| format!("tensor {name}: {what}"))
+    })
+}
+
+/// What is wrong with one tensor's entry; `len` bytes of data are there.
+fn wrong(info: &serde_json::Value, len: usize) -> Option<String> {
+    let dtype = info.get("dtype").and_then(serde_json::Value::as_str);
+    let numbers = |value: &serde_json::Value| -> Option<Vec<u64>> {
+        let list = value.as_array()?.iter();
+        list.map(serde_json::Value::as_u64).collect()
+    };
+    let shape = info.get("shape").and_then(numbers);
+    let offsets = info.get("data_offsets").and_then(numbers);
+    let (Some(dtype), Some(shape), Some([start, end])) = (dtype, shape, offsets.as_deref()) else {
+        return Some("its entry has no dtype, shape and data_offsets".into());
+    };
+    if *end > len as u64 {
+        return Some(format!(
+            "its bytes {start} to {end} of the data are not all there: the file has {len}"
+        ));
+    }
+    let Ok(known) = serde_json::from_value::<Dtype>(dtype.into()) else {
+        return Some(format!("dtype {dtype} is not known"));
+    };
+    let count = shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim));
+    let bits = count.and_then(|n| n.checked_mul(known.bitsize() as u64));
+    let fits = bits.is_some() && bits == end.checked_sub(*start).and_then(|n| n.checked_mul(8));
+    (!fits).then(|| format!("its bytes {start} to {end} do not fit its shape {shape:?} in {dtype}"))
 }
 
 impl Source for Folder {

@@ -60,6 +60,29 @@ fn what_is_wrong_with_a_folder_is_named() {
         error(),
         "2.safetensors: tensor q: I32: only F32, F16 and BF16 can be computed with"
     );
+    let whole = tiny_safetensors(&[b]);
+    for (bytes, expected) in [
+        (
+            whole[..whole.len() - 1].to_vec(),
+            "tensor b: its bytes 0 to 4 of the data are not all there: the file has 3",
+        ),
+        (
+            tiny_safetensors(&[("b", "BF16", "[3]", BF16_ONE_TWO)]),
+            "tensor b: its bytes 0 to 4 do not fit its shape [3] in BF16",
+        ),
+        (
+            tiny_safetensors(&[("b", "Q7", "[2]", BF16_ONE_TWO)]),
+            "tensor b: dtype Q7 is not known",
+        ),
+        (
+            tiny_safetensors(&[("b", "BF16", "{}", BF16_ONE_TWO)]),
+            "tensor b: its entry has no dtype, shape and data_offsets",
+        ),
+        (vec![0; 7], "header too small"),
+    ] {
+        folder.file("2.safetensors", &bytes);
+        assert!(error().contains(expected), "{}", error());
+    }
     for index in [
         "{}",
         "[",

@@ -1,0 +1,358 @@
+//! Damaged and malicious files: an error or a sound file, never a panic, and no memory beyond a few times the file.
+//!
+//! Each case changes some bytes of a valid file. `PROPTEST_CASES` says how many; the slow suite asks for 100,000.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::fs;
+use std::path::PathBuf;
+
+use minisgl_cpu::Result;
+use minisgl_cpu::files::gguf::{File, Header, Value};
+use minisgl_cpu::files::safetensors::Folder;
+use minisgl_cpu::files::{Source, blocks};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+/// Knows how much memory this thread has, and the most it had.
+struct Counting;
+
+thread_local! {
+    static NOW: Cell<isize> = const { Cell::new(0) };
+    static MOST: Cell<isize> = const { Cell::new(0) };
+}
+
+fn count(change: isize) {
+    NOW.with(|now| {
+        now.set(now.get() + change);
+        MOST.with(|most| most.set(most.get().max(now.get())));
+    });
+}
+
+// SAFETY: every call goes to `System` unchanged; counting touches thread-local cells that need no allocation.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as isize);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        count(-(layout.size() as isize));
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(size as isize); // for a moment there may be both
+        count(-(layout.size() as isize));
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// The most memory that `work` has at once.
+fn memory_of(work: impl FnOnce()) -> usize {
+    let before = NOW.with(Cell::get);
+    MOST.with(|most| most.set(before));
+    work();
+    (MOST.with(Cell::get) - before).unsigned_abs()
+}
+
+/// One change of a file.
+#[derive(Clone, Debug)]
+enum Change {
+    Flip(Index, u8),
+    Byte(Index, u8),
+    /// A number of 64 bits, such as counts and offsets are.
+    Number(Index, u64),
+    Short(Index, u32),
+    Truncate(Index),
+    /// A part once more, somewhere else, in place of what is there or before it.
+    Splice(Index, Index, u8, bool),
+    Extend(u8),
+}
+
+fn numbers() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        Just(0),
+        Just(u64::MAX),
+        Just(1 << 63),
+        Just(u64::MAX / 2 + 1),
+        Just(1 << 61),
+        Just(u64::MAX - 31),
+        (0u32..64).prop_map(|bits| 1 << bits),
+        0u64..600,
+        any::<u64>(),
+    ]
+}
+
+fn changes() -> impl Strategy<Value = Vec<Change>> {
+    let at = any::<Index>;
+    let change = prop_oneof![
+        (at(), 0u8..8).prop_map(|(at, bit)| Change::Flip(at, bit)),
+        (at(), any::<u8>()).prop_map(|(at, byte)| Change::Byte(at, byte)),
+        (at(), numbers()).prop_map(|(at, number)| Change::Number(at, number)),
+        (at(), 0u32..50).prop_map(|(at, number)| Change::Short(at, number)),
+        at().prop_map(Change::Truncate),
+        (at(), at(), any::<u8>(), any::<bool>())
+            .prop_map(|(from, to, len, over)| Change::Splice(from, to, len, over)),
+        any::<u8>().prop_map(Change::Extend),
+    ];
+    prop::collection::vec(change, 1..5)
+}
+
+fn put(bytes: &mut [u8], at: usize, with: &[u8]) {
+    for (to, from) in bytes[at..].iter_mut().zip(with) {
+        *to = *from;
+    }
+}
+
+fn changed(mut bytes: Vec<u8>, changes: &[Change]) -> Vec<u8> {
+    for change in changes {
+        if bytes.is_empty() {
+            break;
+        }
+        let len = bytes.len();
+        match change {
+            Change::Flip(at, bit) => bytes[at.index(len)] ^= 1 << bit,
+            Change::Byte(at, byte) => bytes[at.index(len)] = *byte,
+            Change::Number(at, number) => put(&mut bytes, at.index(len), &number.to_le_bytes()),
+            Change::Short(at, number) => put(&mut bytes, at.index(len), &number.to_le_bytes()),
+            Change::Truncate(at) => bytes.truncate(at.index(len)),
+            Change::Splice(from, to, count, over) => {
+                let (from, to) = (from.index(len), to.index(len));
+                let part = bytes[from..len.min(from + usize::from(*count))].to_vec();
+                if *over {
+                    put(&mut bytes, to, &part);
+                } else {
+                    bytes.splice(to..to, part);
+                }
+            }
+            Change::Extend(count) => bytes.extend(std::iter::repeat_n(0, usize::from(*count))),
+        }
+    }
+    bytes
+}
+
+/// Keys of every sort of value, tensors of several kinds.
+fn gguf() -> Vec<u8> {
+    fn text(out: &mut Vec<u8>, text: &str) {
+        out.extend((text.len() as u64).to_le_bytes());
+        out.extend(text.as_bytes());
+    }
+    fn key(out: &mut Vec<u8>, name: &str, kind: u32, value: &[u8]) {
+        text(out, name);
+        out.extend(kind.to_le_bytes());
+        out.extend(value);
+    }
+    let mut out = b"GGUF\x03\0\0\0".to_vec();
+    out.extend(4u64.to_le_bytes());
+    out.extend(7u64.to_le_bytes());
+    let (mut name, mut list, mut words) = (Vec::new(), 5u32.to_le_bytes().to_vec(), Vec::new());
+    text(&mut name, "llama");
+    list.extend(3u64.to_le_bytes());
+    list.extend([1u8; 12]);
+    words.extend(8u32.to_le_bytes());
+    words.extend(3u64.to_le_bytes());
+    ["a", "", "é"]
+        .iter()
+        .for_each(|word| text(&mut words, word));
+    key(&mut out, "general.architecture", 8, &name);
+    key(&mut out, "general.alignment", 4, &32u32.to_le_bytes());
+    key(&mut out, "a.bool", 7, &[1]);
+    key(&mut out, "a.float", 6, &1e-5f32.to_le_bytes());
+    key(&mut out, "a.long", 11, &(-5i64).to_le_bytes());
+    key(&mut out, "a.list", 9, &list);
+    key(&mut out, "a.words", 9, &words);
+    let tensors: [(&str, u32, &[u64], usize); 4] = [
+        ("norm", 0, &[4], 16),
+        ("q8", 8, &[32, 2], 68),
+        ("k4", 12, &[256, 1], 144),
+        ("experts", 1, &[2, 3, 2], 24),
+    ];
+    let mut end = 0usize;
+    for (name, kind, dims, bytes) in tensors {
+        text(&mut out, name);
+        out.extend((dims.len() as u32).to_le_bytes());
+        dims.iter().for_each(|dim| out.extend(dim.to_le_bytes()));
+        out.extend(kind.to_le_bytes());
+        out.extend((end as u64).to_le_bytes());
+        end = (end + bytes).next_multiple_of(32);
+    }
+    out.resize(out.len().next_multiple_of(32), 0);
+    out.extend((0..end).map(|i| (i * 37 % 251) as u8));
+    out
+}
+
+fn safetensors() -> Vec<u8> {
+    let head = concat!(
+        r#"{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"#,
+        r#""b.weight":{"dtype":"BF16","shape":[4],"data_offsets":[24,32]},"#,
+        r#""c":{"dtype":"F16","shape":[2,1,2],"data_offsets":[32,40]}}   "#
+    );
+    let mut out = (head.len() as u64).to_le_bytes().to_vec();
+    out.extend(head.as_bytes());
+    out.extend([0x3c; 40]);
+    out
+}
+
+/// Reads everything there is.
+fn read_all(source: &dyn Source) {
+    for name in source.names() {
+        let tensor = source.tensor(name).unwrap(); // what is listed is there
+        assert_eq!(tensor.decode().len(), tensor.rows() * tensor.k());
+        if let Ok(part) = tensor.slice(0) {
+            assert_eq!(part.row_bytes() * part.rows(), part.data().len());
+        }
+    }
+}
+
+/// What is read of a header, however it is damaged.
+fn read_header(bytes: &[u8]) {
+    let Ok(header) = Header::parse(bytes) else {
+        return;
+    };
+    for (_, value) in &header.metadata {
+        if let Value::List(list) = value {
+            assert_eq!(list.iter().count(), list.len());
+        }
+    }
+    for tensor in &header.tensors {
+        assert!(tensor.bytes.start >= header.head_bytes && tensor.bytes.end <= bytes.len());
+        assert!(!tensor.bytes.is_empty() && !tensor.shape().contains(&0));
+    }
+}
+
+/// Opens what lies on the disk as one file of `bytes`; decodes it if it is sound.
+fn opened(file: &PathBuf, bytes: &[u8], open: impl FnOnce() -> Result<Box<dyn Source>>) {
+    fs::write(file, bytes).unwrap();
+    match open() {
+        Ok(source) => read_all(source.as_ref()),
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+fn folder(name: &str) -> PathBuf {
+    let fast = PathBuf::from("/dev/shm");
+    let base = if fast.is_dir() {
+        fast
+    } else {
+        std::env::temp_dir()
+    };
+    let folder = base.join(format!("minisgl-hostile-{}-{name}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn config() -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES").ok();
+    ProptestConfig {
+        cases: cases.and_then(|cases| cases.parse().ok()).unwrap_or(3000),
+        max_shrink_iters: 2000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
+/// How often the file may be in memory, and what errors and short lists need beside that.
+const TIMES: usize = 12;
+const BESIDE: usize = 16 << 10;
+
+#[test]
+fn damaged_gguf_files_are_errors() {
+    let folder = folder("gguf");
+    let file = folder.join("m.gguf");
+    let (valid, open) = (gguf(), || {
+        Ok(Box::new(File::open(&file)?) as Box<dyn Source>)
+    });
+    assert_eq!(
+        open_names(&file, &valid, open),
+        ["norm", "q8", "k4", "experts"]
+    );
+    proptest!(config(), |(changes in changes())| {
+        let bytes = changed(valid.clone(), &changes);
+        let most = memory_of(|| read_header(&bytes));
+        prop_assert!(most <= TIMES * bytes.len() + BESIDE, "{most} bytes of memory for {}", bytes.len());
+        let most = memory_of(|| opened(&file, &bytes, open));
+        prop_assert!(most <= TIMES * bytes.len() + BESIDE, "{most} bytes of memory for {}", bytes.len());
+    });
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn damaged_safetensors_are_errors() {
+    let folder = folder("safetensors");
+    let file = folder.join("model.safetensors");
+    let (valid, open) = (safetensors(), || {
+        Ok(Box::new(Folder::open(&folder)?) as Box<dyn Source>)
+    });
+    assert_eq!(open_names(&file, &valid, open), ["a", "b.weight", "c"]);
+    proptest!(config(), |(changes in changes())| {
+        let bytes = changed(valid.clone(), &changes);
+        let most = memory_of(|| opened(&file, &bytes, open));
+        prop_assert!(most <= 4 * TIMES * bytes.len() + BESIDE, "{most} bytes of memory for {}", bytes.len());
+    });
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// So that the cases change a file that is sound.
+fn open_names(
+    file: &PathBuf,
+    bytes: &[u8],
+    open: impl FnOnce() -> Result<Box<dyn Source>>,
+) -> Vec<String> {
+    fs::write(file, bytes).unwrap();
+    let source = open().unwrap();
+    source.names().into_iter().map(str::to_owned).collect()
+}
+
+#[test]
+fn any_bytes_decode() {
+    proptest!(config(), |(seed in prop::collection::vec(any::<u8>(), 1..300))| {
+        for kind in minisgl_cpu::files::Kind::ALL {
+            let size = 2 * kind.block_bytes();
+            let data: Vec<u8> = seed.iter().copied().cycle().take(size).collect();
+            blocks::decode(kind, &data, &mut vec![0.0; 2 * kind.block_len()]);
+        }
+    });
+}
+
+/// Many short keys, or tensors: what costs the most memory for its bytes.
+#[test]
+fn long_headers_cost_a_few_times_their_size() {
+    for tensors in [false, true] {
+        let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+        let count = 50_000u64;
+        bytes.extend(
+            [count * u64::from(tensors), count * u64::from(!tensors)]
+                .map(u64::to_le_bytes)
+                .concat(),
+        );
+        for i in 0..count {
+            let name = format!("{i:x}");
+            bytes.extend((name.len() as u64).to_le_bytes());
+            bytes.extend(name.as_bytes());
+            if tensors {
+                bytes.extend(1u32.to_le_bytes());
+                bytes.extend(1u64.to_le_bytes());
+                bytes.extend(24u32.to_le_bytes());
+                bytes.extend((32 * i).to_le_bytes());
+            } else {
+                bytes.extend(7u32.to_le_bytes());
+                bytes.push(1);
+            }
+        }
+        if tensors {
+            bytes.resize(bytes.len() + 33 * count as usize, 0);
+        }
+        let most = memory_of(|| {
+            Header::parse(&bytes).unwrap();
+        });
+        assert!(most <= TIMES * bytes.len(), "{most} for {}", bytes.len());
+    }
+}
