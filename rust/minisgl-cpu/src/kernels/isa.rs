@@ -75,7 +75,7 @@ impl Isa {
     /// bf16, which is the same for every number of rows.
     #[must_use]
     pub const fn sums_as_scalar(self, form: Form, mode: Mode) -> bool {
-        !matches!(self, Self::Amx) || mode.int8_with(form) || !form.is_quantized()
+        !matches!(self, Self::Amx) || mode.int8_with(form) || matches!(form, Form::F16 | Form::F32)
     }
 
     /// What the CPU (or this build) lacks for it.

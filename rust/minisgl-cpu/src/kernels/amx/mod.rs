@@ -1,13 +1,14 @@
 //! Products on AMX tiles; everything else as AVX-512 does it.
 //!
-//! int8: the same bits as everywhere. Exact products with Q4 and Q8 have an order of sums of their own (see
-//! `scaled`), and it is the same for every number of rows: a row's bits depend on the row alone, but
+//! int8: the same bits as everywhere. Exact products with Q4, Q8 and bf16 have an order of sums of their own
+//! (see `scaled` and `plain`), and it is the same for every number of rows: a row's bits depend on the row alone, but
 //! not those of other instruction sets.
 //!
 //! Keeps true: no tile outlives a product; activations of f32 lose nothing on their way into bf16.
 //! Doesn't know: threads.
 
 mod expand;
+mod plain;
 mod scaled;
 mod tile;
 
@@ -85,6 +86,7 @@ unsafe fn matmul(p: &Product<'_>) {
             (true, Form::Q8) => scaled::<Int8Q8>(p),
             (false, Form::Q4) => scaled::<ExactQ4>(p),
             (false, Form::Q8) => scaled::<ExactQ8>(p),
+            (_, Form::Bf16) => plain::matmul(p),
             (_, _) => (avx512::TABLE.matmul)(p),
         }
     }
@@ -97,6 +99,11 @@ thread_local! {
 
 /// Numbers of rows that there are kernels for.
 const SIZES: [usize; 10] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16];
+
+/// The least of those for `rows`.
+fn size_for(rows: usize) -> usize {
+    SIZES.into_iter().find(|&size| size >= rows).unwrap_or(MOST)
+}
 
 fn config<K: Kind>(rows: usize) -> Config {
     let tiles = scaled::tiles(K::PARTS, rows);
@@ -123,7 +130,6 @@ unsafe fn scaled<K: Kind>(p: &Product<'_>) {
     if rows == 0 || p.panels.is_empty() {
         return;
     }
-    let size = |rows: usize| SIZES.into_iter().find(|&size| size >= rows).unwrap_or(MOST);
     let (full, last) = (MOST, rows - (rows - 1) / MOST * MOST);
     let fused = rows <= MOST;
     let blocks = p.w.blocks();
@@ -139,7 +145,7 @@ unsafe fn scaled<K: Kind>(p: &Product<'_>) {
         } else {
             group * blocks * K::EXPANDED
         };
-    let (config_full, config_last) = (config::<K>(full), config::<K>(size(last)));
+    let (config_full, config_last) = (config::<K>(full), config::<K>(size_for(last)));
     let tables = Tables::new();
     SCRATCH.with_borrow_mut(|scratch| {
         if scratch.len() < need {
@@ -176,7 +182,7 @@ unsafe fn scaled<K: Kind>(p: &Product<'_>) {
                         ring,
                         expanded,
                     };
-                    by_size::<K>(&tables, &place, size(left), fused);
+                    by_size::<K>(&tables, &place, size_for(left), fused);
                 }
             }
         }
