@@ -46,39 +46,65 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace, command: str) -> int:
     """Imports only the part that is asked for: some need torch."""
+    from benchmark.cpu import arms, http
+
+    llama = arms.llama_folders(args.llama_bin)
+    servers = http.Settings(
+        arms=args.arms or http.default_arms(llama, rehearse=args.rehearse),
+        llama=llama,
+        rounds=args.rounds or (1 if args.rehearse else 3),
+        threads=args.threads,
+        rehearse=args.rehearse,
+    )
     if args.part == "limits":
-        from benchmark.cpu import limits
-        from minisgl.bench.report import print_result
-
-        found = limits.measure(args.threads)
-        print(limits.limits_table(found))
-        print_result({"bench": "cpu limits", **found})
-        return 0
-    if args.part == "offline":
-        from benchmark.cpu import offline
-        from benchmark.cpu.arms import llama_folders
-
-        offline.run(
-            offline.Settings(
-                rounds=args.rounds or offline.Settings.rounds,
-                threads=args.threads,
-                llama=llama_folders(args.llama_bin),
-                models=args.models,
-                parts=args.only or offline.PARTS,
-                arms=args.arms,
-                rehearse=args.rehearse,
-            ),
-            args.out,
-            command,
-        )
-        return 0
-    if args.part == "growth":
+        _limits(args)
+    elif args.part == "offline":
+        _offline(args, command, llama)
+    elif args.part == "growth":
         from benchmark.cpu import growth
 
-        sweeps, arms = args.only or list(growth.SWEEPS), args.arms or growth.DEFAULT_ARMS
-        growth.run(sweeps, arms, args.rounds or 2, args.threads, args.out, command, args.rehearse)
-        return 0
-    raise NotImplementedError(args.part)
+        sweeps, names = args.only or list(growth.SWEEPS), args.arms or growth.DEFAULT_ARMS
+        growth.run(sweeps, names, args.rounds or 2, args.threads, args.out, command, args.rehearse)
+    elif args.part == "http":
+        http.run(servers, args.out, command)
+    elif args.part == "startup":
+        from benchmark.cpu import startup
+
+        engines = args.arms or (["echo"] if args.rehearse else ["cpu", "torch"])
+        startup.run(engines, servers.rounds, args.threads, args.out, command, rehearse=args.rehearse)
+    elif args.part == "quality":
+        from benchmark.cpu import quality
+
+        quality.run(args.arms or quality.ARMS, args.tokens, args.threads, args.out, command)
+    elif args.part == "text":
+        from benchmark.cpu import text
+
+        text.run(args.arms or text.DEFAULT_ARMS, servers, args.out, command)
+    return 0
+
+
+def _limits(args: argparse.Namespace) -> None:
+    from benchmark.cpu import limits
+    from minisgl.bench.report import print_result
+
+    found = limits.measure(args.threads)
+    print(limits.limits_table(found))
+    print_result({"bench": "cpu limits", **found})
+
+
+def _offline(args: argparse.Namespace, command: str, llama: dict[str, Path]) -> None:
+    from benchmark.cpu import offline
+
+    settings = offline.Settings(
+        rounds=args.rounds or offline.Settings.rounds,
+        threads=args.threads,
+        llama=llama,
+        models=args.models,
+        parts=args.only or offline.PARTS,
+        arms=args.arms,
+        rehearse=args.rehearse,
+    )
+    offline.run(settings, args.out, command)
 
 
 if __name__ == "__main__":

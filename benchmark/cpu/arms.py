@@ -26,6 +26,7 @@ from minisgl.config import EngineConfig
 ENGINES: dict[str, dict[str, Any]] = {
     "exact": {"engine": "cpu", "activations": "exact"},
     "exact-f32": {"engine": "cpu", "activations": "exact", "kv_dtype": "f32"},
+    "exact-q8": {"engine": "cpu", "activations": "exact", "kv_dtype": "q8"},
     "int8": {"engine": "cpu", "activations": "int8"},
     "torch": {"engine": "torch", "dtype": "float32", "device": "cpu"},
     "torch-bf16": {"engine": "torch", "dtype": "bfloat16", "device": "cpu"},

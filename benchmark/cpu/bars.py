@@ -107,9 +107,9 @@ STARTUP = {
     "idle_cpu": Limit("CPU of the idle engine process", "% of a core", most=0.5),
 }
 QUALITY = {
+    "exact mean_dlogprob": Limit("exact, f16 KV: mean |dlogprob|", "", most=1e-3),
     "exact max_dlogprob": Limit("exact, f16 KV: largest |dlogprob|", "", most=1e-3),
     "exact top1": Limit("exact, f16 KV: top-1", "%", least=100.0),
-    "exact-f32 max_dlogit": Limit("exact, f32 KV: largest logit error", "", most=1e-4),
     "int8 mean_kl": Limit("int8: mean KL", "nats", most=0.005),
     "int8 top1": Limit("int8: top-1", "%", least=96.0),
     "int8 perplexity": Limit("int8: perplexity off by", "%", most=0.3),

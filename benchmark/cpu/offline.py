@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gguf
-
 from benchmark.cpu import bars, limits, models
 from benchmark.cpu.arms import ENGINES, LLAMA, Point, Setup
 from benchmark.cpu.sidebyside import Found, measure, missing_table, speeds_table
+from benchmark.cpu.sizes import model_size
 from minisgl.bench.report import Report, print_result, table
 
 NUM_IN, NUM_OUT = 128, 64
@@ -179,22 +178,6 @@ def _shares(
                     kind="int8" if arm == "int8" and part != "bf16" else "f32",
                 )
     return shared
-
-
-def model_size(file: Path) -> dict[str, int]:
-    """Bytes and numbers of the matrices that a token goes through, those of the head, and KV bytes of a token (f16)."""
-    reader = gguf.GGUFReader(file)
-    matrices = [tensor for tensor in reader.tensors if len(tensor.shape) == 2]
-    heads = [tensor for tensor in matrices if tensor.name in ("token_embd.weight", "output.weight")]
-    head = int(heads[-1].n_elements)
-    inner = [tensor for tensor in matrices if tensor not in heads]
-    keys = [tensor for tensor in matrices if ".attn_k.weight" in tensor.name]
-    return {
-        "weight_bytes": sum(int(tensor.n_bytes) for tensor in [*inner, heads[-1]]),
-        "parameters": sum(int(tensor.n_elements) for tensor in inner) + head,
-        "head": head,
-        "kv_bytes": sum(2 * 2 * int(tensor.shape[1]) for tensor in keys),
-    }
 
 
 def _shares_table(shared: dict[str, dict[str, dict[str, float]]]) -> str:

@@ -264,7 +264,7 @@ def _launched(package: str, module: str, model_flag: str) -> Callable[[str, Setu
         flags = (model_flag, setup.folder(), "--dtype", setup.dtype, "--host", "127.0.0.1", "--port", str(port))
         with Child((python, "-m", module, *flags), talks=False) as child:
             url = f"http://127.0.0.1:{port}"
-            _wait_until_healthy(url, child)
+            wait_until_healthy(url, child)
             yield HttpArm(Server(url, first_model(url, None)), version)
 
     return make
@@ -288,7 +288,7 @@ def _require(python: str, package: str) -> str:
     return f"{package} {found.stdout.strip()}"
 
 
-def _wait_until_healthy(url: str, child: Child) -> None:
+def wait_until_healthy(url: str, child: Child) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if child.process.poll() is not None:
