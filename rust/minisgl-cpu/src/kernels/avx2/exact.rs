@@ -208,18 +208,20 @@ unsafe fn few_blocks<const FORM: u8, const R: usize, const B: usize>(
             _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD + line * 64).cast());
         }
         for g in 0..4 {
+            let mut v = [[[_mm256_setzero_si256(); 2]; 2]; B];
             for i in 0..B {
-                let x = p.acts.x.add(cell(&p.acts, b + i, row) * BLOCK).cast_const();
-                let block = at.add(i * block_bytes(FORM));
-                let v = group::<FORM>(block, g);
-                steps!(|T| {
-                    let w = weights::<FORM, T>(block, g, &v);
+                v[i] = group::<FORM>(at.add(i * block_bytes(FORM)), g);
+            }
+            steps!(|T| {
+                for i in 0..B {
+                    let x = p.acts.x.add(cell(&p.acts, b + i, row) * BLOCK).cast_const();
+                    let w = weights::<FORM, T>(at.add(i * block_bytes(FORM)), g, &v[i]);
                     for r in 0..R {
                         let x = _mm256_set1_ps(*x.add(r * BLOCK + input::<FORM>(g, T)));
                         s[i][r] = fma(w, x, s[i][r]);
                     }
-                });
-            }
+                }
+            });
         }
         for i in 0..B {
             let block = at.add(i * block_bytes(FORM));

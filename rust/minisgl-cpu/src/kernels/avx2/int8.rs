@@ -22,13 +22,14 @@ pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
         for panel in p.panels.clone() {
             for tile in 0..tiles {
                 let (from, to) = (tile * rows / tiles, (tile + 1) * rows / tiles);
+                let row = first + from;
                 // SAFETY: the caller's.
                 unsafe {
                     match to - from {
-                        1 => run::<FORM, 1>(p, panel, first + from),
-                        2 => run::<FORM, 2>(p, panel, first + from),
-                        3 => run::<FORM, 3>(p, panel, first + from),
-                        _ => run::<FORM, 4>(p, panel, first + from),
+                        1 => run::<FORM, 1>(p, panel, row, tile == 0),
+                        2 => run::<FORM, 2>(p, panel, row, tile == 0),
+                        3 => run::<FORM, 3>(p, panel, row, tile == 0),
+                        _ => run::<FORM, 4>(p, panel, row, tile == 0),
                     }
                 }
             }
@@ -36,9 +37,14 @@ pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
     }
 }
 
-/// `R` rows from `row` on by one panel.
+/// `R` rows from `row` on by one panel; the first tile of rows brings the panel into the cache.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn run<const FORM: u8, const R: usize>(p: &Product<'_>, panel: usize, row: usize) {
+unsafe fn run<const FORM: u8, const R: usize>(
+    p: &Product<'_>,
+    panel: usize,
+    row: usize,
+    first: bool,
+) {
     let weights = p.w.panel(panel).as_ptr();
     let mut acc = [zero(); R];
     for b in 0..p.acts.blocks() {
@@ -46,7 +52,7 @@ unsafe fn run<const FORM: u8, const R: usize>(p: &Product<'_>, panel: usize, row
         unsafe {
             let block = weights.add(b * block_bytes(FORM));
             let cell = cell(&p.acts, b, row);
-            if R == 1 {
+            if first {
                 for line in 0..block_bytes(FORM).div_ceil(64) {
                     _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(AHEAD + line * 64).cast());
                 }

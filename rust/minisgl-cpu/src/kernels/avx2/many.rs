@@ -54,11 +54,13 @@ unsafe fn panel_by_rows<const FORM: u8>(
         }
         for b in (0..blocks).step_by(CHUNK) {
             let chunk = CHUNK.min(blocks - b);
-            unpack::<FORM>(
-                p.w.panel(panel).as_ptr().add(b * block_bytes(FORM)),
-                chunk,
-                room,
-            );
+            let from = p.w.panel(panel).as_ptr().add(b * block_bytes(FORM));
+            unpack::<FORM>(from, chunk, room);
+            // What is unpacked next comes while tiles run: the bytes after these, in this panel or the next.
+            for line in 0..(CHUNK * block_bytes(FORM)).div_ceil(64) {
+                let next = from.wrapping_add(chunk * block_bytes(FORM) + line * 64);
+                _mm_prefetch::<_MM_HINT_T0>(next.cast());
+            }
             let tiles = rows.len().div_ceil(TALL);
             for tile in 0..tiles {
                 // Tiles of like height: 8 rows are 4 and 4, not 6 and 2.

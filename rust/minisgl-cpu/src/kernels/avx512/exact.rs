@@ -2,7 +2,7 @@
 //!
 //! Few rows: weights are turned into f32 in registers and used for all rows at once, block after block in one stream;
 //! the sums of a block wait for no other block, which is what fills the pipeline at one row. Many rows: some blocks of
-//! two panels are turned into f32 in the L1 cache, and tiles of rows run over them.
+//! four panels are turned into f32 in the L1 cache, and tiles of rows run over them.
 //!
 //! Keeps true: as `scalar`: a block's sum in the order of its steps, blocks in order.
 //! Doesn't know: int8.
@@ -12,94 +12,112 @@ use super::*;
 /// Rows from which on weights are unpacked into the cache.
 const FEW: usize = 8;
 /// Blocks that are unpacked at a time.
-const CHUNK: usize = 4;
+const CHUNK: usize = 2;
 /// Panels that are unpacked at a time.
-const WIDE: usize = 2;
+const WIDE: usize = 4;
 /// Rows of a tile.
-const TALL: usize = 12;
+const TALL: usize = 6;
 /// Rows that share what is unpacked once.
 const ROWS: usize = 120;
 
 /// Steps of a group: what comes out of registers at once. A block has 4 groups.
 const GROUP: usize = 8;
 
-/// The weights of steps `8 g .. 8 g + 8`, as f32.
+/// Runs a body with each step of a group as a constant.
+macro_rules! steps {
+    (|$t:ident| $body:block) => {
+        steps!(@ $t $body 0 1 2 3 4 5 6 7)
+    };
+    (@ $t:ident $body:block $($step:literal)*) => {
+        $({
+            const $t: usize = $step;
+            $body
+        })*
+    };
+}
+
+/// What the weights of group `g` come out of, if it is not read step by step.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn group<const FORM: u8>(block: *const u8, g: usize) -> [__m512; GROUP] {
+unsafe fn group<const FORM: u8>(block: *const u8, g: usize) -> [__m512i; 2] {
     // SAFETY: the caller's: a whole block, 4 groups.
     unsafe {
         match FORM {
-            Q4 => nibbles(_mm512_loadu_si512(block.add(64 + 64 * g).cast())),
+            Q4 => [
+                _mm512_loadu_si512(block.add(64 + 64 * g).cast()),
+                _mm512_setzero_si512(),
+            ],
             Q8 => {
-                let [a, b, c, d] = bytes(_mm512_loadu_si512(block.add(32 + 128 * g).cast()));
-                let [e, f, g, h] = bytes(_mm512_loadu_si512(block.add(96 + 128 * g).cast()));
-                [a, b, c, d, e, f, g, h]
+                let at = block.add(32 + 128 * g);
+                [
+                    _mm512_loadu_si512(at.cast()),
+                    _mm512_loadu_si512(at.add(64).cast()),
+                ]
             }
-            F16 => {
-                let at = block.add(256 * g);
-                let w = |t: usize| halves(at.add(32 * t));
-                [w(0), w(1), w(2), w(3), w(4), w(5), w(6), w(7)]
-            }
-            BF16 => {
-                let at = block.add(256 * g);
-                let [a, b] = pair(at);
-                let [c, d] = pair(at.add(64));
-                let [e, f] = pair(at.add(128));
-                let [g, h] = pair(at.add(192));
-                [a, b, c, d, e, f, g, h]
-            }
-            _ => {
-                let at = block.add(512 * g);
-                let w = |t: usize| _mm512_loadu_ps(at.add(64 * t).cast());
-                [w(0), w(1), w(2), w(3), w(4), w(5), w(6), w(7)]
-            }
+            _ => [_mm512_setzero_si512(); 2],
         }
     }
 }
 
-/// The two upper halves of singles of each lane.
+/// The weights of step `T` of group `g`, as f32.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn pair(at: *const u8) -> [__m512; 2] {
-    // SAFETY: the caller's: 64 bytes.
-    let v = unsafe { _mm512_loadu_si512(at.cast()) };
-    let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
-    [
-        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(v)),
-        _mm512_castsi512_ps(_mm512_and_si512(v, high)),
-    ]
+unsafe fn weights<const FORM: u8, const T: usize>(
+    block: *const u8,
+    g: usize,
+    v: [__m512i; 2],
+) -> __m512 {
+    // SAFETY: the caller's: a whole block.
+    unsafe {
+        match FORM {
+            Q4 => nibble::<T>(v[0]),
+            Q8 => byte::<T>(v[T / 4]),
+            F16 => halves(block.add(256 * g + 32 * T)),
+            BF16 => {
+                let v = _mm512_loadu_si512(block.add(256 * g + T / 2 * 64).cast());
+                let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+                _mm512_castsi512_ps(if T.is_multiple_of(2) {
+                    _mm512_slli_epi32::<16>(v)
+                } else {
+                    _mm512_and_si512(v, high)
+                })
+            }
+            _ => _mm512_loadu_ps(block.add(512 * g + 64 * T).cast()),
+        }
+    }
 }
 
-/// The eight halves of bytes of each lane, lowest first: a table of 16 numbers looks at an index's lowest 4 bits only.
+/// Half a byte of each lane, the `T`-th: a table of 16 numbers looks at an index's lowest 4 bits only.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn nibbles(v: __m512i) -> [__m512; GROUP] {
+fn nibble<const T: usize>(v: __m512i) -> __m512 {
     let table = _mm512_setr_ps(
         0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0,
     );
-    [
-        _mm512_permutexvar_ps(v, table),
-        _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(v), table),
-        _mm512_permutexvar_ps(_mm512_srli_epi32::<8>(v), table),
-        _mm512_permutexvar_ps(_mm512_srli_epi32::<12>(v), table),
-        _mm512_permutexvar_ps(_mm512_srli_epi32::<16>(v), table),
-        _mm512_permutexvar_ps(_mm512_srli_epi32::<20>(v), table),
-        _mm512_permutexvar_ps(_mm512_srli_epi32::<24>(v), table),
-        _mm512_permutexvar_ps(_mm512_srli_epi32::<28>(v), table),
-    ]
+    let index = match T {
+        0 => v,
+        1 => _mm512_srli_epi32::<4>(v),
+        2 => _mm512_srli_epi32::<8>(v),
+        3 => _mm512_srli_epi32::<12>(v),
+        4 => _mm512_srli_epi32::<16>(v),
+        5 => _mm512_srli_epi32::<20>(v),
+        6 => _mm512_srli_epi32::<24>(v),
+        _ => _mm512_srli_epi32::<28>(v),
+    };
+    _mm512_permutexvar_ps(index, table)
 }
 
-/// The four signed bytes of each lane, lowest first.
+/// A signed byte of each lane, the `T % 4`-th.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn bytes(v: __m512i) -> [__m512; 4] {
-    [
-        _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(v))),
-        _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(_mm512_slli_epi32::<16>(v))),
-        _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(_mm512_slli_epi32::<8>(v))),
-        _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(v)),
-    ]
+fn byte<const T: usize>(v: __m512i) -> __m512 {
+    let top = match T % 4 {
+        0 => _mm512_slli_epi32::<24>(v),
+        1 => _mm512_slli_epi32::<16>(v),
+        2 => _mm512_slli_epi32::<8>(v),
+        _ => v,
+    };
+    _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))
 }
 
 /// Which input step `t` of group `g` takes.
@@ -167,7 +185,7 @@ unsafe fn few<const FORM: u8, const R: usize, const B: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn few_blocks<const FORM: u8, const R: usize, const B: usize>(
     p: &Product<'_>,
-    weights: *const u8,
+    at: *const u8,
     b: usize,
     row: usize,
     acc: &mut [__m512; R],
@@ -178,21 +196,25 @@ unsafe fn few_blocks<const FORM: u8, const R: usize, const B: usize>(
             std::array::from_fn(|i| p.acts.x.add(cell(&p.acts, b + i, row) * BLOCK).cast_const());
         let mut s = [[_mm512_setzero_ps(); R]; B];
         for i in 0..B {
-            prefetch::<FORM>(weights.add(i * block_bytes(FORM)));
+            prefetch::<FORM>(at.add(i * block_bytes(FORM)), AHEAD);
         }
         for g in 0..4 {
+            let mut v = [[_mm512_setzero_si512(); 2]; B];
             for i in 0..B {
-                let w = group::<FORM>(weights.add(i * block_bytes(FORM)), g);
-                for (t, w) in w.into_iter().enumerate() {
+                v[i] = group::<FORM>(at.add(i * block_bytes(FORM)), g);
+            }
+            steps!(|T| {
+                for i in 0..B {
+                    let w = weights::<FORM, T>(at.add(i * block_bytes(FORM)), g, v[i]);
                     for r in 0..R {
-                        let x = _mm512_set1_ps(*x[i].add(r * BLOCK + input::<FORM>(g, t)));
+                        let x = _mm512_set1_ps(*x[i].add(r * BLOCK + input::<FORM>(g, T)));
                         s[i][r] = _mm512_fmadd_ps(w, x, s[i][r]);
                     }
                 }
-            }
+            });
         }
         for i in 0..B {
-            let block = weights.add(i * block_bytes(FORM));
+            let block = at.add(i * block_bytes(FORM));
             let sums = p.acts.sum.add(cell(&p.acts, b + i, row)).cast_const();
             for r in 0..R {
                 acc[r] = match FORM {
@@ -208,12 +230,12 @@ unsafe fn few_blocks<const FORM: u8, const R: usize, const B: usize>(
     }
 }
 
-/// Asks for what comes some blocks later: a panel's bytes go on into the next panel's.
+/// Asks for what comes `ahead` bytes later: a panel's bytes go on into the next panel's.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn prefetch<const FORM: u8>(block: *const u8) {
+fn prefetch<const FORM: u8>(block: *const u8, ahead: usize) {
     for line in 0..block_bytes(FORM).div_ceil(64) {
-        _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(AHEAD + line * 64).cast());
+        _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(ahead + line * 64).cast());
     }
 }
 
@@ -237,10 +259,11 @@ unsafe fn many<const FORM: u8>(p: &Product<'_>) {
         for panel in p.panels.clone().step_by(WIDE) {
             // SAFETY: the caller's; `room` is written before it is read.
             unsafe {
-                if panel + 1 < p.panels.end {
-                    panels_by_rows::<FORM, 2>(p, panel, rows.clone(), room);
-                } else {
-                    panels_by_rows::<FORM, 1>(p, panel, rows.clone(), room);
+                match p.panels.end - panel {
+                    1 => panels_by_rows::<FORM, 1>(p, panel, rows.clone(), room),
+                    2 => panels_by_rows::<FORM, 2>(p, panel, rows.clone(), room),
+                    3 => panels_by_rows::<FORM, 3>(p, panel, rows.clone(), room),
+                    _ => panels_by_rows::<FORM, 4>(p, panel, rows.clone(), room),
                 }
             }
         }
@@ -269,10 +292,19 @@ unsafe fn panels_by_rows<const FORM: u8, const P: usize>(
             for i in 0..P {
                 let from = p.w.panel(panel + i).as_ptr().add(b * block_bytes(FORM));
                 unpack::<FORM>(from, chunk, i, room);
+                // What is unpacked next comes while tiles run: the next blocks, or the first of the next panels.
+                let next = if b + CHUNK < blocks {
+                    CHUNK
+                } else {
+                    P * blocks - b
+                };
+                for i in 0..CHUNK {
+                    prefetch::<FORM>(from, (next + i) * block_bytes(FORM));
+                }
             }
             let tiles = rows.len().div_ceil(TALL);
             for tile in 0..tiles {
-                // Tiles of like height: 16 rows are 8 and 8, not 12 and 4.
+                // Tiles of like height: 9 rows are 4 and 5, not 6 and 3.
                 let (from, to) = (tile * rows.len() / tiles, (tile + 1) * rows.len() / tiles);
                 let t = Tile {
                     acts: &p.acts,
@@ -288,13 +320,7 @@ unsafe fn panels_by_rows<const FORM: u8, const P: usize>(
                     3 => t.run::<FORM, 3, P>(),
                     4 => t.run::<FORM, 4, P>(),
                     5 => t.run::<FORM, 5, P>(),
-                    6 => t.run::<FORM, 6, P>(),
-                    7 => t.run::<FORM, 7, P>(),
-                    8 => t.run::<FORM, 8, P>(),
-                    9 => t.run::<FORM, 9, P>(),
-                    10 => t.run::<FORM, 10, P>(),
-                    11 => t.run::<FORM, 11, P>(),
-                    _ => t.run::<FORM, 12, P>(),
+                    _ => t.run::<FORM, 6, P>(),
                 }
             }
         }
@@ -320,9 +346,11 @@ unsafe fn unpack<const FORM: u8>(from: *const u8, chunk: usize, at: usize, room:
             let block = from.add(b * block_bytes(FORM));
             let to: *mut f32 = (&raw mut (*room).w[b][at]).cast();
             for g in 0..4 {
-                for (t, w) in group::<FORM>(block, g).into_iter().enumerate() {
-                    _mm512_store_ps(to.add((g * GROUP + t) * PANEL), w);
-                }
+                let v = group::<FORM>(block, g);
+                steps!(|T| {
+                    let w = weights::<FORM, T>(block, g, v);
+                    _mm512_store_ps(to.add((g * GROUP + T) * PANEL), w);
+                });
             }
             if FORM == Q4 || FORM == Q8 {
                 let to: *mut f32 = (&raw mut (*room).scales[b][at]).cast();
@@ -356,18 +384,18 @@ impl Tile<'_> {
                 let w: *const f32 = (&raw const (*self.room).w[b]).cast();
                 let mut s = [[_mm512_setzero_ps(); P]; R];
                 for g in 0..4 {
-                    for t in 0..GROUP {
+                    steps!(|T| {
                         let mut v = [_mm512_setzero_ps(); P];
                         for i in 0..P {
-                            v[i] = _mm512_load_ps(w.add((i * BLOCK + g * GROUP + t) * PANEL));
+                            v[i] = _mm512_load_ps(w.add((i * BLOCK + g * GROUP + T) * PANEL));
                         }
                         for r in 0..R {
-                            let x = _mm512_set1_ps(*x.add(r * BLOCK + input::<FORM>(g, t)));
+                            let x = _mm512_set1_ps(*x.add(r * BLOCK + input::<FORM>(g, T)));
                             for i in 0..P {
                                 s[r][i] = _mm512_fmadd_ps(v[i], x, s[r][i]);
                             }
                         }
-                    }
+                    });
                 }
                 let scales: *const f32 = (&raw const (*self.room).scales[b]).cast();
                 for r in 0..R {

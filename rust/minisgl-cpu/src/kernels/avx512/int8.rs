@@ -27,18 +27,18 @@ pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
                 // SAFETY: the caller's.
                 unsafe {
                     match to - from {
-                        1 => run::<FORM, 1>(p, panel, row),
-                        2 => run::<FORM, 2>(p, panel, row),
-                        3 => run::<FORM, 3>(p, panel, row),
-                        4 => run::<FORM, 4>(p, panel, row),
-                        5 => run::<FORM, 5>(p, panel, row),
-                        6 => run::<FORM, 6>(p, panel, row),
-                        7 => run::<FORM, 7>(p, panel, row),
-                        8 => run::<FORM, 8>(p, panel, row),
-                        9 => run::<FORM, 9>(p, panel, row),
-                        10 => run::<FORM, 10>(p, panel, row),
-                        11 => run::<FORM, 11>(p, panel, row),
-                        _ => run::<FORM, 12>(p, panel, row),
+                        1 => run::<FORM, 1>(p, panel, row, tile == 0),
+                        2 => run::<FORM, 2>(p, panel, row, tile == 0),
+                        3 => run::<FORM, 3>(p, panel, row, tile == 0),
+                        4 => run::<FORM, 4>(p, panel, row, tile == 0),
+                        5 => run::<FORM, 5>(p, panel, row, tile == 0),
+                        6 => run::<FORM, 6>(p, panel, row, tile == 0),
+                        7 => run::<FORM, 7>(p, panel, row, tile == 0),
+                        8 => run::<FORM, 8>(p, panel, row, tile == 0),
+                        9 => run::<FORM, 9>(p, panel, row, tile == 0),
+                        10 => run::<FORM, 10>(p, panel, row, tile == 0),
+                        11 => run::<FORM, 11>(p, panel, row, tile == 0),
+                        _ => run::<FORM, 12>(p, panel, row, tile == 0),
                     }
                 }
             }
@@ -46,9 +46,14 @@ pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
     }
 }
 
-/// `R` rows from `row` on by one panel.
+/// `R` rows from `row` on by one panel; the first tile of rows brings the panel into the cache.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn run<const FORM: u8, const R: usize>(p: &Product<'_>, panel: usize, row: usize) {
+unsafe fn run<const FORM: u8, const R: usize>(
+    p: &Product<'_>,
+    panel: usize,
+    row: usize,
+    first: bool,
+) {
     let weights = p.w.panel(panel).as_ptr();
     let mut acc = [_mm512_setzero_ps(); R];
     for b in 0..p.acts.blocks() {
@@ -56,7 +61,7 @@ unsafe fn run<const FORM: u8, const R: usize>(p: &Product<'_>, panel: usize, row
         unsafe {
             let block = weights.add(b * block_bytes(FORM));
             let cell = cell(&p.acts, b, row);
-            if R <= 2 {
+            if first {
                 for line in 0..block_bytes(FORM).div_ceil(64) {
                     _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(AHEAD + line * 64).cast());
                 }
