@@ -19,6 +19,7 @@ import numpy as np
 
 from minisgl import envs, spellings
 from minisgl.config import EngineConfig
+from minisgl.early_tokenizer import EarlyTokenizer
 from minisgl.generation_config import read_defaults
 from minisgl.message import AbortRequest, AddRequest, FinishRequest, FromEngine, StepTokens, ToEngine
 from minisgl.metrics.steps import step_timers
@@ -27,7 +28,7 @@ from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import ParamError, SamplingParams, choice_seed
 from minisgl.step import FinishReason, Int32Array
-from minisgl.tokenizer import TextStream, Tokenizer, bad_token_ids, read_chat_template
+from minisgl.tokenizer import TextStream, bad_token_ids
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -105,8 +106,7 @@ class LLM:
         if self._tells("warning"):
             _say_all(f"minisgl: {line}" for line in envs.notices())
         say = _say if self._tells("info") else _say_nothing
-        given = self.config.chat_template
-        chat_template = None if given is None else read_chat_template(given)
+        early = EarlyTokenizer(self.config)
         terminal = sys.stderr if self._tells("info") and sys.stderr.isatty() else None
         self._engine = build_engine(self.config, Display(say, terminal))
         info = self._engine.info
@@ -118,7 +118,7 @@ class LLM:
             overlap=self.config.overlap,
             timers=step_timers(self.config.profile_steps, say),
         )
-        self.tokenizer = Tokenizer.open(info.model_dir, chat_template, _say)
+        self.tokenizer = early.take(info.model_dir, _say)
         self.default_params = SamplingParams(**read_defaults(info.model_dir, self.config.generation_config))
         """What a call without `params` samples with: the model's generation_config.json."""
         self._next_id = 0

@@ -21,7 +21,8 @@ from typing import Any
 import uvloop
 
 from minisgl import managed
-from minisgl.config import MODEL_SMOLLM2, ConfigError, EngineConfig, ServerConfig
+from minisgl.config import MODEL_SMOLLM2, ServerConfig
+from minisgl.early_tokenizer import EarlyTokenizer
 from minisgl.generation_config import read_defaults, show_defaults
 from minisgl.message import EngineReady
 from minisgl.progress import Display, tell_all
@@ -34,10 +35,8 @@ from minisgl.server.log import complain, narrate, say
 from minisgl.server.memory import give_back
 from minisgl.server.slow_clients import SlowClients
 from minisgl.server.starting import Starting
-from minisgl.tokenizer import Tokenizer, read_chat_template
-from minisgl.weights.sources import folder_at_hand
+from minisgl.tokenizer import Tokenizer
 
-TOKENIZER_FILE = "tokenizer.json"
 SWITCH_INTERVAL_S = 0.0002  # the thread that encodes prompts waits as long for a busy event loop, not 5 ms
 
 
@@ -83,6 +82,7 @@ async def _run(
 ) -> int:
     client: EngineClient | None = None
     starting = Starting(config.model_name)
+    early = EarlyTokenizer(config.engine)
     gate = Gate(starting, config, SlowClients(config.limits.slow_client_timeout))
     http = HttpServer(gate, listener, config.limits)
     try:
@@ -92,11 +92,10 @@ async def _run(
         client.on_narration = narrate
         client.start()
         await http.start()
-        early = asyncio.ensure_future(asyncio.to_thread(_early_tokenizer, config.engine))
         ready = await _until_ready(client, process, signals.drain)
         if ready is None:
             return 0
-        tokenizer = await _tokenizer(config, ready, await early)
+        tokenizer = await asyncio.to_thread(early.take, ready.model_dir, say)
         return await _serve(config, http, client, ready, tokenizer, process=process, signals=signals, began=began)
     except EngineGone as error:
         complain(f"minisgl: the engine did not start: {error}")
@@ -128,29 +127,6 @@ async def _until_ready(client: EngineClient, process: EngineProcess, stopping: a
     finally:
         for wait in waits:
             wait.cancel()
-
-
-def _early_tokenizer(config: EngineConfig) -> tuple[str, Tokenizer] | None:
-    """Loaded while the engine loads, from the folder that it will name, if that is there; what is wrong with it is told
-    later, if that is the folder."""
-    folder = folder_at_hand(config.model) if config.engine != "echo" else None
-    if folder is None or not (folder / TOKENIZER_FILE).is_file():
-        return None
-    with contextlib.suppress(ConfigError):
-        return str(folder), Tokenizer.open(folder, _template(config))
-    return None
-
-
-async def _tokenizer(config: ServerConfig, ready: EngineReady, early: tuple[str, Tokenizer] | None) -> Tokenizer:
-    """Of the folder that the engine names."""
-    if early is not None and early[0] == ready.model_dir:
-        return early[1]
-    template = _template(config.engine)
-    return await asyncio.to_thread(Tokenizer.open, ready.model_dir, template, say)  # may have to make one
-
-
-def _template(config: EngineConfig) -> str | None:
-    return None if config.chat_template is None else read_chat_template(config.chat_template)
 
 
 async def _serve(

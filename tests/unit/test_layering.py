@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rope": set(),
     "message": {"sampling_params", "step"},
     "generation_config": {"config", "sampling_params"},
+    "early_tokenizer": {"config", "tokenizer", "weights.sources"},
     # the control plane
     "scheduler": {"step", "_rust"},
     # tensors, from the bottom
@@ -91,6 +92,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "_rust",
     },
     "llm": {
+        "early_tokenizer",
         "progress",
         "generation_config",
         "runner",
@@ -116,7 +118,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "message",
         "tokenizer",
         "config",
-        "weights.sources",
+        "early_tokenizer",
     },
     "doctor": {"scheduler", "engine", "weights", "attention", "config", "envs", "_rust"},  # tries everything
     "cli": {

@@ -9,11 +9,13 @@ Doesn't know: what is measured.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-
-from prometheus_client.core import HistogramMetricFamily
+from typing import TYPE_CHECKING
 
 from minisgl.message import MeterReading
 from minisgl.metrics.meters import Meter
+
+if TYPE_CHECKING:
+    from prometheus_client.core import HistogramMetricFamily
 
 PERCENTILES = (50, 90, 95, 99)
 FIRST_BOUND, LAST_BOUND = 10, 33  # of what Prometheus gets, as powers of two in ns: 1 us to 8.6 s
@@ -67,6 +69,8 @@ def percentiles(spread: Mapping[int, int], longest_s: float, shares: Sequence[in
 
 def histogram(name: str, text: str, reading: MeterReading | None) -> Iterable[HistogramMetricFamily]:
     """The family, without samples if there is no reading; bounds are powers of two, where buckets end exactly."""
+    from prometheus_client.core import HistogramMetricFamily  # the engine process needs none
+
     family = HistogramMetricFamily(name, text)
     if reading is not None:
         total, buckets, counts = 0, [], sorted(reading.spread.items(), reverse=True)

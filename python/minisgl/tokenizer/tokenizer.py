@@ -19,7 +19,6 @@ import tokenizers
 
 from minisgl.config import ConfigError
 from minisgl.step import Int32Array
-from minisgl.tokenizer import convert
 from minisgl.tokenizer.bounds import TokenBound
 from minisgl.tokenizer.chat_template import ChatTemplate, ChatTemplateError, Message
 from minisgl.tokenizer.decode import DecodeTable, IncrementalDecoder
@@ -228,6 +227,8 @@ def _not_text(text: Any, error: TypeError) -> Exception:
 
 
 def _converted(folder: Path, say: Callable[[str], None]) -> Path:
+    from minisgl.tokenizer import convert
+
     found = convert.sources(folder)
     if not found:
         raise TokenizerError(f"{folder.name}: no tokenizer.json, and no files that one could be made of")

@@ -1,0 +1,45 @@
+"""A tokenizer that is loaded while its engine loads, where the folder is known before the engine names it.
+
+Keeps true: what is taken is what loading it afterwards would have given, and so are the complaints.
+Doesn't know: engines, processes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from minisgl.config import ConfigError, EngineConfig
+from minisgl.tokenizer import Tokenizer, read_chat_template
+from minisgl.weights.sources import folder_at_hand
+
+FILE = "tokenizer.json"
+
+
+class EarlyTokenizer:
+    """Starts when it is made, in a thread of its own."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._template = None if config.chat_template is None else read_chat_template(config.chat_template)
+        self._found: tuple[str, Tokenizer] | None = None
+        self._thread = threading.Thread(target=self._load, name="early-tokenizer", daemon=True)
+        self._thread.start()
+
+    def take(self, model_dir: str | None, say: Callable[[str], None]) -> Tokenizer:
+        """The tokenizer of the folder that the engine names; waits. Raises `TokenizerError`."""
+        self._thread.join()
+        if self._found is not None and self._found[0] == model_dir:
+            return self._found[1]
+        return Tokenizer.open(model_dir, self._template, say)  # may have to make one
+
+    def _load(self) -> None:
+        if self._config.engine == "echo":  # which has one of its own
+            return
+        try:
+            folder: Path | None = folder_at_hand(self._config.model)
+            if folder is not None and (folder / FILE).is_file():
+                self._found = str(folder), Tokenizer.open(folder, self._template)
+        except (ConfigError, OSError):  # told by the engine, or by whoever loads it again
+            pass
