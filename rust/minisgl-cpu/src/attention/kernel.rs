@@ -135,6 +135,111 @@ pub(super) unsafe fn product<V: Lanes>(
     }
 }
 
+/// [`tile`] with halves on the right: vector n of row i is at `b[n] + i * step`.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn half_tile<V: Lanes, const R: usize, const N: usize>(
+    a: At<*const f32>,
+    b: &[*const u16],
+    (k, step): (usize, usize),
+    c: At<*mut f32>,
+    more: bool,
+) {
+    // SAFETY: the caller's word.
+    unsafe {
+        let mut sums = [[V::splat(0.0); N]; R];
+        if more {
+            for (r, row) in sums.iter_mut().enumerate() {
+                for (n, sum) in row.iter_mut().enumerate() {
+                    *sum = V::load(c.at.add(r * c.ld + n * LANES));
+                }
+            }
+        }
+        let mut from = [b[0]; N];
+        from.copy_from_slice(&b[..N]);
+        for i in 0..k {
+            let mut right = [V::splat(0.0); N];
+            for (n, right) in right.iter_mut().enumerate() {
+                *right = V::load_f16(from[n].add(i * step));
+            }
+            for (r, row) in sums.iter_mut().enumerate() {
+                let left = V::splat(*a.at.add(r * a.ld + i));
+                for (n, sum) in row.iter_mut().enumerate() {
+                    *sum = right[n].fma(left, *sum);
+                }
+            }
+        }
+        for (r, row) in sums.iter().enumerate() {
+            for (n, sum) in row.iter().enumerate() {
+                sum.store(c.at.add(r * c.ld + n * LANES));
+            }
+        }
+    }
+}
+
+/// [`half_tile`] for `rows` rows (up to [`TALLEST`]) of N vectors.
+#[inline(always)]
+unsafe fn half_rows<V: Lanes, const N: usize>(
+    rows: usize,
+    a: At<*const f32>,
+    b: &[*const u16],
+    size: (usize, usize),
+    c: At<*mut f32>,
+    more: bool,
+) {
+    // SAFETY: the caller's word.
+    unsafe {
+        match rows {
+            1 => half_tile::<V, 1, N>(a, b, size, c, more),
+            2 => half_tile::<V, 2, N>(a, b, size, c, more),
+            3 => half_tile::<V, 3, N>(a, b, size, c, more),
+            4 => half_tile::<V, 4, N>(a, b, size, c, more),
+            5 => half_tile::<V, 5, N>(a, b, size, c, more),
+            6 => half_tile::<V, 6, N>(a, b, size, c, more),
+            _ => {}
+        }
+    }
+}
+
+/// [`product`] for up to [`TALLEST`] rows with halves on the right, as they lie in the pool: for so few rows converting
+/// them first costs more than it saves. The numbers are the same.
+///
+/// # Safety
+/// As [`half_tile`], a pointer for each vector.
+#[inline(always)]
+pub(super) unsafe fn half_product<V: Lanes>(
+    a: At<*const f32>,
+    b: &[*const u16],
+    size: (usize, usize),
+    c: At<*mut f32>,
+    rows: usize,
+    more: bool,
+) {
+    let mut n = 0;
+    while n < b.len() {
+        let wide = match b.len() - n {
+            4.. if V::ACCUMULATORS >= 24 || rows == 1 => 4,
+            2.. if V::ACCUMULATORS >= 24 || rows < 4 => 2,
+            _ => 1,
+        };
+        // SAFETY: vectors n..n + wide are within what the caller gave.
+        unsafe {
+            let c = At {
+                at: c.at.add(n * LANES),
+                ld: c.ld,
+            };
+            match wide {
+                4 => half_rows::<V, 4>(rows, a, &b[n..], size, c, more),
+                2 => half_rows::<V, 2>(rows, a, &b[n..], size, c, more),
+                _ => half_rows::<V, 1>(rows, a, &b[n..], size, c, more),
+            }
+        }
+        n += wide;
+    }
+}
+
 /// Turn the scores `from..to` of a chunk (logarithms to base 2) into weights 2^(score - largest), in place; the other
 /// places of their vectors become 0. Gives the largest and the sum.
 ///

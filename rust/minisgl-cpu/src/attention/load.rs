@@ -163,6 +163,49 @@ unsafe fn small_group(l: &Layout, head: *const u8, offset: usize, to: *mut f32) 
     }
 }
 
+/// Where the groups of sixteen keys of the positions `from..to` lie as halves; gives how many.
+///
+/// # Safety
+/// As [`keys`]; the pool holds halves in groups of sixteen.
+#[inline(always)]
+pub(super) unsafe fn groups(
+    source: Source<'_>,
+    first: usize,
+    (from, to): (usize, usize),
+    at: &mut [*const u16; CHUNK / LANES],
+) -> usize {
+    let l = source.kv.layout();
+    let mut count = 0;
+    for group in (first + from / LANES * LANES..first + to).step_by(LANES) {
+        let page = source.pages[group / l.page_size] as usize;
+        // SAFETY: as in `keys`.
+        at[count] = unsafe {
+            let head = source.kv.head(source.layer, page, source.head);
+            head.cast::<u16>().add(group % l.page_size * l.head_dim)
+        };
+        count += 1;
+    }
+    count
+}
+
+/// The value at `position` as halves, and how many follow it in its page, itself included.
+///
+/// # Safety
+/// As [`keys`]; the pool holds halves.
+#[inline(always)]
+pub(super) unsafe fn value(source: Source<'_>, position: usize) -> (*const u16, usize) {
+    let l = source.kv.layout();
+    let (page, offset) = (position / l.page_size, position % l.page_size);
+    // SAFETY: as in `values`.
+    let at = unsafe {
+        let head = source
+            .kv
+            .head(source.layer, source.pages[page] as usize, source.head);
+        head.add(l.v).cast::<u16>().add(offset * l.head_dim)
+    };
+    (at, l.page_size - offset)
+}
+
 /// Values of the positions `from..to` of the chunk that begins at `first`, as `[CHUNK][width]`, `width` being `head_dim`
 /// up to whole vectors; what fills a row up is anything.
 ///

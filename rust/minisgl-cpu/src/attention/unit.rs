@@ -4,7 +4,7 @@
 //! at once in any order.
 //! Doesn't know: how segments were chosen.
 
-use super::kernel::{At, CHUNK, Sums, TALLEST, finish, fold, product, weights};
+use super::kernel::{At, CHUNK, Sums, TALLEST, finish, fold, half_product, product, weights};
 use super::lanes::{LANES, Lanes};
 use super::lines::Lines;
 use super::load::{self, Ahead, Source};
@@ -15,7 +15,7 @@ use super::{MAX_GROUP, MAX_HEAD_DIM};
 use super::{avx2, avx512};
 use crate::error::{Error, Result};
 use crate::kernels::Isa;
-use crate::kv::KvPool;
+use crate::kv::{KvDtype, KvPool};
 
 /// Rows of queries (tokens by heads of a group) that a unit computes at once.
 const ROWS: usize = 64;
@@ -213,6 +213,11 @@ impl Attention {
             head,
             pages: call.rows.pages(segment.row as usize),
         };
+        let layout = call.kv.layout();
+        let direct = queries.len() == 1
+            && self.group <= TALLEST
+            && layout.dtype == KvDtype::F16
+            && layout.group == LANES;
         // SAFETY: the caller's word for all of it; scratch has room for a tile of rows and a chunk.
         unsafe {
             self.gather(queries, head, call, scratch);
@@ -224,6 +229,11 @@ impl Attention {
                 }
                 let (_, to) = range(queries[active.end - 1], first);
                 let (from, _) = range(queries[active.start], first);
+                if direct {
+                    self.row::<V>(source, first, (from, to), scratch);
+                    self.keep::<V>(plan, segment, queries, (active, chunk), head, scratch);
+                    continue;
+                }
                 let ahead = self.ahead(plan, (unit, chunk), segment, call);
                 load::keys::<V>(source, first, (from, to), ahead, scratch.keys.as_mut_ptr());
                 load::values::<V>(
@@ -288,6 +298,63 @@ impl Attention {
                 for d in 0..count {
                     *to.add(d) = *from.add(d) * self.scale;
                 }
+            }
+        }
+    }
+
+    /// [`Self::chunk`] for one query of few heads, from halves as they lie in the pool.
+    #[inline(always)]
+    unsafe fn row<V: Lanes>(
+        &self,
+        source: Source<'_>,
+        first: usize,
+        (from, to): (usize, usize),
+        scratch: &mut Scratch,
+    ) {
+        let (dim, width, rows) = (self.head_dim, self.width(), self.group);
+        // SAFETY: rows and columns are within the scratch's sizes.
+        unsafe {
+            let scores = scratch.scores.as_mut_ptr();
+            let mut keys = [std::ptr::null(); CHUNK / LANES];
+            let count = load::groups(source, first, (from, to), &mut keys);
+            let a = At {
+                at: scratch.queries.as_ptr(),
+                ld: dim,
+            };
+            let c = At {
+                at: scores.add(from / LANES * LANES),
+                ld: CHUNK,
+            };
+            half_product::<V>(a, &keys[..count], (dim, LANES), c, rows, false);
+            for r in 0..rows {
+                let (most, sum) = weights::<V>(scores.add(r * CHUNK), from, to);
+                scratch.sums[r] = Sums { most, sum };
+            }
+            let c = At {
+                at: scratch.chunk.as_mut_ptr(),
+                ld: width,
+            };
+            let mut at = from;
+            while at < to {
+                let (value, count) = load::value(source, first + at);
+                let count = count.min(to - at);
+                let mut values = [value; MAX_HEAD_DIM / LANES];
+                for (n, value) in values.iter_mut().enumerate() {
+                    *value = value.wrapping_add(n * LANES);
+                }
+                let a = At {
+                    at: scores.add(at).cast_const(),
+                    ld: CHUNK,
+                };
+                half_product::<V>(
+                    a,
+                    &values[..width / LANES],
+                    (count, dim),
+                    c,
+                    rows,
+                    at > from,
+                );
+                at += count;
             }
         }
     }
