@@ -66,8 +66,9 @@ rust-test: install
 python-test: install
 	$(PYTEST)
 
-# Numbers and meaning once more, with torch and its libraries held down to what an older processor has.
-AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell
+# Numbers and meaning once more, with torch, its libraries and the CPU engine held down to what an older processor has.
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell \
+	$(shell grep -qsw avx2 /proc/cpuinfo && echo MINISGL_CPU_ISA=avx2)
 avx2-test: install
 	$(AVX2) $(PYTEST) tests/engine tests/e2e/test_smollm2.py -m 'any_cpu and not slow'
 

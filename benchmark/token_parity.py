@@ -23,9 +23,11 @@ from tests.helpers_e2e import serving
 
 NEAR = 1e-3
 BACKENDS = ("python", "rust_hotpath")
+MODEL = ("--model", "smollm2", "--num-pages", "256", "--max-running-requests", "16")
 ARGS = {
     "echo": ("--engine", "echo", "--num-pages", "512", "--page-size", "4", "--max-running-requests", "16"),
-    "torch": ("--model", "smollm2", "--dtype", "float32", "--num-pages", "256", "--max-running-requests", "16"),
+    "cpu": ("--engine", "cpu", *MODEL),
+    "torch": ("--engine", "torch", "--dtype", "float32", *MODEL),
 }
 
 

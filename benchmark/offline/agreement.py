@@ -62,6 +62,7 @@ class Ours:
     def __init__(self, folder: Path, dtype: str, threads: int) -> None:
         config = EngineConfig(
             model=str(folder),
+            engine="torch",
             dtype=dtype,  # type: ignore[arg-type]
             device="cpu",
             num_pages=256,

@@ -66,6 +66,7 @@ class Minisgl:
     def __init__(self, folder: Path, load_format: str, threads: int) -> None:
         config = EngineConfig(
             model=str(folder),
+            engine="torch",
             load_format=load_format,  # type: ignore[arg-type]
             dtype="bfloat16",
             max_prefill_length=32 * NUM_IN,

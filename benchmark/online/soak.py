@@ -31,9 +31,11 @@ from minisgl.tokenizer import Tokenizer
 from tests.helpers_e2e import ServerProcess, serving
 
 PREFIXES = ("", "You are a helpful assistant. ", "You are a helpful pirate. Speak like one, always. " * 3)
+MODEL = ("--model", "smollm2", "--num-pages", "256", "--max-running-requests", "32", "--max-seq-len", "1024")
 ARGS = {
     "echo": ("--engine", "echo", "--num-pages", "256", "--page-size", "4", "--max-running-requests", "32"),
-    "torch": ("--model", "smollm2", "--num-pages", "256", "--max-running-requests", "32", "--max-seq-len", "1024"),
+    "cpu": ("--engine", "cpu", *MODEL),
+    "torch": ("--engine", "torch", *MODEL),
 }
 ECHO_LIMIT = 256 * 4 + 1
 MAX_GROWTH_MB = 16.0

@@ -226,7 +226,7 @@ def test_the_offline_api_with_two_torch_ranks(device: str, tmp_path: Path) -> No
     params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
     found = []
     for tp in (1, 2):
-        with LLM(folder, load_format="dummy", num_pages=64, tp=tp, num_threads=1, device=device) as llm:
+        with LLM(folder, engine="torch", load_format="dummy", num_pages=64, tp=tp, num_threads=1, device=device) as llm:
             found.append([out.outputs[0].token_ids for out in llm.generate(prompts, params, progress=False)])
             workers = psutil.Process().children()
             assert len([w for w in workers if "minisgl.runner.worker" in " ".join(w.cmdline())]) == tp - 1
