@@ -113,6 +113,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.attention_backend != "auto":
             yield f"--attention-backend {self.attention_backend}"
 
+    def of_cuda_only(self) -> Iterator[str]:
+        """Flags, as they are set, that are without an effect on a CPU."""
+        if self.cuda_graph_max_bs:
+            yield f"--cuda-graph-max-bs {self.cuda_graph_max_bs}"
+        if self.torch_compile:
+            yield "--torch-compile"
+
     def of_cpu_only(self) -> Iterator[str]:
         """Flags, as they are set, that only the CPU engine has something for."""
         for name, plain in (("activations", "exact"), ("kv_dtype", "f16"), ("quantization", None)):

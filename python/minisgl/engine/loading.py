@@ -7,7 +7,6 @@ Doesn't know: the control plane, processes.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -110,7 +109,7 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
         choose(config.attention_backend, machine(device), Shape(dtype, model_config.head_dim, config.page_size))
     except BackendError as error:
         raise ConfigError(str(error)) from error
-    for flag in _of_cuda(config):
+    for flag in config.of_cuda_only():
         say(f"{flag}: without an effect on {device}: for CUDA devices only")
     return TorchEngine(
         model,
@@ -132,14 +131,6 @@ def _with_its_head(model_config: ModelConfig, folder: Path, config: EngineConfig
         return model_config
     say(f"{folder.name}: config.json says tie_word_embeddings, but {HEAD} differs from {TABLE}: both are used")
     return replace(model_config, tie_word_embeddings=False)
-
-
-def _of_cuda(config: EngineConfig) -> Iterator[str]:
-    """Flags that are set and mean nothing on a CPU."""
-    if config.cuda_graph_max_bs:
-        yield f"--cuda-graph-max-bs {config.cuda_graph_max_bs}"
-    if config.torch_compile:
-        yield "--torch-compile"
 
 
 def check_ranks(model_dir: Path, ranks: int) -> None:

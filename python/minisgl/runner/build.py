@@ -128,7 +128,10 @@ def _build_cpu(config: EngineConfig, report: Report) -> Engine:
         from minisgl.engine.cpu_loading import load_cpu_engine  # imports the extension
     except ImportError as error:
         raise Unsupported(f"the CPU engine is not there: {error}: run make install") from error
-    return load_cpu_engine(config, report)
+    engine = load_cpu_engine(config, report)
+    for flag in config.of_cuda_only():
+        report(f"{flag}: without an effect on cpu: for CUDA devices only")
+    return engine
 
 
 def _build_echo(config: EngineConfig, group: Group) -> Engine:
