@@ -10,82 +10,14 @@ use std::sync::Mutex;
 
 use crate::attention::Rows;
 use crate::error::{Error, Result};
-use crate::kv::{KvPool, KvShape};
+use crate::kv::KvPool;
 use crate::model::{Decoder, Grid, Memory, Times, Tokens};
 use crate::sampling::{Binding, Drawn, Scratch, Slots, TokenLogprobs, logprobs};
+use crate::step::{Choices, PromptLogprobs, Sampled, Sizes, Step, StepLogprobs};
 use crate::threads::{Counter, Pool};
 
 /// Prompt positions that go through the head at once: a long prompt holds no [tokens, vocabulary] logits.
 const PIECE: usize = 128;
-
-/// Sizes that the control plane and the engine agree on.
-#[derive(Clone, Copy, Debug)]
-pub struct Sizes {
-    /// Pages of the pool, the scratch page aside.
-    pub num_pages: usize,
-    /// Tokens of a page.
-    pub page_size: usize,
-    /// Requests that have a slot.
-    pub max_rows: usize,
-    /// Tokens of a sequence.
-    pub max_seq_len: usize,
-}
-
-/// The arrays of a step, as `python/minisgl/step.py` describes them, without padding rows.
-#[derive(Clone, Debug, Default)]
-pub struct Step {
-    /// By token; -(slot + 1): what that slot sampled last.
-    pub input_ids: Vec<i32>,
-    /// By token.
-    pub positions: Vec<i32>,
-    /// By token.
-    pub out_loc: Vec<i32>,
-    /// By row.
-    pub req_slots: Vec<i32>,
-    /// By row.
-    pub seq_lens: Vec<i32>,
-    /// By row.
-    pub extend_lens: Vec<i32>,
-    /// Rows that yield a token.
-    pub sample_rows: Vec<i32>,
-    /// (slot, first column, count) over `page_ids`.
-    pub segments: Vec<[i32; 3]>,
-    /// Pages.
-    pub page_ids: Vec<i32>,
-    /// Rows that decode come first.
-    pub num_decode_rows: usize,
-}
-
-/// Log probabilities of sampled tokens.
-#[derive(Debug, Default)]
-pub struct StepLogprobs {
-    /// The rows that asked, ascending.
-    pub rows: Vec<i32>,
-    /// Theirs.
-    pub tokens: Vec<TokenLogprobs>,
-}
-
-/// Log probabilities of a prompt's tokens.
-#[derive(Debug)]
-pub struct PromptLogprobs {
-    /// Whose.
-    pub req_id: i64,
-    /// The position of the first.
-    pub first: usize,
-    /// From there on.
-    pub tokens: Vec<TokenLogprobs>,
-}
-
-/// What a step gives.
-#[derive(Debug, Default)]
-pub struct Sampled {
-    /// By row; -1 where the row does not sample.
-    pub tokens: Vec<i32>,
-    /// Of rows that asked.
-    pub logprobs: Option<StepLogprobs>,
-    /// Of prompts that asked.
-    pub prompts: Vec<PromptLogprobs>,
-}
 
 /// A model that runs steps.
 pub struct Engine {
@@ -100,15 +32,6 @@ pub struct Engine {
     slots: Slots,
     logits: Grid,
     scratch: Vec<Mutex<Scratch>>,
-}
-
-/// Choices of a user.
-#[derive(Clone, Copy, Debug)]
-pub struct Choices {
-    /// Of the pool of keys and values, its scratch page included.
-    pub kv: KvShape,
-    /// Whether the parts of forwards are measured.
-    pub timed: bool,
 }
 
 impl Engine {
@@ -399,10 +322,7 @@ impl Engine {
                 let places: Vec<usize> = (from..from + own.len()).collect();
                 self.decoder
                     .logits(&mut self.pool, &mut self.memory, &places, &mut self.logits)?;
-                let vocabulary = self.decoder.config.vocab_size;
-                for (logits, token) in self.logits.rows(own.len()).zip(own) {
-                    tokens.push(logprobs(&logits[..vocabulary], *token, count));
-                }
+                tokens.append(&mut self.logprobs_of(own, count)?);
             }
             found.push(PromptLogprobs {
                 req_id,
@@ -411,5 +331,27 @@ impl Engine {
             });
         }
         Ok(found)
+    }
+
+    /// Of `own`, whose logits are there row by row, on all threads.
+    fn logprobs_of(&mut self, own: &[u32], count: usize) -> Result<Vec<TokenLogprobs>> {
+        let vocabulary = self.decoder.config.vocab_size;
+        let rows: Vec<&[f32]> = self
+            .logits
+            .rows(own.len())
+            .map(|row| &row[..vocabulary])
+            .collect();
+        let cells: Vec<Mutex<TokenLogprobs>> = own.iter().map(|_| Mutex::default()).collect();
+        let next = Counter::default();
+        self.pool.run(&|_, _| {
+            while let Some(index) = next.take(own.len()) {
+                let found = logprobs(rows[index], own[index], count);
+                *cells[index].lock().unwrap_or_else(|e| e.into_inner()) = found;
+            }
+        })?;
+        Ok(cells
+            .into_iter()
+            .map(|cell| cell.into_inner().unwrap_or_else(|e| e.into_inner()))
+            .collect())
     }
 }

@@ -23,8 +23,10 @@ pub mod kv;
 pub mod load;
 pub mod model;
 pub mod sampling;
+pub mod step;
 pub mod threads;
 pub mod weights;
 
-pub use engine::{Engine, PromptLogprobs, Sampled, Step, StepLogprobs};
+pub use engine::Engine;
 pub use error::{Error, Result};
+pub use step::{PromptLogprobs, Sampled, Step, StepLogprobs};

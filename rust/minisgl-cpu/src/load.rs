@@ -7,12 +7,13 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use crate::engine::{Choices, Engine, Sizes};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::files::{self, Kind};
 use crate::kernels::{Isa, Kernels, Mode};
 use crate::kv::{KvDtype, KvPool, KvShape};
 use crate::model::{Decoder, ModelConfig, Naming, Origin, Progress, Tensors, Weights};
+use crate::step::{Choices, Sizes};
 use crate::threads::{Pool, default_threads};
 
 /// All that Python decides.

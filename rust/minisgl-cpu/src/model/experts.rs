@@ -10,13 +10,11 @@ use std::cell::UnsafeCell;
 
 use crate::kernels::{Acts, Mode};
 use crate::model::config::{ModelConfig, MoeConfig};
-use crate::model::forward::{Groups, Phase, Worker, each, mode_for};
+use crate::model::forward::{Phase, Worker};
 use crate::model::grid::Grid;
+use crate::model::products::{FEW, Groups, TOKENS, each, mode_for};
 use crate::model::weights::{Experts, Layer};
 use crate::weights::PANEL;
-
-const FEW: usize = 4;
-const TOKENS: usize = 128;
 
 /// Memory for steps through experts. An assignment is a token and one of its experts.
 pub struct ExpertBuffers {

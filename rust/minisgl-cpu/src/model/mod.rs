@@ -3,13 +3,17 @@
 //! Keeps true: what differs between architectures is in `ModelConfig`; weights come from `Tensors`, whatever their file.
 //! Doesn't know: requests, sampling, pages of whom.
 
+mod attend;
 mod buffers;
 mod config;
 mod decoder;
 mod experts;
 mod forward;
 mod grid;
+mod loading;
+mod mlp;
 mod names;
+mod products;
 mod tensors;
 mod weights;
 

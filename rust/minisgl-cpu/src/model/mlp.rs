@@ -1,0 +1,98 @@
+//! The second half of a layer where all tokens go through one MLP.
+//!
+//! Keeps true: gate and up of a column are there at once, so that only their product is kept.
+//! Doesn't know: routed experts, which use the same pieces.
+
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+use crate::kernels::ActsPtr;
+use crate::model::forward::{Phase, Worker};
+use crate::model::grid::Grid;
+use crate::model::products::{Groups, TOKENS, mode_for};
+use crate::model::weights::{Layer, Mlp};
+use crate::weights::PANEL;
+
+impl Worker<'_, '_> {
+    pub(super) fn dense(&mut self, index: usize, layer: &Layer, mlp: &Mlp) {
+        let shared = self.shared;
+        let buffers = shared.buffers;
+        let acts = self.prepare(
+            index,
+            Phase::PrepareMlp,
+            &buffers.x,
+            Some(&layer.mlp_norm),
+            shared.config.hidden_size,
+            mode_for(shared.mode, &mlp.gate_up.weight),
+        );
+        let counter = shared.counter(index, Phase::GateUp);
+        let groups = Groups::pairs(&mlp.gate_up.weight, shared.threads);
+        let blocks = shared.count().div_ceil(TOKENS);
+        while let Some(piece) = counter.take(blocks * groups.count) {
+            let (block, group) = (piece / groups.count, piece % groups.count);
+            let rows = block * TOKENS..((block + 1) * TOKENS).min(shared.count());
+            self.gate_and_up(
+                mlp,
+                acts,
+                groups.panels(group),
+                rows.clone(),
+                &buffers.inner,
+                rows.start,
+            );
+        }
+        self.barrier.wait();
+        self.lap(5);
+        let acts = self.prepare(
+            index,
+            Phase::PrepareDown,
+            &buffers.inner,
+            None,
+            mlp.inner,
+            mode_for(shared.mode, &mlp.down.weight),
+        );
+        self.add_product(index, Phase::Down, &mlp.down, acts);
+        self.barrier.wait();
+        self.lap(6);
+    }
+
+    /// silu(gate) * up of the rows `rows` of `acts`, into rows of `out` from `first` on, columns of the panel pairs.
+    pub(super) fn gate_and_up(
+        &mut self,
+        mlp: &Mlp,
+        acts: ActsPtr,
+        panels: Range<usize>,
+        rows: Range<usize>,
+        out: &Grid,
+        first: usize,
+    ) {
+        let kernels = self.shared.kernels;
+        let width = panels.len() * PANEL;
+        self.own.both.reserve(rows.len());
+        let both = self.own.both.at(0, 0);
+        // SAFETY: `both` is this thread's; `acts` was written before a barrier.
+        unsafe {
+            kernels.matmul(
+                &mlp.gate_up.weight,
+                panels.clone(),
+                acts,
+                rows.clone(),
+                both,
+                width,
+                false,
+            );
+            for row in 0..rows.len() {
+                let at = both.add(row * width);
+                if let Some(bias) = &mlp.gate_up.bias {
+                    kernels.add(at, bias[panels.start * PANEL..].as_ptr(), width);
+                }
+                for pair in 0..panels.len() / 2 {
+                    let column = (panels.start / 2 + pair) * PANEL;
+                    let gate = at.add(2 * pair * PANEL);
+                    // SAFETY: its piece: these columns of these rows.
+                    kernels.silu_mul(gate, gate.add(PANEL), PANEL, out.at(first + row, column));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Matrix products on all threads: preparing what they read, dealing out their pieces.
+//!
+//! Keeps true: a piece is some panels by some tokens, and has one thread.
+//! Doesn't know: what is multiplied.
+
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+use crate::kernels::{ActsPtr, Mode};
+use crate::model::forward::{Phase, Worker};
+use crate::model::grid::Grid;
+use crate::model::weights::Linear;
+use crate::threads::Counter;
+use crate::weights::{Matrix, PANEL};
+
+/// Tokens whose prepared activations stay in a core's cache while panels pass.
+pub(super) const TOKENS: usize = 128;
+/// Tokens of a piece of work that goes token by token.
+pub(super) const FEW: usize = 4;
+/// Most panels of a piece of a product.
+const PANELS: usize = 16;
+
+impl Worker<'_, '_> {
+    /// What a product reads: the rows of `from`, perhaps normalised. One row each thread prepares for itself, more rows
+    /// are dealt out.
+    pub(super) fn prepare(
+        &mut self,
+        index: usize,
+        phase: Phase,
+        from: &Grid,
+        norm: Option<&[f32]>,
+        width: usize,
+        mode: Mode,
+    ) -> ActsPtr {
+        let shared = self.shared;
+        let alone = shared.count() == 1;
+        let acts = if alone {
+            self.own.acts.writer_as(1, width, mode)
+        } else {
+            shared.buffers.acts.writer_as(shared.count(), width, mode)
+        };
+        let normed = self.own.row.at(0, 0);
+        let mut one = |token: usize| {
+            let mut at = from.at(token, 0);
+            // SAFETY: its piece: a row of `acts` (alone: of this thread's own); `from` was written before a barrier.
+            unsafe {
+                if let Some(norm) = norm {
+                    shared.kernels.rms_norm(
+                        at,
+                        norm.as_ptr(),
+                        width,
+                        shared.config.rms_norm_eps,
+                        normed,
+                    );
+                    at = normed;
+                }
+                shared.kernels.prepare(at, acts, token);
+            }
+        };
+        if alone {
+            one(0);
+        } else {
+            each(shared.counter(index, phase), shared.count(), FEW, &mut one);
+            self.barrier.wait();
+        }
+        self.lap(0);
+        acts
+    }
+
+    /// The products of several matrices with the same activations, side by side in `out`.
+    pub(super) fn project_all(
+        &mut self,
+        index: usize,
+        phase: Phase,
+        parts: &[(usize, Matrix)],
+        acts: ActsPtr,
+        out: &Grid,
+    ) {
+        let shared = self.shared;
+        let blocks = shared.count().div_ceil(TOKENS);
+        let groups: Vec<Groups> = parts
+            .iter()
+            .map(|(_, matrix)| Groups::of(matrix, shared.threads))
+            .collect();
+        let all: usize = groups.iter().map(|group| group.count).sum();
+        while let Some(piece) = shared.counter(index, phase).take(blocks * all) {
+            let (block, mut group) = (piece / all, piece % all);
+            let rows = block * TOKENS..((block + 1) * TOKENS).min(shared.count());
+            for ((column, matrix), groups) in parts.iter().zip(&groups) {
+                if group < groups.count {
+                    let panels = groups.panels(group);
+                    let to = out.at(rows.start, column + panels.start * PANEL);
+                    // SAFETY: its piece: these columns of these rows; `acts` was written before a barrier.
+                    unsafe {
+                        shared
+                            .kernels
+                            .matmul(matrix, panels, acts, rows, to, out.stride(), false)
+                    };
+                    break;
+                }
+                group -= groups.count;
+            }
+        }
+    }
+
+    /// Add a product to the hidden numbers.
+    pub(super) fn add_product(
+        &mut self,
+        index: usize,
+        phase: Phase,
+        linear: &Linear,
+        acts: ActsPtr,
+    ) {
+        let shared = self.shared;
+        let x = &shared.buffers.x;
+        let groups = Groups::of(&linear.weight, shared.threads);
+        let blocks = shared.count().div_ceil(TOKENS);
+        while let Some(piece) = shared.counter(index, phase).take(blocks * groups.count) {
+            let (block, group) = (piece / groups.count, piece % groups.count);
+            let rows = block * TOKENS..((block + 1) * TOKENS).min(shared.count());
+            let panels = groups.panels(group);
+            let (column, width) = (panels.start * PANEL, panels.len() * PANEL);
+            let to = x.at(rows.start, column);
+            // SAFETY: its piece: these columns of these rows; `acts` was written before a barrier.
+            unsafe {
+                shared.kernels.matmul(
+                    &linear.weight,
+                    panels,
+                    acts,
+                    rows.clone(),
+                    to,
+                    x.stride(),
+                    true,
+                );
+                if let Some(bias) = &linear.bias {
+                    for row in rows {
+                        shared
+                            .kernels
+                            .add(x.at(row, column), bias[column..].as_ptr(), width);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What a matrix is multiplied with where `mode` is asked for: only integers are multiplied with integers.
+pub(super) fn mode_for(mode: Mode, matrix: &Matrix) -> Mode {
+    if mode.serves(matrix.form()) {
+        mode
+    } else {
+        Mode::Exact
+    }
+}
+
+/// Call `work` with each of `0..total` that falls to this thread, `size` of them at a time.
+pub(super) fn each(counter: &Counter, total: usize, size: usize, mut work: impl FnMut(usize)) {
+    while let Some(piece) = counter.take(total.div_ceil(size)) {
+        (piece * size..((piece + 1) * size).min(total)).for_each(&mut work);
+    }
+}
+
+/// The panels of a matrix in pieces for `threads`: small enough to share evenly, large enough to be worth a call.
+pub(super) struct Groups {
+    size: usize,
+    panels: usize,
+    /// How many.
+    pub count: usize,
+}
+
+impl Groups {
+    /// Of single panels.
+    pub fn of(matrix: &Matrix, threads: usize) -> Self {
+        Self::sized(matrix.panels(), threads, 1)
+    }
+
+    /// Of pairs of panels.
+    pub fn pairs(matrix: &Matrix, threads: usize) -> Self {
+        Self::sized(matrix.panels(), threads, 2)
+    }
+
+    fn sized(panels: usize, threads: usize, unit: usize) -> Self {
+        let size = (panels / (8 * threads))
+            .clamp(2, PANELS)
+            .next_multiple_of(unit);
+        Self {
+            size,
+            panels,
+            count: panels.div_ceil(size),
+        }
+    }
+
+    /// Of piece `group`.
+    pub fn panels(&self, group: usize) -> Range<usize> {
+        group * self.size..((group + 1) * self.size).min(self.panels)
+    }
+}

@@ -1,0 +1,85 @@
+//! What goes into a step of the engine and what comes out.
+//!
+//! Keeps true: plain data, in the units of `python/minisgl/step.py` and `engine/api.py`.
+//! Doesn't know: who computes it.
+
+use crate::kv::KvShape;
+use crate::sampling::TokenLogprobs;
+
+/// Sizes that the control plane and the engine agree on.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Pages of the pool, the scratch page aside.
+    pub num_pages: usize,
+    /// Tokens of a page.
+    pub page_size: usize,
+    /// Requests that have a slot.
+    pub max_rows: usize,
+    /// Tokens of a sequence.
+    pub max_seq_len: usize,
+}
+
+/// The arrays of a step, as `python/minisgl/step.py` describes them, without padding rows.
+#[derive(Clone, Debug, Default)]
+pub struct Step {
+    /// By token; -(slot + 1): what that slot sampled last.
+    pub input_ids: Vec<i32>,
+    /// By token.
+    pub positions: Vec<i32>,
+    /// By token.
+    pub out_loc: Vec<i32>,
+    /// By row.
+    pub req_slots: Vec<i32>,
+    /// By row.
+    pub seq_lens: Vec<i32>,
+    /// By row.
+    pub extend_lens: Vec<i32>,
+    /// Rows that yield a token.
+    pub sample_rows: Vec<i32>,
+    /// (slot, first column, count) over `page_ids`.
+    pub segments: Vec<[i32; 3]>,
+    /// Pages.
+    pub page_ids: Vec<i32>,
+    /// Rows that decode come first.
+    pub num_decode_rows: usize,
+}
+
+/// Log probabilities of sampled tokens.
+#[derive(Debug, Default)]
+pub struct StepLogprobs {
+    /// The rows that asked, ascending.
+    pub rows: Vec<i32>,
+    /// Theirs.
+    pub tokens: Vec<TokenLogprobs>,
+}
+
+/// Log probabilities of a prompt's tokens.
+#[derive(Debug)]
+pub struct PromptLogprobs {
+    /// Whose.
+    pub req_id: i64,
+    /// The position of the first.
+    pub first: usize,
+    /// From there on.
+    pub tokens: Vec<TokenLogprobs>,
+}
+
+/// What a step gives.
+#[derive(Debug, Default)]
+pub struct Sampled {
+    /// By row; -1 where the row does not sample.
+    pub tokens: Vec<i32>,
+    /// Of rows that asked.
+    pub logprobs: Option<StepLogprobs>,
+    /// Of prompts that asked.
+    pub prompts: Vec<PromptLogprobs>,
+}
+
+/// Choices of a user.
+#[derive(Clone, Copy, Debug)]
+pub struct Choices {
+    /// Of the pool of keys and values, its scratch page included.
+    pub kv: KvShape,
+    /// Whether the parts of forwards are measured.
+    pub timed: bool,
+}
