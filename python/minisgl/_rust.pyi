@@ -118,10 +118,11 @@ def quantize_weights(
     quantization: Literal["q8", "q4"],
     file: str | PathLike[str],
     progress: Callable[[int, int], object],
-) -> None:
+) -> bool:
     """A GGUF file of the matrices of `source`, a GGUF file or folder of safetensors, in blocks of 8 or 4 bits; made now
-    if it is not there, damaged, or of other weights. `progress` gets the bytes done and all bytes, if it is made; what
-    it raises ends the work. `ValueError` of (fault, text), as of `CpuEngine`."""
+    if it is not there, damaged, or of other weights. False, and no file: all of `source` is in blocks already.
+    `progress` gets the bytes done and all bytes, if it is made; what it raises ends the work. `ValueError` of
+    (fault, text), as of `CpuEngine`."""
 
 @final
 class StepPlan:

@@ -116,6 +116,16 @@ def _heads_by_layer(writer: GGUFWriter) -> None:
     writer.add_head_count([4])
 
 
+def _too_many_layers(writer: GGUFWriter) -> None:
+    del writer.kv_data[0]["llama.block_count"]
+    writer.add_block_count(2**31)
+
+
+def _too_wide(writer: GGUFWriter) -> None:
+    del writer.kv_data[0]["llama.attention.key_length"]
+    writer.add_key_length(2**31)
+
+
 def _no_tokens(writer: GGUFWriter) -> None:
     del writer.kv_data[0]["tokenizer.ggml.tokens"]
 
@@ -156,6 +166,8 @@ def _part(writer: GGUFWriter) -> None:
         (_many_heads, "attention.head_count: -1: must be at least 1"),
         (_text_for_a_number, "block_count: 'many' is not a number for all layers"),
         (_heads_by_layer, r"attention.head_count: \[4\] is not a number for all layers"),
+        (_too_many_layers, "tensor blk.2147483647.attn_q.weight is missing"),
+        (_too_wide, r"tensor blk.0.attn_q.weight is \[64, 64\], not \[8589934592, 64\] as the metadata says"),
         (_no_tokens, "the GGUF metadata lacks tokenizer.ggml.tokens"),
         (_odd_merge, "tokenizer.ggml.merges: .*zz"),
         (_one_part, "tokenizer.ggml.merges: 'zz' has no two parts"),

@@ -71,6 +71,14 @@ def test_a_gguf_file_keeps_its_architecture(tmp_path: Path) -> None:
         np.testing.assert_allclose(found[name], values, atol=np.abs(values).max() / 200)
 
 
+def test_a_file_in_blocks_stays_where_it_is(tmp_path: Path, cache: Path) -> None:
+    model = tiny_model("qwen3-tied", vocab_size=len(TOKENS), intermediate_size=128)
+    blocks = gguf.GGMLQuantizationType.Q4_1
+    file = write_gguf(tmp_path / "m.gguf", model, "qwen3", quantise=blocks)
+    assert quantized_weights(file, "q8", Steps()) == file
+    assert not cache.exists()
+
+
 def test_a_caller_that_stops_it_leaves_nothing(tmp_path: Path, cache: Path) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

@@ -94,18 +94,26 @@ def config_of(fields: Fields, shapes: Shapes, factors: Sequence[float] | None) -
     for key in ("attention.value_length", "rope.dimension_count"):
         if (found := fields.whole(own(key), head_dim)) != head_dim:
             raise ConfigError(f"{own(key)}: {found} is not imported: only the {head_dim} of a head")
-    if TABLE not in shapes:
-        raise ConfigError(f"tensor {TABLE} is missing")
+    heads_kv, layers = fields.positive(own("attention.head_count_kv"), heads), fields.positive(own("block_count"))
+    vocab = shapes.get(TABLE, (0,))[0]
+    _check_shapes(
+        shapes,
+        {
+            TABLE: (vocab, hidden),
+            f"blk.{layers - 1}.attn_q.weight": (heads * head_dim, hidden),
+            f"blk.{layers - 1}.attn_k.weight": (heads_kv * head_dim, hidden),
+        },
+    )
     config: dict[str, Any] = {
         "architectures": [ARCHITECTURES[fields.architecture]],
         "model_type": _TYPES[fields.architecture],
         "hidden_size": hidden,
-        "num_hidden_layers": fields.positive(own("block_count")),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": fields.positive(own("attention.head_count_kv"), heads),
+        "num_key_value_heads": heads_kv,
         "head_dim": head_dim,
         "intermediate_size": fields.positive(own("feed_forward_length")),
-        "vocab_size": shapes[TABLE][0],
+        "vocab_size": vocab,
         "max_position_embeddings": fields.positive(own("context_length")),
         "rms_norm_eps": fields.real(own("attention.layer_norm_rms_epsilon")),
         "rope_theta": fields.real(own("rope.freq_base"), 10_000.0),
@@ -120,6 +128,16 @@ def config_of(fields: Fields, shapes: Shapes, factors: Sequence[float] | None) -
     if (bos := fields.whole("tokenizer.ggml.bos_token_id", -1)) >= 0:
         config["bos_token_id"] = bos
     return config
+
+
+def _check_shapes(shapes: Shapes, expected: Shapes) -> None:
+    """Against the tensors, which are no larger than their file: numbers that are too large cost memory everywhere."""
+    for name, shape in expected.items():
+        if shapes.get(name) != shape:
+            found = (
+                f"is {list(shapes[name])}, not {list(shape)} as the metadata says" if name in shapes else "is missing"
+            )
+            raise ConfigError(f"tensor {name} {found}")
 
 
 def _of_architecture(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,14 +157,19 @@ def _of_architecture(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) 
         return {}
     if fields.architecture == "qwen3":
         return {"attention_bias": False}
-    layers = range(min(config["num_hidden_layers"], len(shapes)))
+    routers = [f"blk.{i}.ffn_gate_inp.weight" for i in range(config["num_hidden_layers"])]
+    experts, size = fields.positive(own("expert_count")), fields.positive(own("expert_feed_forward_length"))
+    for name in routers:
+        if name in shapes:
+            gate = name.replace("_inp", "_exps")
+            _check_shapes(shapes, {gate: (experts, size, config["hidden_size"])})
     return {
         "attention_bias": False,
-        "num_experts": fields.positive(own("expert_count")),
+        "num_experts": experts,
         "num_experts_per_tok": fields.positive(own("expert_used_count")),
-        "moe_intermediate_size": fields.positive(own("expert_feed_forward_length")),
+        "moe_intermediate_size": size,
         "norm_topk_prob": True,  # llama.cpp does so for all models of this architecture
-        "mlp_only_layers": [i for i in layers if f"blk.{i}.ffn_gate_inp.weight" not in shapes],
+        "mlp_only_layers": [i for i, name in enumerate(routers) if name not in shapes],
     }
 
 

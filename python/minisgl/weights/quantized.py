@@ -18,8 +18,8 @@ FORMAT = "1"  # part of the name
 
 
 def quantized_weights(source: Path, quantization: Quantization, say: Report) -> Path:
-    """The GGUF file for `source`, a GGUF file or a folder of safetensors, made now if it is not there. Raises
-    `ConfigError`, and the `ValueError`s of `_rust.CpuEngine`."""
+    """The GGUF file for `source`, a GGUF file or a folder of safetensors, made now if it is not there; `source` itself,
+    if it is in blocks already. Raises `ConfigError`, and the `ValueError`s of `_rust.CpuEngine`."""
     key = hashlib.sha256()
     try:
         for file in [source] if source.is_file() else sorted(source.glob("*.safetensors")):
@@ -37,5 +37,4 @@ def quantized_weights(source: Path, quantization: Quantization, say: Report) -> 
             last = time.monotonic()
             say(f"quantizing {source.name} to {quantization}, once", done, total)
 
-    _rust.quantize_weights(source, quantization, kept, progress)
-    return kept
+    return kept if _rust.quantize_weights(source, quantization, kept, progress) else source

@@ -6,7 +6,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use minisgl_cpu::Result;
 use minisgl_cpu::files::gguf::{File, Header, Value};
@@ -229,7 +229,7 @@ fn read_header(bytes: &[u8]) {
 }
 
 /// Opens what lies on the disk as one file of `bytes`; decodes it if it is sound.
-fn opened(file: &PathBuf, bytes: &[u8], open: impl FnOnce() -> Result<Box<dyn Source>>) {
+fn opened(file: &Path, bytes: &[u8], open: impl FnOnce() -> Result<Box<dyn Source>>) {
     fs::write(file, bytes).unwrap();
     match open() {
         Ok(source) => read_all(source.as_ref()),
@@ -302,7 +302,7 @@ fn damaged_safetensors_are_errors() {
 
 /// So that the cases change a file that is sound.
 fn open_names(
-    file: &PathBuf,
+    file: &Path,
     bytes: &[u8],
     open: impl FnOnce() -> Result<Box<dyn Source>>,
 ) -> Vec<String> {

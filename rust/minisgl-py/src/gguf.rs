@@ -127,7 +127,7 @@ pub(crate) fn quantize_weights(
     quantization: &str,
     file: PathBuf,
     progress: Py<PyAny>,
-) -> PyResult<()> {
+) -> PyResult<bool> {
     let quantization = Quantization::parse(quantization).map_err(value_error)?;
     let mut failed = None;
     let made = py.detach(|| {
@@ -147,7 +147,7 @@ pub(crate) fn quantize_weights(
     match (made, failed) {
         (_, Some(error)) => Err(error),
         (Err(error), None) => Err(to_python_error(&error)),
-        (Ok(_), None) => Ok(()),
+        (Ok(made), None) => Ok(made.is_some()),
     }
 }
 

@@ -26,23 +26,27 @@ const SOURCE_KEY: &str = "minisgl.source";
 const CHECKSUM_KEY: &str = "minisgl.checksum";
 
 /// `source` in blocks, from `file` if it is there and right, else made now and kept there. `progress` gets the bytes
-/// done and all bytes, and ends the work by an error of its own.
+/// done and all bytes, and ends the work by an error of its own. None: there is nothing in it to be quantized.
 pub fn quantized(
     source: &dyn Source,
     quantization: Quantization,
     file: &Path,
     progress: &mut dyn FnMut(usize, usize) -> Result<()>,
-) -> Result<File> {
+) -> Result<Option<File>> {
     let plan = Plan::new(source, quantization);
+    let is_kept = |planned: &Planned<'_>| planned.kind == planned.tensor.kind();
+    if plan.tensors.iter().all(is_kept) {
+        return Ok(None);
+    }
     if let Ok(found) = File::open(file)
         && is_right(&found, plan.fingerprint)
     {
-        return Ok(found);
+        return Ok(Some(found));
     }
     let partial = Partial::beside(file)?;
     plan.write(&partial.0, progress)?;
     fs::rename(&partial.0, file).map_err(|error| at(file, &error))?;
-    File::open(file)
+    File::open(file).map(Some)
 }
 
 fn is_right(found: &File, fingerprint: u64) -> bool {

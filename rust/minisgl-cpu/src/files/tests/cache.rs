@@ -32,7 +32,7 @@ fn make(source: &dyn Source, quantization: Quantization, file: &Path) -> (File, 
         steps += 1;
         Ok(())
     });
-    (made.unwrap(), steps)
+    (made.unwrap().unwrap(), steps)
 }
 
 #[test]
@@ -100,6 +100,27 @@ fn a_damaged_or_foreign_cache_is_made_again() {
         assert_eq!(fs::read(&file).unwrap(), good);
     }
     assert!(make(source.as_ref(), Quantization::Q4, &file).1 > 0); // it was the other one
+}
+
+#[test]
+fn what_has_nothing_to_quantize_stays_where_it_is() {
+    let folder = Temporary::new("nothing");
+    let path = folder.file("m.gguf", &gguf_of_blocks());
+    let (source, file) = (open(&path).unwrap(), folder.0.join("cache/x.gguf"));
+    let made = quantized(source.as_ref(), Quantization::Q8, &file, &mut |_, _| Ok(()));
+    assert!(made.unwrap().is_none());
+    assert!(!file.exists());
+}
+
+/// One matrix of Q8_0 and a vector.
+fn gguf_of_blocks() -> Vec<u8> {
+    let mut out = b"GGUF\x03\0\0\0".to_vec();
+    out.extend(2u64.to_le_bytes());
+    out.extend(0u64.to_le_bytes());
+    tensor(&mut out, "norm.weight", &[4], 0, 0);
+    tensor(&mut out, "table.weight", &[32, 2], 8, 32);
+    out.resize(out.len().next_multiple_of(32) + 32 + 68, 0);
+    out
 }
 
 #[test]
