@@ -59,7 +59,7 @@ impl Acts {
     /// Room for `rows` rows of `k` numbers each (or less, or fewer).
     #[must_use]
     pub fn new(rows: usize, k: usize, mode: Mode) -> Self {
-        let (rows, k) = (rows.max(1), k.max(1));
+        let (rows, k) = (spread(rows.max(1)), k.max(1));
         let bytes = ActsPtr::lay_out(std::ptr::null_mut(), rows, k, mode).1;
         Self {
             mode,
@@ -91,13 +91,23 @@ impl Acts {
     /// If there is no room for so many.
     #[must_use]
     pub fn writer_as(&self, rows: usize, k: usize, mode: Mode) -> ActsPtr {
-        let (ptr, bytes) = ActsPtr::lay_out(self.memory.as_ptr(), rows, k, mode);
+        let (ptr, bytes) = ActsPtr::lay_out(self.memory.as_ptr(), spread(rows), k, mode);
         let (most, most_k) = (self.rows, self.k);
         assert!(
             bytes <= self.memory.len(),
             "{rows} rows of {k} where there is room for {most} of {most_k}"
         );
         ptr
+    }
+}
+
+/// Rows laid out for that many: were their number a power of two, all blocks of a tile would fall into the same few
+/// sets of a cache and drive each other out.
+fn spread(rows: usize) -> usize {
+    if rows < 64 {
+        rows
+    } else {
+        rows.next_multiple_of(16) + 8
     }
 }
 
@@ -120,7 +130,7 @@ pub struct ActsPtr {
     pub offset: *mut i32,
     /// Which of these there are.
     pub mode: Mode,
-    /// Rows.
+    /// Rows, with those that are there only for the distance.
     pub rows: usize,
     /// Inputs.
     pub k: usize,

@@ -85,6 +85,7 @@ impl Isa {
             Self::Avx2 => missing_avx2(),
             Self::Avx512 => missing_avx512(),
             Self::Amx => missing_amx(),
+            Self::Neon if cfg!(target_arch = "aarch64") => Vec::new(),
             Self::Neon => vec![self.name()],
         }
     }

@@ -15,6 +15,8 @@ mod avx2;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod avx512;
 mod isa;
+#[cfg(any(target_arch = "aarch64", test))]
+mod neon;
 pub mod scalar;
 
 use std::ops::Range;
@@ -74,6 +76,9 @@ impl Kernels {
             Isa::Avx2 => &avx2::TABLE,
             #[cfg(all(target_arch = "x86_64", not(miri)))]
             Isa::Avx512 => &avx512::TABLE,
+            #[cfg(any(target_arch = "aarch64", test))]
+            Isa::Neon => &neon::TABLE,
+            #[allow(unreachable_patterns)] // where all are built
             _ => &scalar::TABLE,
         };
         Self { isa, table }

@@ -154,7 +154,7 @@ impl Case {
 }
 
 /// NaN is NaN, whatever its bits.
-fn bits(x: &[f32]) -> Vec<u32> {
+pub(super) fn bits(x: &[f32]) -> Vec<u32> {
     x.iter()
         .map(|x| if x.is_nan() { u32::MAX } else { x.to_bits() })
         .collect()

@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::scaled::{tile_rows, tiles};
+use super::scaled::{AHEAD, tile_rows, tiles};
 use super::tile::{Config, Tiles, load, multiply, store};
 use super::{GROUP, MOST, NEAR, Product, SCRATCH, size_for};
 use crate::weights::PANEL;
@@ -18,8 +18,6 @@ const ROW_BYTES: usize = PARTS * 64;
 const BLOCK_BYTES: usize = 1024;
 /// Bytes of the sums of a panel with 16 rows in three parts.
 const SUMS: usize = 3 * 1024;
-/// How far ahead weights are asked for: they come from memory where rows are few.
-const AHEAD: usize = 8 << 10;
 
 /// Two panels by up to 16 rows; pointers are at the first block.
 #[derive(Clone, Copy)]

@@ -99,7 +99,10 @@ pub(super) struct Piece {
     pub ring: *mut u8,
 }
 
-/// Bytes of rings: two steps of sums, two of expanded blocks.
+/// How far ahead weights are asked for: they come from memory where rows are few.
+pub(super) const AHEAD: usize = 8 << 10;
+
+/// Bytes of rings: two steps of sums, two of expanded blocks, up to 4096 bytes each.
 pub(super) const RING: usize = 2 * 4 * 1024 + 2 * 4 * 1024;
 
 #[inline]
@@ -171,8 +174,8 @@ macro_rules! product {
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn step<K: Kind, const T: usize>(
-    blocks: [*const u8; 4],
-    a: [*const u8; 4],
+    blocks: [*const u8; 3],
+    a: [*const u8; 3],
     to: *mut u8,
     width: usize,
 ) {
@@ -188,8 +191,6 @@ unsafe fn step<K: Kind, const T: usize>(
                 product!(K, "1", "5", "7", a[1], to.add(width));
                 load!("6", blocks[2], 64usize);
                 product!(K, "2", "4", "6", a[2], to.add(2 * width));
-                load!("7", blocks[3], 64usize);
-                product!(K, "3", "5", "7", a[3], to.add(3 * width));
             }
             2 => {
                 load!("6", blocks[0], 64usize);
@@ -211,10 +212,39 @@ unsafe fn step<K: Kind, const T: usize>(
     }
 }
 
+/// Stores the sums of the last step.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn flush<K: Kind, const T: usize>(to: *mut u8, width: usize) {
+    let rows = const { tile_rows(K::PARTS, T, 0) * 64 };
+    // SAFETY: the caller's: tiles are configured for `T` rows, there is room.
+    unsafe {
+        match const { tiles(K::PARTS, T) } {
+            1 => {
+                store!("0", to, 64usize);
+                store!("1", to.add(width), 64usize);
+                store!("2", to.add(2 * width), 64usize);
+            }
+            2 => {
+                store!("0", to, 64usize);
+                store!("1", to.add(rows), 64usize);
+                store!("2", to.add(width), 64usize);
+                store!("3", to.add(width + rows), 64usize);
+            }
+            _ => {
+                let two = const { tile_rows(K::PARTS, T, 0) + tile_rows(K::PARTS, T, 1) };
+                store!("0", to, 64usize);
+                store!("1", to.add(rows), 64usize);
+                store!("2", to.add(two * 64), 64usize);
+            }
+        }
+    }
+}
+
 /// Blocks of a step.
 const fn step_blocks(tiles: usize) -> usize {
     match tiles {
-        1 => 4,
+        1 => 3,
         2 => 2,
         _ => 1,
     }
@@ -234,6 +264,9 @@ pub(super) unsafe fn run<K: Kind, const T: usize, const FUSED: bool>(tables: &Ta
         let expand_step = |step: usize| {
             for i in 0..n {
                 let block = p.w.add((step * n + i).min(p.blocks - 1) * block_bytes);
+                for line in 0..block_bytes.div_ceil(64) {
+                    _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(AHEAD + line * 64).cast());
+                }
                 expand::<K>(
                     tables,
                     block,
@@ -262,15 +295,15 @@ pub(super) unsafe fn run<K: Kind, const T: usize, const FUSED: bool>(tables: &Ta
             if FUSED && !K::AS_IS && g + 1 < steps {
                 expand_step(g + 1);
             }
-            // The last step is computed once more, to store it: that costs less than another loop.
-            if g <= steps {
-                let now = g.min(steps - 1);
-                let (mut blocks, mut a) = ([p.w; 4], [p.a; 4]);
+            if g < steps {
+                let (mut blocks, mut a) = ([p.w; 3], [p.a; 3]);
                 for i in 0..n {
-                    blocks[i] = tile_of(now, i);
-                    a[i] = p.a.add((now * n + i).min(p.blocks - 1) * p.a_step);
+                    blocks[i] = tile_of(g, i);
+                    a[i] = p.a.add((g * n + i).min(p.blocks - 1) * p.a_step);
                 }
                 step::<K, T>(blocks, a, sums_of(g + 1), width);
+            } else if g == steps {
+                flush::<K, T>(sums_of(g + 1), width);
             }
             if g >= 2 {
                 for i in 0..n.min(p.blocks - (g - 2) * n) {
