@@ -7,7 +7,7 @@
 use super::lanes::{LANES, Lanes, exp2, exp2_one};
 
 /// Positions of a chunk. A row's softmax goes chunk by chunk, so this is part of the numbers.
-pub(super) const CHUNK: usize = 64;
+pub(super) const CHUNK: usize = 128;
 
 /// A matrix in memory: its first number and the numbers from one row to the next.
 #[derive(Clone, Copy)]
