@@ -12,6 +12,7 @@
 //! Keeps true: a row sees the positions up to its own, within its layer's window; no allocation after the plan is built.
 //! Doesn't know: projections, rotary positions, requests.
 
+mod api;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -22,11 +23,15 @@ mod lines;
 mod load;
 mod plan;
 mod prefix;
+mod rows;
 mod scalar;
+mod span;
+mod split;
 mod unit;
 
-pub use plan::{Plan, Rows};
-pub use unit::{Attention, Call, Scratch};
+pub use api::{Attention, Call, Scratch};
+pub use plan::Plan;
+pub use rows::Rows;
 
 /// The largest head.
 pub const MAX_HEAD_DIM: usize = 256;

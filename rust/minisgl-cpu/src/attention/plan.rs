@@ -14,65 +14,9 @@ use std::ops::Range;
 use super::kernel::CHUNK;
 use super::lines::Lines;
 use super::prefix::Finder;
-use crate::error::{Error, Result};
-
-/// The rows of a step: row i has the tokens `qo_indptr[i]..qo_indptr[i + 1]`, which are the last ones of its `seq_lens[i]`,
-/// and the pages `table[slots[i] * columns ..]`.
-#[derive(Clone, Copy, Debug)]
-pub struct Rows<'a> {
-    /// Length of each row, the step's tokens included.
-    pub seq_lens: &'a [u32],
-    /// Prefix sums of the rows' tokens of this step: one more than rows.
-    pub qo_indptr: &'a [u32],
-    /// All page tables, `columns` entries each.
-    pub table: &'a [u32],
-    /// Entries of one page table.
-    pub columns: usize,
-    /// The page table of each row.
-    pub slots: &'a [u32],
-}
-
-impl<'a> Rows<'a> {
-    /// Pages of a row; entries past its length mean nothing.
-    pub fn pages(&self, row: usize) -> &'a [u32] {
-        let from = self.slots[row] as usize * self.columns;
-        &self.table[from..from + self.columns]
-    }
-
-    fn check(&self, page_size: usize, pages: usize) -> Result<()> {
-        let n = self.seq_lens.len();
-        if self.qo_indptr.len() != n + 1 || self.slots.len() != n {
-            return Err(Error::step(format!(
-                "{n} rows have {} prefix sums and {} slots",
-                self.qo_indptr.len(),
-                self.slots.len()
-            )));
-        }
-        for row in 0..n {
-            let (from, to) = (self.qo_indptr[row], self.qo_indptr[row + 1]);
-            let len = self.seq_lens[row] as usize;
-            let end = (self.slots[row] as usize + 1).saturating_mul(self.columns);
-            let needs = len.div_ceil(page_size);
-            if to < from
-                || (to - from) as usize > len
-                || needs > self.columns
-                || end > self.table.len()
-            {
-                return Err(Error::step(format!(
-                    "row {row} of length {len}: tokens {from}..{to}, {needs} pages in a table of {}",
-                    self.columns
-                )));
-            }
-            if let Some(page) = self.pages(row)[..needs]
-                .iter()
-                .find(|p| **p as usize >= pages)
-            {
-                return Err(Error::step(format!("row {row}: page {page} of {pages}")));
-            }
-        }
-        Ok(())
-    }
-}
+use super::rows::Rows;
+use super::split::cost;
+use crate::error::Result;
 
 /// A token with the positions it sees and the place of what it leaves for the merge.
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +29,7 @@ pub(super) struct Query {
 }
 
 impl Query {
-    fn first_chunk(self) -> u32 {
+    pub fn first_chunk(self) -> u32 {
         self.lo / CHUNK as u32
     }
 
@@ -156,12 +100,6 @@ pub struct Plan {
     pub(super) records: Lines,
     sharing: bool,
 }
-
-/// Records that splitting may take at most, in numbers: 32 MiB.
-const MOST_RECORDS: usize = 8 << 20;
-
-/// Chunks of a piece at least: less is not worth a merge.
-const LEAST_CHUNKS: usize = 4;
 
 impl Plan {
     pub(super) fn new(sizes: Sizes) -> Self {
@@ -363,85 +301,4 @@ impl Variant {
         self.segments
             .sort_by_cached_key(|s| std::cmp::Reverse(cost(s, group)));
     }
-
-    /// Cut long segments if the threads would end far apart.
-    fn split(&mut self, sizes: &Sizes) {
-        let group = sizes.group as u32;
-        let whole: u64 = self
-            .segments
-            .iter()
-            .map(|s| u64::from(cost(s, group)))
-            .sum();
-        let share = whole * sizes.kv_heads as u64 / sizes.threads.max(1) as u64;
-        if self.even(sizes, share) {
-            return;
-        }
-        let mut room = MOST_RECORDS / sizes.record;
-        for i in 0..self.segments.len() {
-            let segment = self.segments[i].clone();
-            let pieces = u64::from(cost(&segment, group)) * 4 / share.max(1) + 1;
-            let pieces = (pieces as usize).min(segment.chunks.len() / LEAST_CHUNKS);
-            let needs = segment.queries.len() * (segment.chunks.len() + 1);
-            if pieces > 1 && needs <= room {
-                room -= needs;
-                self.cut(i, pieces as u32);
-            }
-        }
-    }
-
-    /// Whether the units, the longest first, end about together on all threads.
-    fn even(&self, sizes: &Sizes, share: u64) -> bool {
-        const MANY: usize = 16;
-        let group = sizes.group as u32;
-        let costs = self.segments.iter().map(|s| u64::from(cost(s, group)));
-        if sizes.threads < 2 || self.segments.is_empty() {
-            return true;
-        }
-        if self.segments.len() * sizes.kv_heads > MANY * sizes.threads {
-            return costs.max().unwrap_or(0) * 4 <= share;
-        }
-        let mut costs: Vec<_> = costs
-            .flat_map(|c| std::iter::repeat_n(c, sizes.kv_heads))
-            .collect();
-        costs.sort_unstable_by(|a, b| b.cmp(a));
-        let mut ends = vec![0; sizes.threads];
-        for cost in costs {
-            if let Some(first) = ends.iter_mut().min() {
-                *first += cost;
-            }
-        }
-        ends.into_iter().max().unwrap_or(0) * 8 <= share * 9
-    }
-
-    /// Cut a segment into pieces of chunks, each with those queries that see any of it.
-    fn cut(&mut self, at: usize, pieces: u32) {
-        let whole = self.segments[at].clone();
-        let count = whole.chunks.len() as u32;
-        for piece in 0..pieces {
-            let start = whole.chunks.start + count * piece / pieces;
-            let end = whole.chunks.start + count * (piece + 1) / pieces;
-            let begin = self.queries.len();
-            for i in whole.queries.start as usize..whole.queries.end as usize {
-                let query = self.queries[i];
-                if query.first_chunk() < end && !query.ends(start) {
-                    self.queries.push(query);
-                }
-            }
-            let segment = Segment {
-                queries: begin as u32..self.queries.len() as u32,
-                row: whole.row,
-                chunks: start..end,
-            };
-            if piece == 0 {
-                self.segments[at] = segment;
-            } else if !segment.queries.is_empty() {
-                self.segments.push(segment);
-            }
-        }
-    }
-}
-
-/// Time of a segment in some unit: rows of queries and what loading takes, by chunks.
-fn cost(segment: &Segment, group: u32) -> u32 {
-    (segment.queries.len() as u32 * group + 4) * segment.chunks.len() as u32
 }

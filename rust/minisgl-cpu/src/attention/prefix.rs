@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use super::kernel::CHUNK;
-use super::plan::Rows;
+use super::rows::Rows;
 
 /// Chunks that several rows see through the same pages.
 #[derive(Clone, Debug)]
