@@ -84,6 +84,18 @@ impl Kernels {
         Self { isa, table }
     }
 
+    /// For rows that decode: AMX multiplies few rows of 4- and 8-bit weights with f32 more slowly than AVX-512 does, and
+    /// in another order. So what a row is chooses between the two, and never how many there are.
+    #[must_use]
+    pub fn decoding(self) -> Self {
+        let table = match self.isa {
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Isa::Amx => &amx::DECODING,
+            _ => self.table,
+        };
+        Self { table, ..self }
+    }
+
     /// Whose functions these are.
     #[must_use]
     pub fn isa(&self) -> Isa {

@@ -101,7 +101,7 @@ impl Buffers {
         Own {
             acts: Acts::new(1, self.widest, self.mode),
             row,
-            both: Grid::new(16 * 16 + 16),
+            both: Grid::new(32 * 16),
         }
     }
 }

@@ -142,7 +142,9 @@ impl Decoder {
             memory.last_acts = Acts::new(tokens.len(), self.config.hidden_size, held(self.mode));
         }
         memory.counters.iter().for_each(Counter::reset);
-        let (head, kernels, config) = (&self.weights.head, self.kernels, &self.config);
+        // one kernel for all: a token's logits do not depend on what it was
+        let kernels = self.kernels.decoding();
+        let (head, config) = (&self.weights.head, &self.config);
         let acts =
             memory
                 .last_acts

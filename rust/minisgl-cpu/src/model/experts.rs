@@ -8,9 +8,9 @@
 
 use std::cell::UnsafeCell;
 
-use crate::kernels::{Acts, Mode};
+use crate::kernels::{Acts, Kernels, Mode};
 use crate::model::config::{ModelConfig, MoeConfig};
-use crate::model::forward::{Phase, Worker};
+use crate::model::forward::{Forward, Phase, Worker};
 use crate::model::grid::Grid;
 use crate::model::products::{FEW, Groups, TOKENS, each, mode_for};
 use crate::model::weights::{Experts, Layer};
@@ -42,8 +42,10 @@ struct Order {
     assignments: Vec<u32>,
     /// By token * per_token + rank: sorted place.
     places: Vec<u32>,
-    /// (expert, first place, end)
+    /// (expert, first place, end): those of tokens that decode apart from those of prompts, which come after.
     used: Vec<(usize, usize, usize)>,
+    /// Assignments from here on are of prompts.
+    prompts: u32,
 }
 
 impl ExpertBuffers {
@@ -123,6 +125,7 @@ impl Worker<'_, '_> {
             |worker, expert, panels, rows| {
                 let first = rows.start;
                 worker.gate_and_up(
+                    order.kernels(worker.shared, rows.start),
                     &experts.experts[expert],
                     acts,
                     panels,
@@ -162,17 +165,10 @@ impl Worker<'_, '_> {
             |worker, expert, panels, rows| {
                 let to = buffers.out.at(rows.start, panels.start * PANEL);
                 let weight = &experts.experts[expert].down.weight;
+                let kernels = order.kernels(worker.shared, rows.start);
                 // SAFETY: its piece: these columns of these rows.
                 unsafe {
-                    worker.shared.kernels.matmul(
-                        weight,
-                        panels,
-                        acts,
-                        rows,
-                        to,
-                        buffers.out.stride(),
-                        false,
-                    );
+                    kernels.matmul(weight, panels, acts, rows, to, buffers.out.stride(), false);
                 }
             },
         );
@@ -242,8 +238,10 @@ impl Worker<'_, '_> {
         if self.thread == 0 {
             // SAFETY: the others wait at the barrier.
             unsafe {
-                (*buffers.order.get())
-                    .sort(&buffers.chosen[..shared.count() * moe.experts_per_token])
+                (*buffers.order.get()).sort(
+                    &buffers.chosen[..shared.count() * moe.experts_per_token],
+                    shared.tokens.decode * moe.experts_per_token,
+                )
             };
         }
         self.barrier.wait();
@@ -331,7 +329,17 @@ fn choose(logits: &[f32], moe: &MoeConfig) -> Vec<(u32, f32)> {
 }
 
 impl Order {
-    fn sort(&mut self, chosen: &[UnsafeCell<(u32, f32)>]) {
+    /// What multiplies the rows from sorted place `place` on.
+    fn kernels(&self, shared: &Forward<'_>, place: usize) -> Kernels {
+        if self.assignments[place] < self.prompts {
+            shared.kernels.decoding()
+        } else {
+            shared.kernels
+        }
+    }
+
+    fn sort(&mut self, chosen: &[UnsafeCell<(u32, f32)>], prompts: usize) {
+        self.prompts = prompts as u32;
         // SAFETY: written before a barrier, read by this thread only.
         let expert_of = |assignment: u32| unsafe { (*chosen[assignment as usize].get()).0 };
         self.assignments.clear();
@@ -345,7 +353,14 @@ impl Order {
             self.places[*assignment as usize] = place as u32;
             let expert = expert_of(*assignment) as usize;
             match self.used.last_mut() {
-                Some((last, _, end)) if *last == expert => *end = place + 1,
+                // the sort is stable: an expert's prompts come last
+                Some((last, start, end))
+                    if *last == expert
+                        && (self.assignments[*start] < self.prompts)
+                            == (*assignment < self.prompts) =>
+                {
+                    *end = place + 1;
+                }
                 _ => self.used.push((expert, place, place + 1)),
             }
         }

@@ -9,6 +9,7 @@
 
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -17,7 +18,7 @@ use crate::kernels::{Kernels, Mode};
 use crate::kv::KvPool;
 use crate::model::buffers::{Buffers, Own};
 use crate::model::config::ModelConfig;
-use crate::model::products::{FEW, each};
+use crate::model::products::{FEW, TOKENS, each};
 use crate::model::weights::{FeedForward, Weights};
 use crate::threads::{Barrier, Counter};
 
@@ -128,6 +129,24 @@ impl Forward<'_> {
 
     pub(super) fn count(&self) -> usize {
         self.tokens.ids.len()
+    }
+
+    /// Pieces of the tokens that a product goes over, those that decode apart from those of prompts.
+    pub(super) fn blocks(&self) -> usize {
+        let decode = self.tokens.decode;
+        decode.div_ceil(TOKENS) + (self.count() - decode).div_ceil(TOKENS)
+    }
+
+    /// The tokens of a piece, and what multiplies them.
+    pub(super) fn block(&self, block: usize) -> (Range<usize>, Kernels) {
+        let decode = self.tokens.decode;
+        let decoding = decode.div_ceil(TOKENS);
+        if block < decoding {
+            let end = ((block + 1) * TOKENS).min(decode);
+            return (block * TOKENS..end, self.kernels.decoding());
+        }
+        let start = decode + (block - decoding) * TOKENS;
+        (start..(start + TOKENS).min(self.count()), self.kernels)
     }
 
     pub(super) fn counter(&self, layer: usize, phase: Phase) -> &Counter {

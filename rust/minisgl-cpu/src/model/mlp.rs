@@ -7,10 +7,10 @@
 
 use std::ops::Range;
 
-use crate::kernels::ActsPtr;
+use crate::kernels::{ActsPtr, Kernels};
 use crate::model::forward::{Phase, Worker};
 use crate::model::grid::Grid;
-use crate::model::products::{Groups, TOKENS, mode_for};
+use crate::model::products::{Groups, mode_for};
 use crate::model::weights::{Layer, Mlp};
 use crate::weights::PANEL;
 
@@ -28,11 +28,12 @@ impl Worker<'_, '_> {
         );
         let counter = shared.counter(index, Phase::GateUp);
         let groups = Groups::pairs(&mlp.gate_up.weight, shared.threads);
-        let blocks = shared.count().div_ceil(TOKENS);
+        let blocks = shared.blocks();
         while let Some(piece) = counter.take(blocks * groups.count) {
             let (block, group) = (piece / groups.count, piece % groups.count);
-            let rows = block * TOKENS..((block + 1) * TOKENS).min(shared.count());
+            let (rows, kernels) = shared.block(block);
             self.gate_and_up(
+                kernels,
                 mlp,
                 acts,
                 groups.panels(group),
@@ -57,8 +58,10 @@ impl Worker<'_, '_> {
     }
 
     /// silu(gate) * up of the rows `rows` of `acts`, into rows of `out` from `first` on, columns of the panel pairs.
+    #[allow(clippy::too_many_arguments)] // a product has as many
     pub(super) fn gate_and_up(
         &mut self,
+        kernels: Kernels,
         mlp: &Mlp,
         acts: ActsPtr,
         panels: Range<usize>,
@@ -66,7 +69,6 @@ impl Worker<'_, '_> {
         out: &Grid,
         first: usize,
     ) {
-        let kernels = self.shared.kernels;
         let width = panels.len() * PANEL;
         self.own.both.reserve(rows.len());
         let both = self.own.both.at(0, 0);

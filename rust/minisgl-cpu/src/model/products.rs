@@ -19,7 +19,7 @@ pub(super) const TOKENS: usize = 128;
 /// Tokens of a piece of work that goes token by token.
 pub(super) const FEW: usize = 4;
 /// Most panels of a piece of a product.
-const PANELS: usize = 16;
+const PANELS: usize = 32;
 
 impl Worker<'_, '_> {
     /// What a product reads: the rows of `from`, perhaps normalised. One row each thread prepares for itself, more rows
@@ -78,7 +78,7 @@ impl Worker<'_, '_> {
         out: &Grid,
     ) {
         let shared = self.shared;
-        let blocks = shared.count().div_ceil(TOKENS);
+        let blocks = shared.blocks();
         let groups: Vec<Groups> = parts
             .iter()
             .map(|(_, matrix)| Groups::of(matrix, shared.threads))
@@ -86,17 +86,13 @@ impl Worker<'_, '_> {
         let all: usize = groups.iter().map(|group| group.count).sum();
         while let Some(piece) = shared.counter(index, phase).take(blocks * all) {
             let (block, mut group) = (piece / all, piece % all);
-            let rows = block * TOKENS..((block + 1) * TOKENS).min(shared.count());
+            let (rows, kernels) = shared.block(block);
             for ((column, matrix), groups) in parts.iter().zip(&groups) {
                 if group < groups.count {
                     let panels = groups.panels(group);
                     let to = out.at(rows.start, column + panels.start * PANEL);
                     // SAFETY: its piece: these columns of these rows; `acts` was written before a barrier.
-                    unsafe {
-                        shared
-                            .kernels
-                            .matmul(matrix, panels, acts, rows, to, out.stride(), false)
-                    };
+                    unsafe { kernels.matmul(matrix, panels, acts, rows, to, out.stride(), false) };
                     break;
                 }
                 group -= groups.count;
@@ -115,16 +111,16 @@ impl Worker<'_, '_> {
         let shared = self.shared;
         let x = &shared.buffers.x;
         let groups = Groups::of(&linear.weight, shared.threads);
-        let blocks = shared.count().div_ceil(TOKENS);
+        let blocks = shared.blocks();
         while let Some(piece) = shared.counter(index, phase).take(blocks * groups.count) {
             let (block, group) = (piece / groups.count, piece % groups.count);
-            let rows = block * TOKENS..((block + 1) * TOKENS).min(shared.count());
+            let (rows, kernels) = shared.block(block);
             let panels = groups.panels(group);
             let (column, width) = (panels.start * PANEL, panels.len() * PANEL);
             let to = x.at(rows.start, column);
             // SAFETY: its piece: these columns of these rows; `acts` was written before a barrier.
             unsafe {
-                shared.kernels.matmul(
+                kernels.matmul(
                     &linear.weight,
                     panels,
                     acts,
@@ -181,7 +177,7 @@ impl Groups {
     }
 
     fn sized(panels: usize, threads: usize, unit: usize) -> Self {
-        let size = (panels / (8 * threads))
+        let size = (panels / (4 * threads))
             .clamp(2, PANELS)
             .next_multiple_of(unit);
         Self {

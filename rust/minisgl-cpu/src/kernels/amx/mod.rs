@@ -36,6 +36,18 @@ pub(super) static TABLE: Table = Table {
     finite: avx512::TABLE.finite,
 };
 
+/// For rows that decode.
+pub(super) static DECODING: Table = Table {
+    prepare,
+    matmul: matmul_decoding,
+    rms_norm: avx512::TABLE.rms_norm,
+    silu_mul: avx512::TABLE.silu_mul,
+    add: avx512::TABLE.add,
+    rotate: avx512::TABLE.rotate,
+    argmax: avx512::TABLE.argmax,
+    finite: avx512::TABLE.finite,
+};
+
 /// Rows from which on tiles of bytes are faster than vectors (the bits are the same).
 const INT8_ROWS: usize = 16;
 /// Panels whose sums are kept at once.
@@ -73,6 +85,16 @@ unsafe fn split(acts: ActsPtr, row: usize) {
                     _mm256_storeu_si256(to.cast(), words);
                 }
             }
+        }
+    }
+}
+
+unsafe fn matmul_decoding(p: &Product<'_>) {
+    // SAFETY: the caller's; the table is only for CPUs with tiles.
+    unsafe {
+        match (p.acts.mode.int8_with(p.w.form()), p.w.form()) {
+            (false, Form::Q4 | Form::Q8) => (avx512::TABLE.matmul)(p),
+            _ => matmul(p),
         }
     }
 }

@@ -100,7 +100,7 @@ pub(super) struct Piece {
 }
 
 /// How far ahead weights are asked for: they come from memory where rows are few.
-pub(super) const AHEAD: usize = 8 << 10;
+pub(super) const AHEAD: usize = 12 << 10;
 
 /// Bytes of rings: two steps of sums, two of expanded blocks, up to 4096 bytes each.
 pub(super) const RING: usize = 2 * 4 * 1024 + 2 * 4 * 1024;
@@ -265,7 +265,7 @@ pub(super) unsafe fn run<K: Kind, const T: usize, const FUSED: bool>(tables: &Ta
             for i in 0..n {
                 let block = p.w.add((step * n + i).min(p.blocks - 1) * block_bytes);
                 for line in 0..block_bytes.div_ceil(64) {
-                    _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(AHEAD + line * 64).cast());
+                    _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(AHEAD + line * 64).cast());
                 }
                 expand::<K>(
                     tables,

@@ -235,12 +235,12 @@ unsafe fn few_blocks<const FORM: u8, const R: usize, const B: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn prefetch<const FORM: u8>(block: *const u8, ahead: usize) {
     for line in 0..block_bytes(FORM).div_ceil(64) {
-        _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(ahead + line * 64).cast());
+        _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(ahead + line * 64).cast());
     }
 }
 
 /// How far ahead weights are asked for.
-const AHEAD: usize = 4096;
+const AHEAD: usize = 12288;
 
 /// Unpacked weights: [block][panel][step][16] and [block][panel] scales and minima.
 #[repr(C, align(64))]

@@ -11,7 +11,7 @@ use super::*;
 /// Rows of a tile.
 const TALL: usize = 12;
 /// How far ahead weights are asked for.
-const AHEAD: usize = 4096;
+const AHEAD: usize = 12288;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
@@ -63,7 +63,7 @@ unsafe fn run<const FORM: u8, const R: usize>(
             let cell = cell(&p.acts, b, row);
             if first {
                 for line in 0..block_bytes(FORM).div_ceil(64) {
-                    _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(AHEAD + line * 64).cast());
+                    _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(AHEAD + line * 64).cast());
                 }
             }
             let s = if FORM == Q4 {
