@@ -39,6 +39,7 @@ from minisgl.weights.sources import find_smollm2, resolve_model
 START_TIMEOUT_S = 600.0
 ASK_TIMEOUT_S = 3600.0
 POLL_S = 0.5
+TORCH_DTYPES = ("float32", "bfloat16", "float16")
 HERE = Path(__file__).parent
 BODY = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
 
@@ -108,7 +109,8 @@ class HttpArm:
         """What a minisgl server computes in. Raises `Missing`."""
         try:
             answer = httpx.get(self.url + "/health", headers=dict(self._server.headers()), timeout=HTTP_TIMEOUT_S)
-            return str(answer.raise_for_status().json()["dtype"])
+            found = str(answer.raise_for_status().json()["dtype"])
+            return found if found in TORCH_DTYPES else "float32"  # the CPU engine multiplies blocks with float32
         except (httpx.HTTPError, ValueError, KeyError) as error:
             raise Missing(f"{self.url}/health: {error!r}: give --dtype") from error
 
