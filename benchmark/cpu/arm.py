@@ -69,8 +69,9 @@ class Runner:
         return [generator.integers(FIRST_ID, vocab, length, dtype=np.int32) for _ in range(count)]
 
     def decode(self, batch: int, num_in: int, num_out: int, seed: Sequence[int]) -> dict[str, Any]:
-        """Prefill until every sequence has a token, then the rest: tokens per second of each part. `steps_ms`: from
-        each decode step's tokens to the next one's."""
+        """Prefill until every sequence has a token, then the rest: tokens per second of each part. `step_ms`: from a
+        step's tokens to the next one's, where both gave every sequence one; the median, since a token that was told
+        late makes one of these times long and the next one short."""
         prompts = self.prompts(batch, num_in, seed)
         self._tokens.clear()
         clock = time.perf_counter
@@ -79,20 +80,22 @@ class Runner:
         while len(self._tokens) < batch:
             self._loop.step([])
         first, done, cpu_first = clock(), self._count(), time.process_time()
-        times = [first]
+        times, whole, count = [first], [False], done
         while not self._loop.idle:
             self._loop.step([])
             times.append(clock())
+            whole.append(self._count() - count == batch)
+            count = self._count()
         if self._count() != batch * num_out:
             raise Failed(f"{self._count()} tokens instead of {batch * num_out}")
-        took, steps = times[-1] - first, np.diff(times)[WARM_STEPS:-1]
+        took = times[-1] - first
+        steps = np.diff(times)[np.logical_and(whole[:-1], whole[1:])][WARM_STEPS:]
         return {
             "decode_tok_s": (batch * num_out - done) / took if took > 0 else None,
             "prefill_tok_s": batch * num_in / (first - began),
             "decode_cpu_s": time.process_time() - cpu_first,
             "prefill_cpu_s": cpu_first - cpu,
             "step_ms": 1e3 * float(np.median(steps)) if len(steps) else None,
-            "step_min_ms": 1e3 * float(steps.min()) if len(steps) else None,
         }
 
     def prefill(self, length: int, seed: Sequence[int]) -> dict[str, Any]:

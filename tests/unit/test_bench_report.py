@@ -14,7 +14,7 @@ import pytest
 
 from minisgl.bench.environment import environment
 from minisgl.bench.plots import Series, bar_breakdown, cdf_plot, line_plot
-from minisgl.bench.report import Report, number, plain, print_result, public_command, table, write_json
+from minisgl.bench.report import Report, number, plain, print_result, public_command, table, write_json, write_report
 from tools.check_public_text import findings
 
 
@@ -46,6 +46,25 @@ def test_a_report_from_results(tmp_path: Path) -> None:
     raw = json.loads((tmp_path / "raw.json").read_text())
     assert raw["samples"] == [0, 1, 2, 3, 4] and raw["nested"] == {"rows": [[1, 2], [3, 4]]}
     assert raw["environment"]["cores"] >= 1
+
+
+def test_a_program_that_is_killed_while_it_writes_leaves_the_report_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = Report(tmp_path, "One")
+    report.section("A", "first")
+    report.write({"n": 1})
+    before = {name: (tmp_path / name).read_text() for name in ("README.md", "raw.json")}
+
+    def killed(path: Path, target: Path) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    report.section("B", "second")
+    for write in (lambda: report.write({"n": 2}), lambda: write_report(tmp_path, "Two", [("B", "second")])):
+        with pytest.raises(KeyboardInterrupt):
+            write()
+    assert {name: (tmp_path / name).read_text() for name in before} == before
 
 
 def test_without_matplotlib_the_report_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@
 
 use super::matrix::{BLOCK, Form, Matrix, PANEL};
 use crate::files::blocks::{decode, f16_to_f32, f32_to_bf16, f32_to_f16};
+use crate::files::quantize::encode;
 use crate::files::{Kind, TensorView};
 use crate::{Error, Result};
 
@@ -190,13 +191,22 @@ fn put_q8(to: &mut [u8], lane: usize, d: [u8; 2], bytes: &[u8]) {
 
 fn put_numbers(to: &mut [u8], lane: usize, form: Form, from: &[f32]) {
     match form {
+        // what is not finite shows in the numbers of the first step
         Form::Q4 => {
-            let (d, m, q) = quantize_q4(from);
-            put_q4(to, lane, d.to_le_bytes(), m.to_le_bytes(), &q);
+            let mut block = [0; 20];
+            let _ = encode(Kind::Q4_1, from, &mut block);
+            put_q4(
+                to,
+                lane,
+                [block[0], block[1]],
+                [block[2], block[3]],
+                &block[4..],
+            );
         }
         Form::Q8 => {
-            let (d, q) = quantize_q8(from);
-            put_q8(to, lane, d.to_le_bytes(), &q);
+            let mut block = [0; 34];
+            let _ = encode(Kind::Q8_0, from, &mut block);
+            put_q8(to, lane, [block[0], block[1]], &block[2..]);
         }
         Form::F16 => (0..BLOCK).for_each(|i| {
             to[i * 32 + lane * 2..][..2].copy_from_slice(&f32_to_f16(from[i]).to_le_bytes());
@@ -236,24 +246,4 @@ fn fours(block: &[u8], j: usize) -> (u16, u16, [u8; 16]) {
     let m = f32_to_f16(-super_scale(2) * f32::from(min));
     let four = |i: usize| block[16 + j / 2 * 32 + i] >> (j % 2 * 4) & 15;
     (d, m, std::array::from_fn(|i| four(i) | four(16 + i) << 4))
-}
-
-/// As ggml's Q4_1: 15 steps from the least to the largest.
-fn quantize_q4(from: &[f32]) -> (u16, u16, [u8; 16]) {
-    let min = from.iter().copied().fold(f32::INFINITY, f32::min);
-    let max = from.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let d = (max - min) / 15.0;
-    let inverse = if d > 0.0 { 1.0 / d } else { 0.0 };
-    let four = |i: usize| (((from[i] - min) * inverse + 0.5) as u8).min(15);
-    let q = std::array::from_fn(|i| four(i) | four(16 + i) << 4);
-    (f32_to_f16(d), f32_to_f16(min), q)
-}
-
-/// As ggml's Q8_0: 127 steps to the largest.
-fn quantize_q8(from: &[f32]) -> (u16, [u8; BLOCK]) {
-    let max = from.iter().fold(0.0f32, |max, x| max.max(x.abs()));
-    let d = max / 127.0;
-    let inverse = if d > 0.0 { 1.0 / d } else { 0.0 };
-    let q = std::array::from_fn(|i| (from[i] * inverse).round() as i8 as u8);
-    (f32_to_f16(d), q)
 }
