@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 import msgspec
 
@@ -35,6 +35,20 @@ class ConfigError(ValueError):
 
 class Unsupported(ConfigError):
     """A sound model or setting that one engine has no code for; another one may."""
+
+
+class DebugConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """For debugging, profiling and tests. Users set these by their own names, beside the settings of `EngineConfig`."""
+
+    record_trace: str | None = None  # file for the calls of the scheduler
+    shadow: bool = False  # compare the scheduler with the other one at every step
+    shadow_report: str | None = None
+    shadow_every_n: int = 1
+    shadow_max_diffs: int = 100
+    faulty_control_plane: str = ""  # for tests: where it breaks, such as commit:40:after
+    echo_fail_steps: tuple[int, ...] = ()  # for tests: steps whose forward fails on the echo engine
+    transport_stats: bool = False  # measure what messages cost and how long they are on the way
+    profile_steps: int = 0  # write a Chrome trace of so many steps
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,33 +78,32 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_prefill_length: int = 2048
     cache: CachePolicy = "lru"
     cpu_backend: str = "auto"  # python, rust_hotpath, or auto: the latter if the extension loads
-    record_trace: str | None = None  # file for the calls of the control plane
-    shadow: bool = False  # compare the control plane with the other one at every step
-    shadow_report: str | None = None
-    shadow_every_n: int = 1
-    shadow_max_diffs: int = 100
-    faulty_control_plane: str = ""  # for tests: where it breaks, such as commit:40:after
     overlap: bool = True
     num_threads: int | None = None
     tp: int = 1  # processes that share each layer
     log_level: LogLevel = "info"  # debug: every step is told
-    transport_stats: bool = False  # measure what messages cost and how long they are on the way
-    profile_steps: int = 0  # write a Chrome trace of so many steps
     sim_profile: str = "null"  # step times of the simulated engine; null: it returns at once
-    echo_fail_steps: tuple[int, ...] = ()  # for tests: steps whose forward fails on the echo engine
+    debug: DebugConfig = DebugConfig()
+
+    @staticmethod
+    def of(settings: Mapping[str, Any]) -> EngineConfig:
+        """From flat settings, those of `DebugConfig` among them. Raises `ConfigError`, `msgspec.ValidationError`."""
+        debug = {name: value for name, value in settings.items() if name in DebugConfig.__struct_fields__}
+        others = {name: value for name, value in settings.items() if name not in debug}
+        return msgspec.convert({**others, "debug": debug}, EngineConfig).check()
 
     def check(self) -> EngineConfig:
         """Raise `ConfigError` at the first impossible value, else return self."""
 
-        def at_least(name: str, low: int) -> None:
-            value = getattr(self, name)
+        def at_least(name: str, low: int, of: msgspec.Struct = self) -> None:
+            value = getattr(of, name)
             if value is not None and value < low:
                 raise ConfigError(f"{name}: {value}: must be at least {low}")
 
         for name in ("page_size", "num_pages", "max_running_requests", "max_prefill_length", "num_threads", "tp"):
             at_least(name, 1)
         at_least("max_seq_len", 2)
-        at_least("profile_steps", 0)
+        at_least("profile_steps", 0, self.debug)
         at_least("cuda_graph_max_bs", 0)
         if self.memory_ratio is not None and not 0.0 < self.memory_ratio <= 1.0:
             raise ConfigError(f"memory_ratio: {self.memory_ratio}: must be above 0 and at most 1")
@@ -125,6 +138,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name, plain in (("activations", "exact"), ("kv_dtype", "f16"), ("quantization", None)):
             if (value := getattr(self, name)) != plain:
                 yield f"--{name.replace('_', '-')} {value}"
+
+
+# what users may set: those of `DebugConfig` beside the others
+ENGINE_SETTINGS = (*EngineConfig.__struct_fields__[:-1], *DebugConfig.__struct_fields__)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from minisgl import envs, spellings
-from minisgl.config import EngineConfig
+from minisgl.config import ENGINE_SETTINGS, EngineConfig
 from minisgl.early_tokenizer import EarlyTokenizer
 from minisgl.generation_config import read_defaults
 from minisgl.message import AbortRequest, AddRequest, FinishRequest, FromEngine, StepTokens, ToEngine
@@ -88,7 +88,7 @@ class _Live:
 class LLM:
     """Load a model (a local folder, a GGUF file, `smollm2`, or a hub id) into this process.
 
-    `settings` are the fields of `minisgl.config.EngineConfig`, or mini-sglang's names for them (spellings.py).
+    `settings` are the fields of `EngineConfig` and `DebugConfig` in config.py, or mini-sglang's names (spellings.py).
     Usable as a context manager; `close` frees the engine.
     """
 
@@ -97,12 +97,12 @@ class LLM:
         if backend := envs.cpu_backend():
             defaults["cpu_backend"] = backend
         settings = spellings.settings(settings if model is None else {"model": model, **settings})
-        if unknown := sorted(settings.keys() - set(EngineConfig.__struct_fields__)):
+        if unknown := sorted(settings.keys() - set(ENGINE_SETTINGS)):
             raise TypeError(f"LLM: unknown settings {', '.join(unknown)}")
         if "model" not in settings:
             raise TypeError("LLM: model: say which")
         # through msgspec, so that a wrong type is an error here and not deep inside
-        self.config = msgspec.convert({**defaults, **settings}, EngineConfig).check()
+        self.config = EngineConfig.of({**defaults, **settings})
         if self._tells("warning"):
             _say_all(f"minisgl: {line}" for line in envs.notices())
         say = _say if self._tells("info") else _say_nothing
@@ -116,7 +116,7 @@ class LLM:
             self._engine,
             self._take,
             overlap=self.config.overlap,
-            timers=step_timers(self.config.profile_steps, say),
+            timers=step_timers(self.config.debug.profile_steps, say),
         )
         self.tokenizer = early.take(info.model_dir, _say)
         self.default_params = SamplingParams(**read_defaults(info.model_dir, self.config.generation_config))

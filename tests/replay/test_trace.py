@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from minisgl.config import EngineConfig
+from minisgl.config import DebugConfig, EngineConfig
 from minisgl.runner.build import build_engine, choose_control_plane
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.backend import make_control_plane
@@ -107,7 +107,7 @@ def test_a_shadow_that_fails_does_not_disturb() -> None:
 def test_without_the_extension_a_shadow_compares_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "minisgl._rust", None)
     monkeypatch.delattr("minisgl._rust", raising=False)
-    config = EngineConfig(engine="echo", num_pages=16, shadow=True)
+    config = EngineConfig(engine="echo", num_pages=16, debug=DebugConfig(shadow=True))
     engine = build_engine(config, lambda *report: None)
     told: list[str] = []
     chosen = choose_control_plane(config, engine.info, told.append)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from minisgl.config import EngineConfig
+from minisgl.config import DebugConfig, EngineConfig
 from minisgl.message import AbortRequest, AddRequest, FromEngine, ToEngine
 from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.loop import StepLoop
@@ -37,7 +37,7 @@ def shadow_run(num_requests: int = 400, seed: int = 0, page_size: int = 4) -> di
         max_prefill_length=128,
         max_seq_len=256,
         cpu_backend="rust_hotpath",
-        shadow=True,
+        debug=DebugConfig(shadow=True),
     )
     engine = build_engine(config, lambda *report: None)
     try:

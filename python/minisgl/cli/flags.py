@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from minisgl import envs, spellings
 from minisgl.cli import aliases
-from minisgl.config import MODEL_SMOLLM2, ConfigError, EngineConfig
+from minisgl.config import ENGINE_SETTINGS, MODEL_SMOLLM2, ConfigError, EngineConfig
 
 TP_HELP = "processes that share each layer (tensor parallelism)"
 # what `add_subparsers` returns; a string, because the class takes no parameters while running
@@ -217,7 +217,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """Resolve flags, then environment, then defaults. Raises `ConfigError`, `EnvError`."""
-    fields = {name: getattr(args, name) for name in EngineConfig.__struct_fields__ if hasattr(args, name)}
+    fields = {name: getattr(args, name) for name in ENGINE_SETTINGS if hasattr(args, name)}
     fields["cache"] = spellings.CACHES.get(args.cache, args.cache)
     fields["cpu_backend"] = args.cpu_backend or envs.cpu_backend() or _default("cpu_backend")
     fields["overlap"] = not (args.disable_overlap_schedule or envs.disable_overlap_scheduling())
@@ -225,4 +225,4 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     fields["transport_stats"] = envs.transport_latency_stats()
     fields["faulty_control_plane"] = envs.faulty_control_plane()
     fields["echo_fail_steps"] = tuple(sorted(envs.echo_fail_steps()))
-    return EngineConfig(**fields).check()
+    return EngineConfig.of(fields)

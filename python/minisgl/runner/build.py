@@ -148,7 +148,7 @@ def _build_echo(config: EngineConfig, group: Group) -> Engine:
         worker_thread=group.rank == 0,
         group=group,
     )
-    engine.fail_steps.update(config.echo_fail_steps)
+    engine.fail_steps.update(config.debug.echo_fail_steps)
     return engine
 
 
@@ -183,9 +183,9 @@ def choose_control_plane(
 def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig, tell: Tell) -> ControlPlane:
     """The control plane with what `config` hangs around it: a fault, a shadow, a recorder, from the inside out."""
     plane = chosen.control_plane
-    if config.faulty_control_plane:
-        plane = make_faulty(plane, config.faulty_control_plane)
-    if config.shadow:
+    if config.debug.faulty_control_plane:
+        plane = make_faulty(plane, config.debug.faulty_control_plane)
+    if config.debug.shadow:
         other = choose("python" if chosen.name == "rust_hotpath" else "rust_hotpath", settings)
         if other.fallback:
             tell(f"shadow: nothing is compared: {other.fallback}")
@@ -193,16 +193,16 @@ def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig,
             plane = ShadowControlPlane(
                 plane,
                 other.control_plane,
-                report=Path(config.shadow_report) if config.shadow_report else None,
-                every_n=config.shadow_every_n,
-                max_diffs=config.shadow_max_diffs,
+                report=Path(config.debug.shadow_report) if config.debug.shadow_report else None,
+                every_n=config.debug.shadow_every_n,
+                max_diffs=config.debug.shadow_max_diffs,
                 tell=tell,
             )
-    if config.record_trace:
+    if config.debug.record_trace:
         try:
-            file = Path(config.record_trace).open("wb")  # noqa: SIM115  (open as long as the process)
+            file = Path(config.debug.record_trace).open("wb")  # noqa: SIM115  (open as long as the process)
         except OSError as error:
-            raise ConfigError(f"--record-trace {config.record_trace}: {error.strerror}") from error
+            raise ConfigError(f"--record-trace {config.debug.record_trace}: {error.strerror}") from error
         plane = RecordingControlPlane(plane, settings, file)
     return plane
 

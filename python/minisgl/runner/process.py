@@ -71,9 +71,9 @@ class Link:
         self._outbox.setsockopt(zmq.SNDBUF, SEND_BUFFER_BYTES)
         self._outbox.setsockopt(zmq.RECONNECT_IVL, CONNECT_MS)
         self._outbox.connect(config.from_engine)
-        self.timers = step_timers(config.engine.profile_steps, lambda text: self.send([LoadProgress(text)]))
+        self.timers = step_timers(config.engine.debug.profile_steps, lambda text: self.send([LoadProgress(text)]))
         self._transport = Transport()
-        if config.engine.transport_stats:
+        if config.engine.debug.transport_stats:
             meters = self.timers.meters
             self._transport = MeasuredTransport(meters["encode"], meters["decode"], meters["queue"])
         self.pulse = Pulse()

@@ -72,10 +72,10 @@ def build_app(
         lambda: client.failure is None,
         waiting=lambda: client.num_waiting,
         aliases_for=config.model_name if config.metrics_aliases == "vllm" else None,
-        trace=ChromeTrace(steps, "http", say) if (steps := config.engine.profile_steps) else None,
+        trace=ChromeTrace(steps, "http", say) if (steps := config.engine.debug.profile_steps) else None,
     )
     client.dispatch, client.queue = metrics.dispatch, metrics.queue
-    client.transport = metrics.transport(measured=config.engine.transport_stats)
+    client.transport = metrics.transport(measured=config.engine.debug.transport_stats)
     context = ServerContext(
         client,
         tokenizer,
