@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from tests.helpers_e2e import serving
+from tests.helpers.e2e import serving
 
 NEAR = 1e-3
 BACKENDS = ("python", "rust_hotpath")

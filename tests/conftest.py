@@ -52,7 +52,7 @@ def control_plane(request: pytest.FixtureRequest) -> Callable[[ControlPlaneConfi
 def each_control_plane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every `Driver` of the test drives this one; its name."""
     name: str = request.param
-    monkeypatch.setattr("tests.helpers_scheduler.PLANE", name)
+    monkeypatch.setattr("tests.helpers.scheduler.PLANE", name)
     return name
 
 

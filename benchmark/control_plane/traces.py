@@ -26,7 +26,7 @@ from minisgl.bench.environment import environment
 from minisgl.bench.plots import Series, line_plot
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.step import Arrival, StepPlan
-from tests.helpers_parity import Pair
+from tests.helpers.parity import Pair
 
 POOLS = (512, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000)  # blocks of 512 tokens
 CALLS_SHOWN = 8

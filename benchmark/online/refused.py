@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.helpers_e2e import serving
+from tests.helpers.e2e import serving
 
 SETTLE_S = 10.0
 SAMPLE_S = 0.02

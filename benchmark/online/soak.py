@@ -28,7 +28,7 @@ import psutil
 from benchmark.online.refused import KINDS, body, send
 from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
-from tests.helpers_e2e import ServerProcess, serving
+from tests.helpers.e2e import ServerProcess, serving
 
 PREFIXES = ("", "You are a helpful assistant. ", "You are a helpful pirate. Speak like one, always. " * 3)
 MODEL = ("--model", "smollm2", "--num-pages", "256", "--max-running-requests", "32", "--max-seq-len", "1024")

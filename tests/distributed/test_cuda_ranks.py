@@ -23,10 +23,10 @@ from minisgl.runner.loop import StepLoop
 from minisgl.runner.ranks import RankDied
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
-from tests.distributed.test_rank_engines import Clients, Request
-from tests.helpers_models import save, tiny_model
-from tests.helpers_ranks import ThreadRanks, on_ranks
-from tests.helpers_tp import SETTINGS, Recorder, break_forward, cuda_rank
+from tests.helpers.models import save, tiny_model
+from tests.helpers.ranks import ThreadRanks, on_ranks
+from tests.helpers.tp import SETTINGS, Recorder, break_forward, cuda_rank
+from tests.runner.test_ranks_engines import Clients, Request
 
 GRAPHS = (1, 2, 4, 6)
 VARIANTS = {"qwen3-untied": 2, "llama-bias-untied": 4, "qwen3-moe-not-everywhere": 2}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from minisgl.distributed import ALONE, Cut, Group, GroupError, Shard
-from tests.helpers_ranks import on_ranks
+from tests.helpers.ranks import on_ranks
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

@@ -14,7 +14,7 @@ import pytest
 from minisgl import cli
 from minisgl.bench.server_process import Launch, ServerProcess
 from minisgl.bench.stats import SUMMARY
-from tests.helpers_loadgen import HEAD, Exchange, stub
+from tests.helpers.loadgen import HEAD, Exchange, stub
 
 ECHO = ("--engine", "echo", "--num-pages", "2048", "--max-running-requests", "8", "--max-seq-len", "4096")
 SMALL = ("--concurrency", "2", "--num-requests", "8", "--warmup-requests", "2")

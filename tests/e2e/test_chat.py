@@ -30,8 +30,8 @@ from minisgl.chat.session import Session
 from minisgl.chat.terminal import Chat, Typed, file_history
 from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
-from tests.helpers_e2e import ServerProcess, canned, serving, until
-from tests.helpers_meaning import FRANCE
+from tests.helpers.e2e import ServerProcess, canned, serving, until
+from tests.helpers.meaning import FRANCE
 
 ECHO = ("--engine", "echo", "--num-pages", "256")
 FIXED = ("--sampling-seed", "0", "--max-tokens", "24")

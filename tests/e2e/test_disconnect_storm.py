@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.helpers_e2e import ServerProcess, serving
+from tests.helpers.e2e import ServerProcess, serving
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/generate")
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends RST

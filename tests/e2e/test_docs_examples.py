@@ -20,8 +20,8 @@ import pytest
 
 from minisgl import cli, envs, supervisor
 from minisgl.config import ServerConfig
-from tests.helpers_e2e import ServerProcess, serving
-from tests.helpers_meaning import BEGINNINGS, FRANCE
+from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.meaning import BEGINNINGS, FRANCE
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/quick-start.md")

@@ -11,7 +11,7 @@ import pytest
 from benchmark.token_parity import first_difference, is_near_tie
 from minisgl.config import ConfigError
 from minisgl.weights.sources import find_smollm2
-from tests.helpers_e2e import serving
+from tests.helpers.e2e import serving
 
 try:
     find_smollm2()

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.helpers_e2e import serving, until
+from tests.helpers.e2e import serving, until
 
 NUM_TOKENS = 50
 

@@ -13,8 +13,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.helpers_e2e import serving, until
-from tests.helpers_engines import CPU
+from tests.helpers.e2e import serving, until
+from tests.helpers.engines import CPU
 
 HEAVY = ("libtorch", "/torch/", "/transformers/")
 FLAGS = {

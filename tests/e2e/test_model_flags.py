@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.helpers_e2e import serving
-from tests.unit.test_tokenizer_load import write_model
+from tests.helpers.e2e import serving
+from tests.tokenizer.test_tokenizer import write_model
 
 CONFIG = {
     "architectures": ["MistralForCausalLM"],

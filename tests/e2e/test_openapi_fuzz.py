@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.helpers_e2e import serving
+from tests.helpers.e2e import serving
 
 CHECKS = "not_a_server_error,response_schema_conformance,status_code_conformance,content_type_conformance"
 

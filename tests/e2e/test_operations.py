@@ -20,7 +20,7 @@ import pytest
 
 from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
-from tests.helpers_e2e import ServerProcess, serving, until
+from tests.helpers.e2e import ServerProcess, serving, until
 
 ECHO = ("--engine", "echo", "--page-size", "16", "--num-pages", "2048")
 TEXT = "/v1/completions"

@@ -14,8 +14,8 @@ import pytest
 
 from minisgl.engine.echo import EOS_ID, VOCAB_SIZE
 from minisgl.tokenizer.echo import ECHO_BOS_ID as BOS_ID
-from tests.helpers_e2e import ServerProcess, serving, until
-from tests.helpers_server import events
+from tests.helpers.e2e import ServerProcess, serving, until
+from tests.helpers.server import events
 
 HALF = pytest.approx(math.log(0.5))
 QUARTER = pytest.approx(math.log(0.25))

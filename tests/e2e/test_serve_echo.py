@@ -20,7 +20,7 @@ import pytest
 
 from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
-from tests.helpers_e2e import ServerProcess, serving, until
+from tests.helpers.e2e import ServerProcess, serving, until
 
 POOL = ("--engine", "echo", "--num-pages", "96", "--page-size", "4", "--max-running-requests", "12")
 LIMIT = 96 * 4 + 1

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from minisgl.cli import bench
-from tests.helpers_e2e import ServerProcess, serving
+from tests.helpers.e2e import ServerProcess, serving
 
 PROFILE = "name: slow-device\ntable: {rows: [1], prefill_tokens: [0], kv_len: [1], ms: [[[2]]]}\n"
 

@@ -14,8 +14,8 @@ import pytest
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
 from minisgl.weights.sources import find_smollm2
-from tests.helpers_e2e import ServerProcess, serving
-from tests.helpers_meaning import BEGINNINGS, CAPITALS, FRANCE, MAX_TOKENS, capital
+from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.meaning import BEGINNINGS, CAPITALS, FRANCE, MAX_TOKENS, capital
 
 try:
     find_smollm2()

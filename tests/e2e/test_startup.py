@@ -17,8 +17,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.helpers_e2e import serving, until
-from tests.helpers_engines import MODEL_ENGINES
+from tests.helpers.e2e import serving, until
+from tests.helpers.engines import MODEL_ENGINES
 
 SERVE = (sys.executable, "-m", "minisgl", "serve", "--port", "0")
 CONFIG = {

@@ -24,7 +24,7 @@ from minisgl.llm import LLM
 from minisgl.sampling_params import SamplingParams
 from minisgl.tokenizer import Tokenizer
 from minisgl.weights.sources import resolve_model
-from tests.helpers_e2e import ServerProcess, serving
+from tests.helpers.e2e import ServerProcess, serving
 
 POOL = ("--engine", "echo", "--num-pages", "64", "--page-size", "4", "--max-running-requests", "12")
 CHUNKS = ("--max-prefill-length", "32")

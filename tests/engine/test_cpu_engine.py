@@ -14,7 +14,7 @@ from minisgl.engine.api import SlotBinding
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cpu_loading import load_cpu_engine
 from minisgl.sampling_params import SamplingParams
-from tests.helpers_models import save, tiny_model
+from tests.helpers.models import save, tiny_model
 
 pytestmark = pytest.mark.any_cpu
 

@@ -28,9 +28,9 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
 from minisgl.weights.checkpoint import load_weights
 from tests.engine.test_torch_engine import VOCAB, load
-from tests.helpers_device import LateDevice
-from tests.helpers_engines import Collector
-from tests.helpers_models import save, tiny_model
+from tests.helpers.device import LateDevice
+from tests.helpers.engines import Collector
+from tests.helpers.models import save, tiny_model
 
 CPU = torch.device("cpu")
 SETTINGS: dict[str, Any] = {"num_pages": 40, "page_size": 4, "max_running_requests": 6, "max_prefill_length": 12}

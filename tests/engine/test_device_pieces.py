@@ -27,7 +27,7 @@ from minisgl.engine.sampler import SamplingRows, sample
 from minisgl.kernels import kv_store, pages
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import RingEntry, StepLimits, StepPlan
-from tests.helpers_triton import interpreted
+from tests.helpers.triton import interpreted
 
 CPU = torch.device("cpu")
 EXAMPLES = settings(max_examples=60, deadline=None)

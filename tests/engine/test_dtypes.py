@@ -14,7 +14,7 @@ import torch
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine import dtypes
 from minisgl.engine.loading import load_engine
-from tests.helpers_models import CPU, save, tiny_model
+from tests.helpers.models import CPU, save, tiny_model
 
 
 class Cpu:

@@ -16,8 +16,8 @@ from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.faulty import make_faulty
 from minisgl.step import FinishReason
-from tests.helpers_engines import MODEL_ENGINES, NEEDS_CPU, Collector, assert_greedy, greedy, load
-from tests.helpers_models import save, tiny_model
+from tests.helpers.engines import MODEL_ENGINES, NEEDS_CPU, Collector, assert_greedy, greedy, load
+from tests.helpers.models import save, tiny_model
 
 pytestmark = pytest.mark.any_cpu
 

@@ -20,9 +20,9 @@ from minisgl.models import load_config
 from minisgl.models.registry import build_model
 from minisgl.sampling_params import SamplingParams
 from minisgl.weights.checkpoint import load_weights
-from tests.helpers_engines import Collector
-from tests.helpers_models import CPU, save, tiny_model
-from tests.helpers_ranks import on_ranks
+from tests.helpers.engines import Collector
+from tests.helpers.models import CPU, save, tiny_model
+from tests.helpers.ranks import on_ranks
 
 pytestmark = pytest.mark.any_cpu
 

@@ -21,8 +21,8 @@ from minisgl.message import PromptLogprobs, StepTokens
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
 from tests.engine.test_torch_engine import VOCAB, Reference, load, reference
-from tests.helpers_engines import Collector
-from tests.helpers_samplers import SAMPLERS, Sampler, binding, draw
+from tests.helpers.engines import Collector
+from tests.helpers.samplers import SAMPLERS, Sampler, binding, draw
 
 __all__ = ["reference"]
 CPU = torch.device("cpu")

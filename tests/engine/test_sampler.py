@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from minisgl.engine.sampler import SamplingRows, uniforms
-from tests.helpers_samplers import SAMPLERS, draw
+from tests.helpers.samplers import SAMPLERS, draw
 
 pytestmark = pytest.mark.any_cpu
 both = pytest.mark.parametrize("kind", SAMPLERS)

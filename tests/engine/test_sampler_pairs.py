@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from minisgl._rust import CpuSampler
 from minisgl.engine.api import SlotBinding
 from minisgl.sampling_params import SamplingParams
-from tests.helpers_samplers import Logprobs, RustSampler, TorchSampler, binding
+from tests.helpers.samplers import Logprobs, RustSampler, TorchSampler, binding
 
 pytestmark = pytest.mark.any_cpu
 SLOTS = 3

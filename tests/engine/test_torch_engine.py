@@ -14,8 +14,8 @@ from minisgl.config import EngineConfig
 from minisgl.engine.loading import load_engine
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.step import FinishReason
-from tests.helpers_engines import Collector, assert_greedy, greedy
-from tests.helpers_models import save, tiny_model
+from tests.helpers.engines import Collector, assert_greedy, greedy
+from tests.helpers.models import save, tiny_model
 
 pytestmark = pytest.mark.any_cpu
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers_gpu import REHEARSAL, rehearse
+from tests.helpers.gpu import REHEARSAL, rehearse
 
 HERE = Path(__file__).parent
 REASON = "" if REHEARSAL or torch.cuda.is_available() else "no CUDA device"

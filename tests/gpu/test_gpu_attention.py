@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers_gpu import (
+from tests.helpers.gpu import (
     WIDE,
     WIDE_WINDOW,
     WITHIN,

@@ -12,7 +12,7 @@ import torch
 from benchmark.gpu.shapes import SHAPES, write_shape
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
-from tests.helpers_gpu import BFLOAT16_WITHIN, REHEARSAL, assert_alike, checkpoint, greedily, only_on_a_gpu, run
+from tests.helpers.gpu import BFLOAT16_WITHIN, REHEARSAL, assert_alike, checkpoint, greedily, only_on_a_gpu, run
 
 LONG = {"load_format": "dummy", "dtype": "bfloat16", "num_pages": 512, "max_seq_len": 2048, "max_prefill_length": 256}
 

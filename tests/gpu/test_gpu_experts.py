@@ -16,8 +16,8 @@ from minisgl.kernels import experts, routing
 from minisgl.layers.experts import _grouped
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
-from tests.helpers_experts import WITHIN, Routed, assert_near, draw
-from tests.helpers_gpu import (
+from tests.helpers.experts import WITHIN, Routed, assert_near, draw
+from tests.helpers.gpu import (
     PLACE,
     REHEARSAL,
     WIDE,

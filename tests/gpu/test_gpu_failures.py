@@ -14,7 +14,7 @@ from minisgl.attention.kv_pool import page_bytes
 from minisgl.config import ConfigError
 from minisgl.models.decoder import Attend
 from minisgl.step import FinishReason
-from tests.helpers_gpu import (
+from tests.helpers.gpu import (
     FLOAT32_WITHIN,
     PLACE,
     REHEARSAL,

@@ -11,7 +11,7 @@ import torch
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
 from tests.engine.test_torch_engine import VOCAB
-from tests.helpers_gpu import (
+from tests.helpers.gpu import (
     BFLOAT16_WITHIN,
     WIDE,
     WIDE_WINDOW,

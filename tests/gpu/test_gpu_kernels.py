@@ -13,7 +13,7 @@ from minisgl.attention import AttentionBackend
 from minisgl.attention.backend import machine
 from minisgl.attention.flashinfer_workspace import Heads
 from minisgl.engine.graph import CudaCapture
-from tests.helpers_attention import Rig
+from tests.helpers.attention import Rig
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: nothing of a kernel to rehearse")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from minisgl.step import FinishReason
-from tests.helpers_gpu import (
+from tests.helpers.gpu import (
     FLOAT32_WITHIN,
     PLACE,
     assert_as_exact_as_transformers,
@@ -19,7 +19,7 @@ from tests.helpers_gpu import (
     reference_logits,
     run,
 )
-from tests.helpers_models import TIE_WITHIN, VARIANTS
+from tests.helpers.models import TIE_WITHIN, VARIANTS
 
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS))

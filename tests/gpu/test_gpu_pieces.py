@@ -17,7 +17,7 @@ from minisgl.engine.device_sampler import DeviceSampler
 from minisgl.engine.graph import Outputs
 from minisgl.sampling_params import SamplingParams
 from tests.engine.test_device_pieces import bind_all, check_store, check_tables
-from tests.helpers_gpu import PLACE, REHEARSAL, only_on_a_gpu
+from tests.helpers.gpu import PLACE, REHEARSAL, only_on_a_gpu
 
 
 def _do(queue: Queue, job: Callable[[], object]) -> None:

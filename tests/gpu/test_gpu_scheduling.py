@@ -13,9 +13,9 @@ from minisgl.message import AbortRequest
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
 from tests.engine.test_cuda_engine import requests
-from tests.helpers_device_fuzz import make_scenario, run_on
-from tests.helpers_gpu import FLOAT32_WITHIN, PLACE, Run, Wanted, assert_alike, checkpoint, greedily, run
-from tests.helpers_property import draw_from
+from tests.helpers.device_fuzz import make_scenario, run_on
+from tests.helpers.gpu import FLOAT32_WITHIN, PLACE, Run, Wanted, assert_alike, checkpoint, greedily, run
+from tests.helpers.property import draw_from
 
 PLANES = ("python", "rust_hotpath")
 TIGHT: dict[str, Any] = {"num_pages": 45, "page_size": 4, "max_prefill_length": 12, "dtype": "float32"}
@@ -101,7 +101,7 @@ def test_seeds_decide_and_others_do_not(folder: Path) -> None:
 
 @pytest.mark.parametrize("first", range(0, 40, 10))
 def test_random_requests_as_on_the_cpu(first: int) -> None:
-    """Arrivals, aborts, retractions, steps whose numbers are none: the scenarios of tests/engine/test_cuda_fuzz.py."""
+    """Arrivals, aborts, retractions, steps whose numbers are none: those of tests/engine/test_cuda_engine_fuzz.py."""
     for seed in range(first, first + 10):
         device, _ = _open(PLACE)
         try:

@@ -19,9 +19,9 @@ from tokenizers import decoders, pre_tokenizers
 
 from minisgl.config import ConfigError
 from minisgl.weights.sources import find_smollm2
-from tests.helpers_e2e import ServerProcess, serving
-from tests.helpers_gpu import DEVICE, REHEARSAL, WIDE, checkpoint
-from tests.helpers_meaning import FRANCE
+from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.gpu import DEVICE, REHEARSAL, WIDE, checkpoint
+from tests.helpers.meaning import FRANCE
 
 ENDS_WITHIN_S = 30.0
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"

@@ -24,7 +24,7 @@ from minisgl.runner.build import build_engine
 from minisgl.runner.ranks import RankDied, RankEngine
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
-from tests.helpers_gpu import (
+from tests.helpers.gpu import (
     BFLOAT16_WITHIN,
     DEVICE,
     REHEARSAL,

@@ -13,8 +13,8 @@ from minisgl.scheduler.api import Stats
 from minisgl.scheduler.reference.radix.tree import RadixTree
 from minisgl.scheduler.reference.request import Request
 from minisgl.step import FinishReason
-from tests.helpers_parity import Divergence, run
-from tests.helpers_shrink import described, minimal
+from tests.helpers.parity import Divergence, run
+from tests.helpers.shrink import described, minimal
 
 STEPS = 250  # of one run
 

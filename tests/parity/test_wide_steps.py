@@ -10,7 +10,7 @@ import pytest
 
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.step import Abort, Arrival, Event, Finish
-from tests.helpers_parity import Player
+from tests.helpers.parity import Player
 
 ROWS = 70
 STEPS = 160

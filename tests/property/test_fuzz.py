@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.helpers_property import Factory, draw_from, make_scenario, run
+from tests.helpers.property import Factory, draw_from, make_scenario, run
 
 NUM_SEEDS, NUM_SEEDS_SLOW, BATCH = 600, 20_000, 300
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minisgl.scheduler.reference import ReferenceControlPlane
-from tests.helpers_property import draw_from, make_scenario, run
+from tests.helpers.property import draw_from, make_scenario, run
 from tests.property.mutations import MUTATIONS
 
 MAX_SCENARIOS = 600

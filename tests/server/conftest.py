@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.helpers_server import Frontend, frontend
+from tests.helpers.server import Frontend, frontend
 
 
 @pytest.fixture(scope="module")

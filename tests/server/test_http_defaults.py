@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from minisgl.sampling_params import SamplingParams
-from tests.helpers_server import Frontend, chat_body, frontend
+from tests.helpers.server import Frontend, chat_body, frontend
 
 DEFAULTS = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.5, "max_tokens": 77}
 

@@ -13,7 +13,7 @@ from minisgl.message import AbortRequest, FinishRequest
 from minisgl.server.engine_client import RequestHandle
 from minisgl.server.generation import Generation
 from minisgl.server.record import RequestRecord
-from tests.helpers_server import WAIT_S, Frontend, chat_body, failed_step
+from tests.helpers.server import WAIT_S, Frontend, chat_body, failed_step
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 

@@ -14,7 +14,7 @@ import pytest
 
 from minisgl.config import EngineConfig
 from minisgl.server.openapi import ROUTES
-from tests.helpers_server import CONFIG, MAX_SEQ_LEN, MODEL, chat_body, check_error, frontend
+from tests.helpers.server import CONFIG, MAX_SEQ_LEN, MODEL, chat_body, check_error, frontend
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 GET = [path.replace("{model_id}", MODEL) for path, route in ROUTES.items() if route.method == "get"]

@@ -21,7 +21,7 @@ from minisgl.message import AbortRequest
 from minisgl.server.app import GENERATING, OTHER
 from minisgl.server.openapi import ROUTES
 from minisgl.tokenizer import Tokenizer
-from tests.helpers_server import CONFIG, MODEL, WAIT_S, Frontend, chat_body, check_error, events, frontend
+from tests.helpers.server import CONFIG, MODEL, WAIT_S, Frontend, chat_body, check_error, events, frontend
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 

@@ -12,7 +12,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl.message import AbortRequest
-from tests.helpers_server import STATS, WAIT_S, Frontend, check_error, failed_step, frontend, one_token
+from tests.helpers.server import STATS, WAIT_S, Frontend, check_error, failed_step, frontend, one_token
 
 TABLE = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| (`minisgl:.*?) \| (\w+) \|", re.MULTILINE)

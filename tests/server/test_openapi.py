@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from minisgl.server import answers, bodies
 from minisgl.server.openapi import ROUTES
-from tests.helpers_server import frontend
+from tests.helpers.server import frontend
 
 CHAT = {"messages": [{"role": "user", "content": "say:ok"}]}
 REAL: list[tuple[str, str, dict[str, Any] | None, type[BaseModel]]] = [

@@ -1,0 +1,105 @@
+"""The CPU engine's models against transformers, on tiny random checkpoints that it wrote: every architecture, on every
+instruction set that this machine has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minisgl.config import ConfigError, EngineConfig, Unsupported
+from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.engine.cpu_loading import load_cpu_engine
+from tests.helpers.models import LOGITS_WITHIN, VARIANTS, reference_logits, save, tiny_mistral3, tiny_model
+
+pytestmark = pytest.mark.any_cpu
+
+IDS = torch.randint(3, 131, (100,), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+@pytest.fixture(scope="module", params=[*VARIANTS])
+def reference(request: pytest.FixtureRequest) -> Any:
+    return tiny_model(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(reference, tmp_path_factory.mktemp("checkpoint"))
+
+
+def load(folder: Path, **settings: Any) -> CpuEngine:
+    return load_cpu_engine(
+        EngineConfig(model=str(folder), num_pages=64, **settings), lambda text, done=0, total=0: None
+    )
+
+
+def logits(engine: CpuEngine, ids: list[int]) -> torch.Tensor:
+    found = np.frombuffer(engine.rust.prompt_logits(np.array(ids, np.int32)), np.float32)
+    engine.close()
+    return torch.from_numpy(found.reshape(len(ids), -1).copy())
+
+
+@pytest.fixture(params=["scalar", "avx2", "avx512", "amx"])
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("MINISGL_CPU_ISA", request.param)
+    flags = Path("/proc/cpuinfo").read_text() if os.path.exists("/proc/cpuinfo") else ""
+    needs = {"scalar": "", "avx2": "avx2", "avx512": "avx512_vnni", "amx": "amx_int8"}[request.param]
+    if needs not in flags:
+        pytest.skip(f"this processor has no {needs}")
+    yield request.param
+
+
+def test_logits_equal_transformers(reference: Any, folder: Path, isa: str) -> None:
+    ours = logits(load(folder, kv_dtype="f32"), IDS)
+    torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+
+
+def test_half_precision_pages_change_little(reference: Any, folder: Path) -> None:
+    """The tiny models' logits are large, so is what a rounded key does to them: the bar is on probabilities."""
+    ours = logits(load(folder), IDS).log_softmax(-1)
+    theirs = reference_logits(reference, IDS).log_softmax(-1)
+    assert float((ours - theirs).abs().max()) < 0.05
+    assert float((theirs.exp() * (theirs - ours)).sum(-1).mean()) < 1e-5
+
+
+def test_experts_in_one_tensor_are_the_same(tmp_path: Path) -> None:
+    reference = tiny_model("qwen3-moe")
+    apart = logits(load(save(reference, tmp_path / "apart")), IDS)
+    together = logits(load(save(reference, tmp_path / "together", original_names=False)), IDS)
+    assert torch.equal(apart, together)
+
+
+def test_a_head_of_its_own_counts_whatever_the_config_says(tmp_path: Path) -> None:
+    reference = tiny_model("llama-bias-untied")
+    folder = save(reference, tmp_path)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
+    ours = logits(load(folder, kv_dtype="f32"), IDS)
+    torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_change_no_bit(folder: Path, threads: int) -> None:
+    assert torch.equal(logits(load(folder, num_threads=threads), IDS), logits(load(folder, num_threads=2), IDS))
+
+
+def test_a_text_half_is_left_to_torch(tmp_path: Path) -> None:
+    tiny_mistral3(tied=False).save_pretrained(tmp_path)
+    with pytest.raises(Unsupported, match="Mistral3ForConditionalGeneration"):
+        load(tmp_path)
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = save(tiny_model("qwen2-tied"), tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lack the tensor model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(folder)

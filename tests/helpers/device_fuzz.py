@@ -1,0 +1,289 @@
+"""Random scenarios for the CUDA engine on a late device, beside the CPU engine: the same requests, steps and answers.
+
+A scenario is a model, sizes, requests with the steps at which they come and are aborted, steps whose numbers are none,
+and how late the device is. Both engines are driven by the real step loop; any difference is an `AssertionError`.
+
+Keeps true: a scenario follows from its draws alone; models are shared, KV pools are not. Where rounding
+decides which token comes next, nothing after it can be compared, and the scenario counts as a near tie.
+Doesn't know: FlashInfer, streams.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from minisgl.attention import KVPool, TorchSdpa
+from minisgl.config import EngineConfig
+from minisgl.engine import torch_engine
+from minisgl.engine.api import EngineInfo
+from minisgl.engine.cuda_engine import CudaEngine
+from minisgl.engine.device_queue import Device
+from minisgl.engine.graph import RunAgain
+from minisgl.engine.sampler import SamplingRows, sample
+from minisgl.engine.torch_engine import TorchEngine
+from minisgl.engine.worker import ForwardThread
+from minisgl.message import AbortRequest, AddRequest
+from minisgl.models.decoder import Attend, Decoder
+from minisgl.runner.build import control_plane_config
+from minisgl.sampling_params import SamplingParams
+from minisgl.step import FinishReason
+from tests.helpers.device import LateDevice
+from tests.helpers.engines import Collector
+from tests.helpers.models import load, save, tiny_model
+
+VOCAB = 60
+CONTEXT = 96
+MODELS = ("qwen3-tied", "mistral-window", "qwen2-window-in-the-last-layers", "qwen3-moe")
+CPU = torch.device("cpu")
+ROUNDING = 1e-5  # by which logits of the two may differ: ten times what is seen
+Draw = Callable[[int, int], int]  # an integer between two, both included
+
+
+@dataclass
+class Request:
+    req_id: int
+    arrives: int  # before this step
+    prompt: list[int]
+    sampling: SamplingParams
+    aborted: int = -1  # before this step
+
+
+@dataclass
+class Scenario:
+    model: str
+    config: EngineConfig
+    graphs: tuple[int, ...]
+    eagerness: float
+    seed: int  # of the device
+    requests: list[Request] = field(default_factory=list)
+    broken: frozenset[int] = frozenset()  # forwards with rows, by number, whose numbers are none
+
+
+def make_scenario(draw: Draw) -> Scenario:
+    page_size = (1, 4, 16)[draw(0, 2)]
+    rows = draw(1, 6)
+    config = EngineConfig(
+        dtype="float32",
+        page_size=page_size,
+        num_pages=max(2, draw(24, 120) // page_size),
+        max_running_requests=rows,
+        max_prefill_length=(1, 5, 24, 200)[draw(0, 3)],
+        cpu_backend=("python", "rust_hotpath")[draw(0, 1)],
+        overlap=bool(draw(0, 3)),
+    )
+    graphs = ((), (rows,), (1, rows), (1, 2, 4, 6))[draw(0, 3)]
+    scenario = Scenario(
+        model=MODELS[draw(0, len(MODELS) - 1)],
+        config=config,
+        graphs=tuple(sorted({size for size in graphs if size <= rows})),
+        eagerness=(0.0, 0.1, 0.4, 0.8)[draw(0, 3)],
+        seed=draw(0, 1000),
+    )
+    shared = [draw(0, VOCAB - 1) for _ in range(draw(0, 20))]
+    for req_id in range(1, draw(1, 9) + 1):
+        prompt = shared[: draw(0, len(shared))] + [draw(0, VOCAB - 1) for _ in range(draw(1, 20))]
+        arrives = (0, draw(0, 12))[draw(0, 1)]
+        aborted = arrives + draw(0, 10) if draw(0, 5) == 0 else -1
+        scenario.requests.append(Request(req_id, arrives, prompt, _sampling(draw), aborted))
+    if draw(0, 5) == 0:
+        scenario.broken = frozenset(draw(0, 30) for _ in range(draw(1, 2)))
+    return scenario
+
+
+def _sampling(draw: Draw) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=draw(1, 25),
+        temperature=(0.0, 0.8, 1.3)[draw(0, 2)],
+        top_k=(-1, 5)[draw(0, 1)],
+        top_p=(1.0, 0.8)[draw(0, 1)],
+        min_p=(0.0, 0.05)[draw(0, 3) // 3],
+        frequency_penalty=(0.0, 0.7)[draw(0, 3) // 3],
+        repetition_penalty=(1.0, 1.3)[draw(0, 3) // 3],
+        logit_bias={draw(0, VOCAB - 1): 2.0} if draw(0, 3) == 3 else {},
+        allowed_token_ids=(1, 2, 5) if draw(0, 7) == 7 else (),
+        bad_token_ids=((1, 2), (2, 2, 1), (draw(0, VOCAB - 1),)) if draw(0, 3) == 3 else (),
+        seed=draw(0, 2**40),
+        logprobs=2 if draw(0, 3) == 3 else None,
+        prompt_logprobs=1 if draw(0, 7) == 7 else None,
+    )
+
+
+@cache
+def model_of(variant: str, place: torch.device = CPU) -> Decoder:
+    made = tiny_model(
+        variant,
+        vocab_size=VOCAB,
+        num_hidden_layers=2,
+        max_position_embeddings=CONTEXT,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        return load(save(made, Path(folder)), device=place)
+
+
+def _pool(model: Decoder, config: EngineConfig, place: torch.device) -> KVPool:
+    assert config.num_pages is not None
+    of = model.config
+    with torch.inference_mode():
+        return KVPool(
+            num_layers=of.num_layers,
+            num_pages=config.num_pages,
+            page_size=config.page_size,
+            num_kv_heads=of.num_kv_heads,
+            head_dim=of.head_dim,
+            dtype=torch.float32,
+            device=place,
+        )
+
+
+def _engine(scenario: Scenario, device: Device | None, place: torch.device = CPU) -> TorchEngine | CudaEngine:
+    model, config = model_of(scenario.model, place), scenario.config
+    assert config.num_pages is not None
+    info = EngineInfo(
+        name="torch",
+        model_dir="",
+        vocab_size=VOCAB,
+        context_len=CONTEXT,
+        eos_ids=(),
+        num_pages=config.num_pages,
+        page_size=config.page_size,
+        device=str(place),
+        dtype="float32",
+        graph_sizes=scenario.graphs,
+    )
+    pool = _pool(model, config, place)
+    attention = TorchSdpa(pool, torch.float32, place, model.config.windows)
+    limits = control_plane_config(config, info).limits()
+    if device is not None:
+        return CudaEngine(model, info, pool, attention, device, limits, capture=RunAgain)
+    thread = ForwardThread("fuzz", threaded=False)
+    rows = config.max_running_requests
+    return TorchEngine(model, info, pool, attention, max_rows=rows, max_seq_len=limits.max_seq_len, thread=thread)
+
+
+class _Breaking:
+    """The model's forward; those that are `broken`, by number, store values that are no numbers, and give none."""
+
+    def __init__(self, model: Decoder, broken: frozenset[int]) -> None:
+        self._forward = model.forward
+        self._broken = broken
+        self.number = 0
+
+    def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        self.number += 1
+        if self.number - 1 in self._broken:
+            return self._forward(ids, positions, lambda layer, q, k, v: attend(layer, q, k, v * float("nan")))
+        return self._forward(ids, positions, attend)
+
+
+def drive(scenario: Scenario, engine: TorchEngine | CudaEngine) -> Collector:
+    """The real step loop, until all have ended."""
+    collector = Collector(engine, scenario.config, overlap=scenario.config.overlap)  # type: ignore[arg-type]
+    last = max(max(request.arrives, request.aborted) for request in scenario.requests)
+    forward = _Breaking(engine._model, scenario.broken)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine._model, "forward", forward)
+        if isinstance(engine, CudaEngine):
+            patch.setattr(engine, "_forward_model", forward)
+        step = 0
+        while step <= last or not collector.loop.idle:
+            arrivals = [request for request in scenario.requests if request.arrives == step]
+            aborts = [AbortRequest(request.req_id) for request in scenario.requests if request.aborted == step]
+            adds = [AddRequest(r.req_id, np.array(r.prompt, np.int32).tobytes(), r.sampling) for r in arrivals]
+            collector.loop.step([*adds, *aborts])
+            collector.plane.check()
+            step += 1
+            assert step < 3000, "it does not end"
+        engine.close()
+    return collector
+
+
+class Choices:
+    """What was drawn from what: logits and parameters by (seed, position)."""
+
+    def __init__(self) -> None:
+        self._drawn: dict[tuple[int, int], tuple[Tensor, SamplingRows]] = {}
+
+    def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        fields = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seed, rows.position)
+        for i, place in enumerate(zip(rows.seed.tolist(), rows.position.tolist(), strict=True)):
+            self._drawn[place] = logits[i : i + 1].clone(), SamplingRows(*(one[i : i + 1] for one in fields))
+        return sample(logits, rows)
+
+    def near_tie(self, scenario: Scenario, got: Collector, expected: Collector) -> bool:
+        """Whether a request's first token that differs is one that rounding may have chosen."""
+        for request in scenario.requests:
+            mine, others = (one.tokens.get(request.req_id, []) for one in (got, expected))
+            first = next((i for i, pair in enumerate(zip(mine, others, strict=False)) if pair[0] != pair[1]), None)
+            if first is None:
+                continue
+            assert request.sampling.seed is not None
+            logits, row = self._drawn[request.sampling.seed, len(request.prompt) + first]
+            generator = torch.Generator().manual_seed(0)
+            for _ in range(200):
+                moved = logits + (torch.rand(logits.shape, generator=generator) - 0.5) * 2 * ROUNDING
+                if int(sample(moved, row)) == mine[first]:
+                    return True
+        return False
+
+
+def same(got: Collector, expected: Collector, within: float = 1e-4) -> None:
+    assert got.reasons == expected.reasons
+    assert got.tokens == expected.tokens
+    assert got.cached == expected.cached
+    assert got.logprobs.keys() == expected.logprobs.keys()
+    for req_id, steps in got.logprobs.items():
+        for mine, other in zip(steps, expected.logprobs[req_id], strict=True):
+            assert mine[0] == pytest.approx(other[0], abs=within)
+            assert mine[2] == pytest.approx(other[2], abs=within)
+
+
+def run_on(scenario: Scenario, device: Device, place: torch.device, within: float) -> None:
+    """On any device, without graphs: torch's attention cannot run in one."""
+    scenario = replace(scenario, graphs=())
+    expected, choices = _expected(scenario)
+    got = drive(scenario, _engine(scenario, device, place))
+    if not choices.near_tie(scenario, got, expected):
+        same(got, expected, within)
+
+
+def _expected(scenario: Scenario) -> tuple[Collector, Choices]:
+    """Of the CPU engine."""
+    choices = Choices()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_engine, "sample", choices.sample)
+        return drive(scenario, _engine(scenario, None)), choices
+
+
+def run(scenario: Scenario, *, heed: bool = True) -> dict[str, int]:
+    """On a late device; what the scenario brought about."""
+    expected, choices = _expected(replace(scenario, graphs=()))
+    device = LateDevice(scenario.seed, eagerness=scenario.eagerness, heed=heed)
+    engine = _engine(scenario, device)
+    assert isinstance(engine, CudaEngine)
+    graphs: list[Any] = list(engine._graphs.values())
+    got = drive(scenario, engine)
+    if choices.near_tie(scenario, got, expected):
+        return {"near ties": 1}
+    same(got, expected)
+    reasons = list(got.reasons.values())
+    assert set(got.reasons) == {request.req_id for request in scenario.requests}
+    return {
+        "retracted": got.plane.stats().num_retracted_total,
+        "cached": sum(got.cached.values()),
+        "aborted": reasons.count(FinishReason.ABORT),
+        "failed": reasons.count(FinishReason.ERROR),
+        "in graphs": sum(graph.count for graph in graphs),
+        "drawn": sum(r.sampling.temperature > 0 for r in scenario.requests),
+    }

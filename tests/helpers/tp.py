@@ -1,0 +1,122 @@
+"""The CUDA engine of one of several ranks, on devices of the CPU.
+
+Keeps true: each rank has a device of its own; a late one also gets on while nobody waits for it, as a real one does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minisgl.attention import KVPool, TorchSdpa
+from minisgl.config import EngineConfig
+from minisgl.distributed import ALONE, Cut, Group
+from minisgl.engine.api import EngineInfo
+from minisgl.engine.cuda_engine import CudaEngine
+from minisgl.engine.device_queue import InlineDevice
+from minisgl.engine.graph import Outputs, RunAgain
+from minisgl.models import load_config
+from minisgl.models.registry import build_model
+from minisgl.runner.build import control_plane_config
+from minisgl.weights.checkpoint import load_weights
+from tests.helpers.device import LateDevice
+
+CPU = torch.device("cpu")
+SETTINGS: dict[str, Any] = {"num_pages": 40, "page_size": 4, "max_running_requests": 6, "max_prefill_length": 12}
+
+
+class BusyDevice(LateDevice):
+    """Also runs when it is asked whether something is done."""
+
+    def run_some(self) -> None:
+        for _ in range(30):
+            self._random.choice(self._queues).step()
+
+
+class Recorder:
+    """The logits that rank 0 sampled from, step by step."""
+
+    def __init__(self, engine: CudaEngine) -> None:
+        self.logits: list[torch.Tensor] = []
+        sampler = engine._sampler
+        inner = sampler.sample
+
+        def sample(logits: torch.Tensor, *rest: Any) -> torch.Tensor:
+            self.logits.append(logits.clone())
+            return inner(logits, *rest)
+
+        sampler.sample = sample  # type: ignore[method-assign]
+
+
+def device_for(kind: str, rank: int) -> Any:
+    return InlineDevice() if kind == "inline" else BusyDevice(seed=7 + rank, eagerness=0.2 * rank)
+
+
+def cuda_rank(
+    folder: Path, group: Group = ALONE, kind: str = "inline", graphs: tuple[int, ...] = (), **settings: Any
+) -> CudaEngine:
+    """A rank with its shard of the float32 model in `folder`."""
+    config = EngineConfig(model=str(folder), dtype="float32", **{**SETTINGS, **settings})
+    model_config = load_config(folder)
+    info = EngineInfo(
+        name="torch",
+        model_dir=str(folder),
+        vocab_size=model_config.vocab_size,
+        context_len=model_config.max_position,
+        eos_ids=model_config.eos_ids,
+        num_pages=config.num_pages or 0,
+        page_size=config.page_size,
+        device="cpu",
+        dtype="float32",
+    )
+    with torch.inference_mode():
+        model = build_model(model_config, dtype=torch.float32, device=CPU, group=group)
+        load_weights(model.checkpoint(), folder, stacked=model.stacked(), shards=model.shards())
+        pool = KVPool(
+            num_layers=model_config.num_layers,
+            num_pages=info.num_pages,
+            page_size=info.page_size,
+            num_kv_heads=Cut.of_kv_heads(model_config.num_kv_heads, group.rank, group.size).length,
+            head_dim=model_config.head_dim,
+            dtype=torch.float32,
+            device=CPU,
+        )
+    attention = TorchSdpa(pool, torch.float32, CPU, model_config.windows)
+    info = replace(info, graph_sizes=graphs)
+
+    def capture(forward: Any) -> RunAgain:
+        graph = RunAgain(forward)
+        captured.append(graph)
+        return graph
+
+    captured: list[RunAgain] = []
+    limits = control_plane_config(config, info).limits()
+    device = device_for(kind, group.rank)
+    engine = CudaEngine(model, info, pool, attention, device, limits, group=group, capture=capture)
+    engine.warm_up()
+    engine.captured = captured  # type: ignore[attr-defined]
+    for graph in captured:
+        graph.count = 0
+    return engine
+
+
+def break_forward(engine: CudaEngine, at: int, how: Any) -> None:
+    """`how(hidden)` instead of what the model puts out, in forward number `at` from now on, counted from 1; it may
+    raise."""
+    inner, calls = engine._model.forward, 0
+
+    def forward(*args: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        hidden = inner(*args)
+        found: torch.Tensor = how(hidden) if calls == at else hidden
+        return found
+
+    engine._forward_model = forward
+    engine._model.forward = forward  # type: ignore[method-assign]
+
+
+__all__ = ["BusyDevice", "Outputs", "Recorder", "break_forward", "cuda_rank"]

@@ -1,0 +1,192 @@
+"""Every Triton kernel compiles for Hopper (sm_90) on a machine without a GPU, as its launcher calls it.
+`test_triton_compiles.py` runs these tests."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+import minisgl.kernels
+from minisgl.kernels import experts, routing
+from minisgl.models.config import parse_config
+from minisgl.models.decoder import Decoder
+from minisgl.models.registry import build_model
+from tests.helpers.triton import SM_90_SHARED_BYTES, Compiled, compiling, launched_names, resources
+
+pytest.importorskip("triton")
+MODULES = sorted(file.stem for file in Path(minisgl.kernels.__path__[0]).glob("*_triton.py"))
+
+
+def kernels(name: str) -> ModuleType:
+    return importlib.import_module(f"minisgl.kernels.{name}")
+
+
+def int32(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def call_pages(module: ModuleType) -> None:
+    table, block = int32(9, 600), int32(64)
+    for shift in (0, 1):  # what a step packs lies at any multiple of 4 bytes
+        module.apply_changes(table, block[shift : shift + 8].view(2, 4), block[16 + shift : 26])
+        module.gather_pages(table, block[shift : shift + 3], block[8 + shift : 12 + shift], int32(20))
+
+
+def call_kv_store(module: ModuleType) -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for heads, dim in ((8, 128), (2, 64), (1, 24)):
+            pools = [torch.zeros(20, heads, dim, dtype=dtype) for _ in range(2)]
+            merged = torch.zeros(3, 4 * heads, dim, dtype=dtype)
+            module.store_kv(*pools, int32(4)[1:], merged[:, :heads], merged[:, heads : 2 * heads])
+
+
+def on_meta(tokens: int, dtype: torch.dtype, *, hidden: int, inner: int, count: int, k: int) -> tuple[Tensor, ...]:
+    """Inputs of `kernels.experts.run`, without values."""
+    empty = partial(torch.empty, device="meta", dtype=dtype)
+    chosen = torch.empty(tokens, k, dtype=torch.int64, device="meta")
+    gate_up, down = empty(count, 2 * inner, hidden), empty(count, hidden, inner)
+    return empty(tokens, hidden), gate_up, down, chosen, empty(tokens, k)
+
+
+QWEN3_30B_A3B = {"hidden": 2048, "inner": 768, "count": 128, "k": 8}
+ODD = {"hidden": 100, "inner": 36, "count": 5, "k": 2}
+
+
+def call_experts(module: ModuleType) -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        for tile in experts.tiles(dtype):
+            module.run(*on_meta(256, dtype, **QWEN3_30B_A3B), tile)
+    module.run(*on_meta(256, torch.float16, **QWEN3_30B_A3B), experts.tiles(torch.float16)[1])
+    module.run(*on_meta(256, torch.bfloat16, **ODD), experts.tiles(torch.bfloat16)[1])
+
+
+def call_routing(module: ModuleType) -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        for count, k in ((128, 8), (7, 3), (8, 8), (512, 10)):
+            for normalise in (False, True):
+                module.route(torch.empty(3, count, dtype=dtype, device="meta"), k, normalise)
+
+
+CALLS: dict[str, Callable[[ModuleType], None]] = {
+    "experts_triton": call_experts,
+    "kv_store_triton": call_kv_store,
+    "pages_triton": call_pages,
+    "routing_triton": call_routing,
+}
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Compiled]]:
+    with compiling(monkeypatch, tmp_path) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_kernels_compile_for_hopper(name: str, compiled: list[Compiled], tmp_path: Path) -> None:
+    module = kernels(name)
+    CALLS[name](module)
+    assert {kernel.name for kernel in compiled} == launched_names(module), "a kernel is launched by no call above"
+    for kernel in compiled:
+        assert ".target sm_90" in kernel.ptx
+        assert kernel.shared_bytes <= SM_90_SHARED_BYTES, kernel.name
+        assert resources(kernel, tmp_path).get("STACK", 0) == 0, f"{kernel.name} has too few registers"
+
+
+def test_a_kernel_that_does_not_compile_is_noticed(compiled: list[Compiled], tmp_path: Path) -> None:
+    source = tmp_path / "planted.py"
+    source.write_text(
+        "import triton, triton.language as tl\n@triton.jit\ndef _bad(x):\n    tl.store(x, tl.nothing(3))\n"
+    )
+    spec = importlib.util.spec_from_file_location("planted", source)
+    assert spec is not None and spec.loader is not None
+    planted = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(planted)
+    with pytest.raises(Exception, match="nothing"):
+        planted._bad[(1,)](int32(4))
+
+
+def test_where_a_step_lies_in_its_block_compiles_nothing_again(compiled: list[Compiled]) -> None:
+    """Packed step data starts at any multiple of 4 bytes, and its sizes change from step to step: were a kernel
+    specialised on either, a step would wait for the compiler."""
+    module = kernels("pages_triton")
+    call_pages(module)
+    assert sorted(kernel.name for kernel in compiled) == ["_apply", "_gather"]
+    compiled.clear()
+    store = kernels("kv_store_triton")
+    pools = [torch.zeros(20, 2, 64) for _ in range(2)]
+    k = torch.zeros(3, 2, 64)
+    for shift in (0, 1, 2):
+        store.store_kv(*pools, int32(8)[shift : shift + 3], k, k)
+    assert len(compiled) == 1
+
+
+def test_experts_of_real_models_meet_tensor_cores_in_wide_loads(compiled: list[Compiled]) -> None:
+    """Kernels that compile to loads of single values, or to plain multiplications, are right and slow."""
+    module = kernels("experts_triton")
+    for tile in experts.tiles(torch.bfloat16):
+        compiled.clear()
+        module.run(*on_meta(256, torch.bfloat16, **QWEN3_30B_A3B), tile)
+        for product in [kernel for kernel in compiled if kernel.name in ("_gate_up", "_down")]:
+            assert ("wgmma.mma_async" if tile.block_m >= 64 else "mma.sync") in product.ptx
+            assert "cp.async.cg.shared.global" in product.ptx  # 16 bytes each
+            assert "cp.async.ca.shared.global" not in product.ptx  # fewer
+            assert product.shared_bytes <= tile.shared_bytes(torch.bfloat16)  # by which devices with less leave it out
+
+
+MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "num_experts": 32,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "eos_token_id": 0,
+}
+
+
+def model_without_values(dtype: torch.dtype) -> Decoder:
+    with torch.inference_mode():
+        return build_model(parse_config(MOE), dtype=dtype, device=torch.device("meta"))
+
+
+@torch.inference_mode()
+def forward(model: Decoder, tokens: int) -> None:
+    """Whatever looks at a value raises."""
+    ids = torch.empty(tokens, dtype=torch.int64, device="meta")
+    model.logits(model.forward(ids, ids, lambda layer, q, k, v: torch.empty_like(q)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_experts_never_ask_the_device_and_compile_only_in_the_warm_up(
+    dtype: torch.dtype, compiled: list[Compiled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_without_values(dtype)
+    with pytest.raises(NotImplementedError, match=r"[Mm]eta"):
+        forward(model, 5)  # the grouped form looks
+    for kernel in (experts, routing):
+        monkeypatch.setattr(kernel, "serves", lambda tensor: True)
+    with torch.inference_mode():
+        model.warm_up()
+    after = len(compiled)
+    assert after
+    for tokens in (1, 2, 3, 16, 33, 100, 128, 513, 4096):
+        forward(model, tokens)
+    assert len(compiled) == after

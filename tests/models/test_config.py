@@ -1,0 +1,253 @@
+"""config.json in both of transformers' spellings, and everything in it that must be refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from minisgl import envs
+from minisgl.config import ConfigError
+from minisgl.models import ARCHITECTURES, MoeConfig, load_config, parse_config
+from minisgl.models.registry import build_model
+from minisgl.rope import RopeConfig, inverse_frequencies
+from tests.helpers.models import VARIANTS, tiny_model
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+MISTRAL3 = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {**LLAMA, "model_type": "mistral"}}
+MISTRAL = {"architectures": ["MistralForCausalLM"], "sliding_window": 16}
+QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "use_sliding_window": True,
+    "sliding_window": 16,
+    "max_window_layers": 1,
+}
+MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+
+
+def test_both_spellings_mean_the_same() -> None:
+    old = parse_config({**LLAMA, "rope_theta": 5e5, "rope_scaling": LLAMA3, "torch_dtype": "bfloat16"})
+    new = parse_config({**LLAMA, "rope_parameters": {**LLAMA3, "rope_theta": 5e5}, "dtype": "bfloat16"})
+    assert old == new
+    assert old.rope == RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 64)
+    assert old.dtype == "bfloat16"
+
+
+def test_the_oldest_spelling_of_the_rope_type() -> None:
+    config = parse_config({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}})
+    assert config.rope == RopeConfig(10_000.0, "linear", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "context"),
+    [
+        ({}, 512),  # the config's own, if it is the larger one
+        ({"factor": 16.0}, 1024),
+        ({"factor": None}, 512),
+        ({"original_max_position_embeddings": None}, 2048),
+    ],
+)
+def test_the_context_that_yarn_makes(change: dict[str, Any], context: int) -> None:
+    config = parse_config({**LLAMA, "rope_scaling": {**YARN, **change}})
+    assert config.max_position == context
+
+
+def test_what_yarn_does_to_attention() -> None:
+    def factor(**change: Any) -> float:
+        return parse_config({**LLAMA, "rope_scaling": {**YARN, **change}}).rope.attention_factor
+
+    assert factor() == factor(mscale=1.0) == pytest.approx(0.1 * math.log(4) + 1)
+    assert factor(mscale=1.0, mscale_all_dim=1.0) == factor(factor=1.0) == 1.0
+    assert factor(attention_factor=0.25, mscale=1.0, mscale_all_dim=2.0) == 0.25
+
+
+@pytest.mark.skipif(transformers.__version__.startswith("4."), reason="it takes the factor from the context lengths")
+@pytest.mark.parametrize("name", [name for name in VARIANTS if "yarn" in name])
+@pytest.mark.parametrize(
+    "change", [{}, {"beta_fast": 4.0, "beta_slow": 3.9}, {"factor": 1.0}, {"attention_factor": 0.7}]
+)
+def test_yarn_tables_equal_transformers(name: str, change: dict[str, Any]) -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    theirs = tiny_model(name).config
+    theirs.rope_parameters |= change
+    frequencies, attention = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
+    ours = parse_config({**theirs.to_dict(), "architectures": ["LlamaForCausalLM"]})
+    torch.testing.assert_close(
+        torch.from_numpy(inverse_frequencies(ours.rope, ours.head_dim)), frequencies, rtol=1e-6, atol=0
+    )
+    assert ours.rope.attention_factor == pytest.approx(attention)
+
+
+def test_defaults() -> None:
+    config = parse_config({name: value for name, value in LLAMA.items() if name != "num_key_value_heads"})
+    assert (config.num_kv_heads, config.head_dim) == (4, 16)
+    assert config.rope == RopeConfig(10_000.0)
+    assert not config.tie_word_embeddings
+    assert config.eos_ids == ()
+
+
+def test_eos_ids_are_those_of_both_files(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "eos_token_id": 9}))
+    assert load_config(tmp_path).eos_ids == (9,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 4]}))
+    assert load_config(tmp_path).eos_ids == (4, 9)
+
+
+@pytest.mark.parametrize(
+    ("change", "windows"),
+    [
+        ({}, (None, None)),
+        (MISTRAL, (16, 16)),
+        ({**MISTRAL, "sliding_window": None}, (None, None)),
+        ({"architectures": ["MistralForCausalLM"]}, (4096, 4096)),  # transformers' default
+        (QWEN2, (None, 16)),
+        ({**QWEN2, "use_sliding_window": False}, (None, None)),
+        ({**QWEN2, "max_window_layers": 2}, (None, None)),
+        ({**QWEN2, "layer_types": ["sliding_attention", "full_attention"]}, (16, None)),
+        ({**QWEN2, "use_sliding_window": False, "layer_types": ["full_attention"] * 2}, (None, None)),
+        ({**MOE, "sliding_window": 16}, (None, None)),
+        ({**MOE, "sliding_window": 16, "use_sliding_window": True}, (16, 16)),
+    ],
+)
+def test_windows(change: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    assert parse_config({**LLAMA, **change}).windows == windows
+
+
+@pytest.mark.parametrize(
+    ("change", "biases"),
+    [
+        ({}, (False, False, False)),
+        ({"attention_bias": True, "mlp_bias": True}, (True, True, True)),
+        ({"architectures": ["Qwen2ForCausalLM"]}, (True, False, False)),
+        ({**MISTRAL, "attention_bias": True, "mlp_bias": True}, (False, False, False)),
+    ],
+)
+def test_biases(change: dict[str, Any], biases: tuple[bool, bool, bool]) -> None:
+    config = parse_config({**LLAMA, **change})
+    assert (config.qkv_bias, config.out_bias, config.mlp_bias) == biases
+
+
+@pytest.mark.parametrize(
+    ("whole", "text", "tied"),
+    [
+        ({}, {}, False),
+        ({}, {"tie_word_embeddings": True}, True),
+        ({"tie_word_embeddings": True}, {"tie_word_embeddings": False}, True),
+    ],
+)
+def test_the_head_of_a_model_with_a_text_half(whole: dict[str, Any], text: dict[str, Any], tied: bool) -> None:
+    raw = {**MISTRAL3, "torch_dtype": "bfloat16", "vocab_size": 7, **whole}
+    config = parse_config({**raw, "text_config": {**LLAMA, "rope_theta": 1e9, **text}})
+    assert (config.vocab_size, config.rope.theta, config.dtype) == (100, 1e9, "bfloat16")
+    assert config.tie_word_embeddings is tied
+
+
+def test_experts() -> None:
+    moe = parse_config({**LLAMA, **MOE, "num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}).moe
+    assert moe == MoeConfig(8, 2, 16, norm_topk_prob=False, layers=frozenset({1, 5}))
+    new = {**LLAMA, **MOE, "num_local_experts": 8, "norm_topk_prob": True}
+    del new["num_experts"]
+    assert parse_config(new).moe == MoeConfig(8, 2, 16, norm_topk_prob=True, layers=frozenset({0, 1}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act: 'gelu'"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rope_type: 'longrope'"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "factor: missing"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "factor 0.5 must be at least 1"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "beta_fast": 0.5}}, "beta_fast 0.5 at least beta_slow 1"),
+        ({"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_type: 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor: missing"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window: 0"),
+        ({**MISTRAL, "layer_types": ["full_attention", "sliding_attention"]}, "layer_types: this architecture"),
+        ({**QWEN2, "layer_types": ["sliding_attention"]}, "layer_types: must be"),
+        ({**QWEN2, "layer_types": ["full_attention", "chunked_attention"]}, "layer_types: must be"),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "num_local_experts: missing"),
+        ({**MOE, "num_experts_per_tok": 9}, "num_experts_per_tok: 9: must be between 1 and 8"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config: 'fp8'"),
+        ({"architectures": ["Mistral3ForConditionalGeneration"]}, "text_config: missing"),
+        (
+            {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "ministral3"}},
+            "text_config: model_type: 'ministral3'",
+        ),
+        (
+            {**MISTRAL3, "quantization_config": {"quant_method": "fp8"}},
+            "quantization_config: 'fp8'",
+        ),
+        ({"hidden_size": "wide"}, "wide"),
+        ({"architectures": []}, "architectures: missing"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **change}))
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(tmp_path)
+    assert str(caught.value).count("config.json") == 1
+
+
+def test_an_unknown_architecture_lists_the_known_whatever_else_its_config_holds(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path)
+    assert all(known in str(caught.value) for known in ("MambaForCausalLM", *ARCHITECTURES))
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]"])
+def test_a_folder_without_a_usable_config(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        load_config(tmp_path)
+
+
+def test_real_configs() -> None:
+    data = envs.data_dir()
+    if data is None:
+        pytest.skip(f"{envs.DATA} is not set")
+    sizes = {}
+    for file in sorted((data / "configs").glob("*.json")):
+        raw = json.loads(file.read_text())
+        # 'meta' tensors have shapes and no memory
+        model = build_model(parse_config(raw), dtype=torch.bfloat16, device=torch.device("meta"), max_position=16)
+        sizes[file.name.removesuffix(".config.json")] = sum(part.numel() for part in model.checkpoint().values())
+    assert sizes == {
+        "Llama-3.1-8B": 8_030_261_248,
+        "Llama-3.2-1B": 1_235_814_400,
+        "Qwen2-1.5B-Instruct": 1_543_714_304,
+        "Qwen3-30B-A3B-Instruct-2507": 30_532_122_624,
+        "Qwen3-4B-Instruct-2507": 4_022_468_096,
+    }

@@ -1,0 +1,134 @@
+"""Recorded calls, driven again; a shadow beside the one that serves."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from minisgl.config import DebugConfig, EngineConfig
+from minisgl.runner.build import build_engine, choose_control_plane
+from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlaneError
+from minisgl.scheduler.backend import make_control_plane
+from minisgl.scheduler.faulty import make_faulty
+from minisgl.scheduler.shadow import ShadowControlPlane
+from minisgl.scheduler.trace import RecordingControlPlane, TraceError, read_trace, replay
+from minisgl.step import Abort, Events
+from tests.helpers.e2e import serving
+from tests.helpers.parity import draw_arrival
+
+CONFIG = ControlPlaneConfig(24, 4, 4, 16, 64, (2,), graph_sizes=(1, 2, 4))
+
+
+def load(plane: ControlPlane, num_steps: int = 60) -> None:
+    """Random requests with a few aborts; tokens are drawn too."""
+    rng = random.Random(7)
+    sequences: list[list[int]] = []
+    for step in range(num_steps):
+        events = Events()
+        if rng.random() < 0.4:
+            events.add(draw_arrival(rng.randint, step, 64, sequences))
+        if rng.random() < 0.1:
+            events.add(Abort(rng.randrange(num_steps)))
+        plan = plane.schedule(step, events)
+        plane.commit(step, np.array([rng.randrange(3) for _ in range(plan.num_rows)], np.int32))
+
+
+def record(path: Path) -> None:
+    with path.open("wb") as file:
+        load(RecordingControlPlane(make_control_plane("python", CONFIG), CONFIG, file))
+
+
+@pytest.mark.parametrize("name", ["python", "rust_hotpath"])
+def test_a_trace_gives_the_same_decisions_again(tmp_path: Path, name: str) -> None:
+    record(tmp_path / "trace")
+    trace = read_trace(tmp_path / "trace")
+    assert trace.config == CONFIG and len(trace.calls) == 120
+    found = replay(trace, make_control_plane(name, CONFIG))
+    assert found.num_steps == 60 and found.digests == replay(trace, make_control_plane("python", CONFIG)).digests
+    assert len(set(found.digests)) > 60
+
+
+def test_a_call_that_breaks_the_control_plane_is_in_the_trace(tmp_path: Path) -> None:
+    with (tmp_path / "trace").open("wb") as file, pytest.raises(ControlPlaneError):
+        load(RecordingControlPlane(make_faulty(make_control_plane("python", CONFIG), "commit:9:before"), CONFIG, file))
+    assert [step for step, _ in read_trace(tmp_path / "trace").calls][-2:] == [9, 9]
+
+
+def test_a_trace_that_was_cut_off_is_read_up_to_the_cut(tmp_path: Path) -> None:
+    record(tmp_path / "trace")
+    whole = (tmp_path / "trace").read_bytes()
+    (tmp_path / "cut").write_bytes(whole[:-3])
+    assert len(read_trace(tmp_path / "cut").calls) == 119
+    (tmp_path / "none").write_bytes(b"\x05\x00\x00\x00hello" + whole)
+    with pytest.raises(TraceError, match="none"):
+        read_trace(tmp_path / "none")
+
+
+def test_a_shadow_that_agrees_has_nothing_to_report(tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    planes = (make_control_plane("rust_hotpath", CONFIG), make_control_plane("python", CONFIG))
+    plane = ShadowControlPlane(*planes, report=report)
+    load(plane)
+    assert plane.summary.num_compared == 60 and plane.summary.num_diffs == 0 and not report.exists()
+
+
+def test_a_shadow_that_differs_is_reported_and_left_out_in_the_end(tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    other = ControlPlaneConfig(24, 4, 4, 16, 64, (1,), graph_sizes=(1, 2, 4))  # another end of sequence
+    plane = ShadowControlPlane(
+        make_control_plane("python", CONFIG),
+        make_control_plane("python", other),
+        report=report,
+        max_diffs=5,
+        tell=(told := list[str]()).append,
+    )
+    load(plane)
+    assert len(told) == 2 and "differs first in commit(" in told[0] and "left out from now on" in told[1]
+    lines = [json.loads(line) for line in report.read_text().splitlines()]
+    assert len(lines) >= 5 and "5 differences" in plane.summary.stopped
+    assert lines[0]["what"].startswith("output.") and lines[0]["trail"][-1]["call"] == "commit"
+
+
+def test_a_shadow_that_fails_does_not_disturb() -> None:
+    plane = ShadowControlPlane(
+        make_control_plane("python", CONFIG), make_faulty(make_control_plane("python", CONFIG), "commit:9:after")
+    )
+    load(plane)
+    assert "on order" in plane.summary.stopped and plane.stats() is not None
+
+
+def test_without_the_extension_a_shadow_compares_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "minisgl._rust", None)
+    monkeypatch.delattr("minisgl._rust", raising=False)
+    config = EngineConfig(engine="echo", num_pages=16, debug=DebugConfig(shadow=True))
+    engine = build_engine(config, lambda *report: None)
+    told: list[str] = []
+    chosen = choose_control_plane(config, engine.info, told.append)
+    engine.close()
+    assert chosen.name == "python" and not isinstance(chosen.control_plane, ShadowControlPlane)
+    assert len(told) == 1 and "nothing is compared: extension missing" in told[0]
+
+
+def test_a_server_records_what_replay_drives(tmp_path: Path) -> None:
+    """`serve --record-trace` with a shadow, then `minisgl replay` on both."""
+    trace, report = tmp_path / "trace", tmp_path / "report"
+    shadow = {"MINISGL_CPU_BACKEND_SHADOW": "1", "MINISGL_CPU_BACKEND_SHADOW_REPORT": str(report)}
+    with serving("--engine", "echo", "--num-pages", "64", "--record-trace", str(trace), env=shadow) as server:
+        for index in range(8):
+            body = {"prompt": "a prompt " * index + "end", "max_tokens": 20, "n": 3}
+            assert httpx.post(server.url + "/v1/completions", json=body).status_code == 200
+    assert not report.exists()
+    command = [sys.executable, "-m", "minisgl", "replay", str(trace), "--repeat", "2"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    result = json.loads(run.stdout.splitlines()[-1])
+    assert result["first_difference"] is None and result["calls"] > 40
+    assert set(result["us_per_step"]) == {"python", "rust_hotpath"}
+    wrong = subprocess.run([*command[:4], str(tmp_path / "no")], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2 and "no" in wrong.stderr

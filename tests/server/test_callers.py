@@ -1,0 +1,239 @@
+"""Pages of strangers in a browser of the same machine: no work for them, and errors in our shape."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import httpx
+import msgspec
+import pytest
+
+from minisgl.config import ConfigError
+from minisgl.server.callers import Callers
+from minisgl.server.gate import Gate
+from minisgl.server.slow_clients import SlowClients
+from minisgl.server.starting import Starting
+from tests.helpers.server import CONFIG, MODEL, WAIT_S, Frontend, chat_body, check_error, frontend
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+PAGE = "http://page.example"
+BODY = b'{"prompt": "say:on"}'
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Frontend]:
+    with frontend() as running:
+        yield running
+        assert not running.engine.requests("refused")
+
+
+@pytest.fixture(scope="module")
+def named() -> Iterator[httpx.Client]:
+    """A server that knows one page, and wants a key."""
+    config = msgspec.structs.replace(CONFIG, cors_origins=(PAGE,), allowed_hosts=("models.example",), api_key="k")
+    with frontend(config=config) as running, running.http() as client:
+        yield client
+
+
+def bearer(**more: str) -> dict[str, str]:
+    return {"authorization": "Bearer k", **more}
+
+
+# --------------------------------------------------------------------------------------------------------- body types
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "text/plain",
+        "text/plain;charset=UTF-8",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "application/octet-stream",
+        "text/json",
+        "json",
+        "application/jsonx",
+        "+json",
+        "text/plain; application/json",
+    ],
+)
+def test_only_json_is_taken(http: httpx.Client, kind: str) -> None:
+    for path in (CHAT, TEXT, "/generate", "/tokenize", "/nowhere"):
+        error = check_error(http.post(path, content=b'{"prompt": "refused"}', headers={"content-type": kind}), 415)
+        assert error["code"] == "unsupported_media_type"
+        assert kind in error["message"] and "-H 'Content-Type: application/json'" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json", "Application/JSON ; charset=utf-8", "application/problem+json", "", None]
+)
+def test_json_by_its_names_and_nothing_at_all(http: httpx.Client, kind: str | None) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    assert http.post(TEXT, content=BODY, headers=headers).json()["choices"][0]["text"] == "on"
+
+
+@pytest.mark.parametrize("header", [{"sec-fetch-mode": "no-cors"}, {"sec-fetch-site": "none"}, {"origin": "own"}])
+def test_a_browser_must_say_json(server: Frontend, http: httpx.Client, header: dict[str, str]) -> None:
+    header = {name: server.url if value == "own" else value for name, value in header.items()}
+    assert "missing" in check_error(http.post(TEXT, content=BODY, headers=header), 415)["message"]
+    said = http.post(TEXT, content=BODY, headers={**header, "content-type": "application/json"})
+    assert said.status_code == 200
+
+
+# ------------------------------------------------------------------------------------------------------------ origins
+
+
+@pytest.mark.parametrize("origin", [PAGE, "null", "http://127.0.0.1:1", "http://localhost.evil.example", "", "evil"])
+def test_foreign_pages_get_nothing(http: httpx.Client, origin: str) -> None:
+    headers = {"origin": origin, "x-request-id": "mine"}
+    for method, path in (("POST", CHAT), ("GET", "/v1/models"), ("GET", "/livez"), ("OPTIONS", CHAT), ("GET", "/x")):
+        answer = http.request(method, path, headers=headers, json=chat_body("refused") if method == "POST" else None)
+        assert check_error(answer, 403)["code"] == "origin_not_allowed"
+        assert answer.headers["x-request-id"] == "mine" and "access-control-allow-origin" not in answer.headers
+
+
+def test_nothing_of_a_foreign_pages_body_is_awaited(server: Frontend) -> None:
+    with socket.create_connection(server.address, WAIT_S) as connection:
+        head = f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\norigin: {PAGE}\r\ncontent-length: 100\r\n\r\n"
+        connection.sendall(head.encode())
+        assert connection.recv(65536).startswith(b"HTTP/1.1 403 ")
+
+
+def test_the_servers_own_pages(server: Frontend, http: httpx.Client) -> None:
+    port = server.address[1]
+    for host in (f"127.0.0.1:{port}", f"localhost:{port}", "LOCALHOST", "a.localhost"):
+        for scheme in ("http", "https"):
+            answer = http.post(TEXT, json={"prompt": "say:a"}, headers={"host": host, "origin": f"{scheme}://{host}"})
+            assert answer.status_code == 200
+    usual = http.get("/livez", headers={"host": "localhost:80", "origin": "http://localhost"})
+    assert usual.status_code == 200
+
+
+def test_a_named_page(named: httpx.Client) -> None:
+    answer = named.post(TEXT, json={"prompt": "say:a"}, headers=bearer(origin=PAGE))
+    assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == PAGE
+    exposed = answer.headers["access-control-expose-headers"].lower()
+    assert "x-request-id" in exposed and "retry-after" in exposed and answer.headers["vary"] == "Origin"
+    without_key = named.post(TEXT, json={"prompt": "say:a"}, headers={"origin": PAGE})
+    assert check_error(without_key, 401) and without_key.headers["access-control-allow-origin"] == PAGE
+    other = named.get("/livez", headers={"origin": PAGE + ".evil"})
+    assert check_error(other, 403) and other.headers["vary"] == "Origin"
+
+
+def test_preflights(named: httpx.Client) -> None:
+    """A browser sends no key with them."""
+    asks = {"origin": PAGE, "access-control-request-method": "POST"}
+    answer = named.options(CHAT, headers={**asks, "access-control-request-headers": "authorization,content-type"})
+    assert answer.status_code == 204 and answer.content == b"" and answer.headers["access-control-allow-origin"] == PAGE
+    assert "POST" in answer.headers["access-control-allow-methods"]
+    assert answer.headers["access-control-allow-headers"] == "authorization,content-type"
+    assert "x-request-id" in answer.headers
+    refused = named.options(CHAT, headers={**asks, "access-control-request-method": "DELETE"})
+    assert "DELETE" in check_error(refused, 403)["message"] and "x-request-id" in refused.headers
+    foreign = named.options(CHAT, headers={**asks, "origin": "http://other.example"})
+    assert check_error(foreign, 403)["code"] == "origin_not_allowed"
+
+
+# -------------------------------------------------------------------------------------------------------------- hosts
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["page.example", "page.example:80", "localhost.page.example", "127.0.0.1.page.example", "192.0.2.1", "", "[x]"],
+)
+def test_names_that_lead_here_by_accident_or_worse(http: httpx.Client, host: str) -> None:
+    for method, path in (("POST", TEXT), ("GET", "/v1/models"), ("GET", "/livez")):
+        headers = {"host": host, "origin": f"http://{host}"}  # its own page, as the browser sees it
+        answer = http.request(method, path, headers=headers, json={"prompt": "refused"} if method == "POST" else None)
+        assert check_error(answer, 403)["code"] == "host_not_allowed" and "x-request-id" in answer.headers
+
+
+@pytest.mark.parametrize("host", ["localhost", "LocalHost.:9", "x.localhost", "127.8.9.1:99", "[::1]:1919", "[::1]"])
+def test_names_of_loopback(http: httpx.Client, host: str) -> None:
+    assert http.get("/livez", headers={"host": host}).status_code == 200
+
+
+def test_an_allowed_host(named: httpx.Client) -> None:
+    for host in ("models.example", "MODELS.example:8080", "localhost"):
+        assert named.get("/livez", headers={"host": host}).status_code == 200
+    assert check_error(named.get("/livez", headers={"host": "other.example"}), 403)
+
+
+@pytest.mark.parametrize(
+    ("bound", "allowed", "host", "answers"),
+    [
+        ("0.0.0.0", [], "any.example", True),
+        ("::", [], "any.example", True),
+        ("0.0.0.0", ["one.example"], "one.example:80", True),
+        ("0.0.0.0", ["one.example"], "other.example", False),
+        ("0.0.0.0", ["one.example"], "127.0.0.1", True),
+        ("192.0.2.7", ["one.example"], "192.0.2.7:1919", True),
+        ("localhost", [], "other.example", False),
+        ("::1", [], "other.example", False),
+        ("127.0.0.2", ["*"], "other.example", True),
+        ("127.0.0.1", ["[fd00::1]"], "[fd00::1]:1", True),
+    ],
+)
+def test_where_the_server_listens(bound: str, allowed: list[str], host: str, answers: bool) -> None:
+    refused = Callers(bound, allowed).refusal("GET", "1.1", {b"host": host.encode()})
+    assert (refused is None) == answers
+
+
+def test_a_missing_host() -> None:
+    callers = Callers("127.0.0.1")
+    assert callers.refusal("GET", "1.0", {}) is None
+    refused = callers.refusal("GET", "1.1", {})
+    assert refused is not None and refused.status == 400
+    foreign = callers.refusal("GET", "1.0", {b"origin": b"http://"})
+    assert foreign is not None and foreign.status == 403
+
+
+def test_any_origin() -> None:
+    callers = Callers("127.0.0.1", cors_origins=["*"])
+    for origin in (b"null", b"https://page.example"):
+        headers = {b"host": b"localhost", b"origin": origin}
+        assert callers.refusal("GET", "1.1", headers) is None
+        assert (b"access-control-allow-origin", b"*") in callers.cors_headers(headers)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cors_origins": ("page.example",)},
+        {"cors_origins": ("http://page.example/",)},
+        {"cors_origins": ("",)},
+        {"allowed_hosts": ("http://a",)},
+        {"allowed_hosts": ("a:80",)},
+        {"allowed_hosts": ("",)},
+        {"allowed_hosts": ("a b",)},
+    ],
+)
+def test_settings_that_cannot_be(fields: dict[str, tuple[str, ...]]) -> None:
+    flag, (value,) = next(iter(fields.items()))
+    with pytest.raises(ConfigError, match=f"--{flag[:-1].replace('_', '-')} '{value}': must be"):
+        msgspec.structs.replace(CONFIG, **fields).check()
+    good = msgspec.structs.replace(CONFIG, cors_origins=("https://a:1", "*", "null"), allowed_hosts=("a", "::1", "*"))
+    good.check()
+
+
+def test_the_same_while_loading() -> None:
+    gate = Gate(Starting(MODEL), msgspec.structs.replace(CONFIG, cors_origins=(PAGE,)), SlowClients(1.0))
+
+    async def statuses() -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://localhost") as http:
+            asked = [
+                http.get("/livez"),
+                http.get("/livez", headers={"host": "page.example"}),
+                http.get("/livez", headers={"origin": "http://other.example"}),
+                http.post(TEXT, content=BODY, headers={"content-type": "text/plain"}),
+                http.options(TEXT, headers={"origin": PAGE, "access-control-request-method": "POST"}),
+                http.get("/v1/models", headers={"origin": PAGE}),
+            ]
+            answers = [await one for one in asked]
+            assert answers[-1].headers["access-control-allow-origin"] == PAGE
+            assert all("x-request-id" in one.headers for one in answers)
+            return [one.status_code for one in answers]
+
+    assert asyncio.run(statuses()) == [200, 403, 403, 415, 204, 503]

@@ -1,0 +1,159 @@
+"""POST /v1/completions and POST /generate, streamed and not, against an engine of scripted replies."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.helpers.server import MODEL, Frontend, check_error, events, prompt_ids
+
+PATH = "/v1/completions"
+
+
+def post(http: httpx.Client, path: str, body: dict[str, Any]) -> Any:
+    response = http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def ids(text: str) -> list[int]:
+    return list(text.encode())
+
+
+# ------------------------------------------------------------------------------------------------------- completions
+
+
+def test_whole_answer_has_the_exact_shape(http: httpx.Client) -> None:
+    body = post(http, PATH, {"model": MODEL, "prompt": "say:Hello"})
+    assert body.pop("id").startswith("cmpl-")
+    assert isinstance(body.pop("created"), int)
+    assert body == {
+        "object": "text_completion",
+        "model": MODEL,
+        "choices": [{"index": 0, "text": "Hello", "logprobs": None, "finish_reason": "stop"}],
+        "usage": {
+            "prompt_tokens": 9,
+            "completion_tokens": 6,
+            "total_tokens": 15,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts"),
+    [
+        ("say:a", ["a"]),
+        (["say:a"], ["a"]),
+        (["say:a", "say:b", "say:c"], ["a", "b", "c"]),
+        (ids("say:a"), ["a"]),
+        ([ids("say:a"), ids("say:b")], ["a", "b"]),
+    ],
+)
+def test_every_prompt_shape(http: httpx.Client, prompt: object, texts: list[str]) -> None:
+    body = post(http, PATH, {"prompt": prompt})
+    assert [choice["text"] for choice in body["choices"]] == texts
+    assert [choice["index"] for choice in body["choices"]] == list(range(len(texts)))
+    assert body["usage"]["prompt_tokens"] == 5 * len(texts)
+
+
+def test_n_choices_of_several_prompts_come_in_order(http: httpx.Client) -> None:
+    body = post(http, PATH, {"prompt": ["say:a", "say:b"], "n": 2})
+    assert [choice["text"] for choice in body["choices"]] == ["a", "a", "b", "b"]
+    assert body["usage"]["prompt_tokens"] == 10 and body["usage"]["completion_tokens"] == 8
+    response = http.post(PATH, json={"prompt": ["say:a", "say:b"], "n": 2, "stream": True})
+    chunks = [event for event in events(response.text) if event != "[DONE]"]
+    texts = dict.fromkeys(range(4), "")
+    for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+        texts[choice["index"]] += choice["text"]
+    assert texts == {0: "a", 1: "a", 2: "b", 3: "b"}
+
+
+def test_sixteen_tokens_unless_asked(http: httpx.Client) -> None:
+    choice = post(http, PATH, {"prompt": f"say:{'x' * 40}"})["choices"][0]
+    assert choice["text"] == "x" * 16 and choice["finish_reason"] == "length"
+    choice = post(http, PATH, {"prompt": f"say:{'x' * 40}", "max_tokens": 30})["choices"][0]
+    assert choice["text"] == "x" * 30
+
+
+def test_stream_and_usage_chunk(http: httpx.Client) -> None:
+    body = {"prompt": "say:Hello", "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last, done = events(http.post(PATH, json=body).text)
+    assert done == "[DONE]" and last["choices"] == [] and last["usage"]["total_tokens"] == 15
+    assert all(chunk["object"] == "text_completion" and chunk["usage"] is None for chunk in chunks)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello"
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "stop"
+
+
+def test_token_ids_are_sent_as_they_are(http: httpx.Client, server: Frontend) -> None:
+    post(http, PATH, {"prompt": [*ids("as they are"), 257, 0, 256]})
+    assert prompt_ids(server.engine.wait_for_request("as they are"))[-3:] == [257, 0, 256]
+
+
+def test_official_client(server: Frontend) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        assert client.completions.create(model=MODEL, prompt="say:Paris").choices[0].text == "Paris"
+        stream = client.completions.create(model=MODEL, prompt="say:Paris", stream=True)
+        assert "".join(chunk.choices[0].text for chunk in stream) == "Paris"
+        assert [model.id for model in client.models.list()] == [MODEL]
+        assert client.models.retrieve(MODEL).owned_by == "minisgl"
+
+
+# ---------------------------------------------------------------------------------------------------------- generate
+
+
+@pytest.mark.parametrize("prompt", [{"prompt": "say:Hello"}, {"input_ids": ids("say:Hello")}])
+def test_generate(http: httpx.Client, prompt: dict[str, Any]) -> None:
+    body = post(http, "/generate", {**prompt, "sampling_params": {"temperature": 0}})
+    usage = body.pop("usage")
+    assert body == {"text": "Hello", "token_ids": [*ids("Hello"), 256], "finish_reason": "stop"}
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (9, 6)
+
+
+def test_generate_streams_json_lines(http: httpx.Client) -> None:
+    response = http.post("/generate", json={"prompt": "say:Hällo", "stream": True})
+    assert response.headers["content-type"].startswith("application/x-ndjson")
+    *lines, last = [json.loads(line) for line in response.text.splitlines()]
+    assert all(list(line) == ["text_delta"] for line in lines)
+    assert "".join(line["text_delta"] for line in lines) == "Hällo"
+    assert last["event"] == "done" and last["finish_reason"] == "stop" and last["usage"]["completion_tokens"] == 7
+
+
+def test_generate_forgets_what_came_after_a_stop_string(http: httpx.Client) -> None:
+    body = post(http, "/generate", {"prompt": "burst:one two three", "sampling_params": {"stop": "two"}})
+    assert body["text"] == "one " and body["token_ids"] == ids("one two")
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_new_tokens"])
+def test_generate_limits(http: httpx.Client, name: str) -> None:
+    body = post(http, "/generate", {"prompt": "say:Hello", "sampling_params": {name: 2}})
+    assert body["text"] == "He" and body["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "input_ids": [1]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": ["a"]}, "prompt"),
+        ({"input_ids": []}, "input_ids"),
+        ({"input_ids": [258]}, "input_ids"),
+        ({"input_ids": ["a"]}, "input_ids.0"),
+        ({"prompt": "a", "sampling_params": []}, "sampling_params"),
+        ({"prompt": "a", "sampling_params": {"temperature": "hot"}}, "sampling_params.temperature"),
+        ({"prompt": "a", "sampling_params": {"temperature": 5}}, "sampling_params.temperature"),
+        ({"prompt": "a", "sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
+        ({"prompt": "a", "sampling_params": {"max_tokens": 0}}, "sampling_params.max_tokens"),
+        ({"prompt": "a", "sampling_params": {"n": 2}}, "sampling_params.n"),
+        ({"prompt": "a", "sampling_params": {"regex": "a*"}}, "sampling_params.regex"),
+        ({"prompt": "a", "sampling_params": {"stop_token_ids": [258]}}, "sampling_params.stop_token_ids"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_generate_names_the_bad_field(http: httpx.Client, body: dict[str, Any], param: str, stream: bool) -> None:
+    assert check_error(http.post("/generate", json={**body, "stream": stream}), 400)["param"] == param

@@ -1,0 +1,132 @@
+"""The lanes in which prompts are encoded: what one request does to a lane is over with that request."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import models
+
+from minisgl.metrics.meters import Meter
+from minisgl.server.encoding import Encoder
+from minisgl.tokenizer import Tokenizer
+from tests.helpers.server import WAIT_S, Frontend, chat_body, check_error
+
+TEXT = "/v1/completions"
+
+
+class _Panic(BaseException):
+    """As the library's, which are no `Exception`."""
+
+
+class _Text:
+    """Can be watched, unlike a `str`."""
+
+
+def encoder() -> Encoder:
+    """Its tokenizer knows the letter a."""
+    backend = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>"))
+    return Encoder(Tokenizer(backend, {}, {}), Meter("encode"))
+
+
+def panic() -> Any:
+    raise _Panic("out of range")
+
+
+async def short(encoder: Encoder, text: Callable[[], str]) -> list[int]:
+    return (await encoder.encode(text, 1, add_special_tokens=False)).tolist()  # type: ignore[no-any-return]
+
+
+def test_a_text_that_has_no_ids_is_a_value_error_and_its_lane_goes_on() -> None:
+    async def run() -> None:
+        lanes = encoder()
+        async with asyncio.timeout(WAIT_S):
+            found = await asyncio.gather(*(short(lanes, lambda t=t: t) for t in "xay"), return_exceptions=True)
+            assert found[1] == [0] and all("no ids" in str(found[i]) for i in (0, 2))
+            assert isinstance(found[0], ValueError)
+            assert await short(lanes, lambda: "a") == [0]
+
+    asyncio.run(run())
+
+
+def test_a_panic_fails_its_request_and_the_lanes_go_on() -> None:
+    async def run() -> None:
+        lanes = encoder()
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(RuntimeError, match="_Panic: out of range"):
+                await lanes.run(panic)
+            with pytest.raises(RuntimeError, match="_Panic: out of range"):
+                await short(lanes, panic)
+            assert await lanes.run(lambda: 5) == 5
+            assert await short(lanes, lambda: "a") == [0]
+
+    asyncio.run(run())
+
+
+def test_who_leaves_before_his_turn_in_a_lane_takes_his_text_along() -> None:
+    """Another one may be given room for a large body then."""
+
+    async def run() -> None:
+        lanes, go = encoder(), threading.Event()
+        async with asyncio.timeout(WAIT_S):
+            first = asyncio.create_task(lanes.run(go.wait))
+            text = _Text()
+            watched = weakref.ref(text)
+            second = asyncio.create_task(lanes.run(lambda text=text: None))
+            del text
+            await asyncio.sleep(0)
+            second.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await second
+            del second
+            await asyncio.sleep(0)
+            assert watched() is None
+            go.set()
+            assert await first
+
+    asyncio.run(run())
+
+
+def test_a_long_tool_call_is_rendered_off_the_event_loop(server: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And delays no short text."""
+    lanes: list[str] = []
+    render = Tokenizer.apply_chat_template
+
+    def watched(self: Tokenizer, *args: Any, **kwargs: Any) -> str:
+        lanes.append(threading.current_thread().name)
+        return render(self, *args, **kwargs)
+
+    monkeypatch.setattr(Tokenizer, "apply_chat_template", watched)
+    call = {"type": "function", "function": {"name": "write", "arguments": "x" * 20_000}}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    with server.http() as http:
+        for message in (called, {"role": "tool", "content": "done", "name": "x" * 20_000}):
+            body = {"messages": [{"role": "user", "content": "say:ok"}, message]}
+            assert http.post("/v1/chat/completions", json=body).status_code == 200
+    assert lanes == ["encode-long"] * 2
+
+
+def test_a_text_that_has_no_ids_is_a_bad_request(server: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library raises its bare class."""
+
+    class Backend:
+        def encode_batch_fast(self, texts: list[str], **_: Any) -> Any:
+            raise Exception("an unknown token, but `unk_id` is missing")
+
+    tokenizer = server.app.context.tokenizer
+    monkeypatch.setattr(tokenizer, "_backend", Backend())
+    with server.http() as http:
+        for path, body, field in (
+            (TEXT, {"prompt": "x"}, "prompt"),
+            (TEXT, {"prompt": ["x", "y"]}, "prompt"),
+            ("/v1/chat/completions", chat_body("x"), "messages"),
+            ("/tokenize", {"prompt": "x"}, "prompt"),
+            (TEXT, {"prompt": [1], "bad_words": ["x"]}, "bad_words"),
+        ):
+            error = check_error(http.post(path, json=body), 400)
+            assert error["param"] == field and "unk_id" in error["message"]

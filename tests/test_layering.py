@@ -1,0 +1,354 @@
+"""Dependencies point one way: who may import whom in the package, read out of the sources and out of a running process.
+
+Keeps true: every folder and top-level module of the package is in `MAY_IMPORT`; a new one must be put there on purpose.
+Doesn't know: what the modules do.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "python" / "minisgl"
+
+# A name of the package -> what it may import from the package beside itself. A dotted name allows that module alone.
+MAY_IMPORT: dict[str, set[str]] = {
+    # data and settings
+    "step": set(),
+    "sampling_params": set(),
+    "envs": set(),
+    "_rust": set(),
+    "made_once": {"config", "envs"},
+    "config": {"scheduler.policies"},  # for the names of the cache policies
+    "spellings": {"config"},
+    "version": set(),
+    "rope": set(),
+    "message": {"sampling_params", "step"},
+    "generation_config": {"config", "sampling_params"},
+    "early_tokenizer": {"config", "tokenizer", "weights.sources"},
+    # the control plane
+    "scheduler": {"step", "_rust"},
+    # tensors, from the bottom
+    "distributed": set(),
+    "kernels": set(),
+    "attention": {"kernels"},
+    "layers": {"attention", "kernels", "distributed", "rope"},
+    "models": {"layers", "attention", "config", "distributed", "rope"},
+    "weights": {"progress", "config", "envs", "distributed", "made_once", "_rust"},
+    "engine": {
+        "progress",
+        "models",
+        "weights",
+        "attention",
+        "kernels",
+        "distributed",
+        "config",
+        "sampling_params",
+        "step",
+        "envs",
+        "_rust",
+        "rope",
+    },
+    # where scheduler and engine meet
+    "runner": {
+        "distributed",
+        "progress",
+        "scheduler",
+        "engine",
+        "message",
+        "config",
+        "sampling_params",
+        "step",
+        "metrics",
+        "tokenizer",
+        "weights.sources",
+    },
+    # text and HTTP
+    "tokenizer": {"config", "step", "envs", "made_once"},
+    "metrics": {"message"},
+    "server": {"message", "tokenizer", "metrics", "sampling_params", "step", "config", "version"},
+    # programs
+    "bench": {
+        "weights.sources",  # the same model for others
+        "runner",
+        "scheduler",
+        "engine",
+        "message",
+        "tokenizer",
+        "config",
+        "sampling_params",
+        "step",
+        "envs",
+        "_rust",
+    },
+    "llm": {
+        "early_tokenizer",
+        "progress",
+        "generation_config",
+        "runner",
+        "metrics",
+        "tokenizer",
+        "message",
+        "config",
+        "envs",
+        "sampling_params",
+        "spellings",
+        "step",
+    },
+    "progress": set(),
+    "managed": set(),
+    "chat": set(),  # a client like any other
+    "supervisor": {"serving", "server", "runner.launch", "tokenizer", "config"},
+    "serving": {
+        "progress",
+        "managed",
+        "generation_config",
+        "server",
+        "runner.launch",
+        "message",
+        "tokenizer",
+        "config",
+        "early_tokenizer",
+    },
+    "doctor": {"scheduler", "engine", "weights", "attention", "config", "envs", "_rust"},  # tries everything
+    "cli": {
+        "scheduler",
+        "supervisor",
+        "chat",
+        "llm",
+        "bench",
+        "doctor",
+        "config",
+        "sampling_params",
+        "spellings",
+        "envs",
+        "version",
+    },
+    "__init__": {"llm", "sampling_params"},
+    "__main__": {"cli"},
+    "core": {"sampling_params"},
+    "shell": {"cli"},
+}
+NO_TORCH = (
+    "scheduler",
+    "server",
+    "tokenizer",
+    "message",
+    "metrics",
+    "config",
+    "step",
+    "sampling_params",
+    "spellings",
+    "envs",
+    "generation_config",
+)
+NO_TORCH_PROCESS = (  # and whatever leads to it
+    "cli",
+    "chat.terminal",
+    "supervisor",
+    "serving",
+    "doctor",
+    "runner.launch",
+    "runner.process",
+    "engine.sim",
+    "engine.choice",
+    "models",
+    "models.config",
+    "weights.gguf_import",
+    "weights.sources",
+)
+HEAVY = {"torch", "transformers"}
+
+
+def imports_of(source: str, module: str) -> Iterator[str]:
+    """Dotted names that `source`, the text of `module`, imports anywhere, by `import_module` of a constant too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parent = module.split(".")[: -node.level]
+                base = ".".join([*parent, *base.split(".")] if base else parent)
+            # `from package import name`: the name may be a module
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "import_module"):
+            yield from (
+                arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+            )
+
+
+def module_name(file: Path) -> str:
+    """`minisgl.a.b`; a package's own file is `minisgl.a.__init__`, so that relative imports resolve alike."""
+    return ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts)
+
+
+def violations(source: str, module: str) -> list[str]:
+    """The imports within the package that `MAY_IMPORT` does not allow."""
+    own = module.split(".")[1]
+    found = []
+    for target in imports_of(source, module):
+        parts = target.split(".")
+        if parts[0] != "minisgl" or len(parts) < 2 or parts[1] == own:
+            continue
+        if own != "__init__" and parts[1] not in MAY_IMPORT:
+            parts = ["minisgl", "__init__"]  # `from minisgl import LLM`
+        if not any(parts[1:][: len(rule)] == rule for rule in (name.split(".") for name in MAY_IMPORT[own])):
+            found.append(f"{module} imports {target}")
+    return found
+
+
+def environment_reads(source: str) -> list[int]:
+    """Lines that touch the environment."""
+    names = {"environ", "environb", "getenv", "putenv", "unsetenv"}
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        from_os = isinstance(node, ast.ImportFrom) and node.module == "os" and names & {a.name for a in node.names}
+        of_os = isinstance(node, ast.Attribute) and node.attr in names and ast.unparse(node.value) == "os"
+        if from_os or of_os:
+            lines.append(getattr(node, "lineno", 0))
+    return lines
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def top_names() -> set[str]:
+    return {file.relative_to(PACKAGE).parts[0].removesuffix(".py") for file in sources()}
+
+
+def test_every_part_has_a_rule() -> None:
+    assert top_names() <= set(MAY_IMPORT)
+
+
+def test_rules_have_no_circle() -> None:
+    TopologicalSorter({name: {t.split(".")[0] for t in targets} for name, targets in MAY_IMPORT.items()}).prepare()
+
+
+def test_scheduler_and_engine_meet_only_where_they_may() -> None:
+    sees_both = {name for name, targets in MAY_IMPORT.items() if {"scheduler", "engine"} <= targets}
+    assert sees_both == {"runner", "bench", "doctor"}
+
+
+@pytest.mark.parametrize("name", sorted(top_names()))
+def test_imports_follow_the_rules(name: str) -> None:
+    files = [file for file in sources() if file.relative_to(PACKAGE).parts[0].removesuffix(".py") == name]
+    assert [v for file in files for v in violations(file.read_text(), module_name(file))] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("minisgl.engine.x", "from minisgl.scheduler.api import ControlPlane"),
+        ("minisgl.scheduler.x", "def f():\n    import minisgl.engine.api"),
+        ("minisgl.scheduler.reference.x", "from ...engine import api"),
+        ("minisgl.scheduler.__init__", "from ..engine import api"),
+        ("minisgl.server.x", "from minisgl import runner"),
+        ("minisgl.config", "from minisgl.scheduler.reference import ReferenceControlPlane"),
+        ("minisgl.supervisor", "from minisgl.runner import loop"),
+        ("minisgl.tokenizer.x", "import importlib\nimportlib.import_module('minisgl.models')"),
+        ("minisgl.engine.x", "from minisgl import LLM"),
+    ],
+)
+def test_a_planted_import_is_noticed(module: str, source: str) -> None:
+    assert len(violations(source, module)) == 1
+
+
+@pytest.mark.parametrize("name", NO_TORCH)
+def test_sources_without_tensors_name_no_torch(name: str) -> None:
+    files = [PACKAGE / f"{name}.py"] if (PACKAGE / f"{name}.py").exists() else sorted((PACKAGE / name).rglob("*.py"))
+    assert files
+    for file in files:
+        assert HEAVY.isdisjoint(t.split(".")[0] for t in imports_of(file.read_text(), module_name(file))), file
+
+
+def test_importing_them_brings_no_torch() -> None:
+    modules = [f"minisgl.{name}" for name in NO_TORCH_PROCESS]
+    for file in sources():
+        parts = file.relative_to(PACKAGE).with_suffix("").parts
+        if parts[0] in NO_TORCH:
+            modules.append(".".join(["minisgl", *parts]).removesuffix(".__init__"))
+    program = (
+        "import importlib, json, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    )
+    command = [sys.executable, "-c", program]
+    loaded = set(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    assert "minisgl" in loaded
+    assert HEAVY.isdisjoint(loaded)
+
+
+def test_the_environment_is_read_in_one_file() -> None:
+    readers = {file.relative_to(PACKAGE).as_posix() for file in sources() if environment_reads(file.read_text())}
+    assert readers == {"envs.py"}
+
+
+@pytest.mark.parametrize(
+    "source", ["import os\nos.environ['A']", "import os\nos.getenv('A')", "from os import environ", "os.environb"]
+)
+def test_a_planted_environment_read_is_noticed(source: str) -> None:
+    assert environment_reads(source)
+
+
+# --- Rust ---
+
+CORE = ROOT / "rust" / "minisgl-core"
+CORE_MAY_DEPEND_ON: set[str] = set()
+IMPURE = re.compile(r"\bstd::(?:env|fs|io|net|process|thread|time|os)\b|\bunsafe\b(?!_code)|\bprint(?:ln)?!")
+
+
+def without_comments(source: str) -> str:
+    return re.sub(r"//.*", "", source)
+
+
+def test_the_core_depends_on_nothing_impure() -> None:
+    manifest = tomllib.loads((CORE / "Cargo.toml").read_text())
+    assert set(manifest.get("dependencies", {})) <= CORE_MAY_DEPEND_ON
+    assert not set(manifest.get("build-dependencies", {}))
+    assert "target" not in manifest
+
+
+def test_the_core_is_pure() -> None:
+    assert "#![forbid(unsafe_code)]" in without_comments((CORE / "src" / "lib.rs").read_text())
+    for file in (CORE / "src").rglob("*.rs"):
+        assert not IMPURE.search(without_comments(file.read_text())), file
+
+
+@pytest.mark.parametrize("source", ["use std::time::Instant;", "unsafe { x() }", "std::env::var(name)", 'println!("")'])
+def test_planted_impurity_is_noticed(source: str) -> None:
+    assert IMPURE.search(without_comments(source))
+
+
+# Where `unsafe` may stand, each with its reason beside it: an allocator that counts, buffers of Python's, and of the
+# CPU engine what computes on raw memory or shares it between threads.
+UNSAFE = re.compile(
+    r"minisgl-core/tests/warm_decode_step_allocates_nothing\.rs|minisgl-py/src/(?:buffers|cpu_engine)\.rs"
+    r"|minisgl-cpu/src/(?:files/mapping|threads|memory|kv|half|kernels/.*|attention/.*|weights/.*|model/.*)\.rs"
+    r"|minisgl-cpu/(?:tests|benches|examples)/.*\.rs"
+)
+
+
+def test_unsafe_stands_where_it_must() -> None:
+    files = [
+        f.relative_to(ROOT / "rust").as_posix()
+        for f in (ROOT / "rust").rglob("*.rs")
+        if re.search(r"\bunsafe\b(?!_code)", without_comments(f.read_text()))
+    ]
+    assert [f for f in files if not UNSAFE.fullmatch(f)] == []
+
+
+def test_panics_unwind() -> None:
+    profile = tomllib.loads((ROOT / "Cargo.toml").read_text())["profile"]
+    assert profile["release"]["panic"] == "unwind"

@@ -1,0 +1,185 @@
+"""Incremental detokenization against whole-text decoding, on two real tokenizers and the echo tokenizer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minisgl.tokenizer import Tokenizer
+from tests.helpers.text import REAL, TEXTS, decode_byte_fallback, streamed, tokenizer_named
+
+ALL = ("echo", *REAL)
+PADDED = 2**18  # beyond every vocabulary here: models pad their embeddings
+cuts = st.lists(st.integers(0, 60), max_size=8)
+
+
+def ids_of(name: str) -> st.SearchStrategy[list[int]]:
+    """Ids that make trouble: bytes and partial characters, special tokens, any token, ids beyond the vocabulary."""
+    if name == "echo":
+        return st.lists(st.integers(-1, 300), max_size=60)
+    tokenizer = tokenizer_named(name)
+    vocab = tokenizer._backend.get_vocab(with_added_tokens=True)
+    special = sorted(tokenizer._table.skipped)
+    short = sorted(i for token, i in vocab.items() if len(token) == 1 or token.startswith("<0x"))
+    sources = [st.sampled_from(short), st.sampled_from(short), st.sampled_from(special), st.sampled_from([-1, PADDED])]
+    return st.lists(st.one_of(*sources, st.integers(0, len(vocab) - 1)), max_size=60)
+
+
+def expected(name: str, ids: Sequence[int], skip: bool) -> str:
+    tokenizer = tokenizer_named(name)
+    if name != "mistral-v3":
+        return tokenizer.decode(ids, skip_special_tokens=skip)
+    left = [i for i in ids if i >= 0 and not (skip and i in tokenizer._table.skipped)]
+    return decode_byte_fallback([tokenizer._backend.id_to_token(i) for i in left])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_any_ids_in_any_chunks_give_the_text_of_the_whole(name: str) -> None:
+    @settings(max_examples=300, deadline=None)
+    @given(ids_of(name), cuts, st.booleans())
+    def check(ids: list[int], cuts: list[int], skip: bool) -> None:
+        assert streamed(tokenizer_named(name), ids, cuts, skip) == expected(name, ids, skip)
+
+    check()
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_round_trips_id_by_id(name: str, text: str) -> None:
+    tokenizer = tokenizer_named(name)
+    ids = tokenizer.encode(text, add_special_tokens=False).tolist()
+    assert streamed(tokenizer, ids, skip=False) == tokenizer.decode(ids, skip_special_tokens=False)
+    if "not special" not in text and name != "qwen3":  # Qwen's NFC normalizes
+        assert streamed(tokenizer, ids) == text
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_text_of_any_characters_round_trips(name: str) -> None:
+    tokenizer = tokenizer_named(name)
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.text(max_size=40), cuts)
+    def check(text: str, cuts: list[int]) -> None:
+        ids = tokenizer.encode(text, add_special_tokens=False).tolist()
+        assert streamed(tokenizer, ids, cuts, skip=False) == tokenizer.decode(ids, skip_special_tokens=False)
+
+    check()
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("prompt", ["The capital of France is", "Les élèves 漢字", "x = ", "\n\n"])
+@pytest.mark.parametrize("answer", [" Paris.", "Paris", "  two spaces", "字 👩‍🚀", "'s"])
+def test_the_answer_goes_on_where_the_prompt_ends(name: str, prompt: str, answer: str) -> None:
+    """The prompt's text and the deltas are the whole text: no space is lost or added at the seam."""
+    tokenizer = tokenizer_named(name)
+    whole = tokenizer.encode(prompt + answer, add_special_tokens=False).tolist()
+    for seam in range(len(whole) + 1):
+        before = tokenizer.decode(whole[:seam], skip_special_tokens=False)
+        if not before.endswith("\ufffd"):
+            assert before + streamed(tokenizer, whole[seam:], skip=False) == prompt + answer
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_delta_never_ends_inside_a_character(name: str) -> None:
+    tokenizer = tokenizer_named(name)
+    text = "漢字👩‍👩‍👧‍👦བོད"
+    decoder = tokenizer.new_decoder()
+    deltas = [decoder.push([i]) for i in tokenizer.encode(text, add_special_tokens=False).tolist()]
+    assert "".join(deltas) == text
+    assert not any("\ufffd" in delta for delta in deltas)
+    assert decoder.flush() == ""
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_unfinished_character_comes_out_at_the_end_as_the_whole_text_shows_it(name: str) -> None:
+    tokenizer = tokenizer_named(name)
+    for char in ("é", "བ", "𒀀"):
+        ids = tokenizer.encode(char, add_special_tokens=False).tolist()
+        for cut in range(1, len(ids)):
+            decoder = tokenizer.new_decoder()
+            assert decoder.push(ids[:cut]) == ""
+            assert decoder.flush() == tokenizer.decode(ids[:cut]) != ""
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_special_tokens_are_text_only_if_asked(name: str) -> None:
+    tokenizer = tokenizer_named(name)
+    eos = tokenizer.special_tokens["eos_token"]
+    eos_id = tokenizer._backend.token_to_id(eos)
+    a = tokenizer.encode("a", add_special_tokens=False).tolist()
+    assert streamed(tokenizer, [*a, eos_id, *a]) == "aa"
+    assert streamed(tokenizer, [*a, eos_id, *a], skip=False) == f"a{eos}a"
+
+
+def test_thinking_tags_are_text() -> None:
+    """Qwen's think and tool tags are added tokens, but not special: they reach the client."""
+    tokenizer = tokenizer_named("qwen3")
+    text = "<think>\nhm\n</think>\n\n<tool_call>"
+    assert streamed(tokenizer, tokenizer.encode(text).tolist()) == text
+
+
+def test_ids_beyond_the_vocabulary_are_no_text() -> None:
+    tokenizer = tokenizer_named("qwen3")
+    assert tokenizer._table.num_ids == 151669
+    a = tokenizer.encode("a").tolist()
+    assert streamed(tokenizer, [*a, 151669, 151935, PADDED, -1, *a]) == "aa"
+    assert streamed(tokenizer, [-1], skip=False) == ""
+
+
+class Counting:
+    """A tokenizer library object that counts what it is asked."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._backend = tokenizer._backend
+        self.num_decoded = 0
+        self.num_looked_up = 0
+
+    def id_to_token(self, token_id: int) -> str | None:
+        self.num_looked_up += 1
+        return self._backend.id_to_token(token_id)
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        self.num_decoded += len(ids)
+        return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("flood", [b"\x80", b"\xff", b"\xe6", b"\xf0\x9f\x91", "字".encode(), b"\xf0\x9f\x91\xa9\xe2"])
+def test_a_flood_of_bytes_is_delivered_as_it_comes(name: str, flood: bytes) -> None:
+    """Linear: nothing is decoded twice, and what is held back never grows beyond one character."""
+    tokenizer = Tokenizer.echo() if name == "echo" else Tokenizer(tokenizer_named(name)._backend, {}, {})
+    counting = Counting(tokenizer)
+    tokenizer._table.tokenizer = counting  # type: ignore[assignment]
+    spell = byte_ids(tokenizer)
+    ids = [spell[byte] for byte in flood * 4000]
+    decoder = tokenizer.new_decoder()
+    silent = 0
+    for token_id in ids:
+        silent = 0 if decoder.push([token_id]) else silent + 1
+        assert silent <= 3
+    decoder.flush()
+    assert counting.num_decoded == 0
+    assert counting.num_looked_up <= 2 * len(set(ids))
+
+
+def byte_ids(tokenizer: Tokenizer) -> dict[int, int]:
+    """byte -> the id that spells it alone."""
+    from minisgl.tokenizer.decode import char_to_byte
+
+    if tokenizer._table.byte_level:
+        return {byte: tokenizer._backend.token_to_id(char) for char, byte in char_to_byte().items()}
+    return {byte: tokenizer._backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_long_random_stream_is_the_whole_text(name: str) -> None:
+    tokenizer = tokenizer_named(name)
+    rng = random.Random(7)
+    num_ids = tokenizer._table.num_ids
+    first = 1000 if name == "mistral-v3" else 0  # below it byte tokens, whose invalid runs are judged in hindsight
+    ids = [rng.randrange(first, num_ids + 50) for _ in range(20_000)]
+    assert streamed(tokenizer, ids, skip=False) == tokenizer.decode(ids, skip_special_tokens=False)

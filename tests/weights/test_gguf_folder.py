@@ -1,0 +1,184 @@
+"""The folder of config and tokenizer that stands for a GGUF file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFWriter
+
+from minisgl import envs
+from minisgl.config import ConfigError
+from minisgl.models import load_config
+from minisgl.tokenizer.tokenizer import Tokenizer
+from minisgl.weights.gguf_folder import gguf_file, gguf_folder
+from minisgl.weights.gguf_import import import_gguf
+from minisgl.weights.sources import find_smollm2
+from tests.helpers.gguf import START, TOKENS, TOOL, write_gguf
+from tests.helpers.models import tiny_model
+
+TEXT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(envs.CACHE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def _write(file: Path, variant: str = "llama3-tied", arch: str = "llama", **options: Any) -> Path:
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}
+    return write_gguf(file, tiny_model(variant, vocab_size=len(TOKENS), num_hidden_layers=1, **rope), arch, **options)
+
+
+def test_it_is_made_of_the_header_alone(tmp_path: Path) -> None:
+    file = _write(tmp_path / "m.gguf")
+    folder = gguf_folder(file)
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*TEXT_FILES, "source.json"])
+    assert gguf_file(folder) == file
+    assert Tokenizer.load(folder).encode("<|start|>x<tool>").tolist()[0] == START
+    assert load_config(folder).vocab_size == len(TOKENS)
+
+
+def test_it_says_what_an_import_says(tmp_path: Path) -> None:
+    file = _write(tmp_path / "m.gguf", "qwen3-moe", "qwen3moe")
+    folder, imported = gguf_folder(file), import_gguf(file, lambda *_: None)
+    for name in TEXT_FILES:
+        assert (folder / name).read_text() == (imported / name).read_text()
+    assert gguf_file(imported) is None
+
+
+def test_it_stands_for_one_file_as_it_is_now(tmp_path: Path) -> None:
+    file = _write(tmp_path / "m.gguf")
+    folder = gguf_folder(file)
+    assert gguf_folder(file) == folder
+    link = tmp_path / "link.gguf"
+    link.symlink_to(file)
+    assert gguf_folder(link) == folder
+    copy = tmp_path / "copy.gguf"
+    shutil.copy2(file, copy)
+    assert gguf_folder(copy) != folder  # other weights may have the same header
+    os.utime(file, (0, 0))
+    assert gguf_folder(file) != folder
+
+
+def test_a_source_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "source.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"source\.json: .* remove the folder"):
+        gguf_file(tmp_path)
+
+
+def test_an_end_of_turn_ends_answers(tmp_path: Path) -> None:
+    folder = gguf_folder(_write(tmp_path / "m.gguf", edit=lambda writer: writer.add_eot_token_id(TOOL)))
+    assert json.loads((folder / "config.json").read_text())["eos_token_id"] == START
+    assert load_config(folder).eos_ids == (START, TOOL)
+
+
+HEAVY = ("torch", "transformers", "gguf", "safetensors")
+
+
+def test_nothing_heavy_is_imported_for_the_embedded_model(cache: Path) -> None:
+    try:
+        file = find_smollm2()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    code = (
+        "import sys; from pathlib import Path; from minisgl.weights.gguf_folder import gguf_folder;"
+        f"folder = gguf_folder(Path({str(file)!r}));"
+        f"print(folder, [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    folder, found = run.stdout.strip().split(" ", 1)
+    assert found == "[]"
+    config = load_config(folder)
+    assert (config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads) == (30, 576, 9, 3)
+
+
+def _many_heads(writer: GGUFWriter) -> None:
+    del writer.kv_data[0]["llama.attention.head_count"]
+    writer.add_int32("llama.attention.head_count", -1)
+
+
+def _text_for_a_number(writer: GGUFWriter) -> None:
+    del writer.kv_data[0]["llama.block_count"]
+    writer.add_string("llama.block_count", "many")
+
+
+def _heads_by_layer(writer: GGUFWriter) -> None:
+    del writer.kv_data[0]["llama.attention.head_count"]
+    writer.add_head_count([4])
+
+
+def _too_many_layers(writer: GGUFWriter) -> None:
+    del writer.kv_data[0]["llama.block_count"]
+    writer.add_block_count(2**31)
+
+
+def _too_wide(writer: GGUFWriter) -> None:
+    del writer.kv_data[0]["llama.attention.key_length"]
+    writer.add_key_length(2**31)
+
+
+def _no_tokens(writer: GGUFWriter) -> None:
+    del writer.kv_data[0]["tokenizer.ggml.tokens"]
+
+
+def _odd_merge(writer: GGUFWriter) -> None:
+    del writer.kv_data[0]["tokenizer.ggml.merges"]
+    writer.add_token_merges(["zz yy"])
+
+
+def _one_part(writer: GGUFWriter) -> None:
+    del writer.kv_data[0]["tokenizer.ggml.merges"]
+    writer.add_token_merges(["zz"])
+
+
+def _far_bos(writer: GGUFWriter) -> None:
+    writer.add_bos_token_id(10_000)
+
+
+def _partly_rotated(writer: GGUFWriter) -> None:
+    writer.add_rope_dimension_count(8)
+
+
+def _other_factors(writer: GGUFWriter) -> None:
+    writer.add_tensor("rope_freqs.weight", np.linspace(1, 3, 8, dtype=np.float32))
+
+
+def _half_factors(writer: GGUFWriter) -> None:
+    writer.add_tensor("rope_freqs.weight", np.ones(8, np.float16), raw_dtype=GGMLQuantizationType.F16)
+
+
+def _part(writer: GGUFWriter) -> None:
+    writer.add_uint16("split.count", 3)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (_many_heads, "attention.head_count: -1: must be at least 1"),
+        (_text_for_a_number, "block_count: 'many' is not a number for all layers"),
+        (_heads_by_layer, r"attention.head_count: \[4\] is not a number for all layers"),
+        (_too_many_layers, "tensor blk.2147483647.attn_q.weight is missing"),
+        (_too_wide, r"tensor blk.0.attn_q.weight is \[64, 64\], not \[8589934592, 64\] as the metadata says"),
+        (_no_tokens, "the GGUF metadata lacks tokenizer.ggml.tokens"),
+        (_odd_merge, "tokenizer.ggml.merges: .*zz"),
+        (_one_part, "tokenizer.ggml.merges: 'zz' has no two parts"),
+        (_far_bos, "bos_token_id: 10000: there are 261 tokens"),
+        (_partly_rotated, "rope.dimension_count: 8 is not imported: only the 16 of a head"),
+        (_other_factors, "rope_freqs.weight: these factors are not those of Llama 3.1"),
+        (_half_factors, "tensor rope_freqs.weight: .* in F16 is not imported"),
+        (_part, "split.count: one of 3 parts of a model"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(edit: Any, message: str, tmp_path: Path, cache: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"m\.gguf: .*{message}"):
+        gguf_folder(_write(tmp_path / "m.gguf", edit=edit))
+    assert not any(path.is_dir() for path in (cache / "gguf-text").iterdir())

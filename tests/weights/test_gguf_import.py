@@ -1,0 +1,283 @@
+"""Import of GGUF files that the test writes itself, laid out as llama.cpp's converter does."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from safetensors.numpy import load_file
+
+from minisgl import envs
+from minisgl.config import ConfigError
+from minisgl.models import load_config
+from minisgl.tokenizer.tokenizer import Tokenizer
+from minisgl.weights import gguf_import
+from minisgl.weights.gguf_import import import_gguf
+from minisgl.weights.sources import resolve_model
+from tests.helpers.gguf import START, TOKENS, TOOL, Edit, numbers_of, write_gguf
+from tests.helpers.models import LOGITS_WITHIN, DenseSequence, load, reference_logits, tiny_model
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def _quiet(text: str, done: int = 0, total: int = 0) -> None:
+    pass
+
+
+def _model(variant: str, **changes: Any) -> Any:
+    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}, "intermediate_size": 128}
+    if "moe" in variant:
+        plain["moe_intermediate_size"] = 32
+    no_bias = {"attention_bias": False, "mlp_bias": False}
+    return tiny_model(variant, vocab_size=len(TOKENS), **{**no_bias, **plain, **changes})
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(envs.CACHE, str(tmp_path / "cache"))
+    return tmp_path / "cache" / "gguf"
+
+
+def _folders(cache: Path) -> list[Path]:
+    return [path for path in cache.iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize(
+    ("variant", "arch", "changes"),
+    [
+        ("llama3-tied", "llama", {}),
+        ("llama-bias-untied", "llama", {"num_key_value_heads": 1}),
+        ("qwen3-tied", "qwen3", {}),
+        ("qwen3-untied", "qwen3", {}),
+        ("qwen2-tied", "qwen2", {}),
+        ("mistral", "llama", {}),
+        ("mistral-window", "llama", {}),
+        ("qwen3-moe", "qwen3moe", {}),
+        ("qwen3-moe", "qwen3moe", {"mlp_only_layers": [1]}),
+        ("llama3-tied", "llama", {"rope_parameters": LLAMA3_ROPE}),
+        ("llama-bias-untied", "llama", {"attention_bias": True, "mlp_bias": True}),
+    ],
+)
+def test_logits_equal_those_of_the_model_in_the_file(
+    variant: str, arch: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    model = _model(variant, **changes)
+    folder = resolve_model(str(write_gguf(tmp_path / "m.gguf", model, arch)), _quiet)
+    ids = list(range(3, 90))
+    logits = DenseSequence(load(folder)).extend(ids)
+    torch.testing.assert_close(logits, reference_logits(model, ids), rtol=0, atol=LOGITS_WITHIN)
+
+
+@pytest.mark.parametrize("kind", ["yarn", "linear"])
+def test_a_stretched_context(kind: str, tmp_path: Path) -> None:
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 500.0, "factor": 8.0}
+    if kind == "yarn":
+        rope |= {"original_max_position_embeddings": 32, "beta_fast": 9.0}
+
+    def edit(writer: GGUFWriter) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(8.0)
+        if kind == "yarn":
+            writer.add_rope_scaling_orig_ctx_len(32)
+            writer.add_rope_scaling_yarn_beta_fast(9.0)
+
+    model = _model("qwen3-untied", rope_parameters=rope)
+    folder = resolve_model(str(write_gguf(tmp_path / "m.gguf", model, "qwen3", edit=edit)), _quiet)
+    ids = list(range(3, 90))
+    logits = DenseSequence(load(folder)).extend(ids)
+    torch.testing.assert_close(logits, reference_logits(model, ids), rtol=0, atol=LOGITS_WITHIN)
+
+
+@pytest.mark.parametrize("quantise", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"])
+def test_quantised_values_are_taken_exactly(quantise: str, tmp_path: Path) -> None:
+    _compare_values(tmp_path, _model("qwen3-untied"), GGMLQuantizationType[quantise])
+
+
+@pytest.mark.parametrize("quantise", ["Q4_K", "Q5_K", "Q6_K"])
+def test_values_of_blocks_of_256_are_taken_exactly(quantise: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 32}
+    _compare_values(tmp_path, _model("qwen3-untied", **sizes), GGMLQuantizationType[quantise])
+
+
+def _compare_values(tmp_path: Path, model: Any, quantise: GGMLQuantizationType) -> None:
+    file = write_gguf(tmp_path / "m.gguf", model, "qwen3", quantise=quantise)
+    imported = load_file(import_gguf(file, _quiet) / "model.safetensors")
+    assert imported.keys() == model.state_dict().keys()
+    exact = numbers_of(file)
+    for name in ("model.embed_tokens", "lm_head", "model.layers.2.mlp.down_proj", "model.layers.1.input_layernorm"):
+        *_, last = parts = name.split(".")
+        whole = {"embed_tokens": "token_embd", "lm_head": "output"}
+        own = {"down_proj": "ffn_down", "input_layernorm": "attn_norm"}
+        expected = exact[f"{whole[last]}.weight" if last in whole else f"blk.{parts[2]}.{own[last]}.weight"]
+        np.testing.assert_array_equal(imported[f"{name}.weight"], expected)
+
+
+def test_the_config_says_what_the_file_says(tmp_path: Path) -> None:
+    config = load_config(import_gguf(write_gguf(tmp_path / "m.gguf", _model("llama3-tied")), _quiet))
+    assert (config.architecture, config.tie_word_embeddings, config.dtype) == ("LlamaForCausalLM", True, "bfloat16")
+    assert (config.max_position, config.rope.theta, config.eos_ids) == (256, 5000.0, (START,))
+
+
+def _tokenizer(tmp_path: Path, pre: str, edit: Edit | None = None) -> Tokenizer:
+    file = write_gguf(tmp_path / f"{pre}.gguf", _model("llama3-tied", num_hidden_layers=1), pre=pre, edit=edit)
+    return Tokenizer.load(import_gguf(file, _quiet))
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [("smollm", ["a", "Ġ", "4", "2"]), ("gpt-2", ["a", "Ġ4", "2"]), ("llama-bpe", ["a", "Ġ", "42"])],
+)
+def test_digits_are_split_as_the_pre_tokenizer_says(pre: str, pieces: list[str], tmp_path: Path) -> None:
+    assert [TOKENS[i] for i in _tokenizer(tmp_path, pre).encode("a 42")] == pieces
+
+
+@pytest.mark.parametrize(("pre", "pieces"), [("llama-bpe", ["xyz"]), ("smollm", ["x", "y", "z"])])
+def test_only_llama_3_takes_a_known_word_without_merges(pre: str, pieces: list[str], tmp_path: Path) -> None:
+    assert [TOKENS[i] for i in _tokenizer(tmp_path, pre).encode("xyz")] == pieces
+
+
+def test_special_tokens_and_chat_template(tmp_path: Path) -> None:
+    tokenizer = _tokenizer(tmp_path, "smollm")
+    ids = tokenizer.encode("<|start|>x<tool>").tolist()
+    assert (ids[0], ids[-1], len(ids)) == (START, TOOL, 3)
+    assert tokenizer.decode(ids) == "x<tool>"  # user-defined tokens are text
+    assert tokenizer.special_tokens == {"eos_token": "<|start|>"}
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}]) == "hi"
+
+
+@pytest.mark.parametrize("add", [True, False])
+def test_the_bos_token_is_added_if_the_file_says_so(add: bool, tmp_path: Path) -> None:
+    def edit(writer: GGUFWriter) -> None:
+        writer.add_bos_token_id(START)
+        writer.add_add_bos_token(add)
+
+    tokenizer = _tokenizer(tmp_path, "llama-bpe", edit)
+    assert (tokenizer.encode("x")[0] == START) == add
+    assert tokenizer.encode("x", add_special_tokens=False)[0] != START
+
+
+def test_a_file_is_imported_once_and_known_by_its_content(tmp_path: Path, cache: Path) -> None:
+    steps: set[str] = set()
+
+    def said(text: str, done: int = 0, total: int = 0) -> None:
+        steps.add(text)
+
+    model = _model("llama3-tied")
+    first = import_gguf(write_gguf(tmp_path / "a.gguf", model), said)
+    again = import_gguf(write_gguf(tmp_path / "b.gguf", model), said)
+    assert again == first
+    assert steps == {"importing a.gguf, once"}
+    other = import_gguf(write_gguf(tmp_path / "b.gguf", _model("qwen3-tied"), "qwen3"), said)
+    assert sorted(_folders(cache)) == sorted([first, other])
+
+
+def test_an_import_that_fails_leaves_nothing_and_can_be_repeated(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, exact, calls = write_gguf(tmp_path / "m.gguf", _model("llama3-tied")), gguf_import.decode, []
+
+    def decode(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return exact(*args)
+
+    monkeypatch.setattr(gguf_import, "decode", decode)
+    with pytest.raises(KeyboardInterrupt):
+        import_gguf(file, _quiet)
+    assert _folders(cache) == []
+    assert import_gguf(file, _quiet).is_dir()
+
+
+def test_what_a_killed_importer_left_is_removed(tmp_path: Path, cache: Path) -> None:
+    model = _model("llama3-tied")
+    folder = import_gguf(write_gguf(tmp_path / "m.gguf", model), _quiet)
+    left = cache / f"{folder.name}.abc.partial"
+    folder.rename(left)
+    assert import_gguf(tmp_path / "m.gguf", _quiet) == folder
+    assert _folders(cache) == [folder]
+
+
+def test_two_importers_at_once_do_the_work_once(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "m.gguf", _model("llama3-tied"))
+    second_works, found = threading.Event(), list[Path]()
+    second = threading.Thread(target=lambda: found.append(import_gguf(file, lambda *_: second_works.set())))
+
+    def on_work(text: str, done: int = 0, total: int = 0) -> None:
+        if done:
+            return
+        second.start()
+        assert not second_works.wait(0.3)  # it waits for the lock all the while
+
+    found.append(import_gguf(file, on_work))
+    second.join()
+    assert found[0] == found[1]
+    assert not second_works.is_set()
+
+
+def _longrope(writer: GGUFWriter) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+
+
+def _sharper_yarn(writer: GGUFWriter) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4.0)
+    writer.add_rope_scaling_attn_factors(1.5)
+
+
+def _rope_freqs(writer: GGUFWriter) -> None:
+    writer.add_tensor("rope_freqs.weight", np.linspace(1, 3, 8, dtype=np.float32))
+
+
+def _odd_tensor(writer: GGUFWriter) -> None:
+    writer.add_tensor("blk.0.ffn_gate_exps.weight", np.ones(8, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"arch": "falcon"}, "architecture 'falcon' is not imported: only llama, qwen2, qwen3, qwen3moe"),
+        ({"pre": "tekken"}, "'tekken' is not known: only smollm"),
+        ({"kind": "llama"}, "'llama' is not imported: only gpt2"),
+        ({"edit": _longrope}, "rope.scaling.type: 'longrope'"),
+        ({"edit": _sharper_yarn}, "rope.scaling.attn_factor: 1.5"),
+        ({"edit": _rope_freqs}, "rope_freqs.weight: these factors are not those of Llama 3.1"),
+        ({"edit": _odd_tensor}, r"unknown tensor blk\.0\.ffn_gate_exps"),
+    ],
+)
+def test_what_cannot_be_imported_is_refused_by_name(
+    change: dict[str, Any], message: str, tmp_path: Path, cache: Path
+) -> None:
+    file = write_gguf(tmp_path / "m.gguf", _model("llama3-tied"), **change)
+    with pytest.raises(ConfigError, match=message):
+        import_gguf(file, _quiet)
+    assert _folders(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a GGUF file"),
+        (b"no such magic, surely", "not a GGUF file"),
+        (b"GGUF\x03\x00\x00\x00\x01", "the file ends in the counts"),
+    ],
+)
+def test_a_file_that_is_not_gguf(content: bytes, message: str, tmp_path: Path, cache: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"m\.gguf: {message}"):
+        import_gguf(file, _quiet)
+    assert _folders(cache) == []
