@@ -96,7 +96,7 @@ def churn(pages: int) -> Case:
             loop.run([loop.arrival(200, life)])
         for _ in range(repeats):
             plan = loop.timed(Events([loop.arrival(200, life)]), batch)
-            assert (plan.num_rows, plan.num_decode_rows, plan.num_bound, plan.num_released) == (batch, batch - 1, 1, 1)
+            assert (plan.num_rows, plan.num_decode_rows, plan.num_assigned, plan.num_freed) == (batch, batch - 1, 1, 1)
             assert plan.num_free_pages == 0 and plan.num_retracted == 0, "the pool is not full"
         return loop.times_us
 

@@ -57,10 +57,10 @@ class Tables:
 
     def rows(self, scenario: Scenario, plan: StepPlan) -> list[Row]:
         entry = scenario.plane.buffers.ring[plan.ring_index]
-        for slot, _ in entry.bound[: plan.num_bound].tolist():
+        for slot, _ in entry.assigned[: plan.num_assigned].tolist():
             self._tokens[slot], self._pages[slot] = [], []
         at = 0
-        for slot, first, count in entry.segments[: plan.num_segments].tolist():
+        for slot, first, count in entry.page_table_updates[: plan.num_page_table_updates].tolist():
             self._pages[slot][first:] = entry.page_ids[at : at + count].tolist()
             at += count
         rows = []

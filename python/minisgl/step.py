@@ -119,10 +119,10 @@ class StepPlan:
     padded_rows: int = 0  # >= num_rows; more only if every row has extend_len 1 and a graph size is configured
     num_tokens: int = 0  # sum of extend_lens of the real rows
     num_samples: int = 0
-    num_segments: int = 0
+    num_page_table_updates: int = 0
     num_page_ids: int = 0
-    num_bound: int = 0
-    num_released: int = 0
+    num_assigned: int = 0
+    num_freed: int = 0
     num_retracted: int = 0
     num_free_pages: int = 0
     num_evictable_pages: int = 0
@@ -176,11 +176,11 @@ class RingEntry:
         "kv_indptr",
         "last_page_len",
         "sample_rows",
-        "segments",
+        "page_table_updates",
         "page_ids",
-        "bound",
-        "bound_ids",
-        "released",
+        "assigned",
+        "assigned_ids",
+        "freed",
     )
 
     def __init__(self, limits: StepLimits, max_padded_rows: int) -> None:
@@ -201,13 +201,13 @@ class RingEntry:
         self.kv_indptr = zeros(rows + 1)  # prefix sums of pages per row
         self.last_page_len = zeros(rows)  # 1 .. page_size
         self.sample_rows = zeros(rows)  # [num_samples] the rows that yield a token, ascending
-        # page-table changes: [num_segments] (req_slot, first column, count) over page_ids [num_page_ids]
-        self.segments = zeros(rows, 3)
+        # page-table updates: [num_page_table_updates] (req_slot, first column, count) over page_ids [num_page_ids]
+        self.page_table_updates = zeros(rows, 3)
         self.page_ids = zeros(limits.max_page_changes)
-        # slots, applied in forward order before the page-table changes: first released, then bound
-        self.bound = zeros(limits.max_rows, 2)  # [num_bound] (req_slot, cached length in tokens)
-        self.bound_ids: Int64Array = np.zeros(limits.max_rows, np.int64)  # [num_bound] request ids
-        self.released = zeros(limits.max_rows)  # [num_released] req_slots
+        # slots, applied in forward order before the page-table updates: first freed, then assigned
+        self.assigned = zeros(limits.max_rows, 2)  # [num_assigned] (req_slot, cached length in tokens)
+        self.assigned_ids: Int64Array = np.zeros(limits.max_rows, np.int64)  # [num_assigned] request ids
+        self.freed = zeros(limits.max_rows)  # [num_freed] req_slots
 
 
 class StepBuffers:

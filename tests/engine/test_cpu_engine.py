@@ -57,7 +57,7 @@ class Driver:
         their log probabilities by slot."""
         bindings, self._bindings = self._bindings, []
         order = sorted(parts, key=lambda slot: parts[slot] is not None)
-        ids, positions, out_loc, pages, segments = [], [], [], [], []
+        ids, positions, out_loc, pages, updates = [], [], [], [], []
         for slot in order:
             own = parts[slot] or [-(slot + 1)]
             start = self.lengths[slot]
@@ -70,7 +70,7 @@ class Driver:
             ]
             self.lengths[slot] = start + len(own)
         for binding in bindings:
-            segments += [binding.slot, 0, len(self.tables[binding.slot])]
+            updates += [binding.slot, 0, len(self.tables[binding.slot])]
             pages += self.tables[binding.slot]
         array = [
             np.array(one, np.int32)
@@ -82,7 +82,7 @@ class Driver:
                 [self.lengths[slot] for slot in order],
                 [len(parts[slot] or [0]) for slot in order],
                 range(len(order)),
-                segments,
+                updates,
                 pages,
             )
         ]

@@ -41,12 +41,12 @@ def table_case(seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     slots, columns = int(rng.integers(1, 9)), int(rng.integers(1, 600))
     table = rng.integers(0, 1000, (slots, columns)).astype(np.int32)
-    segments, page_ids, expected = [], [], table.copy()
+    updates, page_ids, expected = [], [], table.copy()
     for slot in rng.permutation(slots)[: int(rng.integers(0, slots + 1))].tolist():
         first = int(rng.integers(0, columns))
         count = int(rng.integers(0, columns - first + 1))
         new = rng.integers(1000, 2000, count).tolist()
-        segments.append((slot, first, count, len(page_ids)))
+        updates.append((slot, first, count, len(page_ids)))
         for i, page in enumerate(new):
             expected[slot, first + i] = page
         page_ids += new
@@ -55,7 +55,7 @@ def table_case(seed: int) -> dict[str, Any]:
     gathered = [int(p) for slot, count in zip(rows, counts, strict=True) for p in expected[slot, :count]]
     return {
         "table": torch.from_numpy(table),
-        "segments": torch.tensor(segments, dtype=torch.int32).reshape(-1, 4),
+        "updates": torch.tensor(updates, dtype=torch.int32).reshape(-1, 4),
         "page_ids": torch.tensor(page_ids, dtype=torch.int32),
         "expected": torch.from_numpy(expected),
         "slots": torch.from_numpy(rows),
@@ -66,8 +66,8 @@ def table_case(seed: int) -> dict[str, Any]:
 
 def check_tables(module: Any, seed: int) -> None:
     case = table_case(seed)
-    if len(case["segments"]):
-        module.apply_changes(case["table"], case["segments"], case["page_ids"])
+    if len(case["updates"]):
+        module.apply_updates(case["table"], case["updates"], case["page_ids"])
     assert torch.equal(case["table"], case["expected"])
     out = torch.full_like(case["gathered"], -1)
     if len(case["slots"]):
@@ -133,7 +133,7 @@ def test_what_is_packed_is_what_a_step_reads(seed: int) -> None:
         padded_rows=rows + int(rng.integers(0, 3)),
         num_tokens=rows + int(rng.integers(0, 8)),
         num_samples=int(rng.integers(0, rows + 1)),
-        num_segments=int(rng.integers(0, rows + 1)),
+        num_page_table_updates=int(rng.integers(0, rows + 1)),
         num_page_ids=int(rng.integers(0, 9)),
     )
     bound = [binding(i, seed=int(rng.integers(-(2**63), 2**63)), top_k=2**40 if i else -1) for i in range(rows)]
@@ -152,7 +152,7 @@ def test_what_is_packed_is_what_a_step_reads(seed: int) -> None:
     for name, size in sizes.items():
         assert getattr(inputs, name).tolist() == getattr(entry, name)[:size].tolist(), name
     starts = 0
-    for mine, theirs in zip(inputs.segments.tolist(), entry.segments.tolist(), strict=False):
+    for mine, theirs in zip(inputs.page_table_updates.tolist(), entry.page_table_updates.tolist(), strict=False):
         assert mine == [*theirs, starts]
         starts += theirs[2]
 
@@ -171,7 +171,7 @@ def bind_all(sampler: DeviceSampler, params: Sequence[SamplingParams], place: to
     """Slot i gets `params[i]`, by a packed step."""
     rows = len(params)
     bound = [SlotBinding(i, i, one, np.zeros(1, np.int32), 1) for i, one in enumerate(params)]
-    layout = Layout.of(StepPlan(num_bound=rows), rows)
+    layout = Layout.of(StepPlan(num_assigned=rows), rows)
     block = np.zeros(layout.size, np.int32)
     limits = StepLimits(max_rows=rows, max_tokens=1, page_size=1, num_pages=1, max_seq_len=2)
     pack(block, layout, RingEntry(limits, rows), bound)

@@ -238,12 +238,12 @@ class Driver:
         assert (entry.seq_lens[: plan.num_rows] < self.limit).all(), "a row passed the limit"
         slots = set(entry.req_slots[: plan.num_rows].tolist())
         assert len(slots) == plan.num_rows, "two rows share a slot"
-        bound = set(entry.bound[: plan.num_bound, 0].tolist())
+        bound = set(entry.assigned[: plan.num_assigned, 0].tolist())
         if self.previous is not None:
             assert not bound & self.slots_in_flight, "a slot is bound while a step in flight holds a row of it"
         self.slots_in_flight = slots
         for (_, cached_len), req_id in zip(
-            entry.bound[: plan.num_bound].tolist(), entry.bound_ids[: plan.num_bound].tolist(), strict=True
+            entry.assigned[: plan.num_assigned].tolist(), entry.assigned_ids[: plan.num_assigned].tolist(), strict=True
         ):
             self.cached.setdefault(req_id, cached_len)
             assert cached_len % self.scenario.config.page_size == 0
@@ -252,11 +252,11 @@ class Driver:
     def _bindings(self, plan: StepPlan) -> list[SlotBinding]:
         entry = self.plane.buffers.ring[plan.ring_index]
         found = []
-        for i in range(plan.num_bound):
-            spec = self.specs[int(entry.bound_ids[i])]
+        for i in range(plan.num_assigned):
+            spec = self.specs[int(entry.assigned_ids[i])]
             tokens = np.array(spec.prompt, np.int32)
             sampling = SamplingParams(seed=spec.seed)
-            found.append(SlotBinding(int(entry.bound[i, 0]), spec.req_id, sampling, tokens, len(tokens)))
+            found.append(SlotBinding(int(entry.assigned[i, 0]), spec.req_id, sampling, tokens, len(tokens)))
         return found
 
     def _commit(self, plan: StepPlan, handle: StepHandle) -> bool:

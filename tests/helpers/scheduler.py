@@ -57,15 +57,15 @@ class EngineView:
     def apply(self, plan: StepPlan) -> list[Row]:
         """Apply a plan as an engine would; asserts that its arrays agree with one another. Returns the real rows."""
         entry = self.buffers.ring[plan.ring_index]
-        for slot in entry.released[: plan.num_released].tolist():
-            assert slot in self.owner, "released a slot that was not bound"
+        for slot in entry.freed[: plan.num_freed].tolist():
+            assert slot in self.owner, "freed a slot that was not assigned"
             del self.owner[slot], self.table[slot]
-        bound = entry.bound[: plan.num_bound].tolist()
-        for (slot, cached), req_id in zip(bound, entry.bound_ids[: plan.num_bound].tolist(), strict=True):
-            assert slot not in self.owner, "bound a slot that was not released"
+        assigned = entry.assigned[: plan.num_assigned].tolist()
+        for (slot, cached), req_id in zip(assigned, entry.assigned_ids[: plan.num_assigned].tolist(), strict=True):
+            assert slot not in self.owner, "assigned a slot that was not freed"
             self.owner[slot], self.table[slot], self.cached_len[req_id] = req_id, [], cached
         at = 0
-        for slot, column, count in entry.segments[: plan.num_segments].tolist():
+        for slot, column, count in entry.page_table_updates[: plan.num_page_table_updates].tolist():
             assert column == len(self.table[slot]), "a page table did not grow at its end"
             self.table[slot] += entry.page_ids[at : at + count].tolist()
             at += count

@@ -35,7 +35,7 @@ def int32(*shape: int) -> torch.Tensor:
 def call_pages(module: ModuleType) -> None:
     table, block = int32(9, 600), int32(64)
     for shift in (0, 1):  # what a step packs lies at any multiple of 4 bytes
-        module.apply_changes(table, block[shift : shift + 8].view(2, 4), block[16 + shift : 26])
+        module.apply_updates(table, block[shift : shift + 8].view(2, 4), block[16 + shift : 26])
         module.gather_pages(table, block[shift : shift + 3], block[8 + shift : 12 + shift], int32(20))
 
 

@@ -123,7 +123,7 @@ def lose_a_page_table_change(patch: Patch) -> None:
 
     def write_step(decided: Any, entry: Any, limits: Any, graph_sizes: Any) -> Any:
         plan = original(decided, entry, limits, graph_sizes)
-        plan.num_segments = max(0, plan.num_segments - 1)
+        plan.num_page_table_updates = max(0, plan.num_page_table_updates - 1)
         return plan
 
     patch.setattr(scheduler, "write_step", write_step)
@@ -139,9 +139,9 @@ def placeholder_of_another_slot(patch: Patch) -> None:
     patch.setattr(decode_set, "input_token", input_token)
 
 
-def release_a_slot_in_flight(patch: Patch) -> None:
-    original = SlotTable.release
-    patch.setattr(SlotTable, "release", lambda self, slot, last_step: original(self, slot, None))
+def free_a_slot_in_flight(patch: Patch) -> None:
+    original = SlotTable.free
+    patch.setattr(SlotTable, "free", lambda self, slot, last_step: original(self, slot, None))
 
 
 def deliver_the_drained_token(patch: Patch) -> None:
@@ -213,7 +213,7 @@ MUTATIONS: tuple[Callable[[Patch], None], ...] = (
     out_loc_off_by_one,
     lose_a_page_table_change,
     placeholder_of_another_slot,
-    release_a_slot_in_flight,
+    free_a_slot_in_flight,
     deliver_the_drained_token,
     lose_the_token_of_a_retracted_row,
     schedule_past_the_limit,

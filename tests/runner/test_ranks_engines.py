@@ -204,7 +204,7 @@ def test_a_step_arrives_as_it_was_sent(control_plane: Callable[[ControlPlaneConf
             for b, a in zip(bindings, bound, strict=True):
                 assert (a.slot, a.req_id, a.sampling, a.num_prompt) == (b.slot, b.req_id, b.sampling, b.num_prompt)
                 assert np.array_equal(a.tokens, b.tokens)
-            sent.append(plan.num_bound)
+            sent.append(plan.num_assigned)
             return super().launch(again, copy, bound)
 
     engine = Checking(num_pages=40, page_size=4, max_rows=8, max_seq_len=150, context_len=150)

@@ -36,9 +36,9 @@ def test_slots_are_given_lowest_first_and_bound_once() -> None:
     driver = Driver()
     driver.step(arrival(5, [1]), arrival(6, [2]))
     assert driver.view.owner == {0: 5, 1: 6}
-    assert driver.plan.num_bound == 2
+    assert driver.plan.num_assigned == 2
     driver.step()
-    assert driver.plan.num_bound == 0
+    assert driver.plan.num_assigned == 0
 
 
 def test_a_prompt_that_can_never_fit_is_refused_with_the_next_commit() -> None:
@@ -66,7 +66,7 @@ def test_the_estimate_counts_prompts_and_a_share_of_the_outputs() -> None:
         if ratio is not None:
             driver.plane.reserve_ratio = ratio
         driver.schedule(arrival(2, [2] * 16, max_tokens=max_tokens))
-        return driver.plan.num_bound == 1
+        return driver.plan.num_assigned == 1
 
     # 16 - 3 pages are left after the row's new page, 3 of them reserved: 13 - 3 - 4 = 6 pages, 24 tokens of output
     ratio = 715
@@ -84,7 +84,7 @@ def test_matched_pages_need_no_room_but_do_not_count_as_room_either() -> None:
     assert driver.plane.stats().num_evictable_pages == 4
     driver.plane.reserve_ratio = 0
     driver.schedule(arrival(3, [*prompt[:16], 40, 41, 42, 43, 44, 45, 46, 47, 48], max_tokens=1))
-    assert driver.plan.num_bound == 0, "25 tokens: 4 matched and 3 more, where 2 are free"
+    assert driver.plan.num_assigned == 0, "25 tokens: 4 matched and 3 more, where 2 are free"
     driver.commit()
 
 

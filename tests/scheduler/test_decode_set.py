@@ -145,17 +145,17 @@ def test_slots_wait_for_the_last_step_that_holds_a_row_and_then_are_told_as_rele
     driver = Driver(max_running_requests=1)
     driver.schedule(arrival(1, [5]), arrival(2, [6]))
     driver.schedule(Abort(1))
-    assert (driver.plan.num_released, driver.plan.num_rows) == (0, 0), "step 0 still holds the slot"
+    assert (driver.plan.num_freed, driver.plan.num_rows) == (0, 0), "step 0 still holds the slot"
     driver.commit()
     assert lengths(driver.schedule()) == [(2, 1)]
-    assert (driver.plan.num_released, driver.plan.num_bound) == (1, 1)
+    assert (driver.plan.num_freed, driver.plan.num_assigned) == (1, 1)
 
 
 def test_a_slot_whose_steps_are_all_committed_is_free_at_once() -> None:
     driver = Driver(max_running_requests=1)
     driver.step(arrival(1, [5]), arrival(2, [6]))
     assert lengths(driver.step(Abort(1))) == [(2, 1)]
-    assert (driver.plan.num_released, driver.plan.num_bound) == (1, 1)
+    assert (driver.plan.num_freed, driver.plan.num_assigned) == (1, 1)
 
 
 def test_freed_slots_are_bound_again_last_freed_first() -> None:
@@ -201,10 +201,10 @@ def test_page_table_changes_name_only_new_columns() -> None:
     driver = Driver()
     driver.step(arrival(1, [5] * 7))
     entries = [driver.plane.buffers.ring[i] for i in (0, 1)]
-    assert entries[0].segments[0].tolist() == [0, 0, 2]
+    assert entries[0].page_table_updates[0].tolist() == [0, 0, 2]
     driver.step()
-    assert driver.plan.num_segments == 0, "token 8 has its place on page 1"
+    assert driver.plan.num_page_table_updates == 0, "token 8 has its place on page 1"
     driver.step()
-    assert (driver.plan.num_segments, driver.plan.num_page_ids) == (1, 1)
-    assert entries[0].segments[0].tolist() == [0, 2, 1]
+    assert (driver.plan.num_page_table_updates, driver.plan.num_page_ids) == (1, 1)
+    assert entries[0].page_table_updates[0].tolist() == [0, 2, 1]
     assert entries[0].page_ids[0] == driver.plane.page_table(1)[2]

@@ -40,7 +40,7 @@ def test_a_failed_forward_stands_in_for_the_step_behind_it_too() -> None:
     assert lengths(driver.schedule(arrival(2, [2] * 9))) == [(2, 9)]
     driver.uncommitted.clear()
     assert lengths(driver.schedule(ForwardFailed(1))) == [(2, 9)], "only in the step behind: computed from zero"
-    assert driver.plan.num_released == 2
+    assert driver.plan.num_freed == 2
     assert driver.view.cached_len[2] == 0
     driver.commit()
     driver.run()
@@ -199,7 +199,7 @@ def _wrong_count(plane: ReferenceControlPlane) -> None:
 
 
 def _lose_slot(plane: ReferenceControlPlane) -> None:
-    plane.slots.take()
+    plane.slots.assign()
 
 
 def _pending(plane: ReferenceControlPlane) -> None:

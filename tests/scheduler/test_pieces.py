@@ -96,12 +96,12 @@ def rebuild(plane: ReferenceControlPlane, config: ControlPlaneConfig, draw: rand
         tokens = np.array([draw.randint(3, 9) for _ in range(length)], np.int32)
         plan = plane.schedule(step, Events([Arrival(step, tokens, length, draw.randint(1, 6))]))
         entry = plane.buffers.ring[plan.ring_index]
-        for slot in entry.released[: plan.num_released].tolist():
+        for slot in entry.freed[: plan.num_freed].tolist():
             del tables[slot]
-        for slot, _ in entry.bound[: plan.num_bound].tolist():
+        for slot, _ in entry.assigned[: plan.num_assigned].tolist():
             tables[slot] = []
         at = 0
-        for slot, _, count in entry.segments[: plan.num_segments].tolist():
+        for slot, _, count in entry.page_table_updates[: plan.num_page_table_updates].tolist():
             tables[slot] += entry.page_ids[at : at + count].tolist()
             at += count
         n = plan.num_rows

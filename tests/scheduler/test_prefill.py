@@ -97,7 +97,7 @@ def test_a_chunk_first_extends_the_match_by_what_others_computed_meanwhile() -> 
     row = driver.step()[0]
     assert (row.extend_len, row.seq_len) == (4, 20), "from 12 on, page 3 is matched and page 4 computed"
     entry = driver.plane.buffers.ring[driver.plan.ring_index]
-    assert entry.segments[: driver.plan.num_segments].tolist() == [[row.slot, 3, 2]]
+    assert entry.page_table_updates[: driver.plan.num_page_table_updates].tolist() == [[row.slot, 3, 2]]
 
 
 def test_a_full_hit_computes_its_last_whole_page_again_on_a_page_of_its_own() -> None:

@@ -71,7 +71,7 @@ def test_a_step_with_a_retraction_admits_nobody_new() -> None:
     driver.step(arrival(1, [1] * 8, max_tokens=8), arrival(2, [2] * 24, max_tokens=8))
     driver.plane.reserve_ratio = 0
     assert lengths(driver.step(arrival(9, [99], max_tokens=1, priority=-5))) == [(1, 1)]
-    assert (driver.plan.num_retracted, driver.plan.num_bound) == (1, 0)
+    assert (driver.plan.num_retracted, driver.plan.num_assigned) == (1, 0)
     assert driver.plan.num_evictable_pages == 5, "there would be room"
     assert (9, 1) in lengths(driver.step())
 
@@ -90,7 +90,7 @@ def test_the_row_itself_waits_when_it_is_the_last() -> None:
 def test_a_request_retracted_in_flight_keeps_its_token_and_its_slot_until_the_commit() -> None:
     driver = crowded()
     driver.schedule()  # retracts 2, nothing in flight: its slot is free at once
-    assert driver.plan.num_released == 1
+    assert driver.plan.num_freed == 1
     driver = Driver(num_pages=6, context_len=64)
     driver.plane.reserve_ratio = 0
     driver.step(*[arrival(i, [10 + i] * 4, max_tokens=12) for i in range(3)])
@@ -98,11 +98,11 @@ def test_a_request_retracted_in_flight_keeps_its_token_and_its_slot_until_the_co
         driver.step()
     assert len(driver.schedule()) == 3
     assert lengths(driver.schedule()) == [(0, 1), (1, 1)], "retracts 2, which has a row in the step before"
-    assert (driver.plan.num_released, driver.plane.stats().num_draining) == (0, 1)
+    assert (driver.plan.num_freed, driver.plane.stats().num_draining) == (0, 1)
     assert 2 in driver.commit().req_ids.tolist()
     assert driver.plane.stats().num_draining == 0
     driver.schedule()
-    assert driver.plan.num_released == 1
+    assert driver.plan.num_freed == 1
     driver.commit()
     driver.run()
     assert driver.tokens[2] == list(range(1004, 1016))

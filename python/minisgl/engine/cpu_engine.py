@@ -59,7 +59,7 @@ class CpuEngine:
                 entry.seq_lens[:rows],
                 entry.extend_lens[:rows],
                 entry.sample_rows[: plan.num_samples],
-                entry.segments[: plan.num_segments].reshape(-1),
+                entry.page_table_updates[: plan.num_page_table_updates].reshape(-1),
                 entry.page_ids[: plan.num_page_ids],
                 plan.num_decode_rows,
                 bindings,

@@ -39,7 +39,7 @@ from minisgl.engine.graph import Capture, Graph, Outputs, capture_all
 from minisgl.engine.launched_step import Late, LaunchedStep
 from minisgl.engine.logit_changes import LogitChanges
 from minisgl.engine.logprobs import LogprobSlots
-from minisgl.kernels.pages import apply_changes
+from minisgl.kernels.pages import apply_updates
 from minisgl.models.decoder import Attend, Decoder
 from minisgl.progress import Report
 from minisgl.step import RingEntry, StepBuffers, StepLimits, StepPlan
@@ -196,7 +196,7 @@ class CudaEngine:
             self._sampler.bind(inputs.bound)
             for binding in bindings:
                 self._changes.bind(binding)
-        apply_changes(self._page_table, inputs.segments, inputs.page_ids)
+        apply_updates(self._page_table, inputs.page_table_updates, inputs.page_ids)
 
     def _rows(self, entry: RingEntry, inputs: StepInputs, num_decode: int) -> AttentionRows:
         rows, tokens = inputs.layout.rows, inputs.layout.tokens

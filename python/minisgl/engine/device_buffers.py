@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minisgl.engine.api import SlotBinding
 from minisgl.engine.device_queue import Device, Mark
-from minisgl.kernels.pages import SEGMENT_FIELDS
+from minisgl.kernels.pages import UPDATE_FIELDS
 from minisgl.step import Int32Array, RingEntry, StepLimits, StepPlan
 
 BOUND_FIELDS = 7  # slot, top_k, seed (low, high), temperature, top_p, min_p (the bits of float32)
@@ -33,14 +33,16 @@ class Layout:
     rows: int  # padded
     tokens: int  # padding included
     samples: int = 0
-    segments: int = 0
+    page_table_updates: int = 0
     page_ids: int = 0
     bound: int = 0
 
     @staticmethod
-    def of(plan: StepPlan, num_bound: int) -> Layout:
+    def of(plan: StepPlan, num_assigned: int) -> Layout:
         tokens = plan.num_tokens + plan.padded_rows - plan.num_rows
-        return Layout(plan.padded_rows, tokens, plan.num_samples, plan.num_segments, plan.num_page_ids, num_bound)
+        return Layout(
+            plan.padded_rows, tokens, plan.num_samples, plan.num_page_table_updates, plan.num_page_ids, num_assigned
+        )
 
     @staticmethod
     def largest(limits: StepLimits, max_padded_rows: int) -> Layout:
@@ -53,7 +55,7 @@ class Layout:
         sizes |= dict.fromkeys(_ROW_FIELDS, self.rows)
         sizes |= dict.fromkeys(_INDPTR_FIELDS, self.rows + 1)
         sizes["sample_rows"] = self.samples
-        sizes["segments"] = self.segments * SEGMENT_FIELDS
+        sizes["page_table_updates"] = self.page_table_updates * UPDATE_FIELDS
         sizes["page_ids"] = self.page_ids
         sizes["bound"] = self.bound * BOUND_FIELDS
         found, at = {}, 0
@@ -77,7 +79,7 @@ class StepInputs:
         self.req_slots, self.seq_lens, self.last_page_len = (view[name] for name in _ROW_FIELDS)
         self.qo_indptr, self.kv_indptr = (view[name] for name in _INDPTR_FIELDS)
         self.sample_rows = view["sample_rows"]
-        self.segments = view["segments"].view(layout.segments, SEGMENT_FIELDS)
+        self.page_table_updates = view["page_table_updates"].view(layout.page_table_updates, UPDATE_FIELDS)
         self.page_ids = view["page_ids"]
         self.bound = view["bound"].view(layout.bound, BOUND_FIELDS)
 
@@ -88,10 +90,10 @@ def pack(block: Int32Array, layout: Layout, entry: RingEntry, bindings: Sequence
     for name in (*_TOKEN_FIELDS, *_ROW_FIELDS, *_INDPTR_FIELDS, "sample_rows", "page_ids"):
         start, end = at[name]
         block[start:end] = getattr(entry, name)[: end - start]
-    start, end = at["segments"]
-    segments = block[start:end].reshape(-1, SEGMENT_FIELDS)
-    segments[:, :3] = entry.segments[: layout.segments]
-    segments[:, 3] = np.cumsum(segments[:, 2]) - segments[:, 2]
+    start, end = at["page_table_updates"]
+    updates = block[start:end].reshape(-1, UPDATE_FIELDS)
+    updates[:, :3] = entry.page_table_updates[: layout.page_table_updates]
+    updates[:, 3] = np.cumsum(updates[:, 2]) - updates[:, 2]
     start, end = at["bound"]
     if bindings:
         block[start:end] = np.concatenate([_bound(binding) for binding in bindings])

@@ -177,7 +177,7 @@ class EchoEngine:
                 self._scored[binding.slot] = binding
             self._seeds[binding.slot] = (binding.sampling.seed or 0) & MASK
         at = 0
-        for slot, column, count in entry.segments[: plan.num_segments].tolist():
+        for slot, column, count in entry.page_table_updates[: plan.num_page_table_updates].tolist():
             self._page_table[slot, column : column + count] = entry.page_ids[at : at + count]
             at += count
 

@@ -118,7 +118,7 @@ class TorchEngine:
             self._logprobs.bind(binding)
         at = 0
         pages = torch.from_numpy(entry.page_ids[: plan.num_page_ids].astype(np.int64)).to(self._device)
-        for slot, column, count in entry.segments[: plan.num_segments].tolist():
+        for slot, column, count in entry.page_table_updates[: plan.num_page_table_updates].tolist():
             self._page_table[slot, column : column + count] = pages[at : at + count]
             at += count
 

@@ -12,20 +12,20 @@ from torch import Tensor
 
 from minisgl.kernels.triton_there import use_triton
 
-SEGMENT_FIELDS = 4  # req_slot, first column, count, where its pages start
+UPDATE_FIELDS = 4  # req_slot, first column, count, where its pages start
 
 
-def apply_changes(page_table: Tensor, segments: Tensor, page_ids: Tensor) -> None:
-    """Write `page_ids` [p] int32 into `page_table` [slots, columns] int32 along `segments` [s, 4] int32: slot, first
-    column, count, start in `page_ids`. No two segments touch the same place: they are written in any order."""
-    if not len(segments):
+def apply_updates(page_table: Tensor, updates: Tensor, page_ids: Tensor) -> None:
+    """Write `page_ids` [p] int32 into `page_table` [slots, columns] int32 along `updates` [s, 4] int32: slot, first
+    column, count, start in `page_ids`. No two updates touch the same place: they are written in any order."""
+    if not len(updates):
         return
     if use_triton(page_table):
         from minisgl.kernels import pages_triton
 
-        pages_triton.apply_changes(page_table, segments, page_ids)
+        pages_triton.apply_updates(page_table, updates, page_ids)
         return
-    slot, column, count, start = segments.long().unbind(1)
+    slot, column, count, start = updates.long().unbind(1)
     owner = torch.repeat_interleave(count, output_size=len(page_ids))
     at = torch.arange(len(page_ids), device=page_ids.device)
     page_table[slot[owner], column[owner] + at - start[owner]] = page_ids

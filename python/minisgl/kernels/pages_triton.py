@@ -13,11 +13,11 @@ from torch import Tensor
 _BLOCK = 256
 
 
-@triton.jit(do_not_specialize_on_alignment=["segments", "page_ids"])  # type: ignore[untyped-decorator, unused-ignore]
-def _apply(table, segments, page_ids, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    segment = segments + tl.program_id(0) * 4
-    slot = tl.load(segment).to(tl.int64)
-    first, count, start = tl.load(segment + 1), tl.load(segment + 2), tl.load(segment + 3)
+@triton.jit(do_not_specialize_on_alignment=["updates", "page_ids"])  # type: ignore[untyped-decorator, unused-ignore]
+def _apply(table, updates, page_ids, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    update = updates + tl.program_id(0) * 4
+    slot = tl.load(update).to(tl.int64)
+    first, count, start = tl.load(update + 1), tl.load(update + 2), tl.load(update + 3)
     row = table + slot * columns + first
     for at in range(0, count, BLOCK):
         offsets = at + tl.arange(0, BLOCK)
@@ -37,8 +37,8 @@ def _gather(table, slots, indptr, out, columns, BLOCK: tl.constexpr):  # type: i
         tl.store(out + start + offsets, tl.load(pages + offsets, mask=there), mask=there)
 
 
-def apply_changes(page_table: Tensor, segments: Tensor, page_ids: Tensor) -> None:
-    _apply[(len(segments),)](page_table, segments, page_ids, page_table.shape[1], BLOCK=_BLOCK)
+def apply_updates(page_table: Tensor, updates: Tensor, page_ids: Tensor) -> None:
+    _apply[(len(updates),)](page_table, updates, page_ids, page_table.shape[1], BLOCK=_BLOCK)
 
 
 def gather_pages(page_table: Tensor, slots: Tensor, kv_indptr: Tensor, out: Tensor) -> None:

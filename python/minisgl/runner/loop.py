@@ -200,14 +200,14 @@ class StepLoop:
 
     def _launch(self, plan: StepPlan) -> StepHandle:
         buffers = self._control_plane.buffers
-        return self._engine.launch(plan, buffers, self._bindings(plan) if plan.num_bound else ())
+        return self._engine.launch(plan, buffers, self._bindings(plan) if plan.num_assigned else ())
 
     def _bindings(self, plan: StepPlan) -> list[SlotBinding]:
         entry = self._control_plane.buffers.ring[plan.ring_index]
         bindings = []
-        for i in range(plan.num_bound):
-            slot, cached_len = entry.bound[i].tolist()
-            req_id = int(entry.bound_ids[i])
+        for i in range(plan.num_assigned):
+            slot, cached_len = entry.assigned[i].tolist()
+            req_id = int(entry.assigned_ids[i])
             request = self._ledger.get(req_id)
             self._owners[slot] = req_id
             if not request.admitted:

@@ -39,9 +39,9 @@ class NarratingControlPlane(WrappedControlPlane):
         lines = []
         if plan.num_retracted:
             lines.append(f"step {step}: pages are short: back to waiting: {_count(plan.num_retracted, 'request')}")
-        for i in range(plan.num_bound):
-            slot, cached = entry.bound[i].tolist()
-            req_id = self._owners[slot] = int(entry.bound_ids[i])
+        for i in range(plan.num_assigned):
+            slot, cached = entry.assigned[i].tolist()
+            req_id = self._owners[slot] = int(entry.assigned_ids[i])
             lines.append(f"step {step}: request {req_id} starts, {_count(cached, 'token')} cached")
         for row in range(plan.num_decode_rows, plan.num_rows):
             req_id = self._owners[int(entry.req_slots[row])]

@@ -8,7 +8,7 @@ use crate::config::{Limits, PageSize};
 use crate::page_pool::Page;
 use crate::request::{Index, Requests};
 
-/// The arrays of one step, in the order of the Python side's `RingEntry`. `segments` are rows of 3, `bound` of 2.
+/// The arrays of one step, in the order of the Python side's `RingEntry`. `page_table_updates` are rows of 3, `assigned` of 2.
 #[allow(missing_docs)]
 pub struct RingEntry<'a> {
     pub input_ids: &'a mut [i32],
@@ -21,11 +21,11 @@ pub struct RingEntry<'a> {
     pub kv_indptr: &'a mut [i32],
     pub last_page_len: &'a mut [i32],
     pub sample_rows: &'a mut [i32],
-    pub segments: &'a mut [i32],
+    pub page_table_updates: &'a mut [i32],
     pub page_ids: &'a mut [i32],
-    pub bound: &'a mut [i32],
-    pub bound_ids: &'a mut [i64],
-    pub released: &'a mut [i32],
+    pub assigned: &'a mut [i32],
+    pub assigned_ids: &'a mut [i64],
+    pub freed: &'a mut [i32],
 }
 
 /// The header of a step; the same fields as `StepPlan` of the Python side.
@@ -39,10 +39,10 @@ pub struct Plan {
     pub padded_rows: usize,
     pub num_tokens: usize,
     pub num_samples: usize,
-    pub num_segments: usize,
+    pub num_page_table_updates: usize,
     pub num_page_ids: usize,
-    pub num_bound: usize,
-    pub num_released: usize,
+    pub num_assigned: usize,
+    pub num_freed: usize,
     pub num_retracted: usize,
     pub num_free_pages: usize,
     pub num_evictable_pages: usize,
@@ -57,14 +57,14 @@ pub(crate) struct PrefillRow {
     pub samples: bool,
 }
 
-/// What the pass decides, in request order. Released and bound slots take effect before the page-table changes.
+/// What the pass decides, in request order. Freed and assigned slots take effect before the page-table updates.
 #[derive(Default)]
 pub(crate) struct DecidedStep {
     pub step: i64,
     pub decode_rows: Vec<Index>,
     pub prefill_rows: Vec<PrefillRow>,
-    pub bound: Vec<(Index, usize)>, // with the cached length in tokens
-    pub released: Vec<u32>,         // slots
+    pub assigned: Vec<(Index, usize)>, // with the cached length in tokens
+    pub freed: Vec<u32>,               // slots
     pub num_retracted: usize,
     pub num_prefill_page_changes: usize,
 }
@@ -74,8 +74,8 @@ impl DecidedStep {
         self.step = step;
         self.decode_rows.clear();
         self.prefill_rows.clear();
-        self.bound.clear();
-        self.released.clear();
+        self.assigned.clear();
+        self.freed.clear();
         self.num_retracted = 0;
         self.num_prefill_page_changes = 0;
     }
@@ -99,8 +99,8 @@ pub(crate) fn write_step(
             step: decided.step,
             num_rows: decided.decode_rows.len() + decided.prefill_rows.len(),
             num_decode_rows: decided.decode_rows.len(),
-            num_bound: decided.bound.len(),
-            num_released: decided.released.len(),
+            num_assigned: decided.assigned.len(),
+            num_freed: decided.freed.len(),
             num_retracted: decided.num_retracted,
             ..Plan::default()
         },
@@ -167,7 +167,7 @@ impl Writer<'_, '_> {
                 *out = *out * size.size() as i32 + offset as i32;
             }
         }
-        self.decode_segments(n);
+        self.decode_updates(n);
         for column in &mut self.entry.kv_indptr[1..=n] {
             self.pages += *column + 1;
             *column = self.pages;
@@ -176,16 +176,16 @@ impl Writer<'_, '_> {
     }
 
     /// The pages that decode rows begin. `kv_indptr` holds their columns yet.
-    fn decode_segments(&mut self, n: usize) {
+    fn decode_updates(&mut self, n: usize) {
         let entry = &mut *self.entry;
         if self.size.size() == 1 {
-            let segments = entry.segments[..3 * n].chunks_exact_mut(3);
+            let page_table_updates = entry.page_table_updates[..3 * n].chunks_exact_mut(3);
             let rows = entry.req_slots[..n].iter().zip(&entry.kv_indptr[1..=n]);
-            for (segment, (&slot, &column)) in segments.zip(rows) {
-                segment.copy_from_slice(&[slot, column, 1]);
+            for (update, (&slot, &column)) in page_table_updates.zip(rows) {
+                update.copy_from_slice(&[slot, column, 1]);
             }
             entry.page_ids[..n].copy_from_slice(&entry.out_loc[..n]);
-            self.plan.num_segments = n;
+            self.plan.num_page_table_updates = n;
             self.plan.num_page_ids = n;
             return;
         }
@@ -194,7 +194,8 @@ impl Writer<'_, '_> {
         let rows = rows.zip(&entry.kv_indptr[1..=n]).zip(&entry.out_loc[..n]);
         for (((&last, &slot), &column), &out) in rows {
             if last == 1 {
-                entry.segments[3 * count..3 * count + 3].copy_from_slice(&[slot, column, 1]);
+                entry.page_table_updates[3 * count..3 * count + 3]
+                    .copy_from_slice(&[slot, column, 1]);
                 entry.page_ids[count] = out;
                 count += 1;
             }
@@ -202,7 +203,7 @@ impl Writer<'_, '_> {
         for page in &mut entry.page_ids[..count] {
             *page = self.size.split(*page as u32).0 as i32;
         }
-        self.plan.num_segments = count;
+        self.plan.num_page_table_updates = count;
         self.plan.num_page_ids = count;
     }
 
@@ -238,10 +239,10 @@ impl Writer<'_, '_> {
         entry.last_page_len[row] = offset as i32 + 1;
 
         let new_pages = &pages[prefill.first_column..];
-        let at = self.plan.num_segments;
-        entry.segments[3 * at] = request.slot as i32;
-        entry.segments[3 * at + 1] = prefill.first_column as i32;
-        entry.segments[3 * at + 2] = new_pages.len() as i32;
+        let at = self.plan.num_page_table_updates;
+        entry.page_table_updates[3 * at] = request.slot as i32;
+        entry.page_table_updates[3 * at + 1] = prefill.first_column as i32;
+        entry.page_table_updates[3 * at + 2] = new_pages.len() as i32;
         let first = self.plan.num_page_ids;
         for (to, &page) in entry.page_ids[first..first + new_pages.len()]
             .iter_mut()
@@ -249,7 +250,7 @@ impl Writer<'_, '_> {
         {
             *to = page as i32;
         }
-        self.plan.num_segments += 1;
+        self.plan.num_page_table_updates += 1;
         self.plan.num_page_ids += new_pages.len();
     }
 
@@ -280,13 +281,13 @@ impl Writer<'_, '_> {
     }
 
     fn slots(&mut self, decided: &DecidedStep, requests: &Requests) {
-        for (at, &(index, cached_len)) in decided.bound.iter().enumerate() {
+        for (at, &(index, cached_len)) in decided.assigned.iter().enumerate() {
             let request = requests.get(index);
-            self.entry.bound[2 * at] = request.slot as i32;
-            self.entry.bound[2 * at + 1] = cached_len as i32;
-            self.entry.bound_ids[at] = request.req_id;
+            self.entry.assigned[2 * at] = request.slot as i32;
+            self.entry.assigned[2 * at + 1] = cached_len as i32;
+            self.entry.assigned_ids[at] = request.req_id;
         }
-        for (to, &slot) in self.entry.released.iter_mut().zip(&decided.released) {
+        for (to, &slot) in self.entry.freed.iter_mut().zip(&decided.freed) {
             *to = slot as i32;
         }
     }

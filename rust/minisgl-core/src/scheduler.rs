@@ -1,7 +1,7 @@
 //! The control plane as a whole: takes events, decides steps, takes tokens.
 //!
 //! Keeps true: every schedule gets exactly one commit (or the `ForwardFailed` that stands in for it); every accepted
-//! request leaves exactly one end; a request slot is not bound again before the last step that holds a row of it is
+//! request leaves exactly one end; a request slot is not assigned again before the last step that holds a row of it is
 //! committed; an error in the middle of a call makes every later call an error.
 //! Doesn't know: tensors, text, time.
 //!

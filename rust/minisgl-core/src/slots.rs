@@ -11,7 +11,7 @@ pub(crate) struct SlotTable {
     free: Vec<u32>,
     in_use: Vec<bool>,
     draining: Vec<(i64, u32)>, // by the last step that holds a row of them, in the order of their release
-    pub released: Vec<u32>,
+    pub freed: Vec<u32>,
 }
 
 impl SlotTable {
@@ -22,7 +22,7 @@ impl SlotTable {
             free: (0..num_slots as u32).rev().collect(),
             in_use: vec![false; num_slots],
             draining: Vec::with_capacity(num_slots),
-            released: Vec::with_capacity(num_slots),
+            freed: Vec::with_capacity(num_slots),
         }
     }
 
@@ -38,20 +38,20 @@ impl SlotTable {
         self.draining.len()
     }
 
-    pub fn take(&mut self) -> Result<u32> {
+    pub fn assign(&mut self) -> Result<u32> {
         match self.free.pop() {
             Some(slot) => {
                 self.in_use[slot as usize] = true;
                 Ok(slot)
             }
-            None => broken("a slot was taken, but none is free"),
+            None => broken("a slot was assigned, but none is free"),
         }
     }
 
     /// Free `slot` at once, or at the commit of the step in flight that holds its last row.
-    pub fn release(&mut self, slot: u32, last_step: Option<i64>) -> Result<()> {
+    pub fn free(&mut self, slot: u32, last_step: Option<i64>) -> Result<()> {
         if !self.in_use.get(slot as usize).is_some_and(|&used| used) {
-            return broken(format!("slot {slot} was released, but is not in use"));
+            return broken(format!("slot {slot} was freed, but is not in use"));
         }
         self.in_use[slot as usize] = false;
         match last_step {
@@ -61,7 +61,7 @@ impl SlotTable {
         Ok(())
     }
 
-    /// `step` is committed: the slots that waited for it are free, in the order in which they were released.
+    /// `step` is committed: the slots that waited for it are free, in the order in which they were freed.
     pub fn drain(&mut self, step: i64) {
         let mut at = 0;
         while at < self.draining.len() {
@@ -74,15 +74,15 @@ impl SlotTable {
         }
     }
 
-    /// After a failed forward: nothing is in flight and nobody holds a slot. Those in use or draining count as released,
-    /// ascending, after those released before; the stack is as at start.
+    /// After a failed forward: nothing is in flight and nobody holds a slot. Those in use or draining count as freed,
+    /// ascending, after those freed before; the stack is as at start.
     pub fn reset(&mut self) {
         let mut is_free = vec![false; self.num_slots];
         for &slot in &self.free {
             is_free[slot as usize] = true;
         }
         let held = (0..self.num_slots as u32).filter(|&slot| !is_free[slot as usize]);
-        self.released.extend(held);
+        self.freed.extend(held);
         self.free.clear();
         self.free.extend((0..self.num_slots as u32).rev());
         self.in_use.fill(false);
@@ -98,6 +98,6 @@ impl SlotTable {
 
     fn put_back(&mut self, slot: u32) {
         self.free.push(slot);
-        self.released.push(slot);
+        self.freed.push(slot);
     }
 }

@@ -127,7 +127,7 @@ impl Engine {
             req_slots: vec![slot],
             seq_lens: vec![count as i32],
             extend_lens: vec![count as i32],
-            segments: vec![[slot, 0, pages]],
+            page_table_updates: vec![[slot, 0, pages]],
             page_ids: (0..pages).collect(),
             ..Step::default()
         };
@@ -147,8 +147,8 @@ impl Engine {
 
     fn change_pages(&mut self, step: &Step) -> Result<()> {
         let mut from = 0_usize;
-        for segment in &step.segments {
-            let [slot, column, count] = segment.map(|number| number as usize);
+        for update in &step.page_table_updates {
+            let [slot, column, count] = update.map(|number| number as usize);
             let pages = step.page_ids.get(from..from.saturating_add(count));
             let start = slot.saturating_mul(self.columns).saturating_add(column);
             let row = self.page_table.get_mut(start..start.saturating_add(count));

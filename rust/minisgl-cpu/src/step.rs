@@ -37,7 +37,7 @@ pub struct Step {
     /// Rows that yield a token.
     pub sample_rows: Vec<i32>,
     /// (slot, first column, count) over `page_ids`.
-    pub segments: Vec<[i32; 3]>,
+    pub page_table_updates: Vec<[i32; 3]>,
     /// Pages.
     pub page_ids: Vec<i32>,
     /// Rows that decode come first.

@@ -67,7 +67,7 @@ impl<T: Element> Array<T> {
 /// The arrays of one ring entry, in the order of `RingEntry.__slots__` of the Python side.
 struct Entry {
     int32: Vec<Array<i32>>,
-    bound_ids: Array<i64>,
+    assigned_ids: Array<i64>,
 }
 
 const NAMES: [&str; 15] = [
@@ -81,13 +81,13 @@ const NAMES: [&str; 15] = [
     "kv_indptr",
     "last_page_len",
     "sample_rows",
-    "segments",
+    "page_table_updates",
     "page_ids",
-    "bound",
-    "bound_ids",
-    "released",
+    "assigned",
+    "assigned_ids",
+    "freed",
 ];
-const BOUND_IDS: usize = 13;
+const ASSIGNED_IDS: usize = 13;
 
 /// A ring of step arrays.
 pub(crate) struct Ring {
@@ -106,10 +106,10 @@ impl Ring {
         let needed = |name: &str| match name {
             "input_ids" | "positions" | "out_loc" => tokens,
             "qo_indptr" | "kv_indptr" => rows + 1,
-            "segments" => 3 * rows,
+            "page_table_updates" => 3 * rows,
             "page_ids" => limits.max_page_changes(),
-            "bound" => 2 * limits.max_rows,
-            "bound_ids" | "released" => limits.max_rows,
+            "assigned" => 2 * limits.max_rows,
+            "assigned_ids" | "freed" => limits.max_rows,
             _ => rows,
         };
         let mut entries = Vec::new();
@@ -117,13 +117,16 @@ impl Ring {
             let one = one?;
             let mut int32 = Vec::with_capacity(NAMES.len() - 1);
             for name in NAMES {
-                if name != NAMES[BOUND_IDS] {
+                if name != NAMES[ASSIGNED_IDS] {
                     int32.push(Array::bind(&one.getattr(name)?, name, needed(name))?);
                 }
             }
-            let name = NAMES[BOUND_IDS];
-            let bound_ids = Array::bind(&one.getattr(name)?, name, needed(name))?;
-            entries.push(Entry { int32, bound_ids });
+            let name = NAMES[ASSIGNED_IDS];
+            let assigned_ids = Array::bind(&one.getattr(name)?, name, needed(name))?;
+            entries.push(Entry {
+                int32,
+                assigned_ids,
+            });
         }
         if entries.len() < 2 {
             return Err(PyValueError::new_err(format!(
@@ -140,7 +143,7 @@ impl Ring {
         let mut ranges: Vec<(usize, usize)> = Vec::new();
         for entry in &self.entries {
             ranges.extend(entry.int32.iter().map(Array::range));
-            ranges.push(entry.bound_ids.range());
+            ranges.push(entry.assigned_ids.range());
         }
         ranges.sort_unstable();
         if ranges.windows(2).any(|pair| pair[1].0 < pair[0].1) {
@@ -167,10 +170,10 @@ impl Ring {
             kv_indptr,
             last_page_len,
             sample_rows,
-            segments,
+            page_table_updates,
             page_ids,
-            bound,
-            released,
+            assigned,
+            freed,
         ] = entry.int32.as_mut_slice()
         else {
             return None;
@@ -186,11 +189,11 @@ impl Ring {
             kv_indptr: kv_indptr.as_mut(),
             last_page_len: last_page_len.as_mut(),
             sample_rows: sample_rows.as_mut(),
-            segments: segments.as_mut(),
+            page_table_updates: page_table_updates.as_mut(),
             page_ids: page_ids.as_mut(),
-            bound: bound.as_mut(),
-            bound_ids: entry.bound_ids.as_mut(),
-            released: released.as_mut(),
+            assigned: assigned.as_mut(),
+            assigned_ids: entry.assigned_ids.as_mut(),
+            freed: freed.as_mut(),
         })
     }
 }

@@ -99,7 +99,7 @@ impl CpuEngine {
         Ok(found)
     }
 
-    /// Run a step: its arrays without padding rows, `segments` flat, and the bindings of the slots that it binds.
+    /// Run a step: its arrays without padding rows, `page_table_updates` flat, and the bindings of the slots that it binds.
     /// Gives (tokens by row, log probabilities or None, list of prompts').
     #[allow(clippy::too_many_arguments)] // a step has as many
     fn step<'py>(
@@ -112,7 +112,7 @@ impl CpuEngine {
         seq_lens: Int32s<'py>,
         extend_lens: Int32s<'py>,
         sample_rows: Int32s<'py>,
-        segments: Int32s<'py>,
+        page_table_updates: Int32s<'py>,
         page_ids: Int32s<'py>,
         num_decode_rows: usize,
         bindings: Vec<Bound<'py, PyAny>>,
@@ -125,7 +125,7 @@ impl CpuEngine {
             seq_lens: seq_lens.as_slice().to_vec(),
             extend_lens: extend_lens.as_slice().to_vec(),
             sample_rows: sample_rows.as_slice().to_vec(),
-            segments: segments
+            page_table_updates: page_table_updates
                 .as_slice()
                 .chunks_exact(3)
                 .map(|one| [one[0], one[1], one[2]])

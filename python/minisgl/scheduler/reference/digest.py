@@ -49,11 +49,11 @@ def live_regions(plan: StepPlan, entry: RingEntry) -> list[npt.NDArray[np.int32]
         "kv_indptr": rows + 1,
         "last_page_len": rows,
         "sample_rows": plan.num_samples,
-        "segments": plan.num_segments,
+        "page_table_updates": plan.num_page_table_updates,
         "page_ids": plan.num_page_ids,
-        "bound": plan.num_bound,
-        "bound_ids": plan.num_bound,
-        "released": plan.num_released,
+        "assigned": plan.num_assigned,
+        "assigned_ids": plan.num_assigned,
+        "freed": plan.num_freed,
     }
     return [getattr(entry, name)[: lengths[name]] for name in RingEntry.__slots__]
 

@@ -28,13 +28,13 @@ class PrefillRow:
 
 @dataclass(slots=True, eq=False)
 class DecidedStep:
-    """What the pass decides, in request order. `released` and `bound` take effect before the page-table changes."""
+    """What the pass decides, in request order. Slots are `freed`, then `assigned`, before the page-table updates."""
 
     step: int
     decode_rows: list[Request] = field(default_factory=list)
     prefill_rows: list[PrefillRow] = field(default_factory=list)
-    bound: list[tuple[Request, int]] = field(default_factory=list)  # with the cached length in tokens
-    released: list[int] = field(default_factory=list)  # slots
+    assigned: list[tuple[Request, int]] = field(default_factory=list)  # with the cached length in tokens
+    freed: list[int] = field(default_factory=list)  # slots
     num_retracted: int = 0
     num_prefill_page_changes: int = 0
 
@@ -65,8 +65,8 @@ def write_step(decided: DecidedStep, entry: RingEntry, limits: StepLimits, graph
         num_decode_rows=len(decided.decode_rows),
         padded_rows=padded_rows(decided, graph_sizes),
         num_samples=len(samples),
-        num_bound=len(decided.bound),
-        num_released=len(decided.released),
+        num_assigned=len(decided.assigned),
+        num_freed=len(decided.freed),
         num_retracted=decided.num_retracted,
     )
     entry.sample_rows[: len(samples)] = samples
@@ -130,25 +130,25 @@ def _write_padding(plan: StepPlan, entry: RingEntry, limits: StepLimits) -> None
 
 def _write_page_changes(plan: StepPlan, decided: DecidedStep, entry: RingEntry, limits: StepLimits) -> None:
     """(slot, first column, count) per row that got pages; a row's new columns are contiguous."""
-    segments: list[tuple[int, int, int]] = []
+    updates: list[tuple[int, int, int]] = []
     page_ids: list[int] = []
     for request in decided.decode_rows:
         if request.kv_len % limits.page_size == 1 or limits.page_size == 1:
-            segments.append((request.slot, len(request.pages) - 1, 1))
+            updates.append((request.slot, len(request.pages) - 1, 1))
             page_ids.append(request.pages[-1])
     for row in decided.prefill_rows:
         new_pages = row.request.pages[row.first_column :]
-        segments.append((row.request.slot, row.first_column, len(new_pages)))
+        updates.append((row.request.slot, row.first_column, len(new_pages)))
         page_ids += new_pages
-    if segments:
-        entry.segments[: len(segments)] = segments
+    if updates:
+        entry.page_table_updates[: len(updates)] = updates
         entry.page_ids[: len(page_ids)] = page_ids
-    plan.num_segments, plan.num_page_ids = len(segments), len(page_ids)
+    plan.num_page_table_updates, plan.num_page_ids = len(updates), len(page_ids)
 
 
 def _write_slots(decided: DecidedStep, entry: RingEntry) -> None:
-    if decided.bound:
-        count = len(decided.bound)
-        entry.bound[:count] = [(request.slot, cached_len) for request, cached_len in decided.bound]
-        entry.bound_ids[:count] = [request.req_id for request, _ in decided.bound]
-    entry.released[: len(decided.released)] = decided.released
+    if decided.assigned:
+        count = len(decided.assigned)
+        entry.assigned[:count] = [(request.slot, cached_len) for request, cached_len in decided.assigned]
+        entry.assigned_ids[:count] = [request.req_id for request, _ in decided.assigned]
+    entry.freed[: len(decided.freed)] = decided.freed

@@ -1,7 +1,7 @@
 """The control plane as a whole: takes events, decides steps, takes tokens.
 
 Keeps true: every schedule gets exactly one commit (or the `ForwardFailed` that stands in for it); every accepted
-request leaves exactly one end; a request slot is not bound again before the last step that holds a row of it is
+request leaves exactly one end; a request slot is not assigned again before the last step that holds a row of it is
 committed; an error in the middle of a call makes every later call an error.
 Doesn't know: tensors, text, time but for a meter.
 
@@ -203,7 +203,7 @@ class ReferenceControlPlane:
 
     def _forward_failed(self) -> None:
         """The requests with a row in the failed step end, retracted ones too; everyone else starts from zero, with
-        its committed tokens; pages, cache and slots are as at start. All slots in use count as released."""
+        its committed tokens; pages, cache and slots are as at start. All slots in use count as freed."""
         failed = self.in_flight[0].rows
         self.in_flight.clear()
         for request in self.started:
@@ -252,7 +252,7 @@ class ReferenceControlPlane:
 
     def _release_slot(self, request: Request) -> None:
         is_in_flight = bool(self.in_flight) and request.last_step >= self.in_flight[0].step
-        self.slots.release(request.slot, request.last_step if is_in_flight else None)
+        self.slots.free(request.slot, request.last_step if is_in_flight else None)
 
     # --------------------------------------------------------------------------------------------------- the pass
 
@@ -276,7 +276,7 @@ class ReferenceControlPlane:
         if prefills and not decided.num_retracted:
             self._admit(decided, budget)
         decided.prefill_rows.sort(key=lambda row: row.request.order)
-        decided.released = self.slots.take_released()
+        decided.freed = self.slots.take_freed()
         self.ratio.after_step(decided.num_retracted)
         return decided
 
@@ -348,14 +348,14 @@ class ReferenceControlPlane:
     def _start(self, request: Request, chunk: admission.Chunk, decided: DecidedStep) -> None:
         self.waiting.remove(request)
         request.state = State.STARTED
-        request.slot = self.slots.take()
+        request.slot = self.slots.assign()
         request.prefill_len = len(request.tokens)
         request.num_admissions += 1
         cached_len = len(chunk.match.pages) * self.tree.page_size
         if request.num_admissions == 1:
             self.num_prompt_tokens += request.prefill_len
             self.num_cached_tokens += cached_len
-        decided.bound.append((request, cached_len))
+        decided.assigned.append((request, cached_len))
         self._take_chunk(request, chunk, decided)
         self.started.add(request)
 

@@ -13,14 +13,14 @@ from minisgl.scheduler.api import ControlPlaneError
 class SlotTable:
     """Slots 0 .. num_slots - 1. The free ones are a stack, at start with the lowest on top."""
 
-    __slots__ = ("_draining", "_free", "_in_use", "_released", "num_slots")
+    __slots__ = ("_draining", "_free", "_in_use", "_freed", "num_slots")
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self._in_use = [False] * num_slots
         self._draining: dict[int, list[int]] = {}  # by the last step that holds a row of them
-        self._released: list[int] = []
+        self._freed: list[int] = []
 
     @property
     def num_free(self) -> int:
@@ -30,15 +30,15 @@ class SlotTable:
     def num_draining(self) -> int:
         return sum(map(len, self._draining.values()))
 
-    def take(self) -> int:
+    def assign(self) -> int:
         slot = self._free.pop()
         self._in_use[slot] = True
         return slot
 
-    def release(self, slot: int, last_step: int | None) -> None:
+    def free(self, slot: int, last_step: int | None) -> None:
         """Free `slot` at once, or at the commit of the step in flight that holds its last row."""
         if not self._in_use[slot]:
-            raise ControlPlaneError(f"slot {slot} was released, but is not in use")
+            raise ControlPlaneError(f"slot {slot} was freed, but is not in use")
         self._in_use[slot] = False
         if last_step is None:
             self._put_back(slot)
@@ -46,20 +46,20 @@ class SlotTable:
             self._draining.setdefault(last_step, []).append(slot)
 
     def drain(self, step: int) -> None:
-        """`step` is committed: the slots that waited for it are free, in the order in which they were released."""
+        """`step` is committed: the slots that waited for it are free, in the order in which they were freed."""
         for slot in self._draining.pop(step, ()):
             self._put_back(slot)
 
-    def take_released(self) -> list[int]:
+    def take_freed(self) -> list[int]:
         """The slots that became free since the last call, for the plan."""
-        released, self._released = self._released, []
-        return released
+        freed, self._freed = self._freed, []
+        return freed
 
     def reset(self) -> None:
         """After a failed forward: nothing is in flight and nobody holds a slot. Those in use or draining count as
-        released, ascending, after those released before; the stack is as at start."""
+        freed, ascending, after those freed before; the stack is as at start."""
         free = set(self._free)
-        self._released += [slot for slot in range(self.num_slots) if slot not in free]
+        self._freed += [slot for slot in range(self.num_slots) if slot not in free]
         self._free[:] = range(self.num_slots - 1, -1, -1)
         self._in_use = [False] * self.num_slots
         self._draining.clear()
@@ -71,4 +71,4 @@ class SlotTable:
 
     def _put_back(self, slot: int) -> None:
         self._free.append(slot)
-        self._released.append(slot)
+        self._freed.append(slot)

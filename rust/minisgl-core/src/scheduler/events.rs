@@ -47,7 +47,7 @@ impl Scheduler {
     }
 
     /// The requests with a row in the failed step end, retracted ones too; everyone else starts from zero, with its
-    /// committed tokens; pages, cache and slots are as at start. All slots in use count as released.
+    /// committed tokens; pages, cache and slots are as at start. All slots in use count as freed.
     fn forward_failed(&mut self) -> Result<()> {
         let failed = match self.in_flight.front_mut() {
             Some(flight) => std::mem::take(&mut flight.rows),
@@ -130,7 +130,7 @@ impl Scheduler {
         let in_flight = self.is_in_flight(index);
         let request = self.requests.get(index);
         self.slots
-            .release(request.slot, in_flight.then_some(request.last_step))?;
+            .free(request.slot, in_flight.then_some(request.last_step))?;
         retraction::give_up_pages(&mut self.requests, index, &mut self.tree)
     }
 

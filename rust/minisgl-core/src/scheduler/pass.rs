@@ -45,7 +45,7 @@ impl Scheduler {
                 .prefill_rows
                 .sort_by_key(|row| requests.detail(row.index).order);
         }
-        std::mem::swap(&mut self.decided.released, &mut self.slots.released);
+        std::mem::swap(&mut self.decided.freed, &mut self.slots.freed);
         self.ratio.after_step(self.decided.num_retracted);
         Ok(())
     }
@@ -184,7 +184,7 @@ impl Scheduler {
 
     fn start(&mut self, index: Index, chunk: &Chunk) -> Result<()> {
         self.waiting.remove(index, &self.requests)?;
-        let slot = self.slots.take()?;
+        let slot = self.slots.assign()?;
         let request = self.requests.get_mut(index);
         request.state = State::Started;
         request.slot = slot;
@@ -198,7 +198,7 @@ impl Scheduler {
             self.num_cached_tokens += cached_len as u64;
         }
         self.requests.reserve_pages(index, self.limits.page_size);
-        self.decided.bound.push((index, cached_len));
+        self.decided.assigned.push((index, cached_len));
         self.take_chunk(index, chunk)?;
         self.prefilling |= self.requests.get(index).is_prefilling();
         self.started.add(index, &self.requests);

@@ -9,11 +9,11 @@ use minisgl_core::{
 struct Arrays {
     per_token: [Vec<i32>; 3],
     per_row: [Vec<i32>; 7],
-    segments: Vec<i32>,
+    page_table_updates: Vec<i32>,
     page_ids: Vec<i32>,
-    bound: Vec<i32>,
-    bound_ids: Vec<i64>,
-    released: Vec<i32>,
+    assigned: Vec<i32>,
+    assigned_ids: Vec<i64>,
+    freed: Vec<i32>,
 }
 
 /// A scheduler, its arrays, and what its last commit said.
@@ -35,11 +35,11 @@ impl Bench {
             arrays: Arrays {
                 per_token: std::array::from_fn(|_| zeros(limits.max_tokens + rows)),
                 per_row: std::array::from_fn(|_| zeros(rows + 1)),
-                segments: zeros(3 * rows),
+                page_table_updates: zeros(3 * rows),
                 page_ids: zeros(limits.max_page_changes()),
-                bound: zeros(2 * limits.max_rows),
-                bound_ids: vec![0; limits.max_rows],
-                released: zeros(limits.max_rows),
+                assigned: zeros(2 * limits.max_rows),
+                assigned_ids: vec![0; limits.max_rows],
+                freed: zeros(limits.max_rows),
             },
             entries: Vec::with_capacity(rows),
             tokens: zeros(rows),
@@ -69,11 +69,11 @@ impl Bench {
             kv_indptr,
             last_page_len,
             sample_rows,
-            segments: &mut a.segments,
+            page_table_updates: &mut a.page_table_updates,
             page_ids: &mut a.page_ids,
-            bound: &mut a.bound,
-            bound_ids: &mut a.bound_ids,
-            released: &mut a.released,
+            assigned: &mut a.assigned,
+            assigned_ids: &mut a.assigned_ids,
+            freed: &mut a.freed,
         };
         self.plane.schedule(step, events, &mut entry, 0)
     }
