@@ -18,7 +18,7 @@ import numpy as np
 
 from minisgl.engine.api import EngineInfo, SlotBinding, StepHandle
 from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.device_queue import Device, Mark, Queue
+from minisgl.engine.device_streams import Device, DeviceEvent, Stream
 from minisgl.engine.sim.profile import StepLoad
 from minisgl.step import StepBuffers, StepPlan
 
@@ -26,7 +26,7 @@ BYTES_PER_S = 4.3e12  # of an H200's memory, as reached by copies
 DECODE, MIXED, PREFILL = "decode", "mixed", "prefill"
 DEVICE_PARTS = ("copy in", "apply", "plan", "forward", "sample", "copy out")
 HOST_PARTS = ("pack", "plan", "sample", "other")
-Span = tuple[Mark, Mark, float]  # from, to, seconds of the host
+Span = tuple[DeviceEvent, DeviceEvent, float]  # from, to, seconds of the host
 
 
 @dataclass(slots=True)
@@ -41,10 +41,10 @@ class Step:
 
     @property
     def computing_s(self) -> float:
-        return float(self.handle.computed.seconds_after(self.handle.start))
+        return float(self.handle.computed.seconds_since(self.handle.start))
 
     def idle_s(self, before: Step) -> float:
-        return max(0.0, float(self.handle.start.seconds_after(before.handle.computed)))
+        return max(0.0, float(self.handle.start.seconds_since(before.handle.computed)))
 
 
 def load_of(plan: StepPlan, buffers: StepBuffers) -> StepLoad:
@@ -87,7 +87,7 @@ class Watched:
 
 
 class Parts:
-    """Marks between the parts of each step, while in a `with`: a dozen events a step, so such a run is not one for
+    """Events between the parts of each step, while in a `with`: a dozen events a step, so such a run is not one for
     throughput."""
 
     def __init__(self, watched: Watched) -> None:
@@ -97,57 +97,57 @@ class Parts:
     def __enter__(self) -> None:
         engine: Any = self._watched.engine
         device = engine._device
-        self._kept = (device, engine._attention, [stage.send for stage in engine._stages])
-        engine._device = _Marked(device, self)
+        self._kept = (device, engine._attention)
+        engine._device = _TimedDevice(device, self)
         engine._attention = _Planning(engine._attention, self, device.forward)
         engine._finish = self.around("sample", device.forward, engine._finish)
-        for stage in engine._stages:
-            stage.send = self.around("pack", device.copy_in, stage.send)
+        for staging in engine._staging:
+            staging.copy_in = self.around("pack", device.copy_in, staging.copy_in)
         self._watched.parts = self
 
     def __exit__(self, *error: object) -> None:
         engine: Any = self._watched.engine
-        engine._device, engine._attention, _ = self._kept
+        engine._device, engine._attention = self._kept
         del engine._finish
-        for stage in engine._stages:
-            del stage.send
+        for staging in engine._staging:
+            del staging.copy_in
         self._watched.parts = None
 
-    def around(self, name: str, queue: Queue, call: Callable[..., Any]) -> Callable[..., Any]:
+    def around(self, name: str, stream: Stream, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **settings: Any) -> Any:
-            before, began = queue.mark(), time.perf_counter()
+            before, began = stream.record_event(), time.perf_counter()
             found = call(*args, **settings)
             took = time.perf_counter() - began
-            self.of_step[name] = (before, queue.mark(), took)
+            self.of_step[name] = (before, stream.record_event(), took)
             return found
 
         return timed
 
 
-class _Marked:
-    """A device with marks around its copies."""
+class _TimedDevice:
+    """A device with events around its copies."""
 
     def __init__(self, device: Device, parts: Parts) -> None:
         self.forward = device.forward
-        self.copy_in: Queue = _MarkedQueue(device.copy_in, "copy in", parts)
-        self.copy_out: Queue = _MarkedQueue(device.copy_out, "copy out", parts)
-        self.host_block = device.host_block
-        self.settle = device.settle
+        self.copy_in: Stream = _TimedStream(device.copy_in, "copy in", parts)
+        self.copy_out: Stream = _TimedStream(device.copy_out, "copy out", parts)
+        self.host_buffer = device.host_buffer
+        self.synchronize = device.synchronize
 
 
-class _MarkedQueue:
-    def __init__(self, queue: Queue, name: str, parts: Parts) -> None:
-        self.run = parts.around(name, queue, queue.run)
-        self.mark = queue.mark
-        self.after = queue.after
+class _TimedStream:
+    def __init__(self, stream: Stream, name: str, parts: Parts) -> None:
+        self.run = parts.around(name, stream, stream.run)
+        self.record_event = stream.record_event
+        self.wait_event = stream.wait_event
 
 
 class _Planning:
-    """An attention backend with marks around `prepare`."""
+    """An attention backend with events around `prepare`."""
 
-    def __init__(self, attention: Any, parts: Parts, queue: Queue) -> None:
+    def __init__(self, attention: Any, parts: Parts, stream: Stream) -> None:
         self._attention = attention
-        self.prepare = parts.around("plan", queue, attention.prepare)
+        self.prepare = parts.around("plan", stream, attention.prepare)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._attention, name)
@@ -214,7 +214,7 @@ def by_kind(steps: Sequence[Step]) -> dict[str, dict[str, Any]]:
 
 def parts_by_kind(steps: Sequence[Step]) -> dict[str, dict[str, dict[str, float]]]:
     """Kind -> device or host -> part -> mean milliseconds of a step. On the device `copy in` and `copy out` run beside
-    the forward queue; the other parts add up to the step. On the host the parts add up to `launch`."""
+    the forward stream; the other parts add up to the step. On the host the parts add up to `launch`."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for kind in (DECODE, MIXED, PREFILL):
         of_kind = [step for step in steps if step.kind == kind and {"plan", "sample"} <= step.parts.keys()]
@@ -227,12 +227,12 @@ def parts_by_kind(steps: Sequence[Step]) -> dict[str, dict[str, dict[str, float]
 def _parts_of(step: Step) -> tuple[dict[str, float], dict[str, float]]:
     spans, handle = step.parts, step.handle
     plan, sample = spans["plan"], spans["sample"]
-    device = {name: to.seconds_after(start) for name, (start, to, _) in spans.items() if name.startswith("copy")}
+    device = {name: to.seconds_since(start) for name, (start, to, _) in spans.items() if name.startswith("copy")}
     device |= {
-        "apply": plan[0].seconds_after(handle.start),
-        "plan": plan[1].seconds_after(plan[0]),
-        "forward": sample[0].seconds_after(plan[1]),
-        "sample": handle.computed.seconds_after(sample[0]),
+        "apply": plan[0].seconds_since(handle.start),
+        "plan": plan[1].seconds_since(plan[0]),
+        "forward": sample[0].seconds_since(plan[1]),
+        "sample": handle.computed.seconds_since(sample[0]),
     }
     host = {name: spans[name][2] for name in HOST_PARTS if name in spans}
     return device, host | {"other": step.launch_s - sum(host.values())}

@@ -101,10 +101,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             need(value is None or 0 <= value <= MAX_LOGPROBS, name, value, f"must be between 0 and {MAX_LOGPROBS}")
-        self._check_logit_changes()
+        self._check_logits_processors()
         return self
 
-    def _check_logit_changes(self) -> None:
+    def _check_logits_processors(self) -> None:
         _need(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "must be between 0 and 1")
         for name in ("frequency_penalty", "presence_penalty"):
             value = getattr(self, name)
@@ -143,7 +143,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature < LEAST_TEMPERATURE or self.top_p == 0
 
     @property
-    def changes_logits(self) -> bool:
+    def has_logits_processors(self) -> bool:
         """Whether anything happens to the logits before temperature."""
         return bool(
             self.repetition_penalty != 1.0

@@ -44,7 +44,7 @@ def waits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
         helpers_flashinfer.with_plain_kernels(monkeypatch)
     else:
         monkeypatch.setitem(sys.modules, "flashinfer", helpers_flashinfer.module())
-    monkeypatch.setattr(flashinfer, "_fence", lambda: Fence(found))
+    monkeypatch.setattr(flashinfer, "_recorded_event", lambda: Fence(found))
     helpers_flashinfer.log.clear()
     return found
 
@@ -186,7 +186,7 @@ def test_what_stays_is_what_the_host_leaves(sampling: None, seed: int) -> None:
     assert torch.equal(renormalise(probabilities, top_k, top_p), sampler.truncate(probabilities, top_k, top_p))
 
 
-def test_numbers_that_are_none_end_at_the_first_kernel(sampling: None) -> None:
+def test_nan_ends_at_the_first_kernel(sampling: None) -> None:
     probabilities, top_k, top_p = random_rows(0)
     probabilities[4] = float("nan")
     left = renormalise(probabilities, top_k, top_p)

@@ -38,7 +38,7 @@ BIG_PAGES = Shape(torch.bfloat16, 128, 256)
 NAMES = ("torch_sdpa", "flashinfer", "flash_attention")
 
 
-class _NoFence:
+class _NoEvent:
     def synchronize(self) -> None:
         pass
 
@@ -47,7 +47,7 @@ class _NoFence:
 def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", helpers_flashinfer.module())
     monkeypatch.setitem(sys.modules, "flash_attn", helpers_flash_attention.module())
-    monkeypatch.setattr(flashinfer, "_fence", _NoFence)
+    monkeypatch.setattr(flashinfer, "_recorded_event", _NoEvent)
 
 
 def backend(name: str, rig: Rig, graph_sizes: tuple[int, ...] = ()) -> Any:

@@ -48,17 +48,17 @@ def test_a_step_reads_an_embedding_only_as_head(tmp_path: Path) -> None:
         assert one_model.weight_bytes(config, torch.bfloat16) / 2e9 == pytest.approx(billions, rel=0.005)
 
 
-class Mark:
+class DeviceEvent:
     def __init__(self, at: float) -> None:
         self.at = at
 
-    def seconds_after(self, earlier: Mark) -> float:
+    def seconds_since(self, earlier: DeviceEvent) -> float:
         return self.at - earlier.at
 
 
 class Handle:
     def __init__(self, start: float, computed: float) -> None:
-        self.start, self.computed = Mark(start), Mark(computed)
+        self.start, self.computed = DeviceEvent(start), DeviceEvent(computed)
 
 
 def step(start: float, computed: float, kind: str, rows: int, kv_tokens: int, **parts: Any) -> Step:
@@ -87,8 +87,8 @@ def test_idle_time_and_roofline() -> None:
 
 
 def test_parts_add_up() -> None:
-    def span(start: float, to: float) -> tuple[Mark, Mark, float]:
-        return Mark(start), Mark(to), 0.0005
+    def span(start: float, to: float) -> tuple[DeviceEvent, DeviceEvent, float]:
+        return DeviceEvent(start), DeviceEvent(to), 0.0005
 
     parts = {
         "plan": span(0.202, 0.203),

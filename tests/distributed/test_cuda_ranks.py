@@ -153,7 +153,7 @@ def _nan(hidden: torch.Tensor) -> torch.Tensor:
 def test_a_step_that_is_not_finite_on_one_rank_fails_on_all_and_is_wiped(
     kind: str, overlap: bool, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """The numbers that are none come from rank 1 and reach the others through the sums. A rank that wiped too late, or
+    """The NaN come from rank 1 and reach the others through the sums. A rank that wiped too late, or
     zeroed what came after, would spoil later requests."""
     folder = folders["llama-bias-untied"]
     wanted = [([3 + i, 4, 5, 6, 7], SamplingParams(temperature=0, max_tokens=6, seed=0)) for i in range(14)]

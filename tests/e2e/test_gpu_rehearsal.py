@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOME = (
-    "test_gpu_pieces.py::test_queues_keep_their_order",
+    "test_gpu_pieces.py::test_streams_keep_their_order",
     "test_gpu_pieces.py::test_a_graph_does_its_forward_again_with_what_is_there_then",
     "test_gpu_pieces.py::test_equal_logits_give_the_draws_of_the_cpu[300-1]",
     "test_gpu_models.py::test_float32[llama3-tied]",

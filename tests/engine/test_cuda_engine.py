@@ -18,7 +18,7 @@ from minisgl.engine.api import EngineStepError
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.cuda_errors import EngineDeadError, step_failure
 from minisgl.engine.cuda_loading import compiled
-from minisgl.engine.device_queue import InlineDevice
+from minisgl.engine.device_streams import InlineDevice
 from minisgl.engine.graph import RunAgain
 from minisgl.models import load_config
 from minisgl.models.registry import build_model
@@ -172,7 +172,7 @@ def test_jobs_of_a_step_come_in_order(folder: Path) -> None:
         assert done["copy in"] - done["take in"] <= 2
 
 
-def test_numbers_that_are_none_end_the_step_and_are_wiped(folder: Path) -> None:
+def test_nan_ends_the_step_and_is_wiped(folder: Path) -> None:
     engine, config, _ = build(folder, InlineDevice())
     true_logits, engine_model = engine._model.forward, engine._model
     calls = []

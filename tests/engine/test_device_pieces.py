@@ -199,8 +199,8 @@ def test_device_sampling_gives_the_hosts_tokens(seed: int) -> None:
     position = torch.from_numpy(rng.integers(0, 1000, rows))
     sampler = DeviceSampler(rows + 1, CPU)
     bind_all(sampler, [one.sampling for one in bound], CPU)
-    there = torch.from_numpy(slots).long()
-    got = sampler.sample(logits, there, position, sampler.needs(slots))
+    slots_device = torch.from_numpy(slots).long()
+    got = sampler.sample(logits, slots_device, position, sampler.needs(slots))
     params = [bound[slot].sampling for slot in slots.tolist()]
     host = SamplingRows(
         torch.tensor([p.temperature for p in params]),
@@ -211,11 +211,11 @@ def test_device_sampling_gives_the_hosts_tokens(seed: int) -> None:
         position,
     )
     assert got.tolist() == sample(logits, host).tolist()
-    one = sampler.sample(logits[3:4], there[3:4], position[3:4], sampler.needs(slots[3:4]))
+    one = sampler.sample(logits[3:4], slots_device[3:4], position[3:4], sampler.needs(slots[3:4]))
     assert one.tolist() == got[3:4].tolist()
 
 
-def test_numbers_that_are_none_give_an_id_of_the_vocabulary() -> None:
+def test_rows_of_nan_give_an_id_of_the_vocabulary() -> None:
     sampler = DeviceSampler(2, CPU)
     bound = [binding(0, temperature=1.0, seed=1)]
     sampler.remember(bound)

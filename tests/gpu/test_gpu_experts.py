@@ -106,7 +106,7 @@ def test_a_graph_gives_the_bits_of_eager_work(tokens: int) -> None:
             if not REHEARSAL:
                 torch.cuda.synchronize()
             device.forward.run("graph", graph.replay)
-            device.forward.mark().wait()
+            device.forward.record_event().synchronize()
             assert torch.equal(graph.outputs.logits, expected)
 
 

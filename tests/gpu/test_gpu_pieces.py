@@ -1,4 +1,4 @@
-"""The parts of the CUDA engine on the device: queues and copies, Triton kernels, noise and draws, captured graphs."""
+"""The parts of the CUDA engine on the device: streams and copies, Triton kernels, sampling, captured graphs."""
 
 from __future__ import annotations
 
@@ -12,61 +12,61 @@ import torch
 
 from minisgl.engine import sampler
 from minisgl.engine.cuda_loading import _open
-from minisgl.engine.device_queue import Queue
 from minisgl.engine.device_sampler import DeviceSampler
+from minisgl.engine.device_streams import Stream
 from minisgl.engine.graph import Outputs
 from minisgl.sampling_params import SamplingParams
 from tests.engine.test_device_pieces import bind_all, check_store, check_tables
 from tests.helpers.gpu import PLACE, REHEARSAL, only_on_a_gpu
 
 
-def _do(queue: Queue, job: Callable[[], object]) -> None:
+def _do(stream: Stream, job: Callable[[], object]) -> None:
     def run() -> None:
         job()
 
-    queue.run("job", run)
+    stream.run("job", run)
 
 
-def test_queues_keep_their_order() -> None:
-    """Slow work in the forward queue: the copy behind it, told to go after, brings its result."""
+def test_streams_keep_their_order() -> None:
+    """Slow work in the forward stream: the copy that waits for it brings its result."""
     device, _ = _open(PLACE)
-    host = device.host_block(4)
+    host = device.host_buffer(4)
     there, out = (torch.zeros(4, dtype=torch.int32, device=PLACE) for _ in range(2))
-    back = device.host_block(4)
+    back = device.host_buffer(4)
     matrix = torch.randn(*[64 if REHEARSAL else 4096] * 2, device=PLACE)
-    device.settle()
+    device.synchronize()
     for turn in range(1, 20):
         host.fill_(turn)
         _do(device.copy_in, lambda: there.copy_(host, non_blocking=True))
-        device.forward.after(device.copy_in.mark())
-        start = device.forward.mark()
+        device.forward.wait_event(device.copy_in.record_event())
+        start = device.forward.record_event()
         _do(device.forward, lambda: matrix @ matrix)
         _do(device.forward, lambda: torch.add(there, 1, out=out))
-        computed = device.forward.mark()
-        device.copy_out.after(computed)
+        computed = device.forward.record_event()
+        device.copy_out.wait_event(computed)
         _do(device.copy_out, lambda: back.copy_(out, non_blocking=True))
-        end = device.copy_out.mark()
-        end.wait()
-        assert end.reached() and back.tolist() == [turn + 1] * 4
-        assert computed.seconds_after(start) >= 0
+        end = device.copy_out.record_event()
+        end.synchronize()
+        assert end.query() and back.tolist() == [turn + 1] * 4
+        assert computed.seconds_since(start) >= 0
 
 
 def test_a_graph_does_its_forward_again_with_what_is_there_then() -> None:
     device, capture = _open(PLACE)
     place = torch.zeros(8, 4, device=PLACE)
     weight = torch.randn(4, 4, device=PLACE)
-    device.settle()
+    device.synchronize()
     with torch.inference_mode():
         graph = capture(lambda: Outputs(place @ weight, place.isfinite().all().reshape(1)))
         for turn in range(5):
             _do(device.forward, partial(place.fill_, turn))
             device.forward.run("graph", graph.replay)
-            device.forward.mark().wait()
+            device.forward.record_event().synchronize()
             assert torch.allclose(graph.outputs.logits, torch.full_like(place, turn) @ weight, atol=1e-4)
             assert bool(graph.outputs.finite)
         _do(device.forward, partial(place.fill_, float("nan")))
         device.forward.run("graph", graph.replay)
-        device.forward.mark().wait()
+        device.forward.record_event().synchronize()
         assert not bool(graph.outputs.finite)
 
 

@@ -108,7 +108,7 @@ def test_collectives_within_a_graph(alone: TorchGroup) -> None:
             device.forward.run("fill", lambda value=value: place.fill_(value))  # type: ignore[misc]
             device.forward.run("graph", graph.replay)
             device.forward.run("eager", lambda: alone.all_reduce(torch.ones(3, device=FIRST)))  # type: ignore[arg-type, return-value]
-            device.forward.mark().wait()
+            device.forward.record_event().synchronize()
             assert bool((graph.outputs.logits == 4 * value + 1).all())
         del graph, graphs, forward
     _closes(alone)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttentionRows, KVPool, TorchSdpa
-from minisgl.attention.api import RowsThere
+from minisgl.attention.api import DeviceRows
 from minisgl.attention.flashinfer_workspace import Heads
 from minisgl.engine.graph import Capture, Outputs
 
@@ -75,7 +75,7 @@ class Rig:
         views = []
         for line, values in zip(self._block, (slots, seq_lens, indptr, out_loc), strict=True):
             views.append(line[: len(values)].copy_(torch.from_numpy(values)))
-        rows_of_step = AttentionRows(num_decode, slots, seq_lens, extend_lens, out_loc, RowsThere(*views))
+        rows_of_step = AttentionRows(num_decode, slots, seq_lens, extend_lens, out_loc, DeviceRows(*views))
         return rows_of_step, torch.from_numpy(pages).to(self.device)
 
     def qkv(self, num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:

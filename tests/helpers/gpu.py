@@ -62,7 +62,7 @@ Wanted = dict[int, tuple[list[int], SamplingParams]]
 def rehearse(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with FlashInfer's stand-in, and in late rehearsals a device that is never early."""
     monkeypatch.setitem(sys.modules, "flashinfer", helpers_flashinfer.module())
-    monkeypatch.setattr(flashinfer, "_fence", _Fence)
+    monkeypatch.setattr(flashinfer, "_recorded_event", _Fence)
     monkeypatch.setattr(flashinfer, "renormalise", sampler.truncate)
     monkeypatch.setattr(cuda_loading, "machine", lambda device: Machine("cuda", (9, 0), frozenset({"flashinfer"})))
     if REHEARSAL == "late":

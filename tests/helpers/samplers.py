@@ -13,7 +13,7 @@ from torch import Tensor
 
 from minisgl._rust import CpuSampler
 from minisgl.engine.api import SlotBinding
-from minisgl.engine.logit_changes import LogitChanges
+from minisgl.engine.logits_processors import LogitsProcessors
 from minisgl.engine.logprobs import LogprobSlots
 from minisgl.engine.sampler import SamplingRows, sample
 from minisgl.engine.torch_engine import _Slots
@@ -40,7 +40,7 @@ class Sampler(Protocol):
 class TorchSampler:
     def __init__(self, num_slots: int, vocab_size: int, eos_ids: Sequence[int] = ()) -> None:
         self._slots = _Slots(num_slots)
-        self._changes = LogitChanges(vocab_size, eos_ids, CPU)
+        self._changes = LogitsProcessors(vocab_size, eos_ids, CPU)
         self._logprobs = LogprobSlots(num_slots)
 
     def bind(self, binding: SlotBinding) -> None:

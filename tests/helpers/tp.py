@@ -16,7 +16,7 @@ from minisgl.config import EngineConfig
 from minisgl.distributed import ALONE, Cut, Group
 from minisgl.engine.api import EngineInfo
 from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.device_queue import InlineDevice
+from minisgl.engine.device_streams import InlineDevice
 from minisgl.engine.graph import Outputs, RunAgain
 from minisgl.models import load_config
 from minisgl.models.registry import build_model

@@ -2,7 +2,6 @@
 
 Keeps true: one `prepare` per step, then `attend` once per layer in ascending order; all rows store before any row
 reads.
-Doesn't know: models, plans, requests.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ Int32Array = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RowsThere:
-    """The same rows where the KV pool is, int32: views that hold the step's values when the device gets there."""
+class DeviceRows:
+    """The same rows on the device of the KV pool, int32: views that hold the step's values once its forward runs."""
 
     slots: Tensor  # [rows]
     seq_lens: Tensor  # [rows]
@@ -36,7 +35,7 @@ class AttentionRows:
     seq_lens: Int32Array  # [rows] tokens after the step
     extend_lens: Int32Array  # [rows] of them in this step
     out_loc: Int32Array  # [tokens] where each token's K and V go
-    there: RowsThere | None = None  # from engines that have it
+    device: DeviceRows | None = None  # from engines that have it
 
 
 class AttentionBackend(Protocol):

@@ -63,8 +63,8 @@ class Choice:
 
 def machine(device: torch.device) -> Machine:
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-    there = frozenset(name for name, module in _MODULES.items() if importlib.util.find_spec(module) is not None)
-    return Machine(device.type, capability, there)
+    installed = frozenset(name for name, module in _MODULES.items() if importlib.util.find_spec(module) is not None)
+    return Machine(device.type, capability, installed)
 
 
 def choose(asked: str, machine: Machine, shape: Shape) -> Choice:

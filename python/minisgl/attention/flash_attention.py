@@ -49,26 +49,26 @@ class FlashAttention:
         self._out_loc = torch.empty(0, dtype=torch.int32, device=device)
 
     def prepare(self, rows: AttentionRows, page_table: Tensor) -> None:
-        assert rows.there is not None
-        there, count = rows.there, len(rows.slots)
+        assert rows.device is not None
+        device, count = rows.device, len(rows.slots)
         longest = int(rows.seq_lens.max())
         columns = -(-longest // self._pool.page_size)
-        self._out_loc = there.out_loc
+        self._out_loc = device.out_loc
         self._decode = rows.num_decode == count
         if self._decode:
             tables = self._tables[:count]
             if count in self._sizes:
-                torch.index_select(page_table, 0, there.slots, out=tables)
+                torch.index_select(page_table, 0, device.slots, out=tables)
             else:
-                tables = page_table[:, :columns].index_select(0, there.slots)
-            self._step = {"cache_seqlens": there.seq_lens, "block_table": tables}
+                tables = page_table[:, :columns].index_select(0, device.slots)
+            self._step = {"cache_seqlens": device.seq_lens, "block_table": tables}
             return
         self._step = {
             "cu_seqlens_q": self._sums(rows.extend_lens),
             "cu_seqlens_k": self._sums(rows.seq_lens),
             "max_seqlen_q": int(rows.extend_lens.max()),
             "max_seqlen_k": longest,
-            "block_table": page_table[:, :columns].index_select(0, there.slots),
+            "block_table": page_table[:, :columns].index_select(0, device.slots),
         }
 
     def _sums(self, lens: np.typing.NDArray[np.int32]) -> Tensor:

@@ -2,7 +2,7 @@
 
 A wrapper's `plan` computes on the host how the work is cut, and copies that to the device by itself, from pinned memory
 of its own, on the current stream. So each use has its own wrapper, and one is planned again only when the copy of its
-last plan is through; with one step in flight that is so by then, the wait is a formality. Its small arguments are
+last plan has ended; with one step in flight it has by then. Its small arguments are
 copied to the device as well: they come in pinned memory, which such a copy never waits for. Its lists of pages are on
 the device already, and a graph's wrapper has the very list as its buffer, so that nothing is copied.
 
@@ -32,15 +32,15 @@ _LINES_OF_A_COMPILER = 4  # the last it said
 _Int32 = npt.NDArray[np.int32]
 
 
-def _fence() -> torch.cuda.Event:
-    """Of all that was queued on the current stream."""
+def _recorded_event() -> torch.cuda.Event:
+    """On the current stream."""
     event = torch.cuda.Event()
     event.record()
     return event
 
 
 class _Planned:
-    """A wrapper and the fence of its last plan's copy."""
+    """A wrapper and the event behind its last plan's copy."""
 
     def __init__(self, wrapper: Any) -> None:
         self.wrapper = wrapper
@@ -52,7 +52,7 @@ class _Planned:
         else:
             self._copied.synchronize()
             self.wrapper.plan(*args, **settings)
-        self._copied = _fence()
+        self._copied = _recorded_event()
 
     def _plan_first(self, *args: object, **settings: object) -> None:
         """Kernels that are not in the cache are compiled now. Raises `BackendError` if they cannot be."""
@@ -138,14 +138,14 @@ class FlashInfer:
     # ----------------------------------------------------------------------------------------------------- prepare
 
     def prepare(self, rows: AttentionRows, page_table: Tensor) -> None:
-        assert rows.there is not None
-        there, num_decode = rows.there, rows.num_decode
+        assert rows.device is not None
+        device, num_decode = rows.device, rows.num_decode
         pages = -(-rows.seq_lens // self._pool.page_size)
         indptr: _Int32 = np.concatenate([[0], np.cumsum(pages)]).astype(np.int32)
         last_page_len: _Int32 = ((rows.seq_lens - 1) % self._pool.page_size + 1).astype(np.int32)
         page_list = self._page_list[: int(indptr[-1])]
-        gather_pages(page_table, there.slots, there.kv_indptr, page_list)
-        self._num_decode, self._num_tokens, self._out_loc = num_decode, len(rows.out_loc), there.out_loc
+        gather_pages(page_table, device.slots, device.kv_indptr, page_list)
+        self._num_decode, self._num_tokens, self._out_loc = num_decode, len(rows.out_loc), device.out_loc
         whole = num_decode == len(rows.slots)
         self._decode = self._graph_decode.get(num_decode, self._eager_decode) if whole else self._eager_decode
         if num_decode:
@@ -219,10 +219,10 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def renormalise(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """`DeviceSampler`'s, by FlashInfer's kernels: no sort. Tokens as likely as the last that stays stay with it.
+    """`DeviceSampler`'s, by FlashInfer's kernels: no sort. Tokens as likely as the last one kept are kept, too.
 
-    The kernels say which tokens stay, and nothing else: they scale by a sum that is added up in any order, and by an
-    approximate reciprocal. Numbers that are none end at the first kernel; the second might never return from them."""
+    Only which tokens the kernels keep is used, not their values: they scale by a sum whose order varies, and by an
+    approximate reciprocal. NaN goes into the first kernel only; the second might never return."""
     from flashinfer import sampling
 
     k = torch.where(top_k > 0, top_k, probabilities.shape[-1]).int()

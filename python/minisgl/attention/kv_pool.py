@@ -38,7 +38,7 @@ class KVPool:
         store_kv(self.k[layer].flatten(0, 1), self.v[layer].flatten(0, 1), out_loc, k, v)
 
     def clear(self) -> None:
-        """Back to zeros: after a forward that may have written numbers that are none."""
+        """Back to zeros, after a forward that may have stored NaN."""
         for tensors in (self.k, self.v):
             for layer, tensor in enumerate(tensors):
                 if tensor.device.type == "cpu":  # gives back what was taken

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from minisgl.attention.api import AttentionBackend, AttentionRows, RowsThere
+from minisgl.attention.api import AttentionBackend, AttentionRows, DeviceRows
 from minisgl.attention.kv_pool import KVPool
 
 
@@ -39,8 +39,8 @@ class Pair:
         if self._alone is not None:
             self._alone.prepare(rows, page_table)
             return
-        assert rows.there is not None
-        self._out_loc = rows.there.out_loc
+        assert rows.device is not None
+        self._out_loc = rows.device.out_loc
         self._decode.prepare(_part(rows, decode=True), page_table)
         self._prefill.prepare(_part(rows, decode=False), page_table)
 
@@ -59,15 +59,15 @@ class Pair:
 
 def _part(rows: AttentionRows, *, decode: bool) -> AttentionRows:
     """The decode rows of a mixed step, or the others."""
-    there, count = rows.there, rows.num_decode
-    assert there is not None
+    device, count = rows.device, rows.num_decode
+    assert device is not None
     part = slice(count) if decode else slice(count, None)  # of rows and of tokens: decode rows have one each
-    sums = there.kv_indptr[: count + 1] if decode else there.kv_indptr[count:] - there.kv_indptr[count]
+    sums = device.kv_indptr[: count + 1] if decode else device.kv_indptr[count:] - device.kv_indptr[count]
     return AttentionRows(
         num_decode=count if decode else 0,
         slots=rows.slots[part],
         seq_lens=rows.seq_lens[part],
         extend_lens=rows.extend_lens[part],
         out_loc=rows.out_loc[part],
-        there=RowsThere(there.slots[part], there.seq_lens[part], sums, there.out_loc[part]),
+        device=DeviceRows(device.slots[part], device.seq_lens[part], sums, device.out_loc[part]),
     )

@@ -140,12 +140,12 @@ class TorchSdpa:
         window: int | None,
     ) -> _DecodeGroup:
         """`first`: each row's first page that is read, of `columns`."""
-        there = torch.from_numpy(slots).to(self._device)
+        slots_device = torch.from_numpy(slots).to(self._device)
         if window is None:
-            pages = page_table[there, :columns]
+            pages = page_table[slots_device, :columns]
         else:  # a row near its end of the table reads a page twice; the mask hides the second
             wanted = np.minimum(first[:, None] + np.arange(columns), page_table.shape[1] - 1)
-            pages = page_table[there[:, None], torch.from_numpy(wanted).to(self._device)]
+            pages = page_table[slots_device[:, None], torch.from_numpy(wanted).to(self._device)]
         page_size = self._pool.page_size
         mask = None
         if window is not None or int(lens.min()) < columns * page_size:

@@ -1,17 +1,16 @@
 """The engine for CUDA devices: one copy in, one forward, one copy out a step, each queued without waiting.
 
-All it says about the order of these goes through `device_queue`; on `InlineDevice` the same engine runs on the CPU.
+It orders them through `device_streams` alone; on `InlineDevice` the same engine runs on the CPU.
 
-Keeps true: a launch never waits for the device, but for steps that ended two launches ago; a plan's slots, page-table
-changes and rows take effect in the forward queue, in launch order; a token that the host doesn't know yet comes from
-`last_token`, which the forward before wrote there; a step whose numbers are not finite is an error, and what it may
-have left in the KV pool is wiped before the next launch's forward.
-Doesn't know: requests, the prefix cache, text; what a stream is.
+Keeps true: a launch waits for the device only where a step of two launches ago has not ended; a plan's slots,
+page-table updates and rows take effect in the forward stream, in launch order; a token that the host doesn't know yet
+comes from `last_token`, which the forward before wrote; a step with NaN or infinities is an error, and the KV pool is
+wiped before the next launch's forward.
 
-Of several ranks each runs all of it on its shard, but for sampling. Collectives are part of the forward queue's jobs:
-ranks that are given the same steps call the same ones in the same order. Rank 0 has the logits; it tells the others, in
-one broadcast a step, the tokens and whether all is finite. (Its own hidden states show that: a number that is none on
-any rank is in the next sum, which all of them get.) So all ranks find the same steps not finite, and wipe alike.
+With several ranks each does all of this on its shard, except sampling. Collectives are jobs of the forward stream:
+ranks that get the same steps call the same ones in the same order. Rank 0 has the logits; one broadcast a step gives
+the others the tokens and whether all is finite. (Its own hidden states show that: a NaN of any rank is in the next sum,
+which all ranks get.) So all ranks fail the same steps, and wipe alike.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttentionRows, KVPool
-from minisgl.attention.api import RowsThere
+from minisgl.attention.api import DeviceRows
 from minisgl.distributed import ALONE, Group, GroupError
 from minisgl.engine.api import (
     EngineInfo,
@@ -32,19 +31,19 @@ from minisgl.engine.api import (
     StepHandle,
 )
 from minisgl.engine.cuda_errors import EngineDeadError, step_failure
-from minisgl.engine.device_buffers import Layout, Stage, StepInputs
-from minisgl.engine.device_queue import Device
+from minisgl.engine.device_buffers import Layout, StagingBuffer, StepInputs
 from minisgl.engine.device_sampler import DeviceSampler, Needs, Renormalise
+from minisgl.engine.device_streams import Device
 from minisgl.engine.graph import Capture, Graph, Outputs, capture_all
-from minisgl.engine.launched_step import Late, LaunchedStep
-from minisgl.engine.logit_changes import LogitChanges
+from minisgl.engine.launched_step import DeferredLogprobs, LaunchedStep
+from minisgl.engine.logits_processors import LogitsProcessors
 from minisgl.engine.logprobs import LogprobSlots
 from minisgl.kernels.pages import apply_updates
 from minisgl.models.decoder import Attend, Decoder
 from minisgl.progress import Report
 from minisgl.step import RingEntry, StepBuffers, StepLimits, StepPlan
 
-NUM_STAGES = 2  # overlap depth one: a step is waited for before the second launch after it
+NUM_BUFFERS = 2  # overlap depth one: a step is waited for before the second launch after it
 ModelForward = Callable[[Tensor, Tensor, Attend], Tensor]
 
 
@@ -81,14 +80,16 @@ class CudaEngine:
         )
         self._last_token = torch.zeros(slots, dtype=torch.int64, device=place)
         self._sampler = DeviceSampler(slots, place, renormalise)
-        self._changes = LogitChanges(info.vocab_size, info.eos_ids, place)
+        self._logits_processors = LogitsProcessors(info.vocab_size, info.eos_ids, place)
         self._logprobs = LogprobSlots(slots)
         max_padded = max(limits.max_rows, *info.graph_sizes, 1)
         size = Layout.largest(limits, max_padded).size
-        self._block = torch.zeros(size, dtype=torch.int32, device=place)  # of the step that the forward queue is at
-        self._stages = [Stage(device, place, size, max_padded) for _ in range(NUM_STAGES)]
-        device.settle()
-        self._steps: list[LaunchedStep | None] = [None] * NUM_STAGES
+        self._block = torch.zeros(
+            size, dtype=torch.int32, device=place
+        )  # inputs of the step that the forward stream is at
+        self._staging = [StagingBuffer(device, place, size, max_padded) for _ in range(NUM_BUFFERS)]
+        device.synchronize()
+        self._steps: list[LaunchedStep | None] = [None] * NUM_BUFFERS
         self._turn = 0
         self._limits = limits
         self._prompt_slots: set[int] = set()  # whose requests want log probabilities of their prompts
@@ -103,25 +104,25 @@ class CudaEngine:
 
     def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
         """Raises `EngineDeadError`, `GroupError`."""
-        turn = self._turn = (self._turn + 1) % NUM_STAGES
+        turn = self._turn = (self._turn + 1) % NUM_BUFFERS
         before = self._steps[turn]
         if before is not None:
-            before.settle()
-        entry, stage = buffers.ring[plan.ring_index], self._stages[turn]
-        step = self._steps[turn] = LaunchedStep(self, plan, entry, stage)
+            before.resolve()
+        entry, staging = buffers.ring[plan.ring_index], self._staging[turn]
+        step = self._steps[turn] = LaunchedStep(self, plan, entry, staging)
         try:
             with torch.inference_mode():
-                self._queue(plan, entry, stage, list(bindings), step)
+                self._queue(plan, entry, staging, list(bindings), step)
         except (RuntimeError, MemoryError) as error:
             failure = self.failure(plan.step, error)
             if not isinstance(failure, EngineStepError):
                 raise failure from error
             self.wipe()
-            step.fail(failure, self._device.forward.mark())
+            step.fail(failure, self._device.forward.record_event())
         return step
 
     def wipe(self) -> None:
-        """Zero the KV pool, in the forward queue."""
+        """Zero the KV pool, in the forward stream."""
 
         def clear() -> None:
             with torch.inference_mode():
@@ -134,7 +135,7 @@ class CudaEngine:
         nobody waits for them."""
         for step in self._steps:
             if step is not None and not self._dead:
-                step.settle()
+                step.resolve()
         self._graphs.clear()
 
     def failure(self, step: int, error: BaseException) -> EngineStepError | EngineDeadError | GroupError:
@@ -146,18 +147,18 @@ class CudaEngine:
     # ---------------------------------------------------------------------------------------------------- one step
 
     def _queue(
-        self, plan: StepPlan, entry: RingEntry, stage: Stage, bindings: list[SlotBinding], step: LaunchedStep
+        self, plan: StepPlan, entry: RingEntry, staging: StagingBuffer, bindings: list[SlotBinding], step: LaunchedStep
     ) -> None:
         device, layout = self._device, Layout.of(plan, len(bindings))
-        stage.send(device, layout, entry, bindings)
-        step.start = device.forward.mark()
+        staging.copy_in(device, layout, entry, bindings)
+        step.start = device.forward.record_event()
         size, block = layout.size, self._block
-        device.forward.run("take in", lambda: _copy(block[:size], stage.there[:size]))
+        device.forward.run("take in", lambda: _copy(block[:size], staging.inputs_device[:size]))
         inputs = StepInputs(block, layout)
         device.forward.run("apply", lambda: self._apply(inputs, bindings))
         self._remember(bindings)
         if not plan.num_rows:
-            step.computed = step.end = device.forward.mark()
+            step.computed = step.end = device.forward.record_event()
             return
         sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)
         needs = self._sampler.needs(entry.req_slots[sampled])
@@ -166,15 +167,15 @@ class CudaEngine:
             device.forward.run("prepare", lambda: self._attention.prepare(rows, self._page_table))
             device.forward.run("graph", graph.replay)
             device.forward.run(
-                "sample", lambda: self._finish(plan, entry, stage, inputs, needs, graph.outputs, None, step.late)
+                "sample", lambda: self._finish(plan, entry, staging, inputs, needs, graph.outputs, None, step.logprobs)
             )
         else:
-            device.forward.run("forward", lambda: self._eager(plan, entry, stage, inputs, needs, step.late))
-        step.computed = device.forward.mark()
-        step.end = stage.bring_back(device, step.computed, plan.num_samples + 1)
+            device.forward.run("forward", lambda: self._eager(plan, entry, staging, inputs, needs, step.logprobs))
+        step.computed = device.forward.record_event()
+        step.end = staging.copy_out(device, step.computed, plan.num_samples + 1)
 
     def _remember(self, bindings: list[SlotBinding]) -> None:
-        """What launches decide by, before the forward queue gets there."""
+        """What launches decide by, before the forward stream is so far."""
         self._sampler.remember(bindings)
         for binding in bindings:
             self._prompt_slots.discard(binding.slot)
@@ -195,7 +196,7 @@ class CudaEngine:
         if self._group.rank == 0:
             self._sampler.bind(inputs.bound)
             for binding in bindings:
-                self._changes.bind(binding)
+                self._logits_processors.bind(binding)
         apply_updates(self._page_table, inputs.page_table_updates, inputs.page_ids)
 
     def _rows(self, entry: RingEntry, inputs: StepInputs, num_decode: int) -> AttentionRows:
@@ -206,7 +207,7 @@ class CudaEngine:
             seq_lens=entry.seq_lens[:rows],
             extend_lens=entry.extend_lens[:rows],
             out_loc=entry.out_loc[:tokens],
-            there=RowsThere(inputs.req_slots, inputs.seq_lens, inputs.kv_indptr, inputs.out_loc),
+            device=DeviceRows(inputs.req_slots, inputs.seq_lens, inputs.kv_indptr, inputs.out_loc),
         )
 
     def _hidden(self, inputs: StepInputs, forward: ModelForward) -> Tensor:
@@ -215,7 +216,13 @@ class CudaEngine:
         return forward(ids, inputs.positions.long(), self._attention.attend)
 
     def _eager(
-        self, plan: StepPlan, entry: RingEntry, stage: Stage, inputs: StepInputs, needs: Needs, late: Late
+        self,
+        plan: StepPlan,
+        entry: RingEntry,
+        staging: StagingBuffer,
+        inputs: StepInputs,
+        needs: Needs,
+        deferred: DeferredLogprobs,
     ) -> None:
         layout = inputs.layout
         num_decode = layout.rows if layout.tokens == layout.rows else plan.num_decode_rows
@@ -223,7 +230,7 @@ class CudaEngine:
         hidden = self._hidden(inputs, self._forward_model)
         last = inputs.qo_indptr[1:][inputs.sample_rows.long()].long() - 1
         outputs = Outputs(self._model.logits(hidden[last]), hidden.isfinite().all().reshape(1))
-        self._finish(plan, entry, stage, inputs, needs, outputs, hidden, late)
+        self._finish(plan, entry, staging, inputs, needs, outputs, hidden, deferred)
 
     def _capturable(self, size: int) -> Callable[[], Outputs]:
         """The forward of a step of `size` rows with one token each. Its own inputs are padding."""
@@ -247,7 +254,7 @@ class CudaEngine:
             seq_lens=lens,
             extend_lens=lens,
             out_loc=np.full(int(lens.sum()), limits.scratch_page * limits.page_size, np.int32),
-            there=RowsThere(inputs.req_slots, inputs.seq_lens, inputs.kv_indptr, inputs.out_loc),
+            device=DeviceRows(inputs.req_slots, inputs.seq_lens, inputs.kv_indptr, inputs.out_loc),
         )
 
         def prepare() -> None:
@@ -259,7 +266,7 @@ class CudaEngine:
             self._attention.prepare(host, self._page_table)
 
         self._device.forward.run("prepare", prepare)
-        self._device.forward.mark().wait()
+        self._device.forward.record_event().synchronize()
         return inputs
 
     def warm_up(self) -> None:
@@ -274,31 +281,31 @@ class CudaEngine:
                     logits = self._model.logits(self._hidden(inputs, self._forward_model))
                     slots = inputs.req_slots[:1].long()
                     if self._group.rank == 0:
-                        everything = Needs(drawn=True, min_p=True, narrow=True)
+                        everything = Needs(sampled=True, min_p=True, truncated=True)
                         self._sampler.sample(logits[:1], slots, slots, everything)
-                    self._group.broadcast(self._stages[0].out_there[:1])
+                    self._group.broadcast(self._staging[0].outputs_device[:1])
 
                 self._device.forward.run("warm up", forward)
-                self._device.forward.mark().wait()
+                self._device.forward.record_event().synchronize()
 
     def _finish(
         self,
         plan: StepPlan,
         entry: RingEntry,
-        stage: Stage,
+        staging: StagingBuffer,
         inputs: StepInputs,
         needs: Needs,
         outputs: Outputs,
         hidden: Tensor | None,
-        late: Late,
+        deferred: DeferredLogprobs,
     ) -> None:
         """Sample, tell all ranks, remember the tokens, leave them for the copy out. After a graph, logits are of all
         rows, padding included, and there is no `hidden`."""
         count = plan.num_samples
         if hidden is not None:
-            prompts = self._logprobs.later_of_prompts(plan, entry, hidden, self._model.logits)
-            late.prompts = prompts if self._group.rank == 0 else []
-        out = stage.out_there[: count + 1]
+            prompts = self._logprobs.deferred_prompts(plan, entry, hidden, self._model.logits)
+            deferred.prompts = prompts if self._group.rank == 0 else []
+        out = staging.outputs_device[: count + 1]
         rows = inputs.sample_rows.long()
         slots = inputs.req_slots[rows].long()
         chosen: Tensor | None = None
@@ -308,7 +315,7 @@ class CudaEngine:
                 logits = outputs.logits
                 if hidden is None:
                     logits = logits[:count] if count == plan.num_rows else logits[rows]
-                chosen = self._sample(plan, entry, logits, slots, inputs.seq_lens[rows].long(), needs, late)
+                chosen = self._sample(plan, entry, logits, slots, inputs.seq_lens[rows].long(), needs, deferred)
                 out[:count] = chosen
         self._group.broadcast(out)
         if count:
@@ -322,14 +329,14 @@ class CudaEngine:
         slots: Tensor,
         position: Tensor,
         needs: Needs,
-        late: Late,
+        deferred: DeferredLogprobs,
     ) -> Tensor:
         sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)
         host_slots = entry.req_slots[sampled].astype(np.int64)
-        changed = self._changes.apply(logits, host_slots.tolist(), entry.seq_lens[sampled].tolist())
+        changed = self._logits_processors.apply(logits, host_slots.tolist(), entry.seq_lens[sampled].tolist())
         chosen = self._sampler.sample(changed, slots, position, needs)
-        self._changes.record(chosen, host_slots.tolist())
-        late.sampled = self._logprobs.later_of_sampled(sampled, host_slots, logits, chosen)
+        self._logits_processors.record(chosen, host_slots.tolist())
+        deferred.sampled = self._logprobs.deferred_sampled(sampled, host_slots, logits, chosen)
         return chosen
 
 

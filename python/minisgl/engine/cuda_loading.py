@@ -21,10 +21,10 @@ from minisgl.config import ConfigError, EngineConfig
 from minisgl.distributed import ALONE, Cut, Group
 from minisgl.engine.api import EngineInfo
 from minisgl.engine.cuda_engine import CudaEngine, ModelForward
-from minisgl.engine.device_queue import CudaDevice, Device, InlineDevice
 from minisgl.engine.device_sampler import Renormalise
+from minisgl.engine.device_streams import CudaDevice, Device, InlineDevice
 from minisgl.engine.graph import Capture, CudaCapture, RunAgain, graph_sizes
-from minisgl.kernels.triton_there import triton_is_installed
+from minisgl.kernels.triton_available import triton_is_installed
 from minisgl.models import ModelConfig
 from minisgl.models.decoder import Attend, Decoder
 from minisgl.progress import Report
@@ -135,7 +135,7 @@ def build_cuda_engine(
             made.append(_backend(choice, pool, model_config, dtype, limits, info.graph_sizes, group))
 
         queues.forward.run("attention", make_backend)
-        queues.forward.mark().wait()
+        queues.forward.record_event().synchronize()
         backend, renormalise = made[0]
         engine = CudaEngine(
             model,

@@ -1,8 +1,6 @@
-"""What a step takes to the device, packed into one block, so that one copy a step carries it; and what comes back.
+"""The inputs of a step, packed into one buffer, so that one copy a step takes them to the device; and its outputs.
 
-Keeps true: where a field lies depends on the plan's counts alone, and where those of a graph lie on the padded size
-alone.
-Doesn't know: the model, what fields mean.
+Keeps true: where a field lies depends on the plan's counts alone; fields that a graph reads, on the padded size alone.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minisgl.engine.api import SlotBinding
-from minisgl.engine.device_queue import Device, Mark
+from minisgl.engine.device_streams import Device, DeviceEvent
 from minisgl.kernels.pages import UPDATE_FIELDS
 from minisgl.step import Int32Array, RingEntry, StepLimits, StepPlan
 
@@ -28,7 +26,7 @@ _INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the fields of a step lie in its block, in int32 values."""
+    """Where the fields of a step lie in its buffer, in int32 values."""
 
     rows: int  # padded
     tokens: int  # padding included
@@ -70,10 +68,10 @@ class Layout:
 
 
 class StepInputs:
-    """The fields of a step as views of a block on the device."""
+    """The fields of a step as views of a buffer on the device."""
 
-    def __init__(self, block: Tensor, layout: Layout) -> None:
-        view = {name: block[start:end] for name, (start, end) in layout.fields().items()}
+    def __init__(self, buffer: Tensor, layout: Layout) -> None:
+        view = {name: buffer[start:end] for name, (start, end) in layout.fields().items()}
         self.layout = layout
         self.input_ids, self.positions, self.out_loc = (view[name] for name in _TOKEN_FIELDS)
         self.req_slots, self.seq_lens, self.last_page_len = (view[name] for name in _ROW_FIELDS)
@@ -84,19 +82,19 @@ class StepInputs:
         self.bound = view["bound"].view(layout.bound, BOUND_FIELDS)
 
 
-def pack(block: Int32Array, layout: Layout, entry: RingEntry, bindings: Sequence[SlotBinding]) -> None:
-    """Write the live regions of `entry` into `block`."""
+def pack(buffer: Int32Array, layout: Layout, entry: RingEntry, bindings: Sequence[SlotBinding]) -> None:
+    """Write the live regions of `entry` into `buffer`."""
     at = layout.fields()
     for name in (*_TOKEN_FIELDS, *_ROW_FIELDS, *_INDPTR_FIELDS, "sample_rows", "page_ids"):
         start, end = at[name]
-        block[start:end] = getattr(entry, name)[: end - start]
+        buffer[start:end] = getattr(entry, name)[: end - start]
     start, end = at["page_table_updates"]
-    updates = block[start:end].reshape(-1, UPDATE_FIELDS)
+    updates = buffer[start:end].reshape(-1, UPDATE_FIELDS)
     updates[:, :3] = entry.page_table_updates[: layout.page_table_updates]
     updates[:, 3] = np.cumsum(updates[:, 2]) - updates[:, 2]
     start, end = at["bound"]
     if bindings:
-        block[start:end] = np.concatenate([_bound(binding) for binding in bindings])
+        buffer[start:end] = np.concatenate([_bound(binding) for binding in bindings])
 
 
 def _bound(binding: SlotBinding) -> Int32Array:
@@ -109,32 +107,32 @@ def _bound(binding: SlotBinding) -> Int32Array:
     return np.concatenate([head, seed, floats])
 
 
-class Stage:
-    """One of the blocks that steps take in turns: on the host, on the device, and what comes back from it.
+class StagingBuffer:
+    """Inputs and outputs of a step, on the host and on the device. Steps take turns with a few of them.
 
-    Its fence is the end of the step that had it last, which comes after each copy and each read: whoever sends another
-    step has waited for that."""
+    It is free again when its last step has ended, which comes after each copy and each read: the engine waits for that
+    before it copies another step in."""
 
-    def __init__(self, device: Device, place: torch.device, num_values: int, max_rows: int) -> None:
-        self.host = device.host_block(num_values)
-        self.host_array: Int32Array = self.host.numpy()
-        self.there = torch.zeros(num_values, dtype=torch.int32, device=place)
-        self.out_there = torch.zeros(max_rows + 1, dtype=torch.int32, device=place)  # tokens by row; all is finite
-        self.out_host = device.host_block(max_rows + 1)
+    def __init__(self, device: Device, torch_device: torch.device, num_values: int, max_rows: int) -> None:
+        self.inputs_host = device.host_buffer(num_values)
+        self._inputs_array: Int32Array = self.inputs_host.numpy()
+        self.inputs_device = torch.zeros(num_values, dtype=torch.int32, device=torch_device)
+        self.outputs_host = device.host_buffer(max_rows + 1)  # tokens by row; whether all is finite
+        self.outputs_device = torch.zeros(max_rows + 1, dtype=torch.int32, device=torch_device)
 
-    def send(self, device: Device, layout: Layout, entry: RingEntry, bindings: Sequence[SlotBinding]) -> None:
-        """Pack and queue the copy; the forward queue goes after it."""
-        pack(self.host_array, layout, entry, bindings)
-        size, there, host = layout.size, self.there, self.host
-        device.copy_in.run("copy in", lambda: _copy(there[:size], host[:size]))
-        device.forward.after(device.copy_in.mark())
+    def copy_in(self, device: Device, layout: Layout, entry: RingEntry, bindings: Sequence[SlotBinding]) -> None:
+        """Pack the inputs and queue the copy; the forward stream waits for it."""
+        pack(self._inputs_array, layout, entry, bindings)
+        to, source = self.inputs_device[: layout.size], self.inputs_host[: layout.size]
+        device.copy_in.run("copy in", lambda: _copy(to, source))
+        device.forward.wait_event(device.copy_in.record_event())
 
-    def bring_back(self, device: Device, computed: Mark, num_values: int) -> Mark:
-        """Queue the copy of the results behind the forward; the mark returned says that they are there."""
-        device.copy_out.after(computed)
-        there, host = self.out_there, self.out_host
-        device.copy_out.run("copy out", lambda: _copy(host[:num_values], there[:num_values]))
-        return device.copy_out.mark()
+    def copy_out(self, device: Device, computed: DeviceEvent, num_values: int) -> DeviceEvent:
+        """Queue the copy of the outputs behind the forward; the event returned is its end."""
+        device.copy_out.wait_event(computed)
+        to, source = self.outputs_host[:num_values], self.outputs_device[:num_values]
+        device.copy_out.run("copy out", lambda: _copy(to, source))
+        return device.copy_out.record_event()
 
 
 def _copy(to: Tensor, source: Tensor) -> None:

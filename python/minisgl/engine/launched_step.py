@@ -1,8 +1,7 @@
-"""One step that a CUDA engine has launched: what it will leave on the host, and when.
+"""A step that a CUDA engine has launched: its outputs, once they are on the host.
 
-Keeps true: its results leave the stage when it is settled, once, whoever asks first; a step whose numbers are not
-finite is an error, and has what it may have left in the KV pool wiped.
-Doesn't know: how a step is queued.
+Keeps true: its outputs leave the staging buffer once, when it is resolved, whoever asks first; a step with NaN or
+infinities is an error, and the KV pool is wiped, as the step may have stored some.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import numpy as np
 from minisgl.distributed import GroupError
 from minisgl.engine.api import EngineStepError, PromptLogprobs, StepLogprobs, StepResult
 from minisgl.engine.cuda_errors import EngineDeadError
-from minisgl.engine.device_buffers import Stage
-from minisgl.engine.device_queue import Mark
+from minisgl.engine.device_buffers import StagingBuffer
+from minisgl.engine.device_streams import DeviceEvent
 from minisgl.step import RingEntry, StepPlan
 
 _NOT_FINITE = "the model's output is not finite (overflow? try --dtype bfloat16 or float32)"
@@ -31,8 +30,8 @@ class Owner(Protocol):
         """What `error` in `step` means."""
 
 
-class Late:
-    """What a step's forward leaves to be read when it is done."""
+class DeferredLogprobs:
+    """Log probabilities that a forward computes; each call copies some to the host, once the forward is done."""
 
     def __init__(self) -> None:
         self.sampled: Callable[[], StepLogprobs] | None = None
@@ -40,41 +39,42 @@ class Late:
 
 
 class LaunchedStep:
-    """A `StepHandle`. Its results leave the stage when it is settled, so that the stage can be used again."""
+    """A `StepHandle`."""
 
-    def __init__(self, engine: Owner, plan: StepPlan, entry: RingEntry, stage: Stage) -> None:
+    def __init__(self, engine: Owner, plan: StepPlan, entry: RingEntry, buffer: StagingBuffer) -> None:
         self._engine = engine
         self._step = plan.step
         self._num_rows = plan.num_rows
         self._sampled = entry.sample_rows[: plan.num_samples].copy()
-        self._stage = stage
-        self.late = Late()
-        self.start: Mark | None = None
-        self.computed: Mark | None = None  # the forward is through
-        self.end: Mark | None = None  # the results are on the host
+        self._buffer = buffer
+        self.logprobs = DeferredLogprobs()
+        self.start: DeviceEvent | None = None
+        self.computed: DeviceEvent | None = None  # the forward has ended
+        self.end: DeviceEvent | None = None  # the outputs are on the host
         self._result: StepResult | None = None
         self._error: BaseException | None = None
         self._failure: EngineStepError | None = None
         self._span = (0.0, 0.0)
 
-    def fail(self, failure: EngineStepError, queued: Mark) -> None:
-        """The launch stopped half way; what it had queued is through at `queued`."""
+    def fail(self, failure: EngineStepError, queued: DeviceEvent) -> None:
+        """The launch stopped half way; what it had queued has ended at `queued`."""
         self._failure = failure
         self.computed = self.end = queued
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
+        """Wait for its end and keep its result or error, so that its staging buffer can be used again."""
         if self._result is not None or self._error is not None:
             return
         if self.end is None:
             self._error = EngineDeadError(f"step {self._step} was not launched to its end")
             return
         try:
-            self.end.wait()
+            self.end.synchronize()
             if self._failure is not None:
                 raise self._failure
             assert self.start is not None and self.computed is not None
             now = time.perf_counter()
-            self._span = (now - self.computed.seconds_after(self.start), now)
+            self._span = (now - self.computed.seconds_since(self.start), now)
             self._result = self._read()
         except (RuntimeError, MemoryError, GroupError) as error:
             self._error = self._engine.failure(self._step, error)
@@ -84,16 +84,16 @@ class LaunchedStep:
         if not self._num_rows:
             return StepResult(tokens)
         count = len(self._sampled)
-        back = self._stage.out_host[: count + 1].numpy()
-        if not back[count]:
+        outputs = self._buffer.outputs_host[: count + 1].numpy()
+        if not outputs[count]:
             self._engine.wipe()
             raise EngineStepError(_NOT_FINITE)
-        tokens[self._sampled] = back[:count]
-        logprobs = None if self.late.sampled is None else self.late.sampled()
-        return StepResult(tokens, logprobs, [later() for later in self.late.prompts])
+        tokens[self._sampled] = outputs[:count]
+        logprobs = None if self.logprobs.sampled is None else self.logprobs.sampled()
+        return StepResult(tokens, logprobs, [fetch() for fetch in self.logprobs.prompts])
 
     def wait(self) -> StepResult:
-        self.settle()
+        self.resolve()
         if self._error is not None:
             raise self._error
         assert self._result is not None
@@ -103,7 +103,7 @@ class LaunchedStep:
         if self._result is not None or self._error is not None:
             return True
         try:
-            return self.end is not None and self.end.reached()
+            return self.end is not None and self.end.query()
         except RuntimeError:  # the device has failed: `wait` says how
             return True
 

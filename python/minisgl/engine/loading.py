@@ -163,10 +163,10 @@ def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, do
     kind = config.device.split(":", 1)[0]
     if kind not in ("auto", "cpu", "cuda", INLINE):
         raise ConfigError(f"--device {config.device}: choose auto, cpu, cuda or cuda:N")
-    there = torch.cuda.device_count() if kind == "auto" and torch.cuda.is_available() else 0
-    if 0 < there < config.tp:
-        say(f"device: cpu: --tp {config.tp} needs as many CUDA devices, there are {there}")
-    if kind in ("cpu", INLINE) or (kind == "auto" and there < config.tp):
+    num_devices = torch.cuda.device_count() if kind == "auto" and torch.cuda.is_available() else 0
+    if 0 < num_devices < config.tp:
+        say(f"device: cpu: --tp {config.tp} needs as many CUDA devices, there are {num_devices}")
+    if kind in ("cpu", INLINE) or (kind == "auto" and num_devices < config.tp):
         return torch.device("cpu")
     if config.torch_compile and config.tp > 1:
         raise ConfigError(f"--torch-compile: not with --tp {config.tp}: the compiler cannot see collectives")

@@ -1,8 +1,7 @@
 """Log probabilities of sampled and of prompt tokens, from the model's own distribution.
 
-Keeps true: rows pay only for what they ask; prompt tokens go through the head in pieces, so that a long prompt does
-not hold [tokens, vocab] logits at once.
-Doesn't know: sampling parameters other than how many alternatives were asked for; text.
+Rows pay only for what they ask. Prompt tokens go through the head in chunks, so that a long prompt does not hold
+[tokens, vocab] logits at once.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 from minisgl.engine.api import PromptLogprobs, SlotBinding, StepLogprobs
 from minisgl.step import RingEntry, StepPlan
 
-_PIECE = 128  # prompt positions that go through the head at once
+_CHUNK = 128  # prompt positions that go through the head at once
 
 
 class LogprobSlots:
@@ -38,13 +37,13 @@ class LogprobSlots:
         self, rows: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], logits: Tensor, chosen: Tensor
     ) -> StepLogprobs | None:
         """Of the tokens `chosen` [m] in `rows` [m] with `logits` [m, vocab]; None if no row asked."""
-        later = self.later_of_sampled(rows, slots, logits, chosen)
-        return None if later is None else later()
+        fetch = self.deferred_sampled(rows, slots, logits, chosen)
+        return None if fetch is None else fetch()
 
-    def later_of_sampled(
+    def deferred_sampled(
         self, rows: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], logits: Tensor, chosen: Tensor
     ) -> Callable[[], StepLogprobs] | None:
-        """The same, computed on the device; the call brings it to the host, once the device has done it."""
+        """The same, computed on the device; the call copies it to the host, once the device is done."""
         wanted = self._sampled[slots]
         asked = np.flatnonzero(wanted >= 0)
         if not len(asked):
@@ -68,12 +67,12 @@ class LogprobSlots:
         self, plan: StepPlan, entry: RingEntry, hidden: Tensor, head: Callable[[Tensor], Tensor]
     ) -> list[PromptLogprobs]:
         """Of the prompt tokens that follow those computed in this step. `hidden` [num_tokens, size]."""
-        return [later() for later in self.later_of_prompts(plan, entry, hidden, head)]
+        return [fetch() for fetch in self.deferred_prompts(plan, entry, hidden, head)]
 
-    def later_of_prompts(
+    def deferred_prompts(
         self, plan: StepPlan, entry: RingEntry, hidden: Tensor, head: Callable[[Tensor], Tensor]
     ) -> list[Callable[[], PromptLogprobs]]:
-        """The same, computed on the device; the calls bring it to the host."""
+        """The same, computed on the device; the calls copy it to the host."""
         found = []
         for row in range(plan.num_rows) if self._prompts else ():
             binding = self._prompts.get(int(entry.req_slots[row]))
@@ -91,18 +90,18 @@ def _of_prompt(
     binding: SlotBinding, first: int, hidden: Tensor, head: Callable[[Tensor], Tensor]
 ) -> Callable[[], PromptLogprobs]:
     top_count = binding.sampling.prompt_logprobs or 0
-    pieces = []
-    for at in range(0, len(hidden), _PIECE):
-        piece = hidden[at : at + _PIECE]
-        tokens = binding.tokens[first + at : first + at + len(piece)].astype(np.int64)
-        pieces.append(_top(head(piece), torch.from_numpy(tokens).to(hidden.device, non_blocking=True), top_count))
+    chunks = []
+    for at in range(0, len(hidden), _CHUNK):
+        chunk = hidden[at : at + _CHUNK]
+        tokens = binding.tokens[first + at : first + at + len(chunk)].astype(np.int64)
+        chunks.append(_top(head(chunk), torch.from_numpy(tokens).to(hidden.device, non_blocking=True), top_count))
 
     def fetch() -> PromptLogprobs:
         own: list[float] = []
         top_ids: list[list[int]] = []
         top: list[list[float]] = []
-        for piece in pieces:
-            found = _lists(piece)
+        for chunk in chunks:
+            found = _lists(chunk)
             own += found[0]
             top_ids += found[1]
             top += found[2]

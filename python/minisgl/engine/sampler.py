@@ -1,8 +1,7 @@
 """From logits to tokens.
 
 Keeps true: greedy is the exact argmax, the lowest id on ties; otherwise the token is a function of the row's logits,
-its parameters, its seed and its position only, whatever else is in the batch; rows pay only for what they ask.
-Doesn't know: requests, text.
+its parameters, its seed and its position only, whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ class SamplingRows:
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     """logits [n, vocab] of any float dtype -> [n] int64."""
-    drawn = rows.temperature > 0
-    if not bool(drawn.any()):
+    sampled = rows.temperature > 0
+    if not bool(sampled.any()):
         return logits.max(-1).indices  # the first on ties, and much faster than argmax on bfloat16
     tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-    greedy = (~drawn).nonzero().flatten().to(logits.device)
+    greedy = (~sampled).nonzero().flatten().to(logits.device)
     if len(greedy):
         tokens[greedy] = logits[greedy].max(-1).indices
-    chosen = drawn.nonzero().flatten()
-    there = chosen.to(logits.device)
-    scaled = logits[there].float() / rows.temperature[chosen, None].to(logits.device)
+    chosen = sampled.nonzero().flatten()
+    chosen_device = chosen.to(logits.device)
+    scaled = logits[chosen_device].float() / rows.temperature[chosen, None].to(logits.device)
     probabilities = scaled.softmax(-1)
     min_p = rows.min_p[chosen]
     unlikely = (min_p > 0).nonzero().flatten()
@@ -49,12 +48,12 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
         floor = probabilities[at].amax(-1, keepdim=True) * min_p[unlikely, None].to(at.device)
         probabilities[at] = probabilities[at].masked_fill(probabilities[at] < floor, 0.0)
     top_k, top_p = rows.top_k[chosen], rows.top_p[chosen]
-    narrow = ((top_k > 0) | (top_p < 1)).nonzero().flatten()
-    if len(narrow):
-        at = narrow.to(logits.device)
-        probabilities[at] = truncate(probabilities[at], top_k[narrow].to(at.device), top_p[narrow].to(at.device))
+    truncated = ((top_k > 0) | (top_p < 1)).nonzero().flatten()
+    if len(truncated):
+        at = truncated.to(logits.device)
+        probabilities[at] = truncate(probabilities[at], top_k[truncated].to(at.device), top_p[truncated].to(at.device))
     uniform = uniforms(rows.seed[chosen], rows.position[chosen]).to(logits.device)
-    tokens[there] = inverse_cdf(probabilities, uniform)
+    tokens[chosen_device] = inverse_cdf(probabilities, uniform)
     return tokens
 
 

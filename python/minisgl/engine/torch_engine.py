@@ -1,14 +1,13 @@
 """The engine that runs real models with torch, on the CPU: paged KV, variable-length batches, sampling, one forward
 thread.
 
-Keeps true: a plan's bindings, page-table changes and rows take effect in the forward thread, in launch order; each
-token id that the host does not know yet comes from `last_token`, which the forward before wrote; a step whose numbers
-are not finite is an error, and what it may have left in the KV pool is wiped.
-Doesn't know: requests, the prefix cache, text.
+Keeps true: a plan's bindings, page-table updates and rows take effect in the forward thread, in launch order; a token
+that the host does not know yet comes from `last_token`, which the forward before wrote; a step with NaN or infinities
+is an error, and the KV pool is wiped.
 
-Of several ranks each runs all of it on its shard, but for sampling: rank 0 has the logits, and tells the tokens to
-all. What the model puts out is bit for bit the same on all ranks, since collectives are, so all of them find the same
-steps not finite. Any other error on one of several ranks leaves the others waiting: then the engine is dead.
+With several ranks each does all of this on its shard, except sampling: rank 0 has the logits and broadcasts the tokens.
+The model's output is bit for bit the same on all ranks, because collectives are, so all ranks fail the same steps. Any
+other error on one of several ranks leaves the others waiting: then the engine is dead.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torch import Tensor
 from minisgl.attention import AttentionBackend, AttentionRows, KVPool
 from minisgl.distributed import ALONE, Group
 from minisgl.engine.api import EngineInfo, EngineStepError, SlotBinding, StepHandle, StepResult
-from minisgl.engine.logit_changes import LogitChanges
+from minisgl.engine.logits_processors import LogitsProcessors
 from minisgl.engine.logprobs import LogprobSlots
 from minisgl.engine.sampler import SamplingRows, sample
 from minisgl.engine.worker import ForwardThread
@@ -79,7 +78,7 @@ class TorchEngine:
         )
         self._last_token = torch.zeros(max_rows + 1, dtype=torch.int64, device=self._device)
         self._slots = _Slots(max_rows + 1)
-        self._changes = LogitChanges(info.vocab_size, info.eos_ids, self._device)
+        self._logits_processors = LogitsProcessors(info.vocab_size, info.eos_ids, self._device)
         self._logprobs = LogprobSlots(max_rows + 1)
         self._group = group
         self._thread = thread or ForwardThread("torch-forward")
@@ -114,7 +113,7 @@ class TorchEngine:
     def _apply(self, plan: StepPlan, entry: RingEntry, bindings: list[SlotBinding]) -> None:
         for binding in bindings:
             self._slots.bind(binding)
-            self._changes.bind(binding)
+            self._logits_processors.bind(binding)
             self._logprobs.bind(binding)
         at = 0
         pages = torch.from_numpy(entry.page_ids[: plan.num_page_ids].astype(np.int64)).to(self._device)
@@ -154,10 +153,10 @@ class TorchEngine:
     def _sample(self, logits: Tensor, slots: npt.NDArray[np.int64], next_position: npt.NDArray[np.int64]) -> Tensor:
         """The next tokens [m] of the requests in `slots`."""
         slot_list = slots.tolist()
-        changed = self._changes.apply(logits, slot_list, next_position.tolist())
-        there = torch.from_numpy(slots)
-        chosen = sample(changed, self._slots.rows(there, torch.from_numpy(next_position)))
-        self._changes.record(chosen, slot_list)
+        changed = self._logits_processors.apply(logits, slot_list, next_position.tolist())
+        rows = self._slots.rows(torch.from_numpy(slots), torch.from_numpy(next_position))
+        chosen = sample(changed, rows)
+        self._logits_processors.record(chosen, slot_list)
         return chosen
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minisgl.kernels.triton_there import use_triton
+from minisgl.kernels.triton_available import use_triton
 
 
 @dataclass(frozen=True, slots=True)

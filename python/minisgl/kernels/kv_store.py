@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from minisgl.kernels.triton_there import use_triton
+from minisgl.kernels.triton_available import use_triton
 
 
 def store_kv(pool_k: Tensor, pool_v: Tensor, out_loc: Tensor, k: Tensor, v: Tensor) -> None:

@@ -15,9 +15,9 @@ def _store(pool_k, pool_v, out_loc, k, v, width, k_stride, v_stride, BLOCK: tl.c
     token = tl.program_id(0).to(tl.int64)
     place = tl.load(out_loc + token).to(tl.int64) * width
     offsets = tl.arange(0, BLOCK)
-    there = offsets < width
-    tl.store(pool_k + place + offsets, tl.load(k + token * k_stride + offsets, mask=there), mask=there)
-    tl.store(pool_v + place + offsets, tl.load(v + token * v_stride + offsets, mask=there), mask=there)
+    mask = offsets < width
+    tl.store(pool_k + place + offsets, tl.load(k + token * k_stride + offsets, mask=mask), mask=mask)
+    tl.store(pool_v + place + offsets, tl.load(v + token * v_stride + offsets, mask=mask), mask=mask)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`kernels.pages` in Triton. Imported only where Triton is; its interpreter runs the same source on the CPU.
+"""`kernels.pages` in Triton. Imported only with Triton installed; its interpreter runs the same source on the CPU.
 
 Keeps true: sizes that change from step to step are plain arguments, never compiled in, nor is where a step's lists lie
 in its block: a step never waits for the compiler.
@@ -21,8 +21,8 @@ def _apply(table, updates, page_ids, columns, BLOCK: tl.constexpr):  # type: ign
     row = table + slot * columns + first
     for at in range(0, count, BLOCK):
         offsets = at + tl.arange(0, BLOCK)
-        there = offsets < count
-        tl.store(row + offsets, tl.load(page_ids + start + offsets, mask=there), mask=there)
+        mask = offsets < count
+        tl.store(row + offsets, tl.load(page_ids + start + offsets, mask=mask), mask=mask)
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots", "indptr", "out"])  # type: ignore[untyped-decorator, unused-ignore]
@@ -33,8 +33,8 @@ def _gather(table, slots, indptr, out, columns, BLOCK: tl.constexpr):  # type: i
     pages = table + tl.load(slots + row).to(tl.int64) * columns
     for at in range(0, count, BLOCK):
         offsets = at + tl.arange(0, BLOCK)
-        there = offsets < count
-        tl.store(out + start + offsets, tl.load(pages + offsets, mask=there), mask=there)
+        mask = offsets < count
+        tl.store(out + start + offsets, tl.load(pages + offsets, mask=mask), mask=mask)
 
 
 def apply_updates(page_table: Tensor, updates: Tensor, page_ids: Tensor) -> None:

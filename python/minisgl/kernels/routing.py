@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from minisgl.kernels.triton_there import use_triton
+from minisgl.kernels.triton_available import use_triton
 
 
 def serves(logits: Tensor) -> bool:

@@ -32,7 +32,7 @@ Ended = tuple[int, int, int, int]  # an entry of a StepOutput
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class UnsettledStep:
+class UncommittedStep:
     """A step whose commit never came. `result` None: its forward failed."""
 
     plan: StepPlan
@@ -41,7 +41,7 @@ class UnsettledStep:
 
 
 def take_tokens(
-    step: UnsettledStep,
+    step: UncommittedStep,
     owners: Mapping[int, int],
     ledger: Ledger,
     limits: StepLimits,

@@ -29,7 +29,7 @@ from minisgl.message import (
 )
 from minisgl.metrics.chrome_trace import DEVICE, ChromeTrace
 from minisgl.metrics.steps import StepTimers
-from minisgl.runner.failover import UnsettledStep, arrivals, ends_of, take_tokens
+from minisgl.runner.failover import UncommittedStep, arrivals, ends_of, take_tokens
 from minisgl.runner.heartbeat import Pulse
 from minisgl.runner.ledger import Ledger
 from minisgl.scheduler.api import ControlPlane, ControlPlaneError, metadata_time_ns
@@ -240,7 +240,7 @@ class StepLoop:
         try:
             output = self._control_plane.commit(number, result.tokens)
         except ControlPlaneError as error:
-            self._fail_over(error, UnsettledStep(step.plan, self._entry(step.plan), result))
+            self._fail_over(error, UncommittedStep(step.plan, self._entry(step.plan), result))
             return False
         timers.lap(timers.commit, number)
         self._report(output, result)
@@ -273,7 +273,7 @@ class StepLoop:
 
     # ---------------------------------------------------------------------------------------------------- failover
 
-    def _fail_over(self, error: ControlPlaneError, *unsettled: UnsettledStep) -> None:
+    def _fail_over(self, error: ControlPlaneError, *unsettled: UncommittedStep) -> None:
         """The control plane broke: settle the steps in flight without it, go on with another one, which is told what
         lives in its first call. (Events of the failed call need not be sent again: its arrivals live in the ledger, its
         ends are reported here.)"""
@@ -284,7 +284,7 @@ class StepLoop:
         steps = list(unsettled)
         if self._in_flight is not None:
             later, self._in_flight = self._in_flight, None
-            steps.append(UnsettledStep(later.plan, self._entry(later.plan), self._wait_for(later)))
+            steps.append(UncommittedStep(later.plan, self._entry(later.plan), self._wait_for(later)))
         limits, eos_ids = self._control_plane.buffers.limits, self._engine.info.eos_ids
         for step in steps:
             output = take_tokens(step, self._owners, self._ledger, limits, eos_ids, self._told_to_end)

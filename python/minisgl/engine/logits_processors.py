@@ -1,10 +1,9 @@
-"""What requests ask of the logits before they are sampled: penalties, bias, allowed tokens, bad words, no end before
-min_tokens.
+"""Logits processors: penalties, bias, allowed tokens, bad words, no end before min_tokens. Temperature and what follows
+it is in sampler.py.
 
-Keeps true: rows that ask for nothing keep their logits bit for bit; counts and what came last follow the tokens in
-forward order, so they are right whatever the host knows yet; a slot that is bound again starts from the sequence it is
-bound with; some token can always be sampled.
-Doesn't know: temperature and what follows it (sampler.py), the text.
+Keeps true: rows without a processor keep their logits bit for bit; token counts follow the tokens in forward order, so
+they are right whatever the host knows yet; a slot that is assigned again starts from the sequence it is assigned with;
+some token can always be sampled.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class _BadSequences:
             self._recent = torch.cat((self._recent[1:], token))
 
 
-class _SlotChanges:
+class _SlotProcessors:
     """One slot's. `counts` [vocab] float32 of generated tokens, `in_prompt` [vocab] bool; both only for penalties."""
 
     def __init__(self, binding: SlotBinding, vocab_size: int, eos_ids: Sequence[int], device: torch.device) -> None:
@@ -104,22 +103,22 @@ class _SlotChanges:
             self._counts.index_add_(0, token, torch.ones(1, device=token.device))
 
 
-class LogitChanges:
+class LogitsProcessors:
     """By request slot; slots that ask for nothing are not in it."""
 
     def __init__(self, vocab_size: int, eos_ids: Sequence[int], device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._eos_ids = tuple(eos_ids)
         self._device = device
-        self._slots: dict[int, _SlotChanges] = {}
+        self._slots: dict[int, _SlotProcessors] = {}
 
     def bind(self, binding: SlotBinding) -> None:
         self._slots.pop(binding.slot, None)
-        if binding.sampling.changes_logits:
-            self._slots[binding.slot] = _SlotChanges(binding, self._vocab_size, self._eos_ids, self._device)
+        if binding.sampling.has_logits_processors:
+            self._slots[binding.slot] = _SlotProcessors(binding, self._vocab_size, self._eos_ids, self._device)
 
     def apply(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """logits [n, vocab] of the rows' next tokens, at `positions` -> the same, or a float32 copy with changes."""
+        """logits [n, vocab] of the rows' next tokens, at `positions` -> the same, or a float32 copy, processed."""
         rows = [row for row, slot in enumerate(slots) if slot in self._slots] if self._slots else []
         if not rows:
             return logits
@@ -132,8 +131,8 @@ class LogitChanges:
         """`tokens` [n] were sampled."""
         if self._slots:
             for row, slot in enumerate(slots):
-                if (changes := self._slots.get(slot)) is not None:
-                    changes.record(tokens[row : row + 1])
+                if (processors := self._slots.get(slot)) is not None:
+                    processors.record(tokens[row : row + 1])
 
 
 def _has_penalties(sampling: SamplingParams) -> bool:

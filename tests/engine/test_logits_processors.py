@@ -14,7 +14,7 @@ from transformers import LogitsProcessorList, MinPLogitsWarper, RepetitionPenalt
 from minisgl.attention import KVPool, TorchSdpa
 from minisgl.config import EngineConfig
 from minisgl.engine.api import EngineInfo, SlotBinding
-from minisgl.engine.logit_changes import LogitChanges
+from minisgl.engine.logits_processors import LogitsProcessors
 from minisgl.engine.sampler import SamplingRows
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.message import PromptLogprobs, StepTokens
@@ -206,7 +206,7 @@ def test_a_slot_forgets_the_request_before(kind: str) -> None:
 
 
 def test_rows_without_changes_are_not_copied() -> None:
-    changes = LogitChanges(VOCAB, (), CPU)
+    changes = LogitsProcessors(VOCAB, (), CPU)
     changes.bind(binding(0, SamplingParams(seed=0, max_tokens=1), [1], [2, 2]))
     logits = torch.randn(1, VOCAB)
     assert changes.apply(logits, [0], [3]) is logits
