@@ -76,7 +76,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # text and HTTP
     "tokenizer": {"config", "step", "envs", "made_once"},
     "metrics": {"message"},
-    "server": {"message", "tokenizer", "metrics", "sampling_params", "step", "config", "version"},
+    "frontend": {"message", "tokenizer", "metrics", "sampling_params", "step"},
+    "server": {"frontend", "message", "tokenizer", "metrics", "sampling_params", "step", "config", "version"},
     # programs
     "bench": {
         "weights.sources",  # the same model for others
@@ -93,12 +94,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "llm": {
         "early_tokenizer",
+        "frontend",
         "progress",
         "generation_config",
         "runner",
         "metrics",
-        "tokenizer",
-        "message",
         "config",
         "envs",
         "sampling_params",
@@ -108,11 +108,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "progress": set(),
     "managed": set(),
     "chat": set(),  # a client like any other
-    "supervisor": {"serving", "server", "runner.launch", "tokenizer", "config"},
+    "supervisor": {"serving", "server", "frontend.memory", "runner.launch", "tokenizer", "config"},
     "serving": {
         "progress",
         "managed",
         "generation_config",
+        "frontend",
         "server",
         "runner.launch",
         "message",
@@ -141,6 +142,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 NO_TORCH = (
     "scheduler",
+    "frontend",
     "server",
     "tokenizer",
     "message",

@@ -50,7 +50,7 @@ class Codec(NamedTuple):
     decode_prompt: Callable[[bytes], Received]
 
 
-# ------------------------------------------------------------------------------------------ typed: message/wire.py
+# ----------------------------------------------------------------------------------------- typed: message/codec.py
 
 
 def _typed_step(step: Step) -> bytes:

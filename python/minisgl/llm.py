@@ -7,10 +7,10 @@ Doesn't know: HTTP, other processes. One call runs at a time.
 from __future__ import annotations
 
 import contextlib
-import secrets
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,15 +20,15 @@ import numpy as np
 from minisgl import envs, spellings
 from minisgl.config import ENGINE_SETTINGS, EngineConfig
 from minisgl.early_tokenizer import EarlyTokenizer
+from minisgl.frontend.engine_client import InProcessClient
+from minisgl.frontend.output_processor import RequestState, Subscriber, request_states, with_bad_words
 from minisgl.generation_config import read_defaults
-from minisgl.message import AbortRequest, AddRequest, FinishRequest, FromEngine, StepTokens, ToEngine
 from minisgl.metrics.steps import step_timers
 from minisgl.progress import Display
 from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.loop import StepLoop
-from minisgl.sampling_params import ParamError, SamplingParams, choice_seed
-from minisgl.step import FinishReason, Int32Array
-from minisgl.tokenizer import TextStream, bad_token_ids
+from minisgl.sampling_params import ParamError, SamplingParams
+from minisgl.step import Int32Array
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -77,14 +77,6 @@ class RequestOutput:
 OnText = Callable[[RequestOutput, str], None]
 
 
-@dataclass(slots=True, eq=False)
-class _Live:
-    request: RequestOutput
-    completion: Completion
-    stream: TextStream
-    min_tokens: int
-
-
 class LLM:
     """Load a model (a local folder, a GGUF file, `smollm2`, or a hub id) into this process.
 
@@ -111,20 +103,18 @@ class LLM:
         self._engine = build_engine(self.config, Display(say, terminal))
         info = self._engine.info
         self._control_plane = build_control_plane(self.config, info, _say_all)
+        self._client = InProcessClient()
         self._loop = StepLoop(
             self._control_plane,
             self._engine,
-            self._take,
+            self._client.receive,
             overlap=self.config.overlap,
             timers=step_timers(self.config.debug.profile_steps, say),
         )
         self.tokenizer = early.take(info.model_dir, _say)
         self.default_params = SamplingParams(**read_defaults(info.model_dir, self.config.generation_config))
         """What a call without `params` samples with: the model's generation_config.json."""
-        self._next_id = 0
-        self._live: dict[int, _Live] = {}
-        self._pieces: list[tuple[RequestOutput, str]] = []  # of text, of this step
-        self._outbox: list[ToEngine] = []
+        self._texts: list[tuple[RequestOutput, str]] = []  # of this step
 
     # ------------------------------------------------------------------------------------------------------ public
 
@@ -137,7 +127,7 @@ class LLM:
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
         """Complete each prompt (text, or token ids). `params`: one for all, or one for each; None: `default_params`.
-        `on_text` gets each piece of text as it comes, with the output it belongs to.
+        `on_text` gets new text as it comes, with the output it belongs to.
 
         Raises `ParamError` for a bad prompt or parameter before anything is computed."""
         batch: list[Prompt] = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)  # type: ignore[arg-type, list-item]
@@ -187,12 +177,8 @@ class LLM:
         return np.asarray(prompt, np.int32)
 
     def _prepared(self, params: SamplingParams) -> SamplingParams:
-        """Checked, and its `bad_words` as the engine knows them."""
-        params.check()
-        if not params.bad_words:
-            return params
-        found = bad_token_ids(self.tokenizer, params.bad_words, self._engine.info.vocab_size)
-        return msgspec.structs.replace(params, bad_token_ids=params.bad_token_ids + found)
+        """Checked, and as the engine knows it."""
+        return with_bad_words(params.check(), self.tokenizer, self._engine.info.vocab_size)
 
     def _check_fits(self, ids: Int32Array, params: SamplingParams) -> None:
         limit = self._control_plane.buffers.limits.max_seq_len
@@ -207,81 +193,45 @@ class LLM:
             raise ParamError(*found, f"token ids must be below {vocab_size}")
 
     def _submit(self, text: str | None, ids: Int32Array, params: SamplingParams) -> RequestOutput:
-        left = self._control_plane.buffers.limits.max_seq_len - len(ids)
-        seed = secrets.randbits(63) if params.seed is None else params.seed
-        request = RequestOutput(text, ids.tolist(), [Completion(i) for i in range(params.n)])
-        for i, completion in enumerate(request.outputs):
-            req_id, self._next_id = self._next_id, self._next_id + 1
-            resolved = msgspec.structs.replace(
-                params, n=1, seed=choice_seed(seed, i), max_tokens=min(params.max_tokens or left, left)
-            )
-            self._live[req_id] = _Live(request, completion, TextStream(self.tokenizer, params.stop), params.min_tokens)
-            self._outbox.append(AddRequest(req_id, ids.tobytes(), resolved))
-        return request
+        output = RequestOutput(text, ids.tolist(), [])
+        states: list[RequestState] = []
+        subscriber = Subscriber(partial(self._update, output, states))
+        max_seq_len = self._control_plane.buffers.limits.max_seq_len
+        states += request_states([ids], params, self.tokenizer, max_seq_len, subscriber)
+        output.outputs += [Completion(state.index, token_ids=state.token_ids) for state in states]
+        for state in states:
+            self._client.submit(state)
+        return output
+
+    def _update(self, output: RequestOutput, states: list[RequestState]) -> None:
+        output.num_cached_tokens = states[0].cached_len or 0
+        for state in states:
+            if (delta := self._client.output(state)) is None:
+                continue
+            completion = output.outputs[state.index]
+            completion.text += delta.text
+            completion.finish_reason, completion.error = delta.finish_reason, state.error
+            if delta.text:
+                self._texts.append((output, delta.text))
 
     def _run(self, progress: bool, on_text: OnText | None) -> None:
-        total = len(self._live)
+        total = self._client.num_live
         with _bar(total) if progress else contextlib.nullcontext() as bar:
             try:
-                while self._live:
-                    messages, self._outbox = self._outbox, []
-                    self._loop.step(messages)
-                    pieces, self._pieces = self._pieces, []
+                while self._client.num_live:
+                    self._client.step(self._loop.step)
+                    texts, self._texts = self._texts, []
                     if on_text is not None:
-                        for output, piece in pieces:
-                            on_text(output, piece)
+                        for output, text in texts:
+                            on_text(output, text)
                     if bar is not None:
-                        bar.update(total - len(self._live) - bar.n)
+                        bar.update(total - self._client.num_live - bar.n)
             except BaseException:  # Ctrl-C among them: the next call must find an empty engine
-                self._abort_all()
+                self._texts.clear()
+                self._client.abort_all(self._loop.step)
+                while not self._loop.idle:
+                    self._loop.step([])
                 raise
-
-    def _abort_all(self) -> None:
-        messages: list[ToEngine] = [AbortRequest(req_id) for req_id in self._live]
-        self._live.clear()
-        self._outbox.clear()
-        self._pieces.clear()
-        self._loop.step(messages)
-        while not self._loop.idle:
-            self._loop.step([])
-
-    def _take(self, messages: Sequence[FromEngine]) -> None:
-        for message in messages:
-            if isinstance(message, StepTokens):
-                self._take_step(message)
-
-    def _take_step(self, message: StepTokens) -> None:
-        cached = np.frombuffer(message.cached_lens, np.int32).tolist()
-        for req_id, cached_len in zip(np.frombuffer(message.bound_ids, np.int64).tolist(), cached, strict=True):
-            if (live := self._live.get(req_id)) is not None and live.completion.index == 0:
-                live.request.num_cached_tokens = cached_len
-        ids = np.frombuffer(message.req_ids, np.int64).tolist()
-        tokens = np.frombuffer(message.tokens, np.int32).tolist()
-        reasons = np.frombuffer(message.reasons, np.int32).tolist()
-        for req_id, token, reason in zip(ids, tokens, reasons, strict=True):
-            if (live := self._live.get(req_id)) is not None:
-                self._take_token(req_id, live, token, FinishReason(reason), message.errors.get(req_id))
-
-    def _take_token(self, req_id: int, live: _Live, token: int, reason: FinishReason, error: str | None) -> None:
-        completion, piece = live.completion, ""
-        if token >= 0:
-            completion.token_ids.append(token)
-            if reason is not FinishReason.STOP:  # a stop token is no text
-                may_stop = len(completion.token_ids) >= live.min_tokens
-                piece = live.stream.push([token], may_stop=may_stop)
-        if reason is not FinishReason.NONE:
-            piece += live.stream.finish()  # which may complete a stop string
-        completion.text += piece
-        if piece:
-            self._pieces.append((live.request, piece))
-        if live.stream.stopped:
-            if reason is FinishReason.NONE:
-                self._outbox.append(FinishRequest(req_id))
-            reason = FinishReason.STOP
-        if reason is not FinishReason.NONE:
-            completion.finish_reason = reason.name.lower()
-            completion.error = error
-            del self._live[req_id]
 
 
 def _item(output: Completion | RequestOutput, name: str) -> Any:

@@ -23,16 +23,16 @@ import uvloop
 from minisgl import managed
 from minisgl.config import MODEL_SMOLLM2, ServerConfig
 from minisgl.early_tokenizer import EarlyTokenizer
+from minisgl.frontend.engine_client import EngineGone, ProcessClient
+from minisgl.frontend.memory import give_back
 from minisgl.generation_config import read_defaults, show_defaults
 from minisgl.message import EngineReady
 from minisgl.progress import Display, tell_all
 from minisgl.runner.launch import EngineProcess
 from minisgl.server.app import Application, build_app
-from minisgl.server.engine_client import EngineClient, EngineGone
 from minisgl.server.gate import Gate
 from minisgl.server.http import HttpServer
 from minisgl.server.log import complain, narrate, say
-from minisgl.server.memory import give_back
 from minisgl.server.slow_clients import SlowClients
 from minisgl.server.starting import Starting
 from minisgl.tokenizer import Tokenizer
@@ -80,13 +80,13 @@ async def _supervise(
 async def _run(
     config: ServerConfig, listener: socket.socket, process: EngineProcess, signals: _Signals, began: float
 ) -> int:
-    client: EngineClient | None = None
+    client: ProcessClient | None = None
     starting = Starting(config.model_name)
     early = EarlyTokenizer(config.engine)
     gate = Gate(starting, config, SlowClients(config.limits.slow_client_timeout))
     http = HttpServer(gate, listener, config.limits)
     try:
-        client = EngineClient(process.to_engine, process.from_engine)
+        client = ProcessClient(process.to_engine, process.from_engine)
         display = Display(say, sys.stderr if config.log_format == "text" and sys.stderr.isatty() else None)
         client.on_progress = tell_all(display, starting.report)
         client.on_narration = narrate
@@ -108,7 +108,7 @@ async def _run(
         await process.stop(at_once=loading or signals.stop.is_set())
 
 
-async def _until_ready(client: EngineClient, process: EngineProcess, stopping: asyncio.Event) -> EngineReady | None:
+async def _until_ready(client: ProcessClient, process: EngineProcess, stopping: asyncio.Event) -> EngineReady | None:
     """None if a signal came first. Raises `EngineGone` if the engine cannot start."""
     assert client.ready is not None
     waits: list[asyncio.Future[object]] = [
@@ -132,7 +132,7 @@ async def _until_ready(client: EngineClient, process: EngineProcess, stopping: a
 async def _serve(
     config: ServerConfig,
     http: HttpServer,
-    client: EngineClient,
+    client: ProcessClient,
     ready: EngineReady,
     tokenizer: Tokenizer,
     *,
@@ -179,7 +179,7 @@ async def _drain(app: Application, timeout_s: float, died: asyncio.Future[Any], 
     say(f"drained: {app.gate.num_open} requests are cut off")
 
 
-async def _last_words(client: EngineClient, exit_code: int) -> None:
+async def _last_words(client: ProcessClient, exit_code: int) -> None:
     """The engine process is dead: say why, as well as is known."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0.5):

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from types import FrameType
 
 from minisgl.config import ConfigError, ServerConfig
+from minisgl.frontend.memory import keep_little
 from minisgl.runner.launch import EngineProcess
 from minisgl.server.log import set_up, warn
-from minisgl.server.memory import keep_little
 
 
 class EarlySignals:

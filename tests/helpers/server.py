@@ -29,6 +29,7 @@ import uvloop
 import zmq
 
 from minisgl.config import EngineConfig, ServerConfig
+from minisgl.frontend.engine_client import ProcessClient
 from minisgl.message import (
     AbortRequest,
     AddRequest,
@@ -44,7 +45,6 @@ from minisgl.message import (
     encode,
 )
 from minisgl.server.app import Application, build_app
-from minisgl.server.engine_client import EngineClient
 from minisgl.server.http import HttpServer
 from minisgl.step import FinishReason
 from minisgl.tokenizer import Tokenizer
@@ -282,7 +282,7 @@ class Frontend:
         self._wait_ready = ready
         self._started = threading.Event()
         self._error: BaseException | None = None
-        self.client: EngineClient
+        self.client: ProcessClient
         self.engine: ScriptedEngine
         self.app: Application
         self.connections: set[Any]
@@ -337,7 +337,7 @@ class Frontend:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         to_engine, from_engine = (f"ipc://{self._folder / name}" for name in ("to", "from"))
-        self.client = EngineClient(to_engine, from_engine)
+        self.client = ProcessClient(to_engine, from_engine)
         self.client.start()
         self.engine = ScriptedEngine(to_engine, from_engine, READY if self._wait_ready else None)
         if self._wait_ready and self.client.ready is not None:

@@ -17,7 +17,17 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as TheirHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from minisgl.message import AbortRequest, EngineStats, Heartbeat, MessageError, decode_from_engine, sent_ns, stamped
+from minisgl.message import (
+    AbortRequest,
+    Codec,
+    EngineStats,
+    Heartbeat,
+    MeasuredCodec,
+    MessageError,
+    decode_from_engine,
+    sent_ns,
+    stamped,
+)
 from minisgl.metrics import meters
 from minisgl.metrics.chrome_trace import DEVICE, LOOP, ChromeTrace
 from minisgl.metrics.histogram import Histogram
@@ -26,7 +36,6 @@ from minisgl.metrics.meters import GcWatch, Meter, Meters, cpu_seconds, resident
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.metrics.spread import SpreadMeter, bucket, histogram, lower_ns, percentiles
 from minisgl.metrics.steps import PHASES, StepTimers, step_timers
-from minisgl.metrics.transport import MeasuredTransport, Transport
 from minisgl.scheduler.api import ControlPlaneConfig, metadata_time_ns
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.shadow import ShadowControlPlane
@@ -242,9 +251,9 @@ def test_several_at_once() -> None:
 
 def test_measured_frames_are_read_by_both_sides() -> None:
     found = Meters(("encode", "decode", "queue"))
-    measured = MeasuredTransport(*(found[name] for name in ("encode", "decode", "queue")))
-    for sender in (Transport(), measured):
-        for receiver in (Transport(), measured):
+    measured = MeasuredCodec(*(found[name] for name in ("encode", "decode", "queue")))
+    for sender in (Codec(), measured):
+        for receiver in (Codec(), measured):
             assert receiver.decode_from_engine(sender.encode([Heartbeat("idle", 1.0)])) == [Heartbeat("idle", 1.0)]
             assert receiver.decode_to_engine(sender.encode([AbortRequest(3)])) == [AbortRequest(3)]
     counts = [found[name].count for name in ("encode", "decode", "queue")]
@@ -254,15 +263,15 @@ def test_measured_frames_are_read_by_both_sides() -> None:
 
 def test_the_time_on_the_way_is_measured() -> None:
     queue = Meter("queue")
-    transport = MeasuredTransport(Meter("encode"), Meter("decode"), queue)
-    frame = Transport().encode([Heartbeat("idle", 1.0)])
-    transport.decode_from_engine(stamped(frame, time.monotonic_ns() - 3_000_000_000))
+    codec = MeasuredCodec(Meter("encode"), Meter("decode"), queue)
+    frame = Codec().encode([Heartbeat("idle", 1.0)])
+    codec.decode_from_engine(stamped(frame, time.monotonic_ns() - 3_000_000_000))
     assert 3 < queue.reading().total_s < 60
     assert sent_ns(frame) is None and sent_ns(stamped(frame, 77)) == 77
 
 
 def test_a_stamped_frame_of_another_version_is_refused() -> None:
-    frame = stamped(Transport().encode([]), 5)
+    frame = stamped(Codec().encode([]), 5)
     with pytest.raises(MessageError):
         decode_from_engine(bytes([frame[0] ^ 1]) + frame[1:])
 

@@ -12,8 +12,8 @@ import pytest
 import tokenizers
 from tokenizers import models
 
+from minisgl.frontend.tokenize_pool import TokenizePool
 from minisgl.metrics.meters import Meter
-from minisgl.server.encoding import Encoder
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.server import WAIT_S, Frontend, chat_body, check_error
 
@@ -28,23 +28,23 @@ class _Text:
     """Can be watched, unlike a `str`."""
 
 
-def encoder() -> Encoder:
+def pool() -> TokenizePool:
     """Its tokenizer knows the letter a."""
     backend = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>"))
-    return Encoder(Tokenizer(backend, {}, {}), Meter("encode"))
+    return TokenizePool(Tokenizer(backend, {}, {}), Meter("encode"))
 
 
 def panic() -> Any:
     raise _Panic("out of range")
 
 
-async def short(encoder: Encoder, text: Callable[[], str]) -> list[int]:
-    return (await encoder.encode(text, 1, add_special_tokens=False)).tolist()  # type: ignore[no-any-return]
+async def short(pool: TokenizePool, text: Callable[[], str]) -> list[int]:
+    return (await pool.encode(text, 1, add_special_tokens=False)).tolist()  # type: ignore[no-any-return]
 
 
 def test_a_text_that_has_no_ids_is_a_value_error_and_its_lane_goes_on() -> None:
     async def run() -> None:
-        lanes = encoder()
+        lanes = pool()
         async with asyncio.timeout(WAIT_S):
             found = await asyncio.gather(*(short(lanes, lambda t=t: t) for t in "xay"), return_exceptions=True)
             assert found[1] == [0] and all("no ids" in str(found[i]) for i in (0, 2))
@@ -56,7 +56,7 @@ def test_a_text_that_has_no_ids_is_a_value_error_and_its_lane_goes_on() -> None:
 
 def test_a_panic_fails_its_request_and_the_lanes_go_on() -> None:
     async def run() -> None:
-        lanes = encoder()
+        lanes = pool()
         async with asyncio.timeout(WAIT_S):
             with pytest.raises(RuntimeError, match="_Panic: out of range"):
                 await lanes.run(panic)
@@ -72,7 +72,7 @@ def test_who_leaves_before_his_turn_in_a_lane_takes_his_text_along() -> None:
     """Another one may be given room for a large body then."""
 
     async def run() -> None:
-        lanes, go = encoder(), threading.Event()
+        lanes, go = pool(), threading.Event()
         async with asyncio.timeout(WAIT_S):
             first = asyncio.create_task(lanes.run(go.wait))
             text = _Text()

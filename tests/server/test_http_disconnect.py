@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from minisgl.frontend.output_processor import RequestState
 from minisgl.message import AbortRequest, FinishRequest
-from minisgl.server.engine_client import RequestHandle
 from minisgl.server.generation import Generation
 from minisgl.server.record import RequestRecord
 from tests.helpers.server import WAIT_S, Frontend, chat_body, failed_step
@@ -125,7 +125,7 @@ def test_a_client_that_stops_reading_can_still_leave(server: Frontend) -> None:
     connection.sendall(content)
     server.engine.wait_for(lambda _: len(server.engine.requests("full fill")) == 64)
     # tokens heap up where they are few otherwise: the server is stuck in a write
-    server.wait_until(lambda: sum(len(one.tokens) >= 50 for one in server.client._live.values()) == 64)
+    server.wait_until(lambda: sum(one.num_pending >= 50 for one in server.client.processor.live.values()) == 64)
     connection.close()
     server.engine.wait_for_end(AbortRequest, {one.req_id for one in server.engine.requests("full fill")})
 
@@ -167,7 +167,7 @@ def test_answers_need_no_garbage_collection(server: Frontend) -> None:
         with send(server, TEXT, body_of(TEXT, "cycles hang:abc", stream=True)) as connection:
             read_until(connection, b'c"')
         check_nothing_lives(server)
-        kinds = (Generation, RequestHandle, RequestRecord)
+        kinds = (Generation, RequestState, RequestRecord)
         server.wait_until(lambda: not any(type(one) in kinds for one in gc.get_objects()))
     finally:
         gc.enable()

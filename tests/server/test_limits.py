@@ -56,11 +56,11 @@ def test_a_full_queue_is_429_before_any_work() -> None:
                     assert int(answer.headers["retry-after"]) >= 1
                 assert http.get("/livez").status_code == http.get("/readyz").status_code == 200
                 assert http.get("/health").json()["requests_queued"] == 2
-            server.wait_until(lambda: server.client.num_waiting == 1)
+            server.wait_until(lambda: server.client.processor.num_waiting == 1)
             assert http.post(TEXT, json={"prompt": "say:ok"}).json()["choices"][0]["text"] == "ok"
             # two more do not fit beside the one that waits
             assert check_error(http.post(TEXT, json={"prompt": "many say:ok", "n": 2}), 429)["code"] == "queue_full"
-        server.wait_until(lambda: server.client.num_waiting == 0)
+        server.wait_until(lambda: server.client.processor.num_waiting == 0)
         assert len(http.post(TEXT, json={"prompt": "many say:ok", "n": 3}).json()["choices"]) == 3  # alone they do
         assert not server.engine.requests("third")
 
@@ -80,9 +80,9 @@ def test_the_count_of_waiting_survives_every_way_to_end() -> None:
             http.post(TEXT, json={"prompt": prompt, "n": 3})
         http.post(TEXT, json={"prompt": "say:abcdef", "stop": "c"})
         with hanging(server, "gone "):
-            assert server.client.num_waiting == 1 and server.client.num_waiting_tokens == 11
+            assert server.client.processor.num_waiting == 1 and server.client.processor.num_waiting_tokens == 11
         server.wait_until(lambda: server.client.num_live == 0)
-        assert (server.client.num_waiting, server.client.num_waiting_tokens) == (0, 0)
+        assert (server.client.processor.num_waiting, server.client.processor.num_waiting_tokens) == (0, 0)
 
 
 # ------------------------------------------------------------------------------------------------------------- times

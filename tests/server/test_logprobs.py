@@ -7,15 +7,15 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 
-from minisgl.server.generation import ScoredToken
+from minisgl.frontend.output_processor import Logprob
 from minisgl.server.logprobs import CompletionLogprobs, echoed_prompt, token_text
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.text import TEXTS, streamed, tokenizer_named
 from tests.tokenizer.test_decode import ALL, cuts, expected, ids_of
 
 
-def scored(ids: list[int]) -> list[ScoredToken]:
-    return [ScoredToken(one, -1.0, ()) for one in ids]
+def scored(ids: list[int]) -> list[Logprob]:
+    return [Logprob(one, -1.0, ()) for one in ids]
 
 
 def offsets_of(tokenizer: Tokenizer, prompt: list[int], answer: list[int], cuts: list[int]) -> tuple[str, list[int]]:

@@ -1,5 +1,15 @@
 """Typed messages between the HTTP process and the engine process."""
 
+from minisgl.message.codec import (
+    Codec,
+    MeasuredCodec,
+    MessageError,
+    decode_from_engine,
+    decode_to_engine,
+    encode,
+    sent_ns,
+    stamped,
+)
 from minisgl.message.types import (
     SCHEMA_VERSION,
     AbortRequest,
@@ -20,12 +30,12 @@ from minisgl.message.types import (
     ToEngine,
     TokenLogprobs,
 )
-from minisgl.message.wire import MessageError, decode_from_engine, decode_to_engine, encode, sent_ns, stamped
 
 __all__ = [
     "SCHEMA_VERSION",
     "AbortRequest",
     "AddRequest",
+    "Codec",
     "EngineFailed",
     "EngineReady",
     "EngineStats",
@@ -33,6 +43,7 @@ __all__ = [
     "FromEngine",
     "Heartbeat",
     "LoadProgress",
+    "MeasuredCodec",
     "MessageError",
     "MeterReading",
     "Narration",

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from minisgl.message import EngineReady, EngineStats, MeterReading
+from minisgl.message import Codec, EngineReady, EngineStats, MeasuredCodec, MeterReading
 from minisgl.metrics.aliases import AliasCollector
 from minisgl.metrics.chrome_trace import ChromeTrace, TracedMeter
 from minisgl.metrics.families import ENGINE, HTTP, EngineCollector, process_families, text_families
@@ -24,7 +24,6 @@ from minisgl.metrics.histogram import Histogram
 from minisgl.metrics.lag import LoopLag
 from minisgl.metrics.meters import GcWatch, Meter, Meters, Peak, cpu_seconds, resident_bytes
 from minisgl.metrics.spread import percentiles
-from minisgl.metrics.transport import MeasuredTransport, Transport
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -94,11 +93,9 @@ class Metrics(Collector):
         if self._trace is not None:
             self._trace.write()
 
-    def transport(self, *, measured: bool) -> Transport:
-        """What encodes and decodes the messages of this process."""
-        if not measured:
-            return Transport()
-        return MeasuredTransport(*map(self._meters.__getitem__, ("encode", "decode", "queue")))
+    def codec(self, *, measured: bool) -> Codec:
+        """For the messages of this process."""
+        return MeasuredCodec(*(self._meters[name] for name in ("encode", "decode", "queue"))) if measured else Codec()
 
     # ------------------------------------------------------------------------------------------------------ counting
 

@@ -24,11 +24,13 @@ import zmq
 from minisgl.config import ConfigError
 from minisgl.engine.api import Engine
 from minisgl.message import (
+    Codec,
     EngineFailed,
     EngineReady,
     EngineStats,
     FromEngine,
     LoadProgress,
+    MeasuredCodec,
     Narration,
     RankUsage,
     ToEngine,
@@ -36,7 +38,6 @@ from minisgl.message import (
 )
 from minisgl.metrics.meters import GcWatch, cpu_seconds, resident_bytes
 from minisgl.metrics.steps import step_timers
-from minisgl.metrics.transport import MeasuredTransport, Transport
 from minisgl.runner.build import build_engine, build_fallback, choose_control_plane
 from minisgl.runner.heartbeat import HeartbeatThread, Pulse
 from minisgl.runner.loop import StepLoop
@@ -72,10 +73,10 @@ class Link:
         self._outbox.setsockopt(zmq.RECONNECT_IVL, CONNECT_MS)
         self._outbox.connect(config.from_engine)
         self.timers = step_timers(config.engine.debug.profile_steps, lambda text: self.send([LoadProgress(text)]))
-        self._transport = Transport()
+        self._codec = Codec()
         if config.engine.debug.transport_stats:
             meters = self.timers.meters
-            self._transport = MeasuredTransport(meters["encode"], meters["decode"], meters["queue"])
+            self._codec = MeasuredCodec(meters["encode"], meters["decode"], meters["queue"])
         self.pulse = Pulse()
         self._heartbeat = HeartbeatThread(self._context, config.from_engine, self.pulse)
         self._poller = zmq.Poller()
@@ -87,7 +88,7 @@ class Link:
 
     def send(self, messages: Sequence[FromEngine]) -> None:
         """Waits until the HTTP process follows. Raises `ParentGone`."""
-        frame = self._transport.encode(messages)
+        frame = self._codec.encode(messages)
         while True:
             try:
                 self._outbox.send(frame, zmq.NOBLOCK)
@@ -117,7 +118,7 @@ class Link:
         messages: list[ToEngine] = []
         while True:
             try:
-                messages.extend(self._transport.decode_to_engine(self._inbox.recv(zmq.NOBLOCK)))
+                messages.extend(self._codec.decode_to_engine(self._inbox.recv(zmq.NOBLOCK)))
             except zmq.Again:
                 timers.lap(timers.receive)
                 return messages

@@ -19,13 +19,13 @@ from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.config import ServerConfig
+from minisgl.frontend.engine_client import ProcessClient
 from minisgl.metrics.chrome_trace import ChromeTrace
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.server.chat import answer_chat
 from minisgl.server.completions import answer_completion
 from minisgl.server.context import ServerContext
 from minisgl.server.docs_page import POLICY, docs_page
-from minisgl.server.engine_client import EngineClient
 from minisgl.server.errors import ApiError, install_handlers, internal_error
 from minisgl.server.gate import RECORD, Gate
 from minisgl.server.generate import answer_generate
@@ -60,7 +60,7 @@ class Application:
 
 
 def build_app(
-    client: EngineClient, tokenizer: Tokenizer, config: ServerConfig, defaults: Mapping[str, Any] | None = None
+    client: ProcessClient, tokenizer: Tokenizer, config: ServerConfig, defaults: Mapping[str, Any] | None = None
 ) -> Application:
     """`client` must be ready. `defaults`: fields of `SamplingParams` for requests that leave them out."""
     app = FastAPI(title="minisgl", docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -70,12 +70,13 @@ def build_app(
         lambda: client.stats,
         lambda: client.info,
         lambda: client.failure is None,
-        waiting=lambda: client.num_waiting,
+        waiting=lambda: client.processor.num_waiting,
         aliases_for=config.model_name if config.metrics_aliases == "vllm" else None,
         trace=ChromeTrace(steps, "http", say) if (steps := config.engine.debug.profile_steps) else None,
     )
-    client.dispatch, client.queue = metrics.dispatch, metrics.queue
-    client.transport = metrics.transport(measured=config.engine.debug.transport_stats)
+    client.dispatch, client.processor.detokenize = metrics.dispatch, metrics.detokenize
+    client.processor.queue = metrics.queue
+    client.codec = metrics.codec(measured=config.engine.debug.transport_stats)
     context = ServerContext(
         client,
         tokenizer,

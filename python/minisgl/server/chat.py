@@ -11,11 +11,12 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
+from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.bodies import ChatRequest
 from minisgl.server.context import ServerContext, checked
 from minisgl.server.errors import ApiError, bad_value
-from minisgl.server.generation import Delta, Generation, ScoredToken, collect
+from minisgl.server.generation import Generation
 from minisgl.server.intake import Payload
 from minisgl.server.logprobs import chat_logprobs, prompt_logprobs
 from minisgl.server.record import RequestRecord
@@ -109,11 +110,11 @@ class _Answer:
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands around the text
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": context.model_name}
 
-    def _logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[Logprob]) -> dict[str, Any] | None:
         return chat_logprobs(self._tokenizer, tokens) if self._with_logprobs else None
 
     async def collect(self, generation: Generation) -> dict[str, Any]:
-        choices = await collect(generation, self._n)
+        choices = await generation.collect()
         return {
             **self._head,
             "object": "chat.completion",
@@ -121,7 +122,7 @@ class _Answer:
                 {
                     "index": i,
                     "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                    "logprobs": self._logprobs(choice.tokens),
+                    "logprobs": self._logprobs(choice.logprobs),
                     "finish_reason": choice.finish_reason,
                     **({"token_ids": generation.token_ids(i)} if self._with_token_ids else {}),
                 }
@@ -155,8 +156,8 @@ class _Answer:
             of_choice: dict[str, Any] = {}
             if self._with_token_ids:
                 of_choice["token_ids"] = generation.new_token_ids(delta.index)
-            if delta.tokens or (delta.text and (more or of_choice)):
-                of_choice["logprobs"] = self._logprobs(delta.tokens) if delta.tokens else None
+            if delta.logprobs or (delta.text and (more or of_choice)):
+                of_choice["logprobs"] = self._logprobs(delta.logprobs) if delta.logprobs else None
                 frames.append(self._chunk(delta.index, {"content": delta.text}, of_choice, more))
                 of_choice = {"token_ids": []} if self._with_token_ids else {}
             elif delta.text:

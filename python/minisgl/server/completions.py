@@ -12,11 +12,12 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
+from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.sampling_params import MAX_N, SamplingParams
 from minisgl.server.bodies import CompletionRequest
 from minisgl.server.context import ServerContext, checked
 from minisgl.server.errors import ApiError, bad_value
-from minisgl.server.generation import Collected, Delta, Generation, ScoredToken, collect
+from minisgl.server.generation import Generation
 from minisgl.server.intake import Payload
 from minisgl.server.logprobs import CompletionLogprobs, EchoedPrompt, echoed_prompt, prompt_logprobs
 from minisgl.server.record import RequestRecord
@@ -122,14 +123,14 @@ class _Answer:
 
     async def collect(self, generation: Generation) -> dict[str, Any]:
         options = self._options
-        found = await collect(generation, len(self._prompts) * options.best_of)
+        found = await generation.collect()
         choices: list[dict[str, Any]] = []
         for prompt in range(len(self._prompts)):
             first = prompt * options.best_of
             for at in _best(found[first : first + options.best_of], options.n):
                 one = found[first + at]
                 piece = _Piece(first + at, len(choices), CompletionLogprobs(self._tokenizer))
-                choices.append(self._choice(piece, generation, one.text, one.tokens, one.finish_reason))
+                choices.append(self._choice(piece, generation, one.text, one.logprobs, one.finish_reason))
         return {**self._head, "choices": choices, "usage": self._usage(generation)}
 
     # ------------------------------------------------------------------------------------------------------ pieces
@@ -143,7 +144,7 @@ class _Answer:
             if (piece := self._pieces.get(delta.index)) is None:
                 logprobs = CompletionLogprobs(self._tokenizer)
                 piece = self._pieces[delta.index] = _Piece(delta.index, delta.index, logprobs)
-            choice = self._choice(piece, generation, delta.text, delta.tokens, delta.finish_reason)
+            choice = self._choice(piece, generation, delta.text, delta.logprobs, delta.finish_reason)
             frames.append(sse({**self._head, "choices": [choice], **usage}))
         return b"".join(frames)
 
@@ -158,11 +159,11 @@ class _Answer:
     # ----------------------------------------------------------------------------------------------------- choices
 
     def _choice(
-        self, piece: _Piece, generation: Generation, text: str, tokens: Sequence[ScoredToken], finish_reason: str | None
+        self, piece: _Piece, generation: Generation, text: str, tokens: Sequence[Logprob], finish_reason: str | None
     ) -> dict[str, Any]:
         """The next part of a choice; what concerns the prompt comes with the first."""
         options, more = self._options, dict[str, Any]()
-        echoed, of_prompt = None, list[ScoredToken]()
+        echoed, of_prompt = None, list[Logprob]()
         if options.only_prompt:
             text, tokens = "", ()
             finish_reason = finish_reason and "length"
@@ -215,13 +216,13 @@ class _Piece:
     is_first: bool = True
 
 
-def _best(choices: Sequence[Collected], n: int) -> list[int]:
+def _best(choices: Sequence[Delta], n: int) -> list[int]:
     """Indices of the n choices with the highest log probability per token, in their own order."""
     if n == len(choices):
         return list(range(n))
 
     def mean(at: int) -> float:
-        logprobs = [token.logprob or 0.0 for token in choices[at].tokens]
+        logprobs = [token.logprob or 0.0 for token in choices[at].logprobs]
         return sum(logprobs) / max(1, len(logprobs))
 
     return sorted(sorted(range(len(choices)), key=mean, reverse=True)[:n])

@@ -9,27 +9,27 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-import msgspec
 import numpy as np
 from starlette.requests import Request
 
 from minisgl.config import Limits
+from minisgl.frontend.engine_client import ProcessClient
+from minisgl.frontend.memory import MAPPED_BYTES, give_back
+from minisgl.frontend.output_processor import with_bad_words
+from minisgl.frontend.tokenize_pool import TokenizePool
 from minisgl.message import EngineReady
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.server.bodies import Body, ChatMessage
-from minisgl.server.encoding import Encoder
-from minisgl.server.engine_client import EngineClient
 from minisgl.server.errors import ApiError, bad_value, engine_gone, from_param_error
 from minisgl.server.generation import Generation
 from minisgl.server.intake import Payload, Turns, read_body
 from minisgl.server.json_shape import check_shape
 from minisgl.server.limits import MAX_CHOICES, Queue, check_stop, draining
-from minisgl.server.memory import MAPPED_BYTES, give_back
 from minisgl.server.protocol import parse
 from minisgl.server.record import RequestRecord
 from minisgl.step import Int32Array
-from minisgl.tokenizer import ChatTemplateError, NotEncodable, Tokenizer, TooManyTokens, bad_token_ids
+from minisgl.tokenizer import ChatTemplateError, NotEncodable, Tokenizer, TooManyTokens
 
 # A conversation as short as this is rendered on the event loop: 40 us there are less than what another thread waits for
 # its turn at the interpreter.
@@ -58,7 +58,7 @@ class ChatOptions(Protocol):
 class ServerContext:
     def __init__(
         self,
-        client: EngineClient,
+        client: ProcessClient,
         tokenizer: Tokenizer,
         metrics: Metrics,
         model_name: str,
@@ -82,7 +82,7 @@ class ServerContext:
         self.queue = Queue(client, self.turns, limits)
         self.draining = False
         tokenizer.prepare()
-        self._encoder = Encoder(tokenizer, metrics.tokenize)
+        self._pool = TokenizePool(tokenizer, metrics.tokenize, (ApiError,))
 
     @property
     def info(self) -> EngineReady:
@@ -112,11 +112,11 @@ class ServerContext:
             return parse(data, model)
 
         with self._counted():
-            return await self._encoder.run(work)
+            return await self._pool.run(work)
 
     def _give_back(self, num_bytes: int) -> None:
         if num_bytes >= MAPPED_BYTES:
-            self._encoder.run_later(give_back)
+            self._pool.run_later(give_back)
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
@@ -195,7 +195,7 @@ class ServerContext:
                 render = lambda: rendered  # noqa: E731
             with self._counted(), self._fits("messages"):
                 most = self._most(keep)
-                return _last(await self._encoder.encode(render, num_chars, add_special_tokens=False, most=most), keep)
+                return _last(await self._pool.encode(render, num_chars, add_special_tokens=False, most=most), keep)
         except ChatTemplateError as error:
             raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
 
@@ -203,19 +203,19 @@ class ServerContext:
         """As many tokens as the context has, at most."""
         most = self.info.max_seq_len
         with self._counted(), self._fits("prompt"):
-            return await self._encoder.encode(lambda: text, len(text), add_special_tokens=add_special_tokens, most=most)
+            return await self._pool.encode(lambda: text, len(text), add_special_tokens=add_special_tokens, most=most)
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         with self._counted():
-            return await self._encoder.run(lambda: self.tokenizer.decode(ids, skip_special_tokens))
+            return await self._pool.run(lambda: self.tokenizer.decode(ids, skip_special_tokens))
 
     async def _encode_all(self, texts: list[str], most: int) -> list[Int32Array]:
         with self._counted():
             if len(texts) == 1:
                 text = texts[0]
-                ids = await self._encoder.encode(lambda: text, len(text), add_special_tokens=True, most=most)
+                ids = await self._pool.encode(lambda: text, len(text), add_special_tokens=True, most=most)
                 return [ids]
-            return await self._encoder.run(lambda: self.tokenizer.encode_batch(texts, most=most))
+            return await self._pool.run(lambda: self.tokenizer.encode_batch(texts, most=most))
 
     async def encode_prompts(
         self, prompts: Sequence[str | list[int]], field: str, keep: int | None = None
@@ -267,8 +267,7 @@ class ServerContext:
             return sampling
         vocab_size = self.info.vocab_size
         with self._counted(), self._fits("bad_words"):
-            found = await self._encoder.run(lambda: bad_token_ids(self.tokenizer, sampling.bad_words, vocab_size))
-        return msgspec.structs.replace(sampling, bad_token_ids=found)
+            return await self._pool.run(lambda: with_bad_words(sampling, self.tokenizer, vocab_size))
 
     def check_vocabulary(self, sampling: SamplingParams, names: Mapping[str, str] | None = None) -> None:
         """What the model alone can tell. `names`: how the client wrote a field, where that differs."""

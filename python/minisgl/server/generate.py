@@ -14,11 +14,12 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
+from minisgl.frontend.output_processor import Delta
 from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.server.bodies import GenerateRequest, GenerateSampling
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
-from minisgl.server.generation import Delta, Generation, collect
+from minisgl.server.generation import Generation
 from minisgl.server.intake import Payload
 from minisgl.server.record import RequestRecord
 from minisgl.server.transport import StreamResponse, json_line, json_response
@@ -43,7 +44,7 @@ async def answer_generate(context: ServerContext, request: Request, body: Payloa
     if fields.stream:
         return StreamResponse(_Lines(begin, fields, about_prompt), "application/x-ndjson")
     with begin() as generation:
-        [found] = await collect(generation, 1)
+        [found] = await generation.collect()
         done = _end(generation, found.finish_reason)
         return json_response({"text": found.text, "token_ids": generation.token_ids(0), **done, **about_prompt})
 

@@ -7,7 +7,7 @@ Doesn't know: the engine's own limits (running requests, pages).
 from __future__ import annotations
 
 from minisgl.config import Limits
-from minisgl.server.engine_client import EngineClient
+from minisgl.frontend.engine_client import ProcessClient
 from minisgl.server.errors import SERVER, ApiError, bad_value
 from minisgl.server.intake import Turns
 
@@ -20,7 +20,7 @@ class Queue:
     """What waits: requests whose bodies wait for their turn, whose prompts are being encoded here, or that have no row
     in the engine."""
 
-    def __init__(self, client: EngineClient, turns: Turns, limits: Limits) -> None:
+    def __init__(self, client: ProcessClient, turns: Turns, limits: Limits) -> None:
         self._client = client
         self._turns = turns
         self._limits = limits
@@ -28,11 +28,11 @@ class Queue:
 
     @property
     def num_requests(self) -> int:
-        return self._turns.num_waiting + self.num_encoding + self._client.num_waiting
+        return self._turns.num_waiting + self.num_encoding + self._client.processor.num_waiting
 
     def check_room(self, num_requests: int = 1, num_tokens: int = 0) -> None:
         """Raise `ApiError` 429 unless as many more may wait. What is larger than the whole queue may wait alone."""
-        waiting, tokens = self.num_requests, self._client.num_waiting_tokens
+        waiting, tokens = self.num_requests, self._client.processor.num_waiting_tokens
         most, most_tokens = self._limits.max_queued_requests, self._limits.max_queued_tokens
         if waiting >= most or (waiting and waiting + num_requests > most):
             raise _full(f"{waiting} requests wait already, the limit is {most} (--max-queued-requests)")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 
-from minisgl.server.engine_client import EngineClient
+from minisgl.frontend.engine_client import ProcessClient
 
 BEAT_TIMEOUT_S = 3.0  # beats come every 0.5 s
 LOOP_TIMEOUT_S = 3.0  # between two forwards; a step of the loop takes milliseconds
 
 
-def trouble(client: EngineClient, step_timeout_s: float) -> str | None:
+def trouble(client: ProcessClient, step_timeout_s: float) -> str | None:
     """What is wrong with the engine; None if nothing is. A forward may take `step_timeout_s`."""
     if client.failure is not None:
         return client.failure

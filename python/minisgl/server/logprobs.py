@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minisgl.server.generation import ScoredToken
+from minisgl.frontend.output_processor import Logprob
 from minisgl.tokenizer import IncrementalDecoder, Tokenizer
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[ScoredToken]) -> dict[str, Any]:
+def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[Logprob]) -> dict[str, Any]:
     """`choices[].logprobs` of chat: {"content": [{token, logprob, bytes, top_logprobs}], "refusal": null}."""
 
     def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class CompletionLogprobs:
         self._offset = 0
 
     def piece(
-        self, tokens: Sequence[ScoredToken], prompt: EchoedPrompt | None = None, of_prompt: Sequence[ScoredToken] = ()
+        self, tokens: Sequence[Logprob], prompt: EchoedPrompt | None = None, of_prompt: Sequence[Logprob] = ()
     ) -> dict[str, Any]:
         """{tokens, token_logprobs, top_logprobs, text_offset} of these tokens, in characters of the text so far. The
         first piece may begin with the prompt."""
@@ -87,7 +87,7 @@ class CompletionLogprobs:
             "text_offset": [*before, *offsets],
         }
 
-    def _top(self, token: ScoredToken) -> dict[str, float] | None:
+    def _top(self, token: Logprob) -> dict[str, float] | None:
         """The most likely ones and, as OpenAI has it, the token itself."""
         if token.logprob is None:
             return None
@@ -96,7 +96,7 @@ class CompletionLogprobs:
         return found
 
 
-def prompt_logprobs(tokenizer: Tokenizer, tokens: Iterable[ScoredToken]) -> list[dict[str, Any] | None]:
+def prompt_logprobs(tokenizer: Tokenizer, tokens: Iterable[Logprob]) -> list[dict[str, Any] | None]:
     """vLLM's `prompt_logprobs`: for each prompt token its own entry and the most likely ones, by id; the first has
     none."""
 

@@ -14,10 +14,11 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from minisgl.frontend.output_processor import Delta
 from minisgl.server.connection import CONNECTION, Connection
 from minisgl.server.errors import SERVER, ApiError, internal_error
 from minisgl.server.gate import RECORD, SLOW_CLIENTS
-from minisgl.server.generation import Delta, Generation
+from minisgl.server.generation import Generation
 from minisgl.server.slow_clients import SlowClients
 
 _log = logging.getLogger("minisgl.server")
@@ -84,7 +85,7 @@ class StreamResponse(Response):
         piece, write = self._pieces.piece, connection.write
         with (
             slow_clients.watch(scope[RECORD].request_id, connection),
-            connection.tells(generation.hold, generation.resume),
+            connection.tells(generation.pause, generation.resume),
         ):
             write(piece(generation, first))
             await generation.follow(lambda deltas: write(piece(generation, deltas)))

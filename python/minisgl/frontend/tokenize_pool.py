@@ -2,7 +2,7 @@
 
 Keeps true: the event loop serves the others meanwhile; a long text delays no short one; a text that cannot be encoded
 fails alone. A lane is one thread: more of them would only wait for each other's turn at the interpreter.
-Doesn't know: requests, limits of the queue.
+Doesn't know: requests, HTTP.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from minisgl.metrics.meters import Meter
-from minisgl.server.errors import ApiError
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer, TooManyTokens
 
@@ -44,11 +43,13 @@ class _Text(_Job):
     most: int | None
 
 
-class Encoder:
-    """Its threads are daemons and start with the first job: they end with the process, whatever they are doing."""
+class TokenizePool:
+    """Its threads are daemons and start with the first job: they end with the process, whatever they are doing.
+    `expected` are errors of the request, not of the work: they come without their traceback."""
 
-    def __init__(self, tokenizer: Tokenizer, meter: Meter) -> None:
+    def __init__(self, tokenizer: Tokenizer, meter: Meter, expected: tuple[type[Exception], ...] = ()) -> None:
         self._tokenizer = tokenizer
+        self._expected: tuple[type[Exception], ...] = (ValueError, *expected)
         self._meter = meter  # time to render and encode
         self._short: queue.SimpleQueue[_Text] = queue.SimpleQueue()
         self._long: queue.SimpleQueue[_Job] = queue.SimpleQueue()
@@ -109,7 +110,7 @@ class Encoder:
         """Nothing of it is left in the thread afterwards: its text may be megabytes."""
         if not job.result.cancelled():
             began = time.perf_counter_ns()
-            self._deliver([(job, _outcome(job.work))], began)
+            self._deliver([(job, self._outcome(job.work))], began)
 
     def _do_all(self, jobs: list[_Text]) -> None:
         began = time.perf_counter_ns()
@@ -117,7 +118,7 @@ class Encoder:
         texts: list[tuple[_Text, str]] = []
         for job in jobs:
             if not job.result.cancelled():
-                outcome = _outcome(partial(self._text_of, job))
+                outcome = self._outcome(partial(self._text_of, job))
                 if isinstance(outcome, str):
                     texts.append((job, outcome))
                 else:
@@ -138,10 +139,22 @@ class Encoder:
 
     def _encode(self, texts: Sequence[str], special: bool) -> list[Any]:
         """Ids or an exception for each."""
-        outcome = _outcome(lambda: list(self._tokenizer.encode_batch(texts, special)))
+        outcome = self._outcome(lambda: list(self._tokenizer.encode_batch(texts, special)))
         if not isinstance(outcome, Exception):
             return outcome  # type: ignore[no-any-return]
         return [outcome] if len(texts) == 1 else [self._encode([text], special)[0] for text in texts]
+
+    def _outcome(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except self._expected as error:
+            # where it was found leads to the job, which leads to the error; see `_result`
+            error.__cause__ = error.__context__ = None
+            return error.with_traceback(None)
+        except Exception as error:  # handed over to whoever waits
+            return error
+        except BaseException as error:  # a panic in the library is no `Exception`; a lane must not lose its thread
+            return RuntimeError(f"{type(error).__name__}: {error}")
 
     def _deliver(self, found: list[tuple[_Job, Any]], began: int) -> None:
         assert self._loop is not None
@@ -163,19 +176,6 @@ class Encoder:
 
 def _new_result() -> asyncio.Future[Any]:
     return asyncio.get_running_loop().create_future()
-
-
-def _outcome(work: Callable[[], Any]) -> Any:
-    try:
-        return work()
-    except (ValueError, ApiError) as error:
-        # what is wrong with the request: where that was found leads to the job, which leads to the error; see `_result`
-        error.__cause__ = error.__context__ = None
-        return error.with_traceback(None)
-    except Exception as error:  # handed over to whoever waits
-        return error
-    except BaseException as error:  # a panic in the library is no `Exception`; without its thread a lane stands still
-        return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _checked(ids: Any, most: int | None) -> Any:

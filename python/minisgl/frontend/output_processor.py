@@ -1,0 +1,325 @@
+"""From the tokens of steps to the text of requests: stop strings, log probabilities, finish reasons, usage.
+
+Keeps true: a request's text does not depend on how many of its tokens come at once; a subscriber is notified once of
+all that came for its requests; tokens that nobody takes cost nothing but their place.
+Doesn't know: sockets, processes, HTTP.
+"""
+
+from __future__ import annotations
+
+import collections
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from minisgl.message import PromptLogprobs, StepTokens, TokenLogprobs
+from minisgl.metrics.histogram import Histogram
+from minisgl.metrics.meters import Meter
+from minisgl.sampling_params import SamplingParams, choice_seed
+from minisgl.step import FinishReason, Int32Array
+from minisgl.tokenizer import TextStream, Tokenizer, bad_token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token with its log probability (None for the first of a prompt) and the most likely ones in its place."""
+
+    token_id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of one request; `finish_reason` ("stop", "length", "abort", "error") with the last one."""
+
+    index: int
+    text: str
+    finish_reason: str | None
+    logprobs: tuple[Logprob, ...] = ()  # of the text; only for requests that ask for them
+
+
+class Subscriber:
+    """Who is notified of one or more requests: `notify` takes what came, and must not raise."""
+
+    __slots__ = ("is_due", "notify")
+
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self.notify = notify
+        self.is_due = False
+
+
+class RequestState:
+    """One request in an engine: what came for it, and its text so far. `sampling` is resolved (`request_states`)."""
+
+    __slots__ = (
+        "_logprobs",
+        "_num_reported",
+        "_reason",
+        "_stream",
+        "_tokens",
+        "cached_len",
+        "engine_gone",
+        "error",
+        "finish_reason",
+        "index",
+        "last_time",
+        "priority",
+        "prompt",
+        "prompt_logprobs",
+        "req_id",
+        "sampling",
+        "sent_at",
+        "subscriber",
+        "token_ids",
+        "waits",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        prompt: Int32Array,
+        sampling: SamplingParams,
+        tokenizer: Tokenizer,
+        subscriber: Subscriber,
+        priority: int = 0,
+    ) -> None:
+        self.index = index  # among the requests of one call
+        self.prompt = prompt
+        self.sampling = sampling
+        self.subscriber = subscriber
+        self.priority = priority
+        self.req_id = -1  # from `EngineClient.submit` on, as the next two
+        self.sent_at = 0.0
+        self.waits = False  # for its first step
+        self.cached_len: int | None = None
+        self.prompt_logprobs: dict[int, PromptLogprobs] = {}  # by first position
+        self.error: str | None = None
+        self.engine_gone = False
+        # came, and not taken yet
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._reason = FinishReason.NONE
+        # taken
+        self.token_ids: list[int] = []  # the stop token that ended it included
+        self.finish_reason: str | None = None
+        self.last_time: float | None = None  # for whoever measures the time between tokens
+        self._num_reported = 0  # of `token_ids`, by `new_token_ids`
+        self._stream = TextStream(tokenizer, sampling.stop)
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that came and were not taken."""
+        return len(self._tokens)
+
+    @property
+    def has_failed(self) -> bool:
+        return self._reason is FinishReason.ERROR
+
+    @property
+    def found_stop(self) -> bool:
+        """A stop string, in what was taken."""
+        return self._stream.stopped
+
+    def take(self) -> Delta | None:
+        """The text of what came since the last call; None if there is nothing to show."""
+        tokens, reason = self._tokens, self._reason
+        if self.finish_reason is not None or not (tokens or reason):
+            return None
+        self._tokens = []
+        if logprobs := self._logprobs:
+            self._logprobs = []
+        stream = self._stream
+        ended_by_token = reason is FinishReason.STOP and bool(tokens)  # a stop token is no text
+        text, num_used = self._decode(tokens[:-1] if ended_by_token else tokens)
+        self.token_ids += tokens[:num_used] if stream.stopped else tokens
+        if reason and not stream.stopped:
+            text += stream.finish()  # which may complete a stop string
+        if stream.stopped:
+            reason = FinishReason.STOP
+        if reason:
+            self.finish_reason = reason.name.lower()
+        found = tuple(map(_logprob, tokens[:num_used], logprobs)) if logprobs else ()
+        return Delta(self.index, text, self.finish_reason, found) if text or reason or found else None
+
+    def _decode(self, tokens: list[int]) -> tuple[str, int]:
+        """New text, and how many of `tokens` it took. With stop strings one by one: what comes after a match counts as
+        never generated, however many tokens happened to come together. A match before min_tokens is none."""
+        stream = self._stream
+        if not self.sampling.stop:
+            return stream.push(tokens), len(tokens)
+        parts = []
+        for used, token in enumerate(tokens, 1):
+            may_stop = len(self.token_ids) + used >= self.sampling.min_tokens
+            parts.append(stream.push((token,), may_stop=may_stop))
+            if stream.stopped:
+                return "".join(parts), used
+        return "".join(parts), len(tokens)
+
+    def new_token_ids(self) -> list[int]:
+        """Those of `token_ids` that came since this was asked before."""
+        found, self._num_reported = self.token_ids[self._num_reported :], len(self.token_ids)
+        return found
+
+    def prompt_tokens(self) -> list[Logprob]:
+        """The prompt with its log probabilities, once the first token is there. Its first token has none."""
+        prompt = self.prompt.tolist()
+        found = [Logprob(token, None, ()) for token in prompt]
+        for chunk in self.prompt_logprobs.values():
+            for i, logprob in enumerate(chunk.logprobs):
+                top = tuple(zip(chunk.top_ids[i], chunk.top_logprobs[i], strict=True))
+                found[chunk.first + i] = Logprob(prompt[chunk.first + i], logprob, top)
+        return found
+
+
+class OutputProcessor:
+    """The live requests of one engine. `process` adds what a step brings to their states; the subscribers whose turn it
+    is then come with `notify`, and take the text of their states."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, RequestState] = {}
+        self.num_waiting = 0  # sent, and not known to have a row
+        self.num_waiting_tokens = 0  # of their prompts
+        self.queue: Histogram | None = None  # time from sending a request to its first step
+        self.detokenize = Meter("detokenize")
+        self._due: collections.deque[Subscriber] = collections.deque()  # in the order in which something came
+
+    @property
+    def is_due(self) -> bool:
+        """Whether somebody is to be notified."""
+        return bool(self._due)
+
+    def add(self, state: RequestState) -> None:
+        self.live[state.req_id] = state
+        state.sent_at = time.monotonic()
+        state.waits = True
+        self.num_waiting += 1
+        self.num_waiting_tokens += len(state.prompt)
+
+    def remove(self, state: RequestState) -> bool:
+        """What still comes for it is dropped. False if it has ended."""
+        if self.live.pop(state.req_id, None) is None:
+            return False
+        self._no_longer_waits(state)
+        return True
+
+    def remove_all(self) -> list[RequestState]:
+        found, self.live = list(self.live.values()), {}
+        self.num_waiting = self.num_waiting_tokens = 0
+        self._due.clear()
+        return found
+
+    def fail(self, error: str) -> None:
+        """The engine is gone: everything that lives ends, and whoever has something to take is notified."""
+        due = dict.fromkeys(self._due)
+        for state in self.remove_all():
+            state.error = error
+            state.engine_gone = True
+            state._reason = FinishReason.ERROR
+            due[state.subscriber] = None
+        for subscriber in due:
+            subscriber.is_due = False
+            subscriber.notify()
+
+    def _no_longer_waits(self, state: RequestState) -> None:
+        if state.waits:
+            state.waits = False
+            self.num_waiting -= 1
+            self.num_waiting_tokens -= len(state.prompt)
+
+    # ----------------------------------------------------------------------------------------------------- outputs
+
+    def process(self, message: StepTokens) -> None:
+        """Add what a step brought to the states of its requests. Raises `ValueError` for arrays that do not fit."""
+        live = self.live
+        if message.bound_ids:
+            self._admitted(message)
+        for chunk in message.prompt_logprobs:
+            if (state := live.get(chunk.req_id)) is not None:
+                state.prompt_logprobs[chunk.first] = chunk
+        ids = np.frombuffer(message.req_ids, np.int64).tolist()
+        tokens = np.frombuffer(message.tokens, np.int32).tolist()
+        reasons = np.frombuffer(message.reasons, np.int32).tolist()
+        for found in message.logprobs:
+            if (state := live.get(ids[found.index])) is not None:
+                state._logprobs.append(found)
+        due = self._due
+        for req_id, token, reason in zip(ids, tokens, reasons, strict=True):  # once a token: no calls on the way
+            state = live.get(req_id)
+            if state is None:
+                continue  # aborted or finished here, the engine did not know yet
+            if token >= 0:
+                state._tokens.append(token)
+            if reason:
+                self.remove(state)
+                state._reason = FinishReason(reason)
+                state.error = message.errors.get(req_id)
+            subscriber = state.subscriber
+            if not subscriber.is_due:
+                subscriber.is_due = True
+                due.append(subscriber)
+
+    def _admitted(self, message: StepTokens) -> None:
+        lens = np.frombuffer(message.cached_lens, np.int32).tolist()
+        for req_id, cached_len in zip(np.frombuffer(message.bound_ids, np.int64).tolist(), lens, strict=True):
+            if (state := self.live.get(req_id)) is not None:
+                state.cached_len = cached_len
+                self._no_longer_waits(state)
+                if self.queue is not None:
+                    self.queue.observe(time.monotonic() - state.sent_at)
+
+    def notify(self, most: int | None = None) -> None:
+        """Up to `most` subscribers for whom something came; all by default."""
+        due = self._due
+        for _ in range(len(due) if most is None else min(len(due), most)):
+            subscriber = due.popleft()
+            subscriber.is_due = False
+            subscriber.notify()
+
+    def output(self, state: RequestState) -> Delta | None:
+        """`state.take`, metered."""
+        num_tokens, began = state.num_pending, time.perf_counter_ns()
+        delta = state.take()
+        if num_tokens:
+            self.detokenize.add(time.perf_counter_ns() - began, num_tokens)
+        return delta
+
+
+def request_states(
+    prompts: Sequence[Int32Array],
+    sampling: SamplingParams,
+    tokenizer: Tokenizer,
+    max_seq_len: int,
+    subscriber: Subscriber,
+    priority: int = 0,
+) -> list[RequestState]:
+    """`sampling.n` requests of each prompt; number i * n + j belongs to prompt i. Each has its own seed and a limit,
+    which `min_tokens` cannot exceed either."""
+    seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+    states: list[RequestState] = []
+    for prompt in prompts:
+        left = max_seq_len - len(prompt)
+        max_tokens = left if sampling.max_tokens is None else min(sampling.max_tokens, left)
+        min_tokens = min(sampling.min_tokens, max_tokens)
+        for j in range(sampling.n):
+            resolved = msgspec.structs.replace(
+                sampling, n=1, seed=choice_seed(seed, j), max_tokens=max_tokens, min_tokens=min_tokens
+            )
+            states.append(RequestState(len(states), prompt, resolved, tokenizer, subscriber, priority))
+    return states
+
+
+def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer, vocab_size: int) -> SamplingParams:
+    """Its `bad_words` as the engine knows them. Raises what `Tokenizer.encode` does."""
+    if not sampling.bad_words:
+        return sampling
+    found = bad_token_ids(tokenizer, sampling.bad_words, vocab_size)
+    return msgspec.structs.replace(sampling, bad_token_ids=sampling.bad_token_ids + found)
+
+
+def _logprob(token: int, found: TokenLogprobs) -> Logprob:
+    return Logprob(token, found.logprob, tuple(zip(found.top_ids, found.top_logprobs, strict=True)))

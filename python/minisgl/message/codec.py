@@ -1,0 +1,116 @@
+"""Bytes on the wire: one frame carries a list of messages as msgpack, behind the schema version. A stamped frame has
+the time of sending between the two, as eight bytes: of the system-wide monotonic clock, so both processes must run on
+one machine.
+
+Keeps true: a frame of another version, or one that does not fit the types, is a `MessageError`, never a wrong message.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from minisgl.message.types import SCHEMA_VERSION, FromEngine, ToEngine
+
+_VERSION = SCHEMA_VERSION.to_bytes(2, "little")
+_STAMPED = (SCHEMA_VERSION | 0x8000).to_bytes(2, "little")
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(list[ToEngine])
+_from_engine = msgspec.msgpack.Decoder(list[FromEngine])
+
+
+T = TypeVar("T")
+
+
+class MessageError(ValueError):
+    """A frame that this version cannot read."""
+
+
+def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
+    return _VERSION + _encoder.encode(messages)
+
+
+def stamped(frame: bytes, sent_ns: int) -> bytes:
+    """A frame of `encode` with the time of sending, nanoseconds of a clock that both sides share."""
+    return b"".join((_STAMPED, sent_ns.to_bytes(8, "little"), frame[2:]))
+
+
+def sent_ns(frame: bytes) -> int | None:
+    """When a frame was sent, if it says so."""
+    return int.from_bytes(frame[2:10], "little") if frame[:2] == _STAMPED else None
+
+
+def _body(frame: bytes) -> bytes:
+    if frame[:2] == _STAMPED:
+        return frame[10:]
+    if frame[:2] != _VERSION:
+        got = int.from_bytes(frame[:2], "little")
+        raise MessageError(f"schema version {got}, this side speaks {SCHEMA_VERSION}")
+    return frame[2:]
+
+
+def decode_to_engine(frame: bytes) -> list[ToEngine]:
+    try:
+        return _to_engine.decode(_body(frame))
+    except msgspec.MsgspecError as error:
+        raise MessageError(str(error)) from error
+
+
+def decode_from_engine(frame: bytes) -> list[FromEngine]:
+    try:
+        return _from_engine.decode(_body(frame))
+    except msgspec.MsgspecError as error:
+        raise MessageError(str(error)) from error
+
+
+class Codec:
+    """Messages to frames and back: the functions above."""
+
+    def encode(self, messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
+        return encode(messages)
+
+    def decode_to_engine(self, frame: bytes) -> list[ToEngine]:
+        """Raises `MessageError`, as the next one."""
+        return decode_to_engine(frame)
+
+    def decode_from_engine(self, frame: bytes) -> list[FromEngine]:
+        return decode_from_engine(frame)
+
+
+class Meter(Protocol):
+    """See `metrics.meters`."""
+
+    def add(self, ns: int, count: int = 1) -> None: ...
+
+
+class MeasuredCodec(Codec):
+    """The same with what it costs; its frames are stamped. `queue` meters the time from the sender's socket to the
+    receiver's decoder: on the way and not yet looked at."""
+
+    def __init__(self, encode: Meter, decode: Meter, queue: Meter) -> None:
+        self._encode = encode
+        self._decode = decode
+        self._queue = queue
+
+    def encode(self, messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
+        began = time.perf_counter_ns()
+        frame = encode(messages)
+        self._encode.add(time.perf_counter_ns() - began)
+        return stamped(frame, time.monotonic_ns())
+
+    def decode_to_engine(self, frame: bytes) -> list[ToEngine]:
+        return self._decoded(decode_to_engine, frame)
+
+    def decode_from_engine(self, frame: bytes) -> list[FromEngine]:
+        return self._decoded(decode_from_engine, frame)
+
+    def _decoded(self, decode: Callable[[bytes], T], frame: bytes) -> T:
+        if (sent := sent_ns(frame)) is not None:
+            self._queue.add(max(0, time.monotonic_ns() - sent))
+        began = time.perf_counter_ns()
+        messages = decode(frame)
+        self._decode.add(time.perf_counter_ns() - began)
+        return messages
