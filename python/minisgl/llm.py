@@ -14,7 +14,6 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import msgspec
 import numpy as np
 
 from minisgl import envs, spellings
