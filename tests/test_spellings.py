@@ -312,8 +312,8 @@ def test_a_variable_without_an_effect_is_named(
     assert cli.main(["chat", "--base-url", "http://127.0.0.1:1"]) == 1
     assert f"minisgl chat: {name}: {said}" in capsys.readouterr().err
     monkeypatch.setattr(bench.importlib, "import_module", lambda name: _NoBenchmark)
-    assert cli.main(["bench", "gate"]) == 0
-    assert f"minisgl bench gate: {name}: {said}" in capsys.readouterr().err
+    assert cli.main(["bench", "compare"]) == 0
+    assert f"minisgl bench compare: {name}: {said}" in capsys.readouterr().err
     assert cli.main(["replay", "/no/such/trace"]) == 2
     assert f"minisgl replay: {name}: {said}" in capsys.readouterr().err
 

@@ -2,9 +2,9 @@
 
     python -m benchmark.online.control_planes --out FOLDER [--pairs 6] [--profile NAME ...]
 
-Each profile is a `minisgl bench ab`: a fresh server for every run, arms in alternating order, paired differences.
-Writes raw.json and a report that answers the targets of the design; the last line of stdout is JSON. The simulated
-profiles read a tokenizer: the embedded one, or that of the folder --tokenizer.
+Each profile is measured as `benchmark.ab` does: a fresh server for every run, variants in alternating order, paired
+differences. Writes raw.json and a report; the last line of stdout is JSON. The simulated profiles read a tokenizer: the
+embedded one, or that of the folder --tokenizer.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minisgl.bench.ab import Figures, compare, figures_table, paired
-from minisgl.bench.arms import Arm
-from minisgl.bench.measure import load_from, measure
+from benchmark.ab.__main__ import Figures, compare, figures_table, paired
+from benchmark.ab.point import load_from, measure
+from benchmark.ab.variants import Variant
 from minisgl.bench.plots import bar_breakdown
 from minisgl.bench.report import RAW, Report, print_result, table
 from minisgl.bench.stats import Interval, PairedDifference
 
-ARMS = tuple(Arm(name, ("--cpu-backend", name)) for name in ("python", "rust_hotpath"))
+VARIANTS = tuple(Variant(name, ("--cpu-backend", name)) for name in ("python", "rust_hotpath"))
 SUMMARY = ("output_tok_s", "ttft_p99_ms", "itl_p99_ms", "scheduler_us_per_step", "engine_cpu_us_per_token")
 PARTS = ("schedule", "commit", "receive", "launch", "wait", "send")
 
@@ -67,7 +67,7 @@ PROFILES: dict[str, Profile] = {
 def run_profile(profile: Profile, tokenizer: str, pairs: int) -> dict[str, list[Figures]]:
     model = ("--model", tokenizer) if "sim" in profile.flags else ()
     load = load_from(profile.load.split())
-    return compare(ARMS, (*profile.flags, *model), pairs, lambda server: measure(server, load))
+    return compare(VARIANTS, (*profile.flags, *model), pairs, lambda server: measure(server, load))
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -88,8 +88,8 @@ def main(args: Sequence[str] | None = None) -> int:
     for name in options.profile:
         print(name, file=sys.stderr, flush=True)
         runs[name] = run_profile(PROFILES[name], options.tokenizer, options.pairs)
-        found[name] = paired(ARMS, runs[name], 0.95)
-        print(f"\n{name}\n\n{figures_table(ARMS, found[name])}", flush=True)
+        found[name] = paired(VARIANTS, runs[name], 0.95)
+        print(f"\n{name}\n\n{figures_table(VARIANTS, found[name])}", flush=True)
         _write(report, runs, found, options.pairs)  # kept, whatever comes later
     print_result({"benchmark": "control_planes", "profiles": {name: _short(one) for name, one in found.items()}})
     return 0
@@ -100,8 +100,8 @@ def _again(folder: Path) -> int:
     report = Report(folder, raw["title"], command=raw["command"])
     report.environment = raw["environment"]
     runs = raw["runs"]
-    found = {name: paired(ARMS, by_arm, 0.95) for name, by_arm in runs.items()}
-    _write(report, runs, found, len(next(iter(runs.values()))[ARMS[0].name]))
+    found = {name: paired(VARIANTS, by_variant, 0.95) for name, by_variant in runs.items()}
+    _write(report, runs, found, len(next(iter(runs.values()))[VARIANTS[0].name]))
     return 0
 
 
@@ -132,11 +132,14 @@ def _write(
         table(("profile", *figures), rows),
     )
     for name, by_figure in found.items():
-        steps = {arm.name: {part: _mean(runs[name][arm.name], f"{part}_us_per_step") for part in PARTS} for arm in ARMS}
+        steps = {
+            variant.name: {part: _mean(runs[name][variant.name], f"{part}_us_per_step") for part in PARTS}
+            for variant in VARIANTS
+        }
         file = "".join(char if char.isalnum() else "-" for char in name)
         plot = bar_breakdown(report.folder / f"{file}.png", steps, title=f"{name}: a step of the loop", y_label="us")
         flags = " ".join(PROFILES[name].flags)
-        report.section(name, f"`{flags}`; load: `{PROFILES[name].load}`.", figures_table(ARMS, by_figure), plot)
+        report.section(name, f"`{flags}`; load: `{PROFILES[name].load}`.", figures_table(VARIANTS, by_figure), plot)
     loads = {name: PROFILES[name].load for name in runs}
     differences = {name: {k: v.as_dict() for k, v in by_figure.items()} for name, by_figure in found.items()}
     report.write({"loads": loads, "runs": runs, "differences": differences})

@@ -28,7 +28,6 @@ __all__ = [
     "make_metadata_buffers",
     "make_positions",
     "make_write_mapping",
-    "measure",
     "prefill_admission_plan",
     "quantize_weights",
     "run_load",
@@ -268,8 +267,6 @@ def make_write_mapping(seq_lens: Int32Array, samples: Int32Array) -> Int32Array:
 def make_metadata_buffers(
     page_tables: Int32Array, starts: Int32Array, extend_lens: Int32Array, page_size: int = 1
 ) -> dict[str, Int32Array]: ...
-def measure(case: Literal["evict_one", "match_1024", "insert_1024"], repeats: int) -> list[float]:
-    """The times of single operations in us, for benchmark/control_plane."""
 
 @final
 class CpuEngine:

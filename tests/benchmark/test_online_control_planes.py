@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from benchmark.ab.point import load_from
 from benchmark.online import control_planes
 from benchmark.online.control_planes import PROFILES
-from minisgl.bench.measure import load_from
 
 
-def pretended(arms: Any, shared: Any, pairs: int, measure: Any) -> dict[str, list[dict[str, float]]]:
+def pretended(variants: Any, shared: Any, pairs: int, measure: Any) -> dict[str, list[dict[str, float]]]:
     """Half the time per step, and a fifth more tokens."""
     return {
         "python": [{"output_tok_s": 1000.0 + i, "scheduler_us_per_step": 400.0, "start_s": 2.0} for i in range(pairs)],

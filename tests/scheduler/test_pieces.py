@@ -160,7 +160,6 @@ BAD = {
     ),
     "no pages": lambda: _rust.RadixCacheManager(0),
     "an unknown policy": lambda: _rust.RadixCacheManager(1, 1, "fifo"),  # type: ignore[arg-type]
-    "an unknown case": lambda: _rust.measure("decode", 1),  # type: ignore[arg-type]
 }
 
 

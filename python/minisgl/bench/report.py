@@ -95,10 +95,10 @@ def number(value: float) -> str:
     return f"{value:.{min(digits, 6)}f}"
 
 
-def public_command(arguments: Sequence[str]) -> str:
-    """`minisgl bench` with `arguments` as a line to type again; folders of this machine are cut off its paths."""
+def public_command(arguments: Sequence[str], program: str = "minisgl bench") -> str:
+    """`program` with `arguments` as a line to type again; folders of this machine are cut off its paths."""
     shown = [re.sub(r"^([\w.-]+=)?~?/(?:.*/)?(?=[^/]+/?$)", r"\1", text) for text in arguments]
-    return shlex.join(["minisgl", "bench", *shown])
+    return f"{program} {shlex.join(shown)}".rstrip()
 
 
 def write_json(path: Path, data: object) -> None:

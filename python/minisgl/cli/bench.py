@@ -17,18 +17,20 @@ from minisgl.cli import aliases
 from minisgl.cli.flags import notices, say
 
 COMMANDS = {
-    "ab": "minisgl.bench.ab",
     "compare": "minisgl.bench.compare",
-    "control-plane": "minisgl.cli.bench_control_plane",
-    "gate": "minisgl.bench.gate",
     "offline": "minisgl.cli.bench_offline",
+    "scheduler": "minisgl.bench.scheduler",
     "serve": "minisgl.bench.serve",
-    "what-if": "minisgl.cli.bench_what_if",
+    "simulate": "minisgl.cli.bench_simulate",
 }
+FORMER = {"control-plane": "scheduler", "what-if": "simulate"}
+"""Names that commands had; in no help."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark that `arguments` begin with; returns its exit code. Raises `ConfigError`."""
+    if arguments and arguments[0] in FORMER:
+        arguments = [FORMER[arguments[0]], *arguments[1:]]
     parser = argparse.ArgumentParser(prog="minisgl bench", description="Measure minisgl.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="bench", required=True, metavar="NAME")
     asked = [name for name in COMMANDS if arguments[:1] == [name]]

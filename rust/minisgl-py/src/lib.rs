@@ -14,7 +14,6 @@ mod errors;
 mod events;
 mod gguf;
 mod load;
-mod measure;
 mod pieces;
 mod sampling;
 mod step;
@@ -42,7 +41,6 @@ fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<cache::RadixCacheManager>()?;
     module.add_class::<cache::RadixCacheHandle>()?;
     module.add_class::<sampling::CpuSampler>()?;
-    module.add_function(wrap_pyfunction!(measure::measure, module)?)?;
     module.add_function(wrap_pyfunction!(pieces::prefill_admission_plan, module)?)?;
     module.add_function(wrap_pyfunction!(pieces::make_positions, module)?)?;
     module.add_function(wrap_pyfunction!(pieces::make_input_mapping, module)?)?;

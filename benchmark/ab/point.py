@@ -1,7 +1,7 @@
-"""The figures of one server under one load of `minisgl bench serve`: what comparisons call for each run.
+"""The figures of one server under one load of `minisgl bench serve`, one point of it, measured once.
 
 Keeps true: warm-up is outside the figures; a failed request makes the run no result.
-Doesn't know: arms, pairs.
+Doesn't know: variants, pairs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def load_from(flags: Sequence[str]) -> Load:
     commands = argparse.ArgumentParser(prog="--load", allow_abbrev=False).add_subparsers()
     args = serve.add_parser(commands).parse_args(list(flags))
     if given := [name for name in NOT_FOR_A_LOAD if getattr(args, name)]:
-        raise ConfigError(f"--load: {given[0]}: not part of a load: the servers are those of the arms")
+        raise ConfigError(f"--load: {given[0]}: not part of a load: the servers are those of the variants")
     if not args.concurrency and not args.rate and not args.trace_arrivals and not args.trace:
         args.concurrency = [64]
     settings = serve.settings_of(args)

@@ -1,7 +1,11 @@
-"""Single operations of the prefix cache: an eviction, a match, an insertion.
+"""Single operations of the prefix cache: an eviction, a match, an insertion; both implementations.
 
-Keeps true: both implementations work on the same trees, of `NUM_NODES` nodes at each timed operation; what prepares one
-is off the clock. Rust is timed in Rust (`minisgl._rust.measure`), the reference from Python.
+    python -m benchmark.scheduler.tree [--backend rust_hotpath python] [--gate] [--out FILE]
+
+Rust is timed in Rust (`rust/minisgl-core/benches/prefix_cache.rs`, built by cargo), the reference from Python.
+
+Keeps true: both work on the same trees, of `NUM_NODES` nodes at each timed operation; what prepares one is off the
+clock.
 Doesn't know: requests, steps.
 
 A match counts as a use, so it includes a lock and its release on the way down.
@@ -9,12 +13,23 @@ A match counts as a use, so it includes a lock and its release on the way down.
 
 from __future__ import annotations
 
+import argparse
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
+from minisgl.bench.report import print_result, write_json
+from minisgl.bench.scheduler import show
+from minisgl.bench.scheduler_cases import measured
+from minisgl.config import ConfigError
+from minisgl.scheduler.backend import BACKENDS
 from minisgl.scheduler.reference.page_pool import PagePool
 from minisgl.scheduler.reference.radix import RadixTree
 
+ROOT = Path(__file__).resolve().parents[2]
 NUM_NODES = 100_000
 LENGTH = 1024
 NUM_PROMPTS = 64
@@ -103,17 +118,45 @@ REPEATS = {
     "insert_1024": {"rust_hotpath": 1000, "python": 100},
 }
 BARS = {"evict_one": 0.6, "match_1024": 1.5, "insert_1024": 1.5}
+"""Of Rust, in us: what a release must hold."""
+CARGO = ("cargo", "bench", "--quiet", "--locked", "-p", "minisgl-core", "--bench", "prefix_cache", "--")
 
 
 def times(backend: str, name: str, repeats: int) -> list[float]:
-    """Of each operation, in us."""
+    """Of each operation, in us. Raises `ConfigError`."""
     if backend == "python":
         return REFERENCE[name](repeats)
-    from minisgl import _rust
+    try:
+        done = subprocess.run((*CARGO, name, str(repeats)), cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise ConfigError("cargo is missing: it builds what times Rust") from error
+    if done.returncode:
+        raise ConfigError(f"cargo bench failed: {done.stderr.strip()[-1000:]}")
+    return [float(line) for line in done.stdout.split()]
 
-    return _rust.measure(name, repeats)
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmark.scheduler.tree", description=__doc__.partition("\n")[0])
+    parser.add_argument("--backend", nargs="+", choices=BACKENDS, default=list(reversed(BACKENDS)))
+    parser.add_argument("--gate", action="store_true", help="exit with 1 when a bar is missed")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
+    args = parser.parse_args(arguments)
+    figures: dict[str, dict[str, dict[str, float]]] = {backend: {} for backend in args.backend}
+    missed = 0
+    try:
+        for name in REFERENCE:
+            for backend in args.backend:
+                run = partial(times, backend, name, REPEATS[name][backend])
+                found = figures[backend][name] = measured(run)
+                missed += not show(name, backend, found, BARS[name] if backend == "rust_hotpath" else None)
+    except ConfigError as error:
+        print(f"benchmark.scheduler.tree: {error}", file=sys.stderr)
+        return 2
+    if args.out is not None:
+        write_json(args.out, {"build": "release", "us": figures})
+    print_result({b: {name: found["median"] for name, found in cases.items()} for b, cases in figures.items()})
+    return 1 if args.gate and missed else 0
 
 
-def bars(name: str) -> dict[str, float]:
-    """The bars in us: what a release must hold."""
-    return {"rust_hotpath": BARS[name]}
+if __name__ == "__main__":
+    sys.exit(main())

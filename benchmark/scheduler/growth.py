@@ -1,4 +1,6 @@
-"""How the time of a step grows: with the batch, the context, the cached tree and the pool; both control planes.
+"""How the time of a step grows: with the batch, the context, the cached tree and the pool; both schedulers.
+
+    python -m benchmark.scheduler.growth [SWEEP ...] [--backend rust_hotpath python] [--out DIR]
 
 A decode step is to be O(batch) whatever the cache holds and however long the contexts are; an eviction O(1) to O(log n)
 per page. Plots are logarithmic on both axes.
@@ -9,17 +11,19 @@ Doesn't know: bars. (The cases at fixed sizes have those.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark.control_plane.cases import SMALLEST_POOL, Case, churn, decode, decode_256_evict_16
-from benchmark.control_plane.timing import measured
 from minisgl.bench.environment import environment
 from minisgl.bench.plots import Series, line_plot
-from minisgl.bench.report import table, write_json, write_report
-from minisgl.scheduler.backend import make_control_plane
+from minisgl.bench.report import print_result, public_command, table, write_json, write_report
+from minisgl.bench.scheduler import refusal
+from minisgl.bench.scheduler_cases import SMALLEST_POOL, Case, churn, decode, decode_256_evict_16, measured
+from minisgl.scheduler.backend import BACKENDS, make_control_plane
 
 Figures = dict[str, float]
 COLUMNS = ("median", "min")
@@ -90,7 +94,7 @@ def run_growth(backends: list[str], names: list[str], out: Path | None, command:
     if out is not None:
         write_json(out / "raw.json", {"environment": start, "us": found})
         sections = [("How", HOW)] + [(SWEEPS[name].title, section(out, name, found[name])) for name in names]
-        write_report(out, "Growth of the control planes' steps", sections, command=command, record=start)
+        write_report(out, "Growth of the schedulers' steps", sections, command=command, record=start)
     return {
         name: {
             backend: {size: figures["median"] for size, figures in sizes.items()} for backend, sizes in of_name.items()
@@ -136,3 +140,24 @@ def section(out: Path, name: str, of_name: dict[str, dict[int, Figures]]) -> str
 
 def column(sizes: dict[int, Figures], key: str) -> list[float]:
     return [figures[key] for figures in sizes.values()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(prog="benchmark.scheduler.growth", description=__doc__.partition("\n")[0])
+    parser.add_argument("sweeps", nargs="*", metavar="SWEEP", help=f"{', '.join(SWEEPS)} (default: all)")
+    parser.add_argument("--backend", nargs="+", choices=BACKENDS, default=list(reversed(BACKENDS)))
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json, plots and a report")
+    args = parser.parse_args(arguments)
+    if unknown := [name for name in args.sweeps if name not in SWEEPS]:
+        parser.error(f"{unknown[0]}: must be one of {', '.join(SWEEPS)}")
+    if (why := refusal(args.backend)) is not None:
+        print(f"benchmark.scheduler.growth: {why}", file=sys.stderr)
+        return 2
+    command = public_command(arguments, "python -m benchmark.scheduler.growth")
+    print_result({"build": "release", "us": run_growth(args.backend, args.sweeps or list(SWEEPS), args.out, command)})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

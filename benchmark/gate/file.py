@@ -2,7 +2,7 @@
 
     gates:
       - name: a decode step of 256 rows
-        run: python -m benchmark.control_plane --case decode_256
+        run: minisgl bench scheduler --case decode_256
         checks:
           - {field: us.rust_hotpath.decode_256, at_most: 5}
 
@@ -25,7 +25,7 @@ Kind = Literal["command", "variation", "start_stop", "shadow"]
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A bound on one field of the result, which is named by its keys with dots between (`arms.python.cpu_s`)."""
+    """A bound on one field of the result, which is named by its keys with dots between (`variants.python.cpu_s`)."""
 
     field: str
     at_least: float | None = None

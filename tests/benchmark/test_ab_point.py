@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from minisgl.bench import measure
-from minisgl.bench.measure import load_from
+from benchmark.ab import point
+from benchmark.ab.point import load_from
 from minisgl.bench.server_process import Launch, ServerProcess
 from minisgl.config import ConfigError
 
@@ -16,7 +16,7 @@ SMALL = ["--concurrency", "2", "--num-requests", "4", "--input-len", "8", "8", "
 
 def test_a_real_server() -> None:
     with ServerProcess(Launch(("--engine", "sim"))) as server:
-        found = measure.measure(server, load_from([*SMALL, "--slo-ttft-ms", "600000"]))
+        found = point.measure(server, load_from([*SMALL, "--slo-ttft-ms", "600000"]))
     assert found["output_tok_s"] > 0 and found["goodput_requests_s"] > 0
     assert 0 < found["ttft_p50_ms"] <= found["ttft_p99_ms"] <= found["e2e_p99_ms"]
     assert found["http_rss_mib"] > 1 and found["scheduler_us_per_step"] > 0
@@ -25,17 +25,17 @@ def test_a_real_server() -> None:
 
 
 def test_a_failed_request_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = measure.figures
+    honest = point.figures
 
     def one_failed(*args: Any) -> dict[str, Any]:
         return {**honest(*args), "failed": 1, "failures": {"status 500": 1}}
 
-    monkeypatch.setattr(measure, "figures", one_failed)
+    monkeypatch.setattr(point, "figures", one_failed)
     with (
         ServerProcess(Launch(("--engine", "echo"))) as server,
         pytest.raises(ConfigError, match=r"1 of 4 .*status 500"),
     ):
-        measure.measure(server, load_from(SMALL))
+        point.measure(server, load_from(SMALL))
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_a_load_is_named_by_its_flags() -> None:
 
 def test_steps_come_from_the_server_s_own_counts() -> None:
     def stats(steps: int, seconds: float) -> dict[str, object]:
-        meters = {part: {"total_s": seconds} for part in measure.LOOP}
+        meters = {part: {"total_s": seconds} for part in point.LOOP}
         return {"num_steps_total": steps, "num_rows_total": 4 * steps, "meters": meters}
 
-    found = measure._steps(stats(10, 1.0), stats(110, 1.001))
+    found = point._steps(stats(10, 1.0), stats(110, 1.001))
     assert found["scheduler_us_per_step"] == pytest.approx(20) and found["rows_per_step"] == 4
-    assert measure._steps({}, {}) == {}
+    assert point._steps({}, {}) == {}

@@ -1,4 +1,4 @@
-"""`minisgl bench ab`: pairs in alternating order, fresh servers, a planted difference found, an equal pair not."""
+"""`benchmark.ab`: pairs in alternating order, fresh servers, a planted difference found, an equal pair not."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import ClassVar
 
 import pytest
 
-from minisgl.bench import ab, arms
-from minisgl.bench.ab import compare, figures_table, paired, verdict
-from minisgl.bench.arms import Arm, parse_env, sources
+from benchmark.ab import __main__ as ab
+from benchmark.ab import variants
+from benchmark.ab.__main__ import compare, figures_table, main, paired, verdict
+from benchmark.ab.variants import Variant, parse_env, sources
 from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
 from minisgl.bench.stats import paired_difference
-from minisgl.cli import main
 from minisgl.config import ConfigError
 
-A, B = Arm("A", ("--cpu-backend", "python")), Arm("B", ("--cpu-backend", "rust_hotpath"), (("X", "1"),))
+A, B = Variant("A", ("--cpu-backend", "python")), Variant("B", ("--cpu-backend", "rust_hotpath"), (("X", "1"),))
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -51,7 +51,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> type[Pretended]:
 
 
 def drifting(factor_b: float) -> Callable[[ServerProcess], dict[str, float]]:
-    """Throughput that falls by a third over the runs; arm B's is `factor_b` times A's."""
+    """Throughput that falls by a third over the runs; variant B's is `factor_b` times A's."""
     rng, count = random.Random(5), iter(range(10**6))
 
     def measure(server: ServerProcess) -> dict[str, float]:
@@ -82,7 +82,7 @@ def test_a_planted_difference_is_found_and_named(pretended: type[Pretended]) -> 
     assert "| output_tok_s |" in figures_table((A, B), found)
 
 
-def test_equal_arms_show_none(pretended: type[Pretended]) -> None:
+def test_equal_variants_show_none(pretended: type[Pretended]) -> None:
     found = paired((A, B), compare((A, B), (), 8, drifting(1.0)), 0.95)
     assert verdict("output_tok_s", found["output_tok_s"]) == "no difference seen"
 
@@ -109,15 +109,16 @@ def test_a_server_that_leaves_something_is_no_result(
 
 
 def test_a_server_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"arm A: .*none-such") as caught:
-        compare((Arm("A", ("--engine", "none-such")), B), (), 1, drifting(1.0))
+    with pytest.raises(ConfigError, match=r"variant A: .*none-such") as caught:
+        compare((Variant("A", ("--engine", "none-such")), B), (), 1, drifting(1.0))
     assert isinstance(caught.value.__cause__, ServerFailed)
 
 
 def test_two_real_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arms_flags = ["--a-name", "python", "--a-flags=--cpu-backend python", "--b-env", "MINISGL_CPU_BACKEND=rust_hotpath"]
+    flags = ["--a-name", "python", "--a-flags=--cpu-backend python"]
+    flags += ["--b-env", "MINISGL_CPU_BACKEND=rust_hotpath"]
     load = ["--pairs", "2", "--load", "--concurrency 2 --num-requests 4 --input-len 8 8 --output-len 8 8"]
-    assert main(["bench", "ab", *arms_flags, *load, "--out", str(tmp_path / "run"), "--", "--engine", "echo"]) == 0
+    assert main([*flags, *load, "--out", str(tmp_path / "run"), "--", "--engine", "echo"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["pairs"] == 2
     expected = {"output_tok_s", "ttft_p99_ms", "scheduler_us_per_step", "engine_cpu_us_per_token", "start_s", "stop_s"}
@@ -133,7 +134,7 @@ def test_two_real_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
      (["--confidence", "1"], "--confidence"), (["--a-revision", "no-such-revision"], "git rev-parse")],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "ab", *flags]) == 2
+    assert main([*flags]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -150,9 +151,9 @@ def worktrees() -> set[str]:
 def test_a_revision_is_a_checkout_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its code is what runs; at the end it is gone. The extension is not built here: that takes minutes."""
     built: list[Path] = []
-    monkeypatch.setattr(arms, "_build", lambda tree, target: built.append(tree))
+    monkeypatch.setattr(variants, "_build", lambda tree, target: built.append(tree))
     before = worktrees()
-    with sources([Arm("now"), Arm("then", revision="HEAD"), Arm("again", revision="HEAD")]) as found:
+    with sources([Variant("now"), Variant("then", revision="HEAD"), Variant("again", revision="HEAD")]) as found:
         assert found["now"] is None and found["then"] is not None
         assert found["then"] == found["again"] and len(built) == 1
         main_file = found["then"] / "minisgl" / "__main__.py"
@@ -164,7 +165,7 @@ def test_a_revision_is_a_checkout_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_build_that_fails_is_said_and_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     before = worktrees()
-    monkeypatch.setattr(arms, "CARGO", ("git", "no-such-subcommand"))
-    with pytest.raises(ConfigError, match="no-such-subcommand"), sources([Arm("then", revision="HEAD")]):
+    monkeypatch.setattr(variants, "CARGO", ("git", "no-such-subcommand"))
+    with pytest.raises(ConfigError, match="no-such-subcommand"), sources([Variant("then", revision="HEAD")]):
         pass
     assert worktrees() == before

@@ -1,4 +1,4 @@
-"""The cases: each brings a control plane into a steady state, then times its steps.
+"""The cases of `minisgl bench scheduler`: each brings a scheduler into a steady state, then times its steps.
 
 Keeps true: the load is asserted, not assumed (rows, pages given out, a full pool), so that a faster figure cannot come
 from less work; arrivals are built before the clock starts, as the tokenizer hands them over.
@@ -7,6 +7,8 @@ Doesn't know: which implementation it drives. No engine: sampled tokens are cons
 
 from __future__ import annotations
 
+import gc
+import statistics
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -22,6 +24,22 @@ NEVER = 1 << 20
 TOKEN = 7  # sampled by every row; no stop id
 EOS = 2
 SMALLEST_POOL = 124_000  # that `churn` fills in its warm-up
+SMALLEST = ControlPlaneConfig(num_pages=1, page_size=1, max_running_requests=1, max_prefill_length=1, context_len=2)
+
+
+def measured(run: Callable[[], list[float]]) -> dict[str, float]:
+    """Median, minimum and upper percentiles of what `run` returns; the garbage collector is off meanwhile."""
+    gc.collect()
+    gc.disable()
+    try:
+        times = sorted(run())
+    finally:
+        gc.enable()
+    return {
+        "median": round(statistics.median(times), 3),
+        "min": round(times[0], 3),
+        **{f"p{share}": round(times[len(times) * share // 100], 3) for share in (90, 95, 99)},
+    }
 
 
 class Loop:

@@ -1,4 +1,8 @@
-"""`minisgl bench gate GATES.yaml`: run every gate, say which held, one exit code.
+"""Run every gate of a file, say which held: one table, one exit code.
+
+    python -m benchmark.gate benchmark/gates/release.yaml [--only TEXT] [--out DIR]
+
+Exit code 0 if all passed; a gate that could not run counts as failed.
 
 Keeps true: a gate that could not run counts as failed; one gate's failure never stops the others.
 Doesn't know: how a gate comes to its result.
@@ -12,10 +16,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from minisgl.bench.gate_file import Gate, read_gates
-from minisgl.bench.gate_kinds import CouldNotRun, Failed, Result, look_up, result_of
+from benchmark.gate.file import Gate, read_gates
+from benchmark.gate.kinds import CouldNotRun, Failed, Result, look_up, result_of
 from minisgl.bench.report import Report, number, print_result, public_command, table
 from minisgl.config import ConfigError
 
@@ -35,25 +39,33 @@ class Verdict:
     result: Result = field(default_factory=dict)
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "gate",
-        help="run the gates of a file: one table, one exit code",
-        description="Run every gate of a file. Exit code 0 if all passed; a gate that could not run counts as failed.",
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="benchmark.gate",
+        description=__doc__.partition("\n\nKeeps true")[0],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.set_defaults(run=run)
     parser.add_argument("file", type=Path, help="the gates, such as benchmark/gates/release.yaml")
     parser.add_argument("--only", action="append", metavar="TEXT", help="only gates with this in their name")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and the table (default: nothing)")
     return parser
 
 
-def run(args: argparse.Namespace) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        return run(make_parser().parse_args(arguments), public_command(arguments, "python -m benchmark.gate"))
+    except ConfigError as error:
+        print(f"benchmark.gate: {error}", file=sys.stderr)
+        return 2
+
+
+def run(args: argparse.Namespace, command: str) -> int:
     gates = [gate for gate in read_gates(args.file) if any(text in gate.name for text in args.only or [""])]
     if not gates:
         raise ConfigError(f"--only: no gate of {args.file} has this in its name")
-    report = None if args.out is None else Report(args.out, "Gates", command=public_command(args.arguments))
+    report = None if args.out is None else Report(args.out, "Gates", command=command)
     verdicts = []
     for i, gate in enumerate(gates, 1):
         print(f"[{i}/{len(gates)}] {gate.name} ...", file=sys.stderr, flush=True)
@@ -108,3 +120,7 @@ def _table(verdicts: Sequence[Verdict]) -> str:
             shown = number(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
             rows.append((verdict.name, name, shown, bound, "passed" if held else "failed"))
     return table(("gate", "field", "found", "bound", "verdict"), rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

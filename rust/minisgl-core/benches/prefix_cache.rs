@@ -1,16 +1,16 @@
 //! Times of single operations of the prefix cache, taken in Rust: what a benchmark cannot see from Python.
 //!
+//!     cargo bench -p minisgl-core --bench prefix_cache -- evict_one|match_1024|insert_1024 REPEATS
+//!
+//! Prints the time of each operation in us, a line each. `benchmark/scheduler/tree.py` runs it and holds its bars.
+//!
 //! Keeps true: the tree has `NUM_NODES` nodes at each timed operation; what prepares one is off the clock, and so is fresh
 //! memory: a node that comes takes the place of one that went, as in a server whose pool is full.
-//! The trees are those of `benchmark/control_plane/tree.py`, which times the reference in the same way.
+//! The trees are those of `benchmark/scheduler/tree.py`, which times the reference in the same way.
 
 use std::time::Instant;
 
 use minisgl_core::{CachePolicy, Error, RadixCacheManager};
-use pyo3::exceptions::PyValueError;
-use pyo3::prelude::*;
-
-use crate::errors::to_python;
 
 const NUM_NODES: usize = 100_000;
 const LENGTH: usize = 1024;
@@ -127,16 +127,23 @@ fn insert_1024(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
     Ok(())
 }
 
-/// The times of `repeats` operations in us; `case` is evict_one, match_1024 or insert_1024.
-#[pyfunction]
-pub(crate) fn measure(py: Python<'_>, case: &str, repeats: usize) -> PyResult<Vec<f64>> {
+fn main() -> std::result::Result<(), String> {
+    // cargo adds `--bench` of its own
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|one| !one.starts_with("--")).collect();
+    let [case, repeats] = arguments.as_slice() else {
+        return Ok(()); // as a test: nothing to measure
+    };
+    let repeats: usize = repeats.parse().map_err(|error| format!("{repeats}: {error}"))?;
     let mut times = Vec::with_capacity(repeats);
-    let done = match case {
+    let done = match case.as_str() {
         "evict_one" => evict_one(repeats, &mut times),
         "match_1024" => match_1024(repeats, &mut times),
         "insert_1024" => insert_1024(repeats, &mut times),
-        other => return Err(PyValueError::new_err(format!("case: {other:?}: unknown"))),
+        other => return Err(format!("{other}: must be evict_one, match_1024 or insert_1024")),
     };
-    done.map_err(|error| to_python(py, &error))?;
-    Ok(times)
+    done.map_err(|error| format!("{error:?}"))?;
+    for time in times {
+        println!("{time}");
+    }
+    Ok(())
 }

@@ -1,6 +1,6 @@
-"""Production traces through both control planes, with an engine that returns at once.
+"""Production traces through both schedulers, with an engine that returns at once.
 
-    MINISGL_DATA=FOLDER python -m benchmark.control_plane.traces [--trace NAME ...] [--requests N] [--out DIR]
+    MINISGL_DATA=FOLDER python -m benchmark.scheduler.traces [--trace NAME ...] [--requests N] [--out DIR]
 
 Two questions. Does any decision differ: requests at the times of the trace (a step stands for `--step-ms` of it), steps
 overlapping by one as the server's do, a pool that evicts; every plan, array, output and count compared. And what does
@@ -15,15 +15,18 @@ import argparse
 import json
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmark.control_plane import hit_rates
-from benchmark.control_plane.trace_data import FILES, VOCABULARY, Request, due, prompt_maker, read_requests
+from benchmark.scheduler import hit_rates
+from benchmark.scheduler.hit_rates import VOCABULARY
 from minisgl.bench.environment import environment
 from minisgl.bench.plots import Series, line_plot
+from minisgl.bench.traces import NAMES, TraceRequest, prompt_tokens, read_trace
+from minisgl.config import ConfigError
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.step import Arrival, StepPlan
 from tests.helpers.parity import Pair
@@ -32,16 +35,19 @@ POOLS = (512, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000)  # blocks of 512 toke
 CALLS_SHOWN = 8
 
 
-def parity(name: str, requests: list[Request], config: ControlPlaneConfig, step_ms: int) -> dict[str, Any]:
+def parity(name: str, requests: list[TraceRequest], config: ControlPlaneConfig, step_ms: int) -> dict[str, Any]:
     """Raises `Divergence`."""
     pair = Pair(config, keep=CALLS_SHOWN)
-    coming, make = due(requests, step_ms), prompt_maker()
+    coming = due(requests, step_ms)
     rng = np.random.default_rng(0)
     in_flight: deque[StepPlan] = deque()
     step = ended = rows = 0
     began = time.perf_counter()
     while ended < len(requests):
-        arrivals = [Arrival(place, make(place, one), one.input_len, one.output_len) for place, one in next(coming, [])]
+        arrivals = [
+            Arrival(place, prompt_tokens(one, place, VOCABULARY), one.input_len, one.output_len)
+            for place, one in next(coming, [])
+        ]
         in_flight.append(pair.schedule(step, list(arrivals)))
         rows += in_flight[-1].num_rows
         live = pair.theirs.stats().num_live
@@ -68,7 +74,19 @@ def parity(name: str, requests: list[Request], config: ControlPlaneConfig, step_
     }
 
 
-def hit_rate(name: str, requests: list[Request], out: Path | None) -> dict[str, Any]:
+def due(requests: list[TraceRequest], step_ms: int) -> Iterator[list[tuple[int, TraceRequest]]]:
+    """By step, the requests that have come, with their places; ends after the last one."""
+    at = step = 0
+    while at < len(requests):
+        found = []
+        while at < len(requests) and 1000 * requests[at].arrival_s <= step * step_ms:
+            found.append((at, requests[at]))
+            at += 1
+        yield found
+        step += 1
+
+
+def hit_rate(name: str, requests: list[TraceRequest], out: Path | None) -> dict[str, Any]:
     report: dict[str, Any] = {"unlimited": hit_rates.unlimited(requests)}
     report["by_pool_size"] = records = hit_rates.by_pool_size(requests, list(POOLS))
     if out is not None:
@@ -78,7 +96,7 @@ def hit_rate(name: str, requests: list[Request], out: Path | None) -> dict[str, 
             for key, text in keys.items()
         ]
         line_plot(
-            out / f"hit_rate_{name}.png",
+            out / f"hit_rate_{file_name(name)}.png",
             series,
             title=f"{name}: prompt tokens found, one request at a time",
             x_label="pool, blocks of 512 tokens",
@@ -88,9 +106,13 @@ def hit_rate(name: str, requests: list[Request], out: Path | None) -> dict[str, 
     return report
 
 
+def file_name(name: str) -> str:
+    return name.replace("-", "_")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", nargs="+", choices=tuple(FILES), default=["mooncake_conversation"])
+    parser.add_argument("--trace", nargs="+", choices=tuple(NAMES), default=["mooncake-conversation"])
     parser.add_argument("--requests", type=int, help="the first N (default: all)")
     parser.add_argument("--only", choices=("hit-rate", "parity"))
     parser.add_argument("--step-ms", type=int, default=30, help="of the trace, per step")
@@ -103,7 +125,7 @@ def main() -> int:
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
     for name in args.trace:
-        requests = read_requests(name, args.requests)
+        requests = read_trace(name)[: args.requests]
         found: dict[str, Any] = {}
         if args.only != "parity" and requests[0].blocks:
             found["hit_rate"] = hit_rate(name, requests, args.out)
@@ -113,10 +135,13 @@ def main() -> int:
         if args.out is not None:
             kind = {"hit-rate": "_hit_rate", "parity": f"_parity_{args.num_pages}_pages"}.get(args.only, "")
             record = {"environment": environment(), "arguments": vars(args) | {"out": None}, **found}
-            (args.out / f"{name}{kind}.json").write_text(json.dumps(record, indent=1) + "\n")
+            (args.out / f"{file_name(name)}{kind}.json").write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(report))
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except ConfigError as error:
+        raise SystemExit(f"benchmark.scheduler.traces: {error}") from error

@@ -13,12 +13,11 @@ import psutil
 import pytest
 import yaml
 
-from minisgl.bench import gate_kinds, shadow_run
-from minisgl.bench.gate import judge
-from minisgl.bench.gate_file import Check, Gate, read_gates
-from minisgl.bench.gate_kinds import CouldNotRun, look_up
+from benchmark.gate import kinds, shadow_run
+from benchmark.gate.__main__ import judge, main
+from benchmark.gate.file import Check, Gate, read_gates
+from benchmark.gate.kinds import CouldNotRun, look_up
 from minisgl.bench.server_process import Launch, ServerProcess
-from minisgl.cli import main
 from minisgl.config import ConfigError
 from minisgl.step import StepPlan
 
@@ -106,7 +105,7 @@ def test_something_left_behind_fails(monkeypatch: pytest.MonkeyPatch) -> None:
             self.exit_code, self.left_behind = 0, ["shared memory x"]
             return 0
 
-    monkeypatch.setattr(gate_kinds, "ServerProcess", Leaky)
+    monkeypatch.setattr(kinds, "ServerProcess", Leaky)
     verdict = judge(Gate(name="g", kind="start_stop", repeats=1))
     assert verdict.state == "failed" and "shared memory x" in verdict.reason
 
@@ -183,15 +182,15 @@ def test_one_table_one_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[s
         {"name": "absent", "run": "no-such-program-anywhere"},
     ]
     path = written(tmp_path, yaml.safe_dump({"gates": gates}))
-    assert main(["bench", "gate", str(path), "--out", str(tmp_path / "out")]) == 1
+    assert main([str(path), "--out", str(tmp_path / "out")]) == 1
     lines = capsys.readouterr().out.splitlines()
     found = json.loads(lines[-1])
     assert (found["gates"], found["passed"], found["failed"], found["could_not_run"]) == (3, 1, ["bad"], ["absent"])
     assert sum("passed" in line for line in lines[:-1]) == 1
     assert json.loads((tmp_path / "out" / "raw.json").read_text())["gates"][1]["state"] == "failed"
-    assert main(["bench", "gate", str(path), "--only", "good"]) == 0
-    assert main(["bench", "gate", str(path), "--only", "nothing like it"]) == 2
-    assert main(["bench", "gate", str(tmp_path / "missing.yaml")]) == 2
+    assert main([str(path), "--only", "good"]) == 0
+    assert main([str(path), "--only", "nothing like it"]) == 2
+    assert main([str(tmp_path / "missing.yaml")]) == 2
 
 
 def test_fields_are_found_by_the_longest_key() -> None:

@@ -1,4 +1,4 @@
-"""`minisgl bench what-if`: flags of the simulation in virtual time.
+"""`minisgl bench simulate`: flags of the simulation in virtual time.
 
 Doesn't know: how it is simulated.
 """
@@ -9,14 +9,14 @@ import argparse
 from pathlib import Path
 
 from minisgl.bench.report import public_command
+from minisgl.bench.simulate import Simulation, run_simulation
 from minisgl.bench.traces import NAMES
-from minisgl.bench.what_if import WhatIf, run_what_if
 from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, engine_config
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
     parser = commands.add_parser(
-        "what-if",
+        "simulate",
         help="a trace on simulated hardware, in virtual time",
         description="A production trace through the server's step loop and control plane, with step times of a "
         "simulated device and a clock that is only counted: an hour in seconds. Same flags and seed, same result.",
@@ -53,7 +53,7 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    settings = WhatIf(
+    settings = Simulation(
         engine=engine_config(args),
         trace=args.trace,
         lengths=None if args.lengths is None else (args.lengths[0], args.lengths[1]),
@@ -65,4 +65,4 @@ def run(args: argparse.Namespace) -> int:
         slo_ttft_s=args.slo_ttft_ms / 1e3,
         slo_tpot_s=args.slo_tpot_ms / 1e3,
     )
-    return run_what_if(settings, args.out, command=public_command(args.arguments))
+    return run_simulation(settings, args.out, command=public_command(args.arguments))

@@ -14,14 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.control_plane.trace_data import BLOCK, VOCABULARY, Request, prompt_maker
+from minisgl.bench.traces import BLOCK, TraceRequest, prompt_tokens
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.policies import CachePolicy
 from minisgl.step import Arrival, Events
 
+VOCABULARY = 100_000
 
-def whole_blocks(request: Request) -> tuple[int, ...]:
+
+def whole_blocks(request: TraceRequest) -> tuple[int, ...]:
     return request.blocks[: request.input_len // BLOCK]
 
 
@@ -39,7 +41,7 @@ def lru_runs(blocks: list[tuple[int, ...]], capacity: int) -> int:
     return found
 
 
-def radix(requests: list[Request], num_pages: int, cache: CachePolicy, backend: str = "rust_hotpath") -> int:
+def radix(requests: list[TraceRequest], num_pages: int, cache: CachePolicy, backend: str = "rust_hotpath") -> int:
     """Prompt tokens that the control plane's cache finds. A request that runs holds its pages out of `num_pages`."""
     config = ControlPlaneConfig(
         num_pages=num_pages,
@@ -50,9 +52,9 @@ def radix(requests: list[Request], num_pages: int, cache: CachePolicy, backend: 
         cache=cache,
     )
     plane = make_control_plane(backend, config)
-    make, step, token = prompt_maker(), 0, np.array([VOCABULARY + 1], np.int32)
+    step, token = 0, np.array([VOCABULARY], np.int32)
     for place, request in enumerate(requests):
-        tokens = make(place, request)
+        tokens = prompt_tokens(request, place, VOCABULARY)
         events = Events([Arrival(place, tokens, len(tokens), 1)])
         while plane.stats().num_live or len(events):
             plan = plane.schedule(step, events)
@@ -62,7 +64,7 @@ def radix(requests: list[Request], num_pages: int, cache: CachePolicy, backend: 
     return plane.stats().num_cached_tokens_total
 
 
-def unlimited(requests: list[Request]) -> dict[str, float]:
+def unlimited(requests: list[TraceRequest]) -> dict[str, float]:
     """With room for everything: what the cache finds, and where the rest of the trace's own rate goes.
 
     `published_by_blocks` is the rate that the trace is published with: of blocks, the last of a prompt counted as one
@@ -90,7 +92,7 @@ def unlimited(requests: list[Request]) -> dict[str, float]:
     }
 
 
-def by_pool_size(requests: list[Request], sizes: list[int]) -> list[dict[str, Any]]:
+def by_pool_size(requests: list[TraceRequest], sizes: list[int]) -> list[dict[str, Any]]:
     """One record a pool size: shares of prompt tokens found by the radix cache (LRU, LFU) and by the plain LRU, and the
     share of blocks by which such rates are published: the last of a prompt counted as one however short it is."""
     total = sum(one.input_len for one in requests)

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from minisgl.bench.simulate import Simulation, simulate
 from minisgl.bench.traces import BLOCK, NAMES, TraceRequest, prompt_tokens, read_trace
 from minisgl.bench.virtual_run import VirtualRun, VirtualServer
-from minisgl.bench.what_if import WhatIf, simulate
 from minisgl.cli import bench
 from minisgl.config import ConfigError, EngineConfig
 
@@ -71,31 +71,31 @@ def test_what_does_not_fit_is_refused_and_counted(engine: EngineConfig, mooncake
     small = msgspec.structs.replace(engine, max_seq_len=900)
     found = run(small, TraceRequest(0.0, 901, 2), TraceRequest(0.0, 10, 2))
     assert found.refused.tolist() == [True, False] and found.num_tokens.tolist() == [0, 2]
-    result = simulate(WhatIf(engine=small, trace=mooncake))["runs"][0]
+    result = simulate(Simulation(engine=small, trace=mooncake))["runs"][0]
     assert result["refused"] == 1 and result["completed"] == 2
 
 
 def test_figures_of_a_run(engine: EngineConfig, mooncake: str) -> None:
     """One at a time; by hand: 512 + 1000 + 600 in, 1 + 9 + 3 out; 512 of each later prompt are cached."""
-    found = simulate(WhatIf(engine=engine, trace=mooncake, slo_ttft_s=0.0105))["runs"][0]
+    found = simulate(Simulation(engine=engine, trace=mooncake, slo_ttft_s=0.0105))["runs"][0]
     assert found["completed"] == 3 and found["refused"] == 0 and found["steps"] == pytest.approx(13, abs=6)
     assert found["virtual_s"] == pytest.approx(3.03) and found["device_busy"] == pytest.approx(0.13 / 3.03)
     assert found["output_tok_s"] == pytest.approx(13 / 3.03) and found["total_tok_s"] == pytest.approx(2125 / 3.03)
     assert found["hit_rate"] == pytest.approx(1024 / 2112)
     assert found["ttft_s"]["max"] == pytest.approx(0.01) and found["tpot_s"]["mean"] == pytest.approx(0.01)
     assert found["e2e_s"]["max"] == pytest.approx(0.09) and found["within_slo"] == 1.0
-    late = simulate(WhatIf(engine=engine, trace=mooncake, slo_ttft_s=0.0095))["runs"][0]
+    late = simulate(Simulation(engine=engine, trace=mooncake, slo_ttft_s=0.0095))["runs"][0]
     assert late["within_slo"] == 0.0 and late["goodput_req_s"] == 0.0
 
 
 def test_time_scale_changes_arrivals_alone(engine: EngineConfig, mooncake: str) -> None:
-    once, twice = simulate(WhatIf(engine=engine, trace=mooncake, time_scales=(1.0, 2.0)))["runs"]
+    once, twice = simulate(Simulation(engine=engine, trace=mooncake, time_scales=(1.0, 2.0)))["runs"]
     assert twice["virtual_s"] == pytest.approx(once["virtual_s"] - 1.5) and twice["hit_rate"] == once["hit_rate"]
 
 
 def test_a_closed_loop_sends_when_an_answer_has_come(engine: EngineConfig) -> None:
     """Two clients, three requests of 10 tokens each; by hand: an end is seen after the step that was planned ahead."""
-    settings = WhatIf(engine=engine, trace="", lengths=(8, 10), max_requests=6, concurrency=2)
+    settings = Simulation(engine=engine, trace="", lengths=(8, 10), max_requests=6, concurrency=2)
     found = simulate(settings)
     assert found["trace"] == "8 tokens in, 10 out" and found["concurrency"] == 2
     one = found["runs"][0]
@@ -120,7 +120,7 @@ def test_the_same_settings_give_the_same_result(engine: EngineConfig, tmp_path: 
     file = tmp_path / "many.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     results = [
-        simulate(WhatIf(engine=msgspec.structs.replace(engine, cpu_backend=plane), trace=str(file)))
+        simulate(Simulation(engine=msgspec.structs.replace(engine, cpu_backend=plane), trace=str(file)))
         for plane in ("python", "python", "rust_hotpath")
     ]
     assert results[0] == results[1] == results[2]
@@ -171,12 +171,12 @@ def test_reading_qwen(tmp_path: Path) -> None:
     assert (short == long[:16]).all() and (long[:16] == long[16:32]).mean() < 0.5 and len(long) == 33
 
 
-def test_what_if_takes_a_qwen_trace_for_what_it_is(engine: EngineConfig, tmp_path: Path) -> None:
+def test_simulate_takes_a_qwen_trace_for_what_it_is(engine: EngineConfig, tmp_path: Path) -> None:
     """As milliseconds it would be over at once; with blocks of 512 nothing of the second prompt would be new."""
     file = tmp_path / "qwen.jsonl"
     second = {**QWEN, "timestamp": 71.5, "input_length": 48, "hash_ids": [4, 5, 9]}
     file.write_text(lines(QWEN, second))
-    found = simulate(WhatIf(engine=engine, trace=str(file)))["runs"][0]
+    found = simulate(Simulation(engine=engine, trace=str(file)))["runs"][0]
     assert found["virtual_s"] == pytest.approx(10.07) and found["hit_rate"] == pytest.approx(32 / 81)
 
 
@@ -243,9 +243,9 @@ def test_prompts_share_what_their_blocks_share() -> None:
 def test_the_command(engine: EngineConfig, mooncake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "report"
     flags = ["--trace", mooncake, "--sim-profile", engine.sim_profile, "--num-pages", "400", "--out", str(out)]
-    assert bench.main(["what-if", *flags]) == 0
+    assert bench.main(["simulate", *flags]) == 0
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert printed["bench"] == "what-if" and printed["simulated"] == "ten-ms" and printed["runs"][0]["completed"] == 3
+    assert printed["bench"] == "simulate" and printed["simulated"] == "ten-ms" and printed["runs"][0]["completed"] == 3
     text = (out / "README.md").read_text()
     assert "imulated" in text and "ten-ms" in text and str(tmp_path) not in text
     assert json.loads((out / "raw.json").read_text())["result"] == printed
@@ -266,4 +266,4 @@ def test_the_command(engine: EngineConfig, mooncake: str, tmp_path: Path, capsys
 )
 def test_settings_that_cannot_be(flags: list[str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        bench.main(["what-if", *flags])
+        bench.main(["simulate", *flags])

@@ -1,4 +1,4 @@
-"""`minisgl bench what-if`: what a trace would see on hardware that is not there, in virtual time.
+"""`minisgl bench simulate`: what a trace would see on hardware that is not there, in virtual time.
 
 Keeps true: the result depends on the settings alone: same seed, same report. It says that it is simulated.
 Doesn't know: how a run goes (virtual_run.py).
@@ -25,7 +25,7 @@ from minisgl.engine.sim.profile import load_profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
+class Simulation:
     """`time_scales`: a run for each; at 2 the trace's requests come twice as fast. Times in seconds. `concurrency`: a
     closed loop of so many clients instead of the trace's times. `lengths`: of prompt and answer of every request,
     instead of a trace; no prompt is like another."""
@@ -41,7 +41,7 @@ class WhatIf:
     slo_ttft_s: float = 1.0
     slo_tpot_s: float = 0.05
 
-    def check(self) -> WhatIf:
+    def check(self) -> Simulation:
         """Raise `ConfigError` for what cannot be, else return self."""
         if self.engine.engine != "sim":
             raise ConfigError(f"--engine {self.engine.engine}: only the simulated engine runs in virtual time")
@@ -65,13 +65,13 @@ class WhatIf:
         return Path(self.trace).name if self.lengths is None else "{} tokens in, {} out".format(*self.lengths)
 
 
-def simulate(settings: WhatIf) -> dict[str, Any]:
+def simulate(settings: Simulation) -> dict[str, Any]:
     """Run every time scale; raises `ConfigError`. What comes back depends on `settings` alone."""
     return _simulate(settings.check())[0]
 
 
-def run_what_if(settings: WhatIf, out: Path | None, *, command: str) -> int:
-    report = None if out is None else Report(out, f"What if: {settings.name}, simulated", command=command)
+def run_simulation(settings: Simulation, out: Path | None, *, command: str) -> int:
+    report = None if out is None else Report(out, f"Simulated: {settings.name}", command=command)
     began = time.perf_counter()
     result, runs = _simulate(settings.check())
     took = time.perf_counter() - began
@@ -89,11 +89,11 @@ def run_what_if(settings: WhatIf, out: Path | None, *, command: str) -> int:
     return 0
 
 
-def _simulate(settings: WhatIf) -> tuple[dict[str, Any], dict[float, VirtualRun]]:
+def _simulate(settings: Simulation) -> tuple[dict[str, Any], dict[float, VirtualRun]]:
     trace = _requests(settings)
     runs = {scale: _run(settings, trace, scale) for scale in settings.time_scales}
     result = {
-        "bench": "what-if",
+        "bench": "simulate",
         "simulated": load_profile(settings.engine.sim_profile).name,
         "trace": settings.name,
         "concurrency": settings.concurrency,
@@ -107,13 +107,13 @@ def _simulate(settings: WhatIf) -> tuple[dict[str, Any], dict[float, VirtualRun]
     return result, runs
 
 
-def _requests(settings: WhatIf) -> list[TraceRequest]:
+def _requests(settings: Simulation) -> list[TraceRequest]:
     if settings.lengths is not None:
         return [TraceRequest(0.0, *settings.lengths)] * (settings.max_requests or 0)
     return read_trace(settings.trace)[: settings.max_requests]
 
 
-def _run(settings: WhatIf, trace: Sequence[TraceRequest], scale: float) -> VirtualRun:
+def _run(settings: Simulation, trace: Sequence[TraceRequest], scale: float) -> VirtualRun:
     arrivals = np.array([one.arrival_s for one in trace]) / scale
     return VirtualServer(settings.engine, len(trace), settings.host_s).run(
         trace, arrivals, settings.seed, settings.concurrency
@@ -125,7 +125,7 @@ def _ttft(run: VirtualRun) -> Floats:
     return found
 
 
-def _figures(settings: WhatIf, scale: float, run: VirtualRun) -> dict[str, Any]:
+def _figures(settings: Simulation, scale: float, run: VirtualRun) -> dict[str, Any]:
     done = ~run.refused
     ttft, e2e = _ttft(run)[done], (run.last_token_s - run.arrival_s)[done]
     several = done & (run.num_tokens > 1)
@@ -182,7 +182,7 @@ def _latencies(result: dict[str, Any]) -> str:
     return table(("time scale", "latency", *SUMMARY), rows)
 
 
-def _about(settings: WhatIf) -> str:
+def _about(settings: Simulation) -> str:
     name = load_profile(settings.engine.sim_profile).name
     return (
         f"Nothing of this ran on the hardware it speaks of: step times are those of the profile `{name}`, prompts are "

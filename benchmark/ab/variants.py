@@ -3,7 +3,7 @@
 A revision is a checkout of its own (a git worktree in a temporary folder) with its own extension, built there by cargo;
 both are gone at the end.
 
-Keeps true: this checkout and its extension stay as they are; an arm without a revision is this checkout.
+Keeps true: this checkout and its extension stay as they are; an variant without a revision is this checkout.
 Doesn't know: what is measured.
 """
 
@@ -28,8 +28,8 @@ EXTENSION = "_rust.abi3.so"
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
-    """`flags` come after those that both arms share; `env` is set over the caller's environment."""
+class Variant:
+    """`flags` come after those that both variants share; `env` is set over the caller's environment."""
 
     name: str
     flags: tuple[str, ...] = ()
@@ -57,19 +57,19 @@ def parse_env(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 @contextlib.contextmanager
-def sources(arms: Sequence[Arm]) -> Iterator[dict[str, Path | None]]:
-    """The `python` folder to run by arm name, None for this checkout. Raises `ConfigError`."""
+def sources(variants: Sequence[Variant]) -> Iterator[dict[str, Path | None]]:
+    """The `python` folder to run by variant name, None for this checkout. Raises `ConfigError`."""
     with tempfile.TemporaryDirectory(prefix="minisgl-revisions-") as folder, contextlib.ExitStack() as stack:
         found: dict[str, Path | None] = {}
         built: dict[str, Path] = {}
-        for arm in arms:
-            if arm.revision is None:
-                found[arm.name] = None
+        for variant in variants:
+            if variant.revision is None:
+                found[variant.name] = None
                 continue
-            commit = _git("rev-parse", "--verify", f"{arm.revision}^{{commit}}")
+            commit = _git("rev-parse", "--verify", f"{variant.revision}^{{commit}}")
             if commit not in built:
                 built[commit] = stack.enter_context(_checkout(commit, Path(folder)))
-            found[arm.name] = built[commit]
+            found[variant.name] = built[commit]
         yield found
 
 
@@ -86,7 +86,7 @@ def _checkout(commit: str, folder: Path) -> Iterator[Path]:
 
 
 def _build(tree: Path, target: Path) -> None:
-    """The target folder is shared by the arms: what they have in common is compiled once."""
+    """The target folder is shared by the variants: what they have in common is compiled once."""
     if not (tree / "Cargo.toml").exists():
         return  # a revision from before the extension
     try:

@@ -18,9 +18,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from minisgl.bench.gate_file import Gate, Kind
+from benchmark.gate.file import Gate, Kind
+from benchmark.gate.shadow_run import shadow_run
 from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
-from minisgl.bench.shadow_run import shadow_run
 from minisgl.bench.stats import coefficient_of_variation
 
 Result = dict[str, Any]

@@ -1,0 +1,88 @@
+"""`minisgl bench scheduler`: the time of a step's scheduling, both implementations in one run.
+
+Keeps true: a debug build of the extension is refused, and a missing one.
+Doesn't know: what a case does, or how its times are taken (scheduler_cases.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from minisgl.bench.report import print_result
+from minisgl.bench.scheduler_cases import CASES, SMALLEST, measured
+from minisgl.scheduler.backend import BACKENDS, make_control_plane
+
+DESCRIPTION = """Time of a step's scheduling, `schedule` and `commit` as seen from Python, for both implementations in
+one run. Prints median, minimum, p90, p95 and p99 of each case in us, beside its bar; the last line of stdout is JSON
+with the medians. The garbage collector is off while a case runs."""
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "scheduler",
+        help="time of a step's scheduling, both implementations",
+        description=DESCRIPTION,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--backend", nargs="+", choices=BACKENDS, default=list(reversed(BACKENDS)), help="default: both"
+    )
+    parser.add_argument(
+        "--case", nargs="+", choices=tuple(CASES), default=list(CASES), metavar="NAME", help=f"of {', '.join(CASES)}"
+    )
+    parser.add_argument("--gate", action="store_true", help="exit with 1 when a bar is missed")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
+    return parser
+
+
+def refusal(backends: Sequence[str]) -> str | None:
+    """Why this build cannot be measured."""
+    if "rust_hotpath" not in backends:
+        return None
+    try:
+        from minisgl import _rust
+    except ImportError as error:
+        return f"the extension is missing: {error}"
+    profile = _rust.build_info()["profile"]
+    if profile != "release":
+        return f"the extension is a {profile} build; only release is measured"
+    try:
+        make_control_plane("rust_hotpath", SMALLEST)
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    return None
+
+
+def run(args: argparse.Namespace) -> int:
+    if (why := refusal(args.backend)) is not None:
+        print(f"minisgl bench scheduler: {why}", file=sys.stderr)
+        return 2
+    figures: dict[str, dict[str, dict[str, float]]] = {backend: {} for backend in args.backend}
+    missed = 0
+    for name in args.case:
+        case, repeats, bars = CASES[name]
+        for backend in args.backend:
+            make = partial(make_control_plane, backend)
+            found = figures[backend][name] = measured(partial(case, make, repeats[backend]))
+            missed += not show(name, backend, found, bars.get(backend))
+    if args.out is not None:
+        args.out.write_text(json.dumps({"build": "release", "us": figures}, indent=1) + "\n")
+    medians = {b: {name: found["median"] for name, found in cases.items()} for b, cases in figures.items()}
+    print_result({"build": "release", "us": medians})
+    return 1 if args.gate and missed else 0
+
+
+def show(name: str, backend: str, found: dict[str, float], bar: float | None) -> bool:
+    """Print a case's line. Returns whether its bar is met."""
+    met = bar is None or found["median"] <= bar
+    columns = "".join(f"{key} {value:10.2f}  " for key, value in found.items())
+    text = "" if bar is None else f"  at most {bar:g}: {'met' if met else 'missed'}"
+    print(f"{name:20} {backend:13} {columns}{text}", flush=True)
+    return met
