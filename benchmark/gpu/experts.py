@@ -29,8 +29,8 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from benchmark.gpu.shapes import SHAPES  # noqa: E402
-from minisgl.kernels import experts  # noqa: E402
-from minisgl.kernels.experts import Tile  # noqa: E402
+from minisgl.kernels import experts, experts_tiles  # noqa: E402
+from minisgl.kernels.experts_tiles import Tile  # noqa: E402
 from minisgl.layers.experts import _grouped  # noqa: E402
 
 BYTES_PER_S = 4.3e12  # of an H200's memory, as reached by copies
@@ -149,7 +149,7 @@ def side_by_side(work: Work, tokens: int, repeats: int, least_s: float) -> dict[
             seconds[name].append(timed(forms[name], work.device, least_s) / len(work.layers))
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     best = work.best_s(work.inputs(tokens)[1])
-    tile = experts.tile_for(tokens * work.per_token, work.num_experts, work.dtype)
+    tile = experts_tiles.tile_for(tokens * work.per_token, work.num_experts, work.dtype)
     return {
         "tokens": tokens,
         "block_m": tile.block_m,
@@ -164,7 +164,7 @@ def side_by_side(work: Work, tokens: int, repeats: int, least_s: float) -> dict[
 def candidates(dtype: torch.dtype, rows: float) -> list[Tile]:
     """Tiles for experts with so many rows on average; first those in use."""
     least, most = min(64, rows / 2), max(16, 2 * rows)
-    found = [tile for tile in experts.tiles(dtype) if least <= tile.block_m <= most]
+    found = [tile for tile in experts_tiles.tiles(dtype) if least <= tile.block_m <= most]
     for block_m, n, k, warps, stages in itertools.product((16, 32, 64, 128), (64, 32, 128), (64, 128), (4, 8), (4, 3)):
         shared = stages * (block_m + 2 * n) * k * dtype.itemsize
         registers = block_m * 2 * n // (warps * 32)  # a thread's, for sums
@@ -187,7 +187,7 @@ def sweep(work: Work, tokens: int, least_s: float, until: float) -> dict[str, An
             continue
         us[repr(tile)] = timed(run, work.device, least_s) / len(work.layers) * 1e6
     fastest = sorted(us, key=us.__getitem__)[:3]
-    chosen = repr(experts.tile_for(tokens * work.per_token, work.num_experts, work.dtype))
+    chosen = repr(experts_tiles.tile_for(tokens * work.per_token, work.num_experts, work.dtype))
     return {"tokens": tokens, "in_use_us": us.get(chosen), "fastest": {name: us[name] for name in fastest}, "us": us}
 
 

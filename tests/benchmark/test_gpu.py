@@ -22,7 +22,7 @@ from benchmark.gpu.watch import Step
 from minisgl.bench.offline_arm import OfflineJob
 from minisgl.config import EngineConfig
 from minisgl.engine.sim.profile import StepLoad
-from minisgl.kernels import experts
+from minisgl.kernels import experts_tiles
 from minisgl.models import load_config
 from minisgl.models.registry import build_model
 from minisgl.step import StepBuffers, StepLimits, StepPlan
@@ -207,5 +207,5 @@ def test_experts_forms_of_the_benchmark_do_the_same_work() -> None:
 @pytest.mark.parametrize("rows", [0.1, 8, 16, 40, 100, 1000])
 def test_experts_sweep_begins_with_what_is_in_use(rows: float) -> None:
     found = experts_benchmark.candidates(torch.bfloat16, rows)
-    assert found[0] in experts.tiles(torch.bfloat16)
+    assert found[0] in experts_tiles.tiles(torch.bfloat16)
     assert 5 < len(found) == len(set(found)) < 80

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minisgl.engine.cuda_loading import _open
 from minisgl.engine.graph import Outputs
-from minisgl.kernels import experts, routing
+from minisgl.kernels import experts, experts_tiles, routing
 from minisgl.layers.experts import _grouped
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
@@ -38,7 +38,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SETTINGS: dict[str, Any] = {"dtype": "bfloat16", "attention_backend": "flashinfer", "max_running_requests": 8}
 
 
-def fused(routed: Routed, tile: experts.Tile | None = None) -> Tensor:
+def fused(routed: Routed, tile: experts_tiles.Tile | None = None) -> Tensor:
     form = partial(experts.run, tile=tile) if experts.serves(routed.down) else _grouped
     return form(*routed.inputs())
 
@@ -60,8 +60,8 @@ def test_real_shapes_are_the_grouped_forms(dtype: torch.dtype, tokens: int) -> N
     assert_close(fused(routed), _grouped(*routed.inputs()))
 
 
-@pytest.mark.parametrize("case", [(d, t) for d in DTYPES for t in experts.tiles(d)], ids=str)
-def test_each_tile(case: tuple[torch.dtype, experts.Tile]) -> None:
+@pytest.mark.parametrize("case", [(d, t) for d in DTYPES for t in experts_tiles.tiles(d)], ids=str)
+def test_each_tile(case: tuple[torch.dtype, experts_tiles.Tile]) -> None:
     """Some experts with many uses, most with none."""
     dtype, tile = case
     routed = draw(1, tokens=700, **SHAPE, dtype=dtype, favourites=11, device=PLACE)
@@ -73,13 +73,13 @@ def test_each_tile(case: tuple[torch.dtype, experts.Tile]) -> None:
 def test_odd_shapes_and_shards_are_the_plain_loop(dtype: torch.dtype, inner: int) -> None:
     for tokens, hidden in ((40, 100), (7, 64), (0, 64)):
         routed = draw(2, tokens=tokens, experts=5, per_token=3, hidden=hidden, inner=inner, dtype=dtype, device=PLACE)
-        for tile in experts.tiles(dtype):
+        for tile in experts_tiles.tiles(dtype):
             assert_near(fused(routed, tile), routed)
 
 
 @only_on_a_gpu("torch's products differ with their rows")
-@pytest.mark.parametrize("case", [(d, t) for d in DTYPES for t in experts.tiles(d)], ids=str)
-def test_a_row_has_the_same_bits_in_any_batch_and_each_time(case: tuple[torch.dtype, experts.Tile]) -> None:
+@pytest.mark.parametrize("case", [(d, t) for d in DTYPES for t in experts_tiles.tiles(d)], ids=str)
+def test_a_row_has_the_same_bits_in_any_batch_and_each_time(case: tuple[torch.dtype, experts_tiles.Tile]) -> None:
     dtype, tile = case
     routed = draw(3, tokens=300, **SHAPE, dtype=dtype, device=PLACE)
     whole = fused(routed, tile)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError
+from minisgl.scheduler.digest import live_regions
 from minisgl.scheduler.reference import ReferenceControlPlane
-from minisgl.scheduler.reference.digest import live_regions
 from minisgl.scheduler.rust_hotpath import make_rust_hotpath
 from minisgl.step import Abort, Arrival, Event, Events, Finish, ForwardFailed, RingEntry, StepPlan
 

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from minisgl.kernels import experts, routing
-from minisgl.kernels.experts import Tile, max_blocks, tile_for, tiles
+from minisgl.kernels.experts_tiles import Tile, max_blocks, tile_for, tiles
 from minisgl.layers.experts import _grouped
 from tests.helpers.experts import Routed, assert_near, draw
 from tests.helpers.models import LOGITS_WITHIN, DenseSequence, load, reference_logits, save, tiny_model
@@ -191,7 +191,7 @@ def test_triton_forms_in_the_interpreter(tmp_path: Path) -> None:
     program = (
         "import pathlib\n"
         "from minisgl.kernels import routing\n"
-        "from tests.engine import test_experts as tests\n"
+        "from tests.kernels import test_experts as tests\n"
         "from tests.helpers.triton import let_products_be_plain\n"
         "let_products_be_plain()\n"
         "tests.fused_is_the_plain_loop()\n"

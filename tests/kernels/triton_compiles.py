@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import minisgl.kernels
-from minisgl.kernels import experts, routing
+from minisgl.kernels import experts, experts_tiles, routing
 from minisgl.models.config import parse_config
 from minisgl.models.decoder import Decoder
 from minisgl.models.registry import build_model
@@ -61,10 +61,10 @@ ODD = {"hidden": 100, "inner": 36, "count": 5, "k": 2}
 
 def call_experts(module: ModuleType) -> None:
     for dtype in (torch.bfloat16, torch.float32):
-        for tile in experts.tiles(dtype):
+        for tile in experts_tiles.tiles(dtype):
             module.run(*on_meta(256, dtype, **QWEN3_30B_A3B), tile)
-    module.run(*on_meta(256, torch.float16, **QWEN3_30B_A3B), experts.tiles(torch.float16)[1])
-    module.run(*on_meta(256, torch.bfloat16, **ODD), experts.tiles(torch.bfloat16)[1])
+    module.run(*on_meta(256, torch.float16, **QWEN3_30B_A3B), experts_tiles.tiles(torch.float16)[1])
+    module.run(*on_meta(256, torch.bfloat16, **ODD), experts_tiles.tiles(torch.bfloat16)[1])
 
 
 def call_routing(module: ModuleType) -> None:
@@ -130,7 +130,7 @@ def test_where_a_step_lies_in_its_block_compiles_nothing_again(compiled: list[Co
 def test_experts_of_real_models_meet_tensor_cores_in_wide_loads(compiled: list[Compiled]) -> None:
     """Kernels that compile to loads of single values, or to plain multiplications, are right and slow."""
     module = kernels("experts_triton")
-    for tile in experts.tiles(torch.bfloat16):
+    for tile in experts_tiles.tiles(torch.bfloat16):
         compiled.clear()
         module.run(*on_meta(256, torch.bfloat16, **QWEN3_30B_A3B), tile)
         for product in [kernel for kernel in compiled if kernel.name in ("_gate_up", "_down")]:

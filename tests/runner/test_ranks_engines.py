@@ -22,8 +22,8 @@ from minisgl.runner.rank_messages import decode, encode, make_buffers, pack, siz
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.backend import make_control_plane
+from minisgl.scheduler.digest import plan_digest
 from minisgl.scheduler.faulty import make_faulty
-from minisgl.scheduler.reference.digest import plan_digest
 from minisgl.step import FinishReason, StepBuffers, StepPlan
 from tests.helpers.models import assert_greedy, save, tiny_model
 from tests.helpers.ranks import ThreadRanks

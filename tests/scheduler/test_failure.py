@@ -7,8 +7,8 @@ import pytest
 
 from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.backend import make_control_plane
+from minisgl.scheduler.digest import output_digest, plan_digest
 from minisgl.scheduler.reference import ReferenceControlPlane
-from minisgl.scheduler.reference.digest import output_digest, plan_digest
 from minisgl.step import Abort, Arrival, EventError, Events, FinishReason, ForwardFailed, StepBuffers
 from tests.helpers.scheduler import Driver, arrival, lengths
 

@@ -6,9 +6,8 @@ import pytest
 
 from minisgl.scheduler.api import ControlPlaneError
 from minisgl.scheduler.policies import CachePolicy
-from minisgl.scheduler.reference.invariants import check_tree
 from minisgl.scheduler.reference.page_pool import PagePool
-from minisgl.scheduler.reference.radix import Node, RadixTree
+from minisgl.scheduler.reference.radix import Node, RadixTree, check_tree
 
 SIZE = 2
 

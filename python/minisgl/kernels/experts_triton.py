@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernels.experts import Tile, max_blocks
+from minisgl.kernels.experts_tiles import Tile, max_blocks
 
 _CHUNK = 1024  # uses that are looked at together
 _COMBINE = 1024

@@ -15,7 +15,7 @@ import numpy as np
 from minisgl.config import EngineConfig
 from minisgl.engine.api import SlotBinding
 from minisgl.sampling_params import SamplingParams
-from minisgl.scheduler.reference.digest import live_regions
+from minisgl.scheduler.digest import live_regions
 from minisgl.step import StepBuffers, StepLimits, StepPlan
 
 

@@ -17,6 +17,12 @@ class ControlPlaneError(RuntimeError):
     """A broken invariant. The object that raised it refuses every later call."""
 
 
+def need(ok: bool, what: str) -> None:
+    """`what` must hold between two calls."""
+    if not ok:
+        raise ControlPlaneError(f"broken invariant: {what}")
+
+
 @dataclass(frozen=True, slots=True)
 class ControlPlaneConfig:
     """Everything a control plane decides by. `context_len` limits prompt + generated tokens of one request;

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import cast
 
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
-from minisgl.scheduler.reference.inputs import check_buffers, check_config
+from minisgl.scheduler.inputs import check_buffers, check_config
 from minisgl.step import StepBuffers
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.scheduler.api import ControlPlane, ControlPlaneError
-from minisgl.scheduler.reference.digest import live_regions
+from minisgl.scheduler.digest import live_regions
 from minisgl.scheduler.wrapped import WrappedControlPlane
 from minisgl.step import Events, Int32Array, RingEntry, StepOutput, StepPlan
 

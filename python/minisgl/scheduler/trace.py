@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlaneError
-from minisgl.scheduler.reference.digest import output_digest, plan_digest
+from minisgl.scheduler.digest import output_digest, plan_digest
 from minisgl.scheduler.wrapped import WrappedControlPlane
 from minisgl.step import (
     Abort,

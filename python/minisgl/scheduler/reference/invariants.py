@@ -9,63 +9,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from minisgl.scheduler.api import ControlPlaneError
+from minisgl.scheduler.api import need
 from minisgl.scheduler.reference.admission import RATIO_MAX, RATIO_MIN
-from minisgl.scheduler.reference.radix import Node, RadixTree
+from minisgl.scheduler.reference.radix import RadixTree, check_tree
 from minisgl.scheduler.reference.request import NO_SLOT, Request, RequestQueue, State
-
-if TYPE_CHECKING:
-    from minisgl.scheduler.reference.scheduler import ReferenceControlPlane
+from minisgl.scheduler.reference.state import SchedulerState
 
 
-def need(ok: bool, what: str) -> None:
-    if not ok:
-        raise ControlPlaneError(f"broken invariant: {what}")
-
-
-def check_all(plane: ReferenceControlPlane) -> None:
+def check_all(state: SchedulerState) -> None:
     """Raise `ControlPlaneError` at the first invariant that doesn't hold. O(everything)."""
-    check_tree(plane.tree)
-    check_page_owners(plane.tree, plane.started)
-    check_locks(plane.tree, plane.started)
-    _check_lists(plane)
-    _check_slots(plane)
-    _check_pending(plane)
-    for request in plane.started:
-        _check_started(request, plane.tree)
-    need(RATIO_MIN <= plane.ratio.value <= RATIO_MAX, f"the reserve ratio is {plane.ratio.value}")
-
-
-def check_tree(tree: RadixTree) -> None:
-    """Shape: links, whole pages, keys, counters, and that every unlocked leaf can be found by eviction."""
-    evictable = protected = count = 0
-    leaves: set[int] = set()
-    for node in tree.nodes():
-        count += 1
-        need(bool(node.pages), "a node of the tree has no pages")
-        need(len(node.tokens) == len(node.pages) * tree.page_size, "the tokens of a node don't fill its pages")
-        need(node.lock >= 0, "a lock count is negative")
-        evictable += 0 if node.lock else len(node.pages)
-        protected += len(node.pages) if node.lock else 0
-        if node.is_evictable_leaf:
-            leaves.add(id(node))
-        _check_links(node, tree.page_size)
-    for key, child in tree.root.children.items():
-        need(child.parent is tree.root and tuple(child.tokens[: tree.page_size]) == key, "a child of the root is lost")
-    need(evictable == tree.num_evictable, f"{evictable} pages are evictable, counted {tree.num_evictable}")
-    need(protected == tree.num_protected, f"{protected} pages are protected, counted {tree.num_protected}")
-    need(count == tree.num_nodes, f"the tree has {count} nodes, counted {tree.num_nodes}")
-    need(leaves == {id(node) for node in tree.heap.live_nodes()}, "eviction does not know the unlocked leaves")
-
-
-def _check_links(node: Node, page_size: int) -> None:
-    """Children are found by the tokens of their first page, so no two siblings can begin alike."""
-    for key, child in node.children.items():
-        need(child.parent is node, "a node does not know its parent")
-        need(tuple(child.tokens[:page_size]) == key, "a node hangs under a key that its tokens don't begin with")
-        need(child.lock <= node.lock, "a node has more locks than its parent")
+    check_tree(state.tree)
+    check_page_owners(state.tree, state.started)
+    check_locks(state.tree, state.started)
+    _check_lists(state)
+    _check_slots(state)
+    _check_pending(state)
+    for request in state.started:
+        _check_started(request, state.tree)
+    need(RATIO_MIN <= state.ratio.value <= RATIO_MAX, f"the reserve ratio is {state.ratio.value}")
 
 
 def check_page_owners(tree: RadixTree, started: Iterable[Request]) -> None:
@@ -115,13 +77,13 @@ def _check_started(request: Request, tree: RadixTree) -> None:
         need(request.kv_len == length - 1, f"{who}: KV of {request.kv_len} tokens of {length}")
 
 
-def _check_lists(plane: ReferenceControlPlane) -> None:
-    _check_queue(plane.waiting, State.WAITING)
-    _check_queue(plane.started, State.STARTED)
-    listed = [request.req_id for queue in (plane.waiting, plane.started) for request in queue]
+def _check_lists(state: SchedulerState) -> None:
+    _check_queue(state.waiting, State.WAITING)
+    _check_queue(state.started, State.STARTED)
+    listed = [request.req_id for queue in (state.waiting, state.started) for request in queue]
     need(len(listed) == len(set(listed)), "a request is in two lists")
-    need(set(listed) == set(plane.live), "the lists and the live requests differ")
-    for request in plane.waiting:
+    need(set(listed) == set(state.live), "the lists and the live requests differ")
+    for request in state.waiting:
         held = request.handle is not None or request.pages or request.slot != NO_SLOT
         need(not held, f"request {request.req_id} waits and holds something")
 
@@ -132,22 +94,22 @@ def _check_queue(queue: RequestQueue, state: State) -> None:
     need(all(request.state is state for request in items), f"a request that is {state.value} has another state")
 
 
-def _check_slots(plane: ReferenceControlPlane) -> None:
-    free, in_use, draining = plane.slots.owners()
-    need(sorted(free + in_use + draining) == list(range(plane.slots.num_slots)), "a slot is lost or doubled")
-    need(sorted(request.slot for request in plane.started) == in_use, "slots in use and started requests differ")
+def _check_slots(state: SchedulerState) -> None:
+    free, in_use, draining = state.slots.owners()
+    need(sorted(free + in_use + draining) == list(range(state.slots.num_slots)), "a slot is lost or doubled")
+    need(sorted(request.slot for request in state.started) == in_use, "slots in use and started requests differ")
 
 
-def _check_pending(plane: ReferenceControlPlane) -> None:
+def _check_pending(state: SchedulerState) -> None:
     """A live request's pending tokens are those of its sampling rows in flight; nobody is in flight past its step."""
     pending: Counter[int] = Counter()
-    for flight in plane.in_flight:
+    for flight in state.in_flight:
         for request in flight.rows:
             need(request.last_step >= flight.step, f"request {request.req_id} has a row that it does not know of")
         pending.update(flight.rows[row].req_id for row in flight.sample_rows)
-    for request in plane.live.values():
+    for request in state.live.values():
         need(request.num_pending == pending[request.req_id], f"request {request.req_id}: wrong count of pending tokens")
-    need(len(plane.in_flight) <= 2, f"{len(plane.in_flight)} steps are in flight")
+    need(len(state.in_flight) <= 2, f"{len(state.in_flight)} steps are in flight")
 
 
 class TableWatch:

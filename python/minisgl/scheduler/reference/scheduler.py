@@ -13,21 +13,16 @@ the first that gets nothing.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError, Stats
+from minisgl.scheduler.inputs import check_buffers, check_config, check_events, sampled_tokens
 from minisgl.scheduler.reference import admission, decode_set, retraction
-from minisgl.scheduler.reference.admission import ReserveRatio
-from minisgl.scheduler.reference.inputs import check_buffers, check_config, check_events, sampled_tokens
 from minisgl.scheduler.reference.invariants import TableWatch, check_all
 from minisgl.scheduler.reference.metadata import DecidedStep, PrefillRow, write_step
-from minisgl.scheduler.reference.page_pool import PagePool
-from minisgl.scheduler.reference.radix import RadixTree
-from minisgl.scheduler.reference.request import Request, RequestQueue, State, make_request
-from minisgl.scheduler.reference.slots import SlotTable
+from minisgl.scheduler.reference.request import Request, State, make_request
+from minisgl.scheduler.reference.state import InFlight, SchedulerState
 from minisgl.step import (
     Abort,
     Arrival,
@@ -43,32 +38,17 @@ from minisgl.step import (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class InFlight:
-    """A step that was scheduled and not yet committed."""
-
-    step: int
-    rows: list[Request]
-    sample_rows: list[int]
-
-
-class ReferenceControlPlane:
+class ReferenceControlPlane(SchedulerState):
     """`ControlPlane` in Python, the one that others are compared with. Without `buffers` it makes its own."""
 
     def __init__(self, config: ControlPlaneConfig, buffers: StepBuffers | None = None) -> None:
         check_config(config)
+        super().__init__(config)
         self.config = config
         self.limits = config.limits()
         largest = max(config.graph_sizes, default=0)
         self._buffers = StepBuffers(self.limits, largest) if buffers is None else buffers
         check_buffers(config, self._buffers)
-        self.tree = RadixTree(PagePool(config.num_pages), config.page_size, config.cache)
-        self.slots = SlotTable(config.max_running_requests)
-        self.ratio = ReserveRatio()
-        self.live: dict[int, Request] = {}
-        self.waiting = RequestQueue()
-        self.started = RequestQueue()
-        self.in_flight: deque[InFlight] = deque()
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_retracted = 0

@@ -1,5 +1,7 @@
 """The prefix cache: a radix tree over whole pages (`tree`) and the order in which it gives pages back (`evict`)."""
 
-from minisgl.scheduler.reference.radix.tree import Match, Node, RadixTree
+from minisgl.scheduler.reference.radix.check import check_tree
+from minisgl.scheduler.reference.radix.nodes import Node
+from minisgl.scheduler.reference.radix.tree import Match, RadixTree
 
-__all__ = ["Match", "Node", "RadixTree"]
+__all__ = ["Match", "Node", "RadixTree", "check_tree"]

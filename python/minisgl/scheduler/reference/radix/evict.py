@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from minisgl.scheduler.reference.radix.tree import Node
+from minisgl.scheduler.reference.radix.nodes import Node
 
 _SLACK = 64
 
-Entry = tuple[int, int, int, "Node"]  # frequency (0 under LRU), stamp, tie-break among dead entries, node
+Entry = tuple[int, int, int, Node]  # frequency (0 under LRU), stamp, tie-break among dead entries, node
 
 
 class EvictionHeap:

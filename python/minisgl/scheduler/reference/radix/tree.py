@@ -16,31 +16,13 @@ the handles that came to cover a node. A split copies both to the new upper node
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from minisgl.scheduler.api import ControlPlaneError
 from minisgl.scheduler.policies import CachePolicy
 from minisgl.scheduler.reference.page_pool import PagePool
 from minisgl.scheduler.reference.radix.evict import EvictionHeap
-
-PageKey = tuple[int, ...]  # the tokens of one page
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """An edge and its lower end: `pages` hold the KV of `tokens`, len(pages) * page_size of them."""
-
-    parent: Node | None
-    tokens: list[int]
-    pages: list[int]
-    children: dict[PageKey, Node] = field(default_factory=dict)
-    lock: int = 0
-    stamp: int = 0
-    frequency: int = 0
-
-    @property
-    def is_evictable_leaf(self) -> bool:
-        return self.lock == 0 and not self.children and self.parent is not None
+from minisgl.scheduler.reference.radix.nodes import Node, PageKey
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,37 @@
+"""Checks the shape of the radix tree, from scratch."""
+
+from __future__ import annotations
+
+from minisgl.scheduler.api import need
+from minisgl.scheduler.reference.radix.nodes import Node
+from minisgl.scheduler.reference.radix.tree import RadixTree
+
+
+def check_tree(tree: RadixTree) -> None:
+    """Shape: links, whole pages, keys, counters, and that every unlocked leaf can be found by eviction."""
+    evictable = protected = count = 0
+    leaves: set[int] = set()
+    for node in tree.nodes():
+        count += 1
+        need(bool(node.pages), "a node of the tree has no pages")
+        need(len(node.tokens) == len(node.pages) * tree.page_size, "the tokens of a node don't fill its pages")
+        need(node.lock >= 0, "a lock count is negative")
+        evictable += 0 if node.lock else len(node.pages)
+        protected += len(node.pages) if node.lock else 0
+        if node.is_evictable_leaf:
+            leaves.add(id(node))
+        _check_links(node, tree.page_size)
+    for key, child in tree.root.children.items():
+        need(child.parent is tree.root and tuple(child.tokens[: tree.page_size]) == key, "a child of the root is lost")
+    need(evictable == tree.num_evictable, f"{evictable} pages are evictable, counted {tree.num_evictable}")
+    need(protected == tree.num_protected, f"{protected} pages are protected, counted {tree.num_protected}")
+    need(count == tree.num_nodes, f"the tree has {count} nodes, counted {tree.num_nodes}")
+    need(leaves == {id(node) for node in tree.heap.live_nodes()}, "eviction does not know the unlocked leaves")
+
+
+def _check_links(node: Node, page_size: int) -> None:
+    """Children are found by the tokens of their first page, so no two siblings can begin alike."""
+    for key, child in node.children.items():
+        need(child.parent is node, "a node does not know its parent")
+        need(tuple(child.tokens[:page_size]) == key, "a node hangs under a key that its tokens don't begin with")
+        need(child.lock <= node.lock, "a node has more locks than its parent")

@@ -1,0 +1,24 @@
+"""The nodes of the radix tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+PageKey = tuple[int, ...]  # the tokens of one page
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """An edge and its lower end: `pages` hold the KV of `tokens`, len(pages) * page_size of them."""
+
+    parent: Node | None
+    tokens: list[int]
+    pages: list[int]
+    children: dict[PageKey, Node] = field(default_factory=dict)
+    lock: int = 0
+    stamp: int = 0
+    frequency: int = 0
+
+    @property
+    def is_evictable_leaf(self) -> bool:
+        return self.lock == 0 and not self.children and self.parent is not None

@@ -1,0 +1,35 @@
+"""What a scheduler knows between two calls: the parts that decide, and that the invariants are about."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from minisgl.scheduler.api import ControlPlaneConfig
+from minisgl.scheduler.reference.admission import ReserveRatio
+from minisgl.scheduler.reference.page_pool import PagePool
+from minisgl.scheduler.reference.radix import RadixTree
+from minisgl.scheduler.reference.request import Request, RequestQueue
+from minisgl.scheduler.reference.slots import SlotTable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InFlight:
+    """A step that was scheduled and not yet committed."""
+
+    step: int
+    rows: list[Request]
+    sample_rows: list[int]
+
+
+class SchedulerState:
+    """At start: no requests, all pages and slots free."""
+
+    def __init__(self, config: ControlPlaneConfig) -> None:
+        self.tree = RadixTree(PagePool(config.num_pages), config.page_size, config.cache)
+        self.slots = SlotTable(config.max_running_requests)
+        self.ratio = ReserveRatio()
+        self.live: dict[int, Request] = {}
+        self.waiting = RequestQueue()
+        self.started = RequestQueue()
+        self.in_flight: deque[InFlight] = deque()
