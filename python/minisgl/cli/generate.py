@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from minisgl.llm import LLM  # imports torch
 
     settings = msgspec.structs.asdict(config)
+    settings |= msgspec.structs.asdict(settings.pop("debug"))
     with LLM(settings.pop("model"), **settings) as llm:
         try:
             if args.raw:
