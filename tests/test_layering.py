@@ -85,6 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "scheduler",
         "engine",
         "message",
+        "metrics",
         "tokenizer",
         "config",
         "sampling_params",

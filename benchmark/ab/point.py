@@ -18,7 +18,8 @@ import httpx
 from minisgl.bench import load as serve_load
 from minisgl.bench import serve
 from minisgl.bench.serve_metrics import figures
-from minisgl.bench.serve_run import Serve, load_of, points_of, renderer_for, warm_up
+from minisgl.bench.serve_run import load_of, renderer_for, warm_up
+from minisgl.bench.serve_settings import Serve, points_of
 from minisgl.bench.server_process import ServerProcess
 from minisgl.bench.workloads import make_workload
 from minisgl.config import ConfigError

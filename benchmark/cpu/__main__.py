@@ -21,7 +21,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("part", choices=PARTS)
     top.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
     top.add_argument("--rounds", type=int, help="of every figure (default: the part's own)")
-    top.add_argument("--threads", type=int, default=2, help="of every arm (default: %(default)s)")
+    top.add_argument("--threads", type=int, default=2, help="of every variant (default: %(default)s)")
     top.add_argument(
         "--llama-bin",
         action="append",
@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--models", type=Path, metavar="DIR", help="keep the random weights there (default: made anew)")
     top.add_argument("--only", nargs="+", metavar="NAME", help="of offline: its parts; of growth: its sweeps")
-    top.add_argument("--arms", nargs="+", metavar="ARM", help="only these")
+    top.add_argument("--variants", "--arms", nargs="+", metavar="VARIANT", help="only these")
     top.add_argument("--tokens", type=int, default=2000, help="of quality: compared (default: %(default)s)")
     top.add_argument("--rehearse", action="store_true", help="tiny and without a model, to try the command itself")
     return top
@@ -46,11 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace, command: str) -> int:
     """Imports only the part that is asked for: some need torch."""
-    from benchmark.cpu import arms, http
+    from benchmark.cpu import http, variants
 
-    llama = arms.llama_folders(args.llama_bin)
+    llama = variants.llama_folders(args.llama_bin)
     servers = http.Settings(
-        arms=args.arms or http.default_arms(llama, rehearse=args.rehearse),
+        variants=args.variants or http.default_variants(llama, rehearse=args.rehearse),
         llama=llama,
         rounds=args.rounds or (1 if args.rehearse else 3),
         threads=args.threads,
@@ -63,23 +63,23 @@ def run(args: argparse.Namespace, command: str) -> int:
     elif args.part == "growth":
         from benchmark.cpu import growth
 
-        sweeps, names = args.only or list(growth.SWEEPS), args.arms or growth.DEFAULT_ARMS
+        sweeps, names = args.only or list(growth.SWEEPS), args.variants or growth.DEFAULT_VARIANTS
         growth.run(sweeps, names, args.rounds or 2, args.threads, args.out, command, args.rehearse)
     elif args.part == "http":
         http.run(servers, args.out, command)
     elif args.part == "startup":
         from benchmark.cpu import startup
 
-        engines = args.arms or (["echo"] if args.rehearse else ["cpu", "torch"])
+        engines = args.variants or (["echo"] if args.rehearse else ["cpu", "torch"])
         startup.run(engines, servers.rounds, args.threads, args.out, command, rehearse=args.rehearse)
     elif args.part == "quality":
         from benchmark.cpu import quality
 
-        quality.run(args.arms or quality.ARMS, args.tokens, args.threads, args.out, command)
+        quality.run(args.variants or quality.VARIANTS, args.tokens, args.threads, args.out, command)
     elif args.part == "text":
         from benchmark.cpu import text
 
-        text.run(args.arms or text.DEFAULT_ARMS, servers, args.out, command)
+        text.run(args.variants or text.DEFAULT_VARIANTS, servers, args.out, command)
     return 0
 
 
@@ -101,7 +101,7 @@ def _offline(args: argparse.Namespace, command: str, llama: dict[str, Path]) -> 
         llama=llama,
         models=args.models,
         parts=args.only or offline.PARTS,
-        arms=args.arms,
+        variants=args.variants,
         rehearse=args.rehearse,
     )
     offline.run(settings, args.out, command)

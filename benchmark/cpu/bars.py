@@ -54,7 +54,7 @@ HTTP = (
 SCALING = 1.8  # two threads over one, at batch 8
 
 Medians = Mapping[str, Mapping[str, float]]
-"""By arm and point."""
+"""By variant and point."""
 
 
 def verdicts(model: str, bars: Sequence[Bar], medians: Medians) -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ QUALITY = {
 
 
 def ratio_table(records: Sequence[Mapping[str, Any]], unit: str = "tok/s") -> str:
-    head = ("model", "arm", "against", "point", f"ours, {unit}", f"theirs, {unit}", "ratio", "bar", "", "stretch")
+    head = ("model", "variant", "against", "point", f"ours, {unit}", f"theirs, {unit}", "ratio", "bar", "", "stretch")
     return table(head, [(*(one[f] for f in FIELDS[:8]), said(one["met"]), _beyond(one["stretch"])) for one in records])
 
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark.cpu.arms import Point, Setup
 from benchmark.cpu.sidebyside import measure, missing_table
+from benchmark.cpu.variants import Point, Setup
 from minisgl.bench.plots import Series, line_plot
 from minisgl.bench.report import Report, print_result, table
 
@@ -74,7 +74,7 @@ SWEEPS = {
         1.25,
     ),
 }
-DEFAULT_ARMS = ("exact", "int8")
+DEFAULT_VARIANTS = ("exact", "int8")
 
 
 def exponent(sizes: Sequence[float], times: Sequence[float]) -> float | None:
@@ -86,7 +86,13 @@ def exponent(sizes: Sequence[float], times: Sequence[float]) -> float | None:
 
 
 def run(
-    names: Sequence[str], arms: Sequence[str], rounds: int, threads: int, out: Path | None, command: str, rehearse: bool
+    names: Sequence[str],
+    variants: Sequence[str],
+    rounds: int,
+    threads: int,
+    out: Path | None,
+    command: str,
+    rehearse: bool,
 ) -> dict[str, Any]:
     report = None if out is None else Report(out, "Growth of the CPU engine's steps", command=command)
     found: dict[str, Any] = {}
@@ -96,17 +102,17 @@ def run(
         sizes = sweep.sizes[:2] if rehearse else sweep.sizes
         points = [sweep.point(size) for size in sizes]
         # sizes make the names, so that the context of a decode step is one, too
-        answers = _ask(arms, points, rounds, threads, name, rehearse)
+        answers = _ask(variants, points, rounds, threads, name, rehearse)
         missing.update(answers.pop("missing"))
         found[name] = {
-            arm: {
+            variant: {
                 "ms": dict(zip(sizes, times, strict=True)),
                 "exponent": (fitted := exponent(sizes, times)),
                 "bar": sweep.most,
                 "met": None if fitted is None else fitted <= sweep.most + NOISE,
             }
-            for arm, of_arm in answers.items()
-            if (times := [sweep.scale * best for best in _best(of_arm, len(points), sweep.key)])
+            for variant, of_variant in answers.items()
+            if (times := [sweep.scale * best for best in _best(of_variant, len(points), sweep.key)])
         }
         print(f"\n{sweep.title}\n\n{_table(sweep, found[name])}\n", flush=True)
         if report is not None and found[name]:
@@ -125,29 +131,29 @@ def run(
 
 
 def _ask(
-    arms: Sequence[str], points: Sequence[Point], rounds: int, threads: int, label: str, rehearse: bool
+    variants: Sequence[str], points: Sequence[Point], rounds: int, threads: int, label: str, rehearse: bool
 ) -> dict[str, Any]:
-    """Answers by arm: of each round, of each point."""
+    """Answers by variant: of each round, of each point."""
     setup = Setup(model="smollm2", threads=threads, points=points)
-    by_arm: dict[str, Any] = {}
+    by_variant: dict[str, Any] = {}
     missing: dict[str, str] = {}
-    found = measure(["echo"] if rehearse else arms, setup, points, rounds, label, distinct=True)
+    found = measure(["echo"] if rehearse else variants, setup, points, rounds, label, distinct=True)
     missing.update(found.missing)
-    for arm, of_arm in found.answers.items():
-        by_arm[arm] = list(of_arm.values())
-    return {**by_arm, "missing": missing}
+    for variant, of_variant in found.answers.items():
+        by_variant[variant] = list(of_variant.values())
+    return {**by_variant, "missing": missing}
 
 
-def _best(of_arm: Sequence[Sequence[Mapping[str, Any]]], count: int, key: str) -> list[float]:
+def _best(of_variant: Sequence[Sequence[Mapping[str, Any]]], count: int, key: str) -> list[float]:
     """The fastest round of each point; nothing if one of them is missing."""
-    best = [min((one[key] for one in rounds if one[key]), default=math.nan) for rounds in of_arm]
+    best = [min((one[key] for one in rounds if one[key]), default=math.nan) for rounds in of_variant]
     return best if len(best) == count and all(map(math.isfinite, best)) else []
 
 
 def _table(sweep: Sweep, of_sweep: Mapping[str, Any]) -> str:
     if not of_sweep:
         return ""
-    head = [sweep.unit, *(f"{arm}, {what}" for arm in of_sweep for what in ("ms", "us for each"))]
+    head = [sweep.unit, *(f"{variant}, {what}" for variant in of_sweep for what in ("ms", "us for each"))]
     sizes = next(iter(of_sweep.values()))["ms"]
     rows = [
         [size, *(value for one in of_sweep.values() for value in (one["ms"][size], 1e3 * one["ms"][size] / size))]
@@ -158,7 +164,7 @@ def _table(sweep: Sweep, of_sweep: Mapping[str, Any]) -> str:
 
 def _plot(folder: Path, name: str, of_sweep: Mapping[str, Any]) -> str:
     sweep = SWEEPS[name]
-    series = [Series(arm, list(one["ms"]), list(one["ms"].values())) for arm, one in of_sweep.items()]
+    series = [Series(variant, list(one["ms"]), list(one["ms"].values())) for variant, one in of_sweep.items()]
     first = next(iter(of_sweep.values()))["ms"]
     sizes = list(first)
     line = [first[sizes[-1]] * size / sizes[-1] for size in sizes]
@@ -176,8 +182,8 @@ def _plot(folder: Path, name: str, of_sweep: Mapping[str, Any]) -> str:
 def _exponents(found: Mapping[str, Any]) -> str:
     said = {True: "met", False: "**not met**", None: "not measured"}
     rows = [
-        (SWEEPS[name].title, arm, one["exponent"], one["bar"], said[one["met"]])
+        (SWEEPS[name].title, variant, one["exponent"], one["bar"], said[one["met"]])
         for name, of_sweep in found.items()
-        for arm, one in of_sweep.items()
+        for variant, one in of_sweep.items()
     ]
-    return table(("sweep", "arm", "exponent at its end", "at most", ""), rows) if rows else ""
+    return table(("sweep", "variant", "exponent at its end", "at most", ""), rows) if rows else ""

@@ -26,9 +26,9 @@ import msgspec
 import numpy as np
 
 from benchmark.cpu import bars, models
-from benchmark.cpu.arms import LLAMA
 from benchmark.cpu.sidebyside import missing_table
-from minisgl.bench.compare_arms import ASK_TIMEOUT_S, BODY, Child, Missing, wait_until_healthy
+from benchmark.cpu.variants import LLAMA
+from minisgl.bench.compare_variants import ASK_TIMEOUT_S, BODY, Child, Missing, wait_until_healthy
 from minisgl.bench.load import Server, first_model, generator
 from minisgl.bench.render import words
 from minisgl.bench.report import Report, print_result, table
@@ -44,14 +44,14 @@ SERVERS: dict[str, tuple[str, ...]] = {
     "torch": ("--engine", "torch", "--dtype", "float32"),
     "echo": ("--engine", "echo"),
 }
-DEFAULT_ARMS = ("exact", "int8", LLAMA, "torch")
+DEFAULT_VARIANTS = ("exact", "int8", LLAMA, "torch")
 LLAMA_SERVER = "llama-server"
 BUSY = "while True: pass"
 
 
 @dataclass(slots=True)
 class Answers:
-    """Of one arm, by key such as `clients 8` or `clients 8, busy`: a value a round; ITL in ms of all rounds."""
+    """Of one variant, by key such as `clients 8` or `clients 8, busy`: a value a round; ITL in ms of all rounds."""
 
     tok_s: dict[str, list[float]] = field(default_factory=dict)
     ttft_ms: dict[str, list[float]] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    arms: Sequence[str]
+    variants: Sequence[str]
     llama: Mapping[str, Path]
     rounds: int
     threads: int
@@ -74,14 +74,14 @@ class Settings:
         return (16, 8) if self.rehearse else (NUM_IN, NUM_OUT)
 
 
-def default_arms(llama: Mapping[str, Path], *, rehearse: bool) -> list[str]:
+def default_variants(llama: Mapping[str, Path], *, rehearse: bool) -> list[str]:
     """Every build of llama.cpp that was named, among others."""
-    return ["echo"] if rehearse else list(dict.fromkeys((*DEFAULT_ARMS, *llama)))
+    return ["echo"] if rehearse else list(dict.fromkeys((*DEFAULT_VARIANTS, *llama)))
 
 
 @contextlib.contextmanager
 def start(name: str, settings: Settings) -> Iterator[Server]:
-    """A server of that arm. Raises `Missing`."""
+    """A server of that variant. Raises `Missing`."""
     rows = max(CLIENTS)
     if name in SERVERS:
         flags = (*SERVERS[name], "--num-threads", str(settings.threads), "--max-running-requests", str(rows))
@@ -158,7 +158,7 @@ def measure(settings: Settings) -> tuple[dict[str, Answers], dict[str, str]]:
     missing: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         servers: dict[str, tuple[Server, contextlib.ExitStack]] = {}
-        for name in settings.arms:
+        for name in settings.variants:
             own = stack.enter_context(contextlib.ExitStack())
             try:
                 servers[name] = own.enter_context(start(name, settings)), own
@@ -185,7 +185,8 @@ def run(settings: Settings, out: Path | None, command: str) -> dict[str, Any]:
     report = None if out is None else Report(out, "The CPU engine's server beside llama.cpp's", command=command)
     answers, missing = measure(settings)
     medians = {
-        arm: {key: statistics.median(values) for key, values in one.tok_s.items()} for arm, one in answers.items()
+        variant: {key: statistics.median(values) for key, values in one.tok_s.items()}
+        for variant, one in answers.items()
     }
     judged = bars.verdicts("smollm2", bars.HTTP, medians)
     shown = [_speeds(answers), bars.ratio_table(judged), missing_table(missing)]
@@ -193,14 +194,14 @@ def run(settings: Settings, out: Path | None, command: str) -> dict[str, Any]:
     print("\n\n".join(text for text in (*shown, itl) if text))
     raw = {
         "answers": {
-            arm: {
+            variant: {
                 "tok_s": one.tok_s,
                 "ttft_ms": one.ttft_ms,
                 "itl_ms": {
                     key: {f"p{share}": one.percentile(key, share) for share in (50, 90, 99, 100)} for key in one.itl_ms
                 },
             }
-            for arm, one in answers.items()
+            for variant, one in answers.items()
         },
         "medians": medians,
         "verdicts": judged,
@@ -219,20 +220,20 @@ def run(settings: Settings, out: Path | None, command: str) -> dict[str, Any]:
 def _speeds(answers: Mapping[str, Answers]) -> str:
     keys = list(dict.fromkeys(key for one in answers.values() for key in one.tok_s))
     rows = []
-    for arm, one in answers.items():
+    for variant, one in answers.items():
         cells = [
             f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})" if values else ""
             for values in (one.tok_s.get(key, []) for key in keys)
         ]
-        rows.append((arm, *cells))
+        rows.append((variant, *cells))
     return table(("tok/s, median (lowest to highest)", *keys), rows) if rows else ""
 
 
 def _pauses(answers: Mapping[str, Answers]) -> str:
     rows = [
-        (arm, key, one.percentile(key, 50), one.percentile(key, 99), one.percentile(key, 100),
+        (variant, key, one.percentile(key, 50), one.percentile(key, 99), one.percentile(key, 100),
          statistics.median(one.ttft_ms[key]))
-        for arm, one in answers.items()
+        for variant, one in answers.items()
         for key in one.itl_ms
     ]  # fmt: skip
-    return table(("arm", "point", "ITL p50, ms", "ITL p99, ms", "longest, ms", "TTFT, ms"), rows) if rows else ""
+    return table(("variant", "point", "ITL p50, ms", "ITL p99, ms", "longest, ms", "TTFT, ms"), rows) if rows else ""

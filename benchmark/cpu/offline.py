@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.cpu import bars, limits, models
-from benchmark.cpu.arms import ENGINES, LLAMA, Point, Setup
 from benchmark.cpu.sidebyside import Found, measure, missing_table, speeds_table
 from benchmark.cpu.sizes import model_size
+from benchmark.cpu.variants import ENGINES, LLAMA, Point, Setup
 from minisgl.bench.report import Report, print_result, table
 
 NUM_IN, NUM_OUT = 128, 64
@@ -27,18 +27,18 @@ REHEARSAL_IN, REHEARSAL_OUT = 16, 8
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """`models`: folder of the random weights; `arms`: only these, where a part has them."""
+    """`models`: folder of the random weights; `variants`: only these, where a part has them."""
 
     rounds: int = 3
     threads: int = 2
     llama: Mapping[str, Path] = field(default_factory=dict)
     models: Path | None = None
     parts: Sequence[str] = PARTS
-    arms: Sequence[str] | None = None
+    variants: Sequence[str] | None = None
     rehearse: bool = False
 
     def points(self, part: str) -> list[Point]:
-        """Of a part. Random weights of 0.6B parameters get shorter ones: the slower arm would take minutes a round."""
+        """Of a part. Random weights of 0.6B parameters get shorter ones: the slower variant takes minutes a round."""
         if self.rehearse:
             return [Point("decode", 1, REHEARSAL_IN, REHEARSAL_OUT), Point("prefill", 1, REHEARSAL_IN)]
         if part == "smollm2":
@@ -50,10 +50,10 @@ class Settings:
             of_part = ["echo"]
         if LLAMA in of_part:
             of_part = [*of_part, *(name for name in self.llama if name != LLAMA)]
-        return [name for name in of_part if self.arms is None or name in self.arms]
+        return [name for name in of_part if self.variants is None or name in self.variants]
 
 
-ARMS = {
+VARIANTS = {
     "smollm2": ("exact", "int8", LLAMA, "torch"),
     "q4_1": ("int8", "exact", LLAMA),
     "q8_0": ("int8", "exact", LLAMA),
@@ -104,7 +104,7 @@ def _measure(settings: Settings, part: str, folder: Path) -> tuple[Found, list[P
         threads=settings.threads,
         points=points,
     )
-    return measure(settings.names(ARMS[part]), setup, points, settings.rounds, part), points
+    return measure(settings.names(VARIANTS[part]), setup, points, settings.rounds, part), points
 
 
 def models_name(part: str, file: Path) -> str:
@@ -148,26 +148,26 @@ def scaling(settings: Settings) -> dict[str, Any]:
 
 def _scaling_table(record: dict[str, Any]) -> str:
     rows = [
-        (arm, point, one["1"], one["2"], one["ratio"], bars.SCALING, bars.said(one["ratio"] >= bars.SCALING))
-        for arm, of_arm in record.items()
-        for point, one in of_arm["speeds"].items()
+        (variant, point, one["1"], one["2"], one["ratio"], bars.SCALING, bars.said(one["ratio"] >= bars.SCALING))
+        for variant, of_variant in record.items()
+        for point, one in of_variant["speeds"].items()
     ]
-    missing = {arm: why for arm, of_arm in record.items() for why in of_arm["missing"].values()}
-    head = ("arm", "point", "1 thread, tok/s", "2 threads", "ratio", "bar", "")
+    missing = {variant: why for variant, of_variant in record.items() for why in of_variant["missing"].values()}
+    head = ("variant", "point", "1 thread, tok/s", "2 threads", "ratio", "bar", "")
     return "\n\n".join(text for text in (table(head, rows) if rows else "", missing_table(missing)) if text)
 
 
 def _shares(
     settings: Settings, part: str, found: Found, points: Sequence[Point], measured: dict[str, Any], folder: Path
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """How near our arms come to the limits, by arm and point."""
+    """How near our variants come to the limits, by variant and point."""
     size = model_size(_file(settings, part, folder))
     shared: dict[str, dict[str, dict[str, float]]] = {}
-    for arm in ("exact", "int8"):
+    for variant in ("exact", "int8"):
         for point in points:
-            if tok_s := found.medians(points).get(arm, {}).get(point.name):
+            if tok_s := found.medians(points).get(variant, {}).get(point.name):
                 decoding = point.kind == "decode"
-                shared.setdefault(arm, {})[point.name] = limits.shares(
+                shared.setdefault(variant, {})[point.name] = limits.shares(
                     measured,
                     weight_bytes=size["weight_bytes"],
                     # a prompt needs the head once
@@ -175,19 +175,19 @@ def _shares(
                     kv_bytes=size["kv_bytes"] * (point.num_in + point.num_out // 2) if decoding else 0,
                     batch=point.batch if decoding else point.num_in,
                     tok_s=tok_s,
-                    kind="int8" if arm == "int8" and part != "bf16" else "f32",
+                    kind="int8" if variant == "int8" and part != "bf16" else "f32",
                 )
     return shared
 
 
 def _shares_table(shared: dict[str, dict[str, dict[str, float]]]) -> str:
-    kinds = sorted({kind for of_arm in shared.values() for one in of_arm.values() for kind in one})
+    kinds = sorted({kind for of_variant in shared.values() for one in of_variant.values() for kind in one})
     rows = [
-        (arm, point, *(100 * one[kind] if kind in one else None for kind in kinds))
-        for arm, of_arm in shared.items()
-        for point, one in of_arm.items()
+        (variant, point, *(100 * one[kind] if kind in one else None for kind in kinds))
+        for variant, of_variant in shared.items()
+        for point, one in of_variant.items()
     ]
-    return table(("arm", "point", *(f"% of {kind}" for kind in kinds)), rows) if rows else ""
+    return table(("variant", "point", *(f"% of {kind}" for kind in kinds)), rows) if rows else ""
 
 
 def _heading(settings: Settings, part: str) -> str:

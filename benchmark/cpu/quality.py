@@ -1,12 +1,12 @@
 """`python -m benchmark.cpu quality`: how far the CPU engine's logits are from float32's, over MINISGL_DATA's prompts.
 
 The reference is transformers in float32 on the dequantized weights; the torch engine in float32 stands beside. Each
-arm's logits after every token of a prompt are compared with the reference's after the same tokens: KL of the arm's
+variant's logits after every token of a prompt are compared with the reference's after the same tokens: KL of its own
 distribution from the reference's (nats), the share of positions with the same likeliest token, differences of log
 probabilities (of the prompt's own next tokens; of the reference's likeliest; of any token of the vocabulary), and the
 perplexity of the prompts over the reference's. `max_dlogprob` is the largest of the first two kinds.
 
-Keeps true: all arms see the same tokens; sums in float64.
+Keeps true: all variants see the same tokens; sums in float64.
 Doesn't know: speeds.
 """
 
@@ -25,10 +25,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmark.cpu import bars
-from benchmark.cpu.arms import Setup
 from benchmark.cpu.sidebyside import missing_table
+from benchmark.cpu.variants import Setup
 from benchmark.offline.agreement import Ours, Sums, texts
-from minisgl.bench.compare_arms import Missing
+from minisgl.bench.compare_variants import Missing
 from minisgl.bench.report import Report, print_result, table
 from minisgl.config import ConfigError
 from minisgl.runner.build import build_engine
@@ -36,7 +36,7 @@ from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.weights.sources import resolve_model
 
 ROUNDED = "reference, f16 KV"
-ARMS = ("exact", "exact-f32", "exact-q8", "int8", ROUNDED, "torch", "torch-bf16")
+VARIANTS = ("exact", "exact-f32", "exact-q8", "int8", ROUNDED, "torch", "torch-bf16")
 LONGEST = 1024
 HEAD = ("mean KL", "max KL", "top-1", "mean dlogprob", "max", "max of likeliest", "of any token", "perplexity ratio")
 Logits = Callable[[Sequence[int]], Tensor]
@@ -171,13 +171,13 @@ def measure(names: Sequence[str], num_tokens: int, threads: int) -> tuple[dict[s
     for name in names:
         sums, began = Compared(), time.monotonic()
         try:
-            arm = make(name, threads)
+            variant = make(name, threads)
         except (Missing, ConfigError, AttributeError) as error:
             missing[name] = str(error)
             continue
         for ids, logits in zip(given, expected, strict=True):
-            sums.compare(logits, arm(ids), ids)
-        arm.close()
+            sums.compare(logits, variant(ids), ids)
+        variant.close()
         found[name] = {**sums.figures(), "seconds": time.monotonic() - began}
         print(f"quality: {name}: {found[name]}", file=sys.stderr, flush=True)
     return found, missing
@@ -216,11 +216,11 @@ def run(names: Sequence[str], num_tokens: int, threads: int, out: Path | None, c
             for name, one in found.items()]  # fmt: skip
     shown = [
         bars.limit_table(judged, "reference with f16 KV; torch bfloat16 beside int8"),
-        table(("arm", *HEAD), rows),
+        table(("variant", *HEAD), rows),
         missing_table(missing),
     ]
     print("\n\n".join(text for text in shown if text))
-    raw = {"tokens": num_tokens, "arms": found, "records": judged, "missing": missing}
+    raw = {"tokens": num_tokens, "variants": found, "records": judged, "missing": missing}
     if report is not None:
         report.section(f"{num_tokens} tokens of prompts, against transformers in float32", *shown)
         report.write(raw)

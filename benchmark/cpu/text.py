@@ -20,10 +20,10 @@ import httpx
 import numpy as np
 
 from benchmark.cpu import http
-from benchmark.cpu.arms import LLAMA, EngineArm, Point, Setup
-from benchmark.cpu.arms import start as start_arm
 from benchmark.cpu.sidebyside import missing_table
-from minisgl.bench.compare_arms import Missing
+from benchmark.cpu.variants import LLAMA, EngineVariant, Point, Setup
+from benchmark.cpu.variants import start as start_variant
+from minisgl.bench.compare_variants import Missing
 from minisgl.bench.prompts import mt_bench
 from minisgl.bench.report import Report, print_result, table
 from minisgl.tokenizer.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ from minisgl.weights.sources import resolve_model
 
 QUESTIONS = 20
 NUM_OUT = 64
-DEFAULT_ARMS = ("exact", "int8", "torch")
+DEFAULT_VARIANTS = ("exact", "int8", "torch")
 Generate = Callable[[Sequence[int]], list[int]]
 
 
@@ -83,9 +83,9 @@ def run(
     setup = Setup(model="smollm2", threads=settings.threads, points=[Point("decode", 4, longest, NUM_OUT)])
     for name in names:
         try:
-            with start_arm(name, setup) as arm:
-                assert isinstance(arm, EngineArm)
-                answers[name] = [arm.generate([ids], NUM_OUT)[0] for ids in given]
+            with start_variant(name, setup) as variant:
+                assert isinstance(variant, EngineVariant)
+                answers[name] = [variant.generate([ids], NUM_OUT)[0] for ids in given]
         except Missing as error:
             missing[name] = str(error)
     found = {
@@ -95,7 +95,7 @@ def run(
     }
     text = _table(found)
     print("\n\n".join(one for one in (text, missing_table(missing)) if one))
-    raw = {"questions": count, "num_out": NUM_OUT, "arms": found, "missing": missing}
+    raw = {"questions": count, "num_out": NUM_OUT, "variants": found, "missing": missing}
     if out is not None:
         report = Report(out, "Greedy answers beside llama.cpp's", command=command)
         report.section(f"{count} questions of MT-Bench, {NUM_OUT} tokens each", text, missing_table(missing))
@@ -140,5 +140,12 @@ def _table(found: dict[str, Any]) -> str:
                 max(margins) if margins else None,
             )
         )
-    head = ("arm", "same answers", "others", "first difference, median token", "margin there, median logit", "largest")
+    head = (
+        "variant",
+        "same answers",
+        "others",
+        "first difference, median token",
+        "margin there, median logit",
+        "largest",
+    )
     return table(head, rows) if rows else ""

@@ -37,11 +37,11 @@ import torch  # noqa: E402
 from benchmark.gpu.one_model import ModelJob  # noqa: E402
 from benchmark.gpu.results import line, write  # noqa: E402
 from benchmark.gpu.shapes import SHAPES, TINY, write_shape  # noqa: E402
-from minisgl.bench.offline_arm import OfflineJob  # noqa: E402
+from minisgl.bench.offline_run import OfflineJob  # noqa: E402
 from minisgl.bench.report import Report  # noqa: E402
 from minisgl.config import EngineConfig  # noqa: E402
 
-ARMS = tuple((plane, overlap) for plane in ("python", "rust_hotpath") for overlap in (False, True))
+VARIANTS = tuple((plane, overlap) for plane in ("python", "rust_hotpath") for overlap in (False, True))
 GRACE_S = 15.0  # to end after the budget, before the process is killed
 
 
@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="write README.md, raw.json, points.json and a plot there")
     parser.add_argument("--models", nargs="+", choices=sorted(SHAPES), default=["qwen3-0.6b", "qwen3-8b"])
     parser.add_argument("--num-sequences", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=3, help="turns through the arms of a model")
+    parser.add_argument("--repeats", type=int, default=3, help="turns through the variants of a model")
     parser.add_argument("--seconds", type=float, default=3600.0, help="of the whole benchmark; models share it evenly")
     parser.add_argument("--attention-backend", default="auto")
     parser.add_argument("--cuda-graph-max-bs", type=int)
@@ -116,7 +116,7 @@ def main() -> int:
             folder = write_shape(model, Path(scratch) / model, {**SHAPES, "tiny": TINY})
             job = ModelJob(
                 work=work_of(args, folder),
-                arms=ARMS,
+                variants=VARIANTS,
                 repeats=args.repeats,
                 deadline=now + max(0.0, ends - now) / (len(args.models) - at),
                 trace=str(args.out) if args.trace and args.out is not None and at == 0 else "",

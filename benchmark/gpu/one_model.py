@@ -4,8 +4,8 @@ each run when it has ended.
 The engine is loaded once; each run has a control plane and a step loop of its own, with an empty prefix cache. A
 warm-up with all sequences comes first, so that kernels are compiled and memory taken before anything is timed.
 
-Keeps true: arms differ by the control plane and by overlap only, and take turns (A B C D, D C B A, ...); a run begins
-only if one as long as the longest so far ends before the deadline; a line is written whole or not at all.
+Keeps true: variants differ by the control plane and by overlap only, and take turns (A B C D, D C B A, ...); a run
+begins only if one as long as the longest so far ends before the deadline; a line is written whole or not at all.
 Doesn't know: other models, reports.
 """
 
@@ -31,7 +31,7 @@ import torch  # noqa: E402
 from benchmark.gpu import watch  # noqa: E402
 from benchmark.gpu.watch import Parts, Watched  # noqa: E402
 from minisgl.attention.kv_pool import page_bytes  # noqa: E402
-from minisgl.bench.offline_arm import Collector, OfflineJob, TimedControlPlane, TimedEngine, Timers  # noqa: E402
+from minisgl.bench.offline_run import Collector, OfflineJob, breakdown  # noqa: E402
 from minisgl.config import EngineConfig  # noqa: E402
 from minisgl.engine.cuda_engine import CudaEngine  # noqa: E402
 from minisgl.engine.dtypes import DTYPES  # noqa: E402
@@ -46,10 +46,10 @@ MAX_TRACE_BYTES = 10 * 2**20
 
 
 class ModelJob(msgspec.Struct, frozen=True, kw_only=True):
-    """`arms`: (control plane, overlap). `deadline` as `time.time` gives it."""
+    """`variants`: (control plane, overlap). `deadline` as `time.time` gives it."""
 
     work: OfflineJob
-    arms: tuple[tuple[str, bool], ...]
+    variants: tuple[tuple[str, bool], ...]
     repeats: int
     deadline: float
     trace: str = ""  # folder for a trace
@@ -66,11 +66,11 @@ def main() -> int:
         raise SystemExit("the engine is not on a CUDA device")
     bench = Bench(job, Watched(loaded))
     load_s = time.perf_counter() - began
-    bench.run(*job.arms[-1], warm_up=True)
+    bench.run(*job.variants[-1], warm_up=True)
     ready = {"load_s": load_s, "ready_s": time.perf_counter() - began, **bench.engine_figures()}
     put("engine", ready)
     for repeat in range(job.repeats):
-        for plane, overlap in job.arms if repeat % 2 == 0 else job.arms[::-1]:
+        for plane, overlap in job.variants if repeat % 2 == 0 else job.variants[::-1]:
             if not bench.time_left():
                 break
             put("run", {"control_plane": plane, "overlap": overlap, "repeat": repeat, **bench.run(plane, overlap)})
@@ -78,9 +78,9 @@ def main() -> int:
                 bench.points = watch.points(bench.watched.steps)
                 put("points", {"points": bench.points})
         if repeat == 0 and bench.time_left():
-            put("parts", bench.parts(*job.arms[-1]))
+            put("parts", bench.parts(*job.variants[-1]))
         if repeat == 0 and job.trace and bench.time_left():
-            put("trace", bench.trace(*job.arms[-1], Path(job.trace)))
+            put("trace", bench.trace(*job.variants[-1], Path(job.trace)))
     loaded.close()
     return 0
 
@@ -125,14 +125,15 @@ class Bench:
         if warm_up:  # all rows at once, prefill steps as long, and few tokens out
             work = msgspec.structs.replace(work, output_len=(8, 16), seed=work.seed + 1)
         engine_config = msgspec.structs.replace(work.engine, cpu_backend=plane, overlap=overlap)
-        timers, collector = Timers(), Collector()
-        control_plane = TimedControlPlane(build_control_plane(engine_config, self.watched.info), timers)
-        loop = StepLoop(control_plane, TimedEngine(self.watched, timers), collector, overlap=overlap)
+        collector = Collector()
+        control_plane = build_control_plane(engine_config, self.watched.info)
+        loop = StepLoop(control_plane, self.watched, collector, overlap=overlap)
         requests = work.requests(self.watched.info.vocab_size)
         self.watched.steps.clear()
         gc.collect()
         gc.freeze()
         cpu, began = time.process_time(), time.perf_counter()
+        loop.timers.begin()
         collector.drive(loop, requests)
         wall, cpu = time.perf_counter() - began, time.process_time() - cpu
         gc.unfreeze()
@@ -141,7 +142,6 @@ class Bench:
         if [len(tokens) for tokens in answers] != output_lens.tolist():
             raise SystemExit("a sequence was cut short")
         steps = self.watched.steps
-        spent = {part: sum(getattr(timers, part)) for part in ("schedule", "launch", "wait", "commit")}
         return {
             "output_tok_s": int(output_lens.sum()) / wall,
             "total_tok_s": int(output_lens.sum() + input_lens.sum()) / wall,
@@ -149,7 +149,7 @@ class Bench:
             "host_cpu_s": cpu,
             "steps": len(steps),
             "retracted": control_plane.stats().num_retracted_total,
-            "host_s": {**spent, "other": wall - sum(spent.values())},
+            "host_s": breakdown(loop.timers, wall)["seconds"],
             "kinds": watch.by_kind(steps),
             **watch.decode_figures(steps, self._weight_bytes, self._token_bytes),
         }

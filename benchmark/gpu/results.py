@@ -1,6 +1,6 @@
 """The GPU benchmark's records as lines, tables and a plot.
 
-Keeps true: every figure shown is in raw.json; medians are over the runs of an arm, and say of how many.
+Keeps true: every figure shown is in raw.json; medians are over the runs of a variant, and say of how many.
 Doesn't know: how anything is measured.
 """
 
@@ -25,7 +25,7 @@ def line(record: Record) -> str:
     if record["kind"] == "run":
         full = record["full_batch"]
         return (
-            f"{head} {_arm(record):26} {record['output_tok_s']:9.0f} tok/s, {record['wall_s']:.1f} s, full batch: "
+            f"{head} {_variant(record):26} {record['output_tok_s']:9.0f} tok/s, {record['wall_s']:.1f} s, full batch: "
             f"step {_ms(full.get('step_ms_median'))}, "
             f"idle {_share(full.get('idle_share'))} (goal under {GOAL_IDLE:.0%}), "
             f"launch {_ms(full.get('launch_ms_median'))}, roofline {_share(record['roofline_ratio'])}"
@@ -86,8 +86,8 @@ def _runs(runs: Sequence[Record]) -> str:
     head = ("control plane", "overlap", "runs", "output tok/s", "full batch: step ms", "idle ms", "idle %")
     head += ("launch ms", "roofline %", "host ms a step", "of it waiting")
     rows = []
-    for arm in dict.fromkeys((run["control_plane"], run["overlap"]) for run in runs):
-        mine = [run for run in runs if (run["control_plane"], run["overlap"]) == arm]
+    for variant in dict.fromkeys((run["control_plane"], run["overlap"]) for run in runs):
+        mine = [run for run in runs if (run["control_plane"], run["overlap"]) == variant]
         full = [run["full_batch"] for run in mine]
 
         def median(values: Sequence[float | None]) -> float | None:
@@ -96,8 +96,8 @@ def _runs(runs: Sequence[Record]) -> str:
 
         rows.append(
             (
-                arm[0],
-                "on" if arm[1] else "off",
+                variant[0],
+                "on" if variant[1] else "off",
                 len(mine),
                 median([run["output_tok_s"] for run in mine]),
                 median([one.get("step_ms_median") for one in full]),
@@ -139,11 +139,11 @@ def _parts(record: Record, bars: dict[str, dict[str, float]]) -> str:
         rows.append((kind, "device", *(ms["device"].get(name) for name in DEVICE_PARTS), None, None))
         host = {"plan": ms["host"]["plan"], "sample": ms["host"]["sample"]}
         rows.append((kind, "host", *(host.get(n) for n in DEVICE_PARTS), ms["host"]["pack"], ms["host"]["other"]))
-    said = f"Mean ms of a part, with marks between them ({record['output_tok_s']:.0f} tok/s; {_arm(record)}):"
+    said = f"Mean ms of a part, with marks between them ({record['output_tok_s']:.0f} tok/s; {_variant(record)}):"
     return f"{said}\n\n{table(('step', 'time of the', *DEVICE_PARTS, 'pack', 'other'), rows)}"
 
 
-def _arm(record: Record) -> str:
+def _variant(record: Record) -> str:
     return f"{record['control_plane']}, overlap {'on' if record['overlap'] else 'off'}"
 
 

@@ -2,7 +2,7 @@
 
 Keeps true: without `parts` nothing is added to what the engine records by itself; device times are read when all steps
 are through; a step counts as idle time only what lies between the end of the forward before it and its own start.
-Doesn't know: requests, arms, reports.
+Doesn't know: requests, variants, reports.
 """
 
 from __future__ import annotations

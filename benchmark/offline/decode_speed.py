@@ -7,8 +7,8 @@ after the first token of every sequence is there, median of the repeats. minisgl
 reference control plane, torch engine. transformers runs `generate` with its default SDPA attention and dynamic cache.
 The last line of stdout is JSON.
 
-Each arm has a process of its own, which sleeps while the other one runs: in one process their OpenMP teams outnumber
-the cores, which slows both (measured: transformers 67 instead of 85 tok/s at batch 32).
+Each variant has a process of its own, which sleeps while the other one runs: in one process their OpenMP teams
+outnumber the cores, which slows both (measured: transformers 67 instead of 85 tok/s at batch 32).
 """
 
 from __future__ import annotations
@@ -138,10 +138,12 @@ class Transformers:
         return len(batch) * (NUM_OUT - 1) / (times[-1] - times[0])
 
 
-def serve_arm(arm: str, folder: Path, load_format: str, vocab_size: int, threads: int, pipe: Connection) -> None:
+def serve_variant(
+    variant: str, folder: Path, load_format: str, vocab_size: int, threads: int, pipe: Connection
+) -> None:
     """Answer (batch, seed) with tokens per second, until the other end closes."""
     torch.set_num_threads(threads)
-    model = Minisgl(folder, load_format, threads) if arm == "minisgl" else Transformers(folder, load_format)
+    model = Minisgl(folder, load_format, threads) if variant == "minisgl" else Transformers(folder, load_format)
     pipe.send("ready")
     while (job := pipe.recv()) is not None:
         pipe.send(model.run(prompts(job[0], vocab_size, job[1])))
@@ -149,12 +151,12 @@ def serve_arm(arm: str, folder: Path, load_format: str, vocab_size: int, threads
         model.close()
 
 
-class Arm:
-    def __init__(self, arm: str, folder: Path, load_format: str, vocab_size: int, threads: int) -> None:
+class Variant:
+    def __init__(self, variant: str, folder: Path, load_format: str, vocab_size: int, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
         self._process = context.Process(
-            target=serve_arm, args=(arm, folder, load_format, vocab_size, threads, other), daemon=True
+            target=serve_variant, args=(variant, folder, load_format, vocab_size, threads, other), daemon=True
         )
         self._process.start()
         other.close()  # so that the end of the process is an EOFError here
@@ -177,21 +179,24 @@ def measure(name: str, batches: Sequence[int], repeats: int, threads: int) -> li
         else:
             (folder / "config.json").write_text(json.dumps(QWEN3_06B))
         vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-        arms = {arm: Arm(arm, folder, load_format, vocab_size, threads) for arm in ("minisgl", "transformers")}
-        results = [compare(name, arms, batch, repeats) for batch in batches]
-        for arm in arms.values():
-            arm.close()
+        variants = {
+            variant: Variant(variant, folder, load_format, vocab_size, threads)
+            for variant in ("minisgl", "transformers")
+        }
+        results = [compare(name, variants, batch, repeats) for batch in batches]
+        for variant in variants.values():
+            variant.close()
     return results
 
 
-def compare(name: str, arms: dict[str, Arm], batch: int, repeats: int) -> dict[str, Any]:
-    speeds: dict[str, list[float]] = {arm: [] for arm in arms}
+def compare(name: str, variants: dict[str, Variant], batch: int, repeats: int) -> dict[str, Any]:
+    speeds: dict[str, list[float]] = {variant: [] for variant in variants}
     for repeat in range(-1, repeats):  # the first is warm-up
-        for arm in list(arms) if repeat % 2 else list(reversed(arms)):
-            speed = arms[arm].run(batch, 1000 * batch + repeat)
+        for variant in list(variants) if repeat % 2 else list(reversed(variants)):
+            speed = variants[variant].run(batch, 1000 * batch + repeat)
             if repeat >= 0:
-                speeds[arm].append(speed)
-    median = {arm: statistics.median(values) for arm, values in speeds.items()}
+                speeds[variant].append(speed)
+    median = {variant: statistics.median(values) for variant, values in speeds.items()}
     ours, theirs = median["minisgl"], median["transformers"]
     bar = BARS[name][batch]
     print(f"{name} x{batch}: {ours:.1f} / {theirs:.1f} tok/s, {ours / theirs:.2f} (bar {bar})", flush=True)
@@ -227,8 +232,8 @@ def plot(results: Sequence[dict[str, Any]], file: Path) -> None:
     for axis, name in zip(axes[0], names, strict=True):
         rows = [result for result in results if result["model"] == name]
         at = np.arange(len(rows))
-        for offset, arm in ((-0.2, "transformers"), (0.2, "minisgl")):
-            axis.bar(at + offset, [row["median_tok_s"][arm] for row in rows], 0.4, label=arm)
+        for offset, variant in ((-0.2, "transformers"), (0.2, "minisgl")):
+            axis.bar(at + offset, [row["median_tok_s"][variant] for row in rows], 0.4, label=variant)
         axis.set_xticks(at, [f"batch {row['batch']}" for row in rows])
         axis.set_ylabel("decode tok/s (bfloat16)")
         axis.set_title(name)

@@ -1,4 +1,4 @@
-"""`minisgl bench compare`: the same prompts for every arm, in turns, and a reason for each that was not measured."""
+"""`minisgl bench compare`: the same prompts for each variant, in turns, and a reason for each that was not measured."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from minisgl.bench import compare, compare_arms
-from minisgl.bench.compare_arms import Missing, Setup, Times, start
+from minisgl.bench import compare, compare_variants
+from minisgl.bench.compare_variants import Missing, Setup, Times, start
 from minisgl.bench.server_process import Launch, ServerProcess
 from minisgl.cli import bench
 from minisgl.config import ConfigError
@@ -40,7 +40,7 @@ class Fake:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     found: Asked = []
-    arms = {
+    variants = {
         "a": Fake("a", found),
         "whole": Fake("whole", found),
         "single": Fake("single", found, max_sequences=1),
@@ -49,28 +49,30 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
     @contextlib.contextmanager
     def make(name: str, setup: Setup) -> Iterator[Fake]:
-        if name not in arms:
+        if name not in variants:
             raise Missing("is not here")
-        yield arms[name]
+        yield variants[name]
 
-    monkeypatch.setattr(compare, "ARMS", dict.fromkeys((*arms, "gone"), make))
-    monkeypatch.setattr(compare_arms, "ARMS", dict.fromkeys((*arms, "gone"), make))
+    monkeypatch.setattr(compare, "VARIANTS", dict.fromkeys((*variants, "gone"), make))
+    monkeypatch.setattr(compare_variants, "VARIANTS", dict.fromkeys((*variants, "gone"), make))
     return found
 
 
-def test_arms_take_turns_on_the_same_prompts(asked: Asked, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code = bench.main(["compare", *SMALL, "--arms", "a", "whole", "single", "--out", str(tmp_path)])
+def test_variants_take_turns_on_the_same_prompts(
+    asked: Asked, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code = bench.main(["compare", *SMALL, "--variants", "a", "whole", "single", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     found = json.loads(printed.splitlines()[-1])
     assert code == 0 and found["missing"] == {}
-    arms = found["arms"]
-    assert arms["a"]["tok_s"] == {"1": 1.0, "2": 2.0} and arms["a"]["ttft_ms"] == {"1": 500.0, "2": 500.0}
-    assert arms["a"]["prefill_tok_s"] == 12.0 and arms["whole"]["prefill_tok_s"] == 6.0
-    assert arms["whole"]["ttft_ms"] == {} and arms["single"]["tok_s"] == {"1": 1.0}
-    assert len(arms["a"]["rounds"]["tok_s"]["1"]) == 2
-    by_arm = {name: [(prompts, out) for one, prompts, out in asked if one == name] for name in arms}
-    assert by_arm["a"] == by_arm["whole"] and set(by_arm["single"]) < set(by_arm["a"])
-    texts = [text for prompts, _ in by_arm["a"] for text in prompts]
+    variants = found["variants"]
+    assert variants["a"]["tok_s"] == {"1": 1.0, "2": 2.0} and variants["a"]["ttft_ms"] == {"1": 500.0, "2": 500.0}
+    assert variants["a"]["prefill_tok_s"] == 12.0 and variants["whole"]["prefill_tok_s"] == 6.0
+    assert variants["whole"]["ttft_ms"] == {} and variants["single"]["tok_s"] == {"1": 1.0}
+    assert len(variants["a"]["rounds"]["tok_s"]["1"]) == 2
+    by_variant = {name: [(prompts, out) for one, prompts, out in asked if one == name] for name in variants}
+    assert by_variant["a"] == by_variant["whole"] and set(by_variant["single"]) < set(by_variant["a"])
+    texts = [text for prompts, _ in by_variant["a"] for text in prompts]
     assert len(texts) == len(set(texts)) == 3 * (1 + 2 + 1)
     order = [name for i, (name, _, _) in enumerate(asked) if not i or asked[i - 1][0] != name]
     assert order == ["a", "whole", "single", "whole", "a", "whole", "single"]  # there and back
@@ -80,10 +82,10 @@ def test_arms_take_turns_on_the_same_prompts(asked: Asked, capsys: pytest.Captur
 
 
 def test_who_cannot_start_or_breaks_is_listed_with_the_reason(asked: Asked, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["compare", *SMALL, "--arms", "a", "gone", "breaks"]) == 1
+    assert bench.main(["compare", *SMALL, "--variants", "a", "gone", "breaks"]) == 1
     printed = capsys.readouterr().out
     found = json.loads(printed.splitlines()[-1])
-    assert found["missing"] == {"gone": "is not here", "breaks": "broke"} and list(found["arms"]) == ["a"]
+    assert found["missing"] == {"gone": "is not here", "breaks": "broke"} and list(found["variants"]) == ["a"]
     assert "| gone | is not here |" in printed
 
 
@@ -108,7 +110,7 @@ def setup_of(**changes: object) -> Setup:
 
 
 @pytest.mark.parametrize(
-    ("arm", "changes", "reason"),
+    ("variant", "changes", "reason"),
     [
         ("vllm", {"pythons": {"vllm": "/no/such/python"}}, "No such file"),
         ("llama.cpp", {"model": "some/folder"}, "--gguf"),
@@ -117,33 +119,33 @@ def setup_of(**changes: object) -> Setup:
         ("given", {"urls": {"given": "http://127.0.0.1:9"}}, "127.0.0.1:9"),
     ],
 )
-def test_reasons(arm: str, changes: dict[str, object], reason: str) -> None:
-    with pytest.raises(Missing, match=reason), start(arm, setup_of(**changes)):
+def test_reasons(variant: str, changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(Missing, match=reason), start(variant, setup_of(**changes)):
         pass
 
 
-def test_real_arms_in_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_real_variants_in_one_table(capsys: pytest.CaptureFixture[str]) -> None:
     """A server of its own, one that is given, and transformers on the embedded model."""
     with ServerProcess(Launch(flags=ECHO)) as given:
-        flags = ("--arms", "minisgl", "transformers", "--url", f"mine={given.url}/v1", "--dtype", "float32")
+        flags = ("--variants", "minisgl", "transformers", "--url", f"mine={given.url}/v1", "--dtype", "float32")
         code = bench.main(["compare", *SMALL, "--repeats", "1", "--threads", "1", *flags, "--", *ECHO])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert code == 0 and list(found["arms"]) == ["minisgl", "transformers", "mine"] and found["missing"] == {}
-    for name, one in found["arms"].items():
+    assert code == 0 and list(found["variants"]) == ["minisgl", "transformers", "mine"] and found["missing"] == {}
+    for name, one in found["variants"].items():
         assert set(one["tok_s"]) == {"1", "2"} and all(value > 0 for value in one["tok_s"].values())
         assert one["prefill_tok_s"] > 0 and (one["ttft_ms"] == {}) == (name == "transformers")
 
 
-def test_an_arm_that_breaks_is_stopped_before_the_others_go_on(
+def test_an_variant_that_breaks_is_stopped_before_the_others_go_on(
     asked: Asked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What hangs computes on, and would be measured with the others."""
     begin = compare.start
 
     @contextlib.contextmanager
-    def told(name: str, setup: Setup) -> Iterator[compare_arms.Arm]:
-        with begin(name, setup) as arm:
-            yield arm
+    def told(name: str, setup: Setup) -> Iterator[compare_variants.Variant]:
+        with begin(name, setup) as variant:
+            yield variant
         asked.append((f"{name} is stopped", (), 0))
 
     monkeypatch.setattr(compare, "start", told)
@@ -152,9 +154,9 @@ def test_an_arm_that_breaks_is_stopped_before_the_others_go_on(
     assert "a" in names[names.index("breaks is stopped") :] and names[-1] == "a is stopped"
 
 
-def test_what_an_arm_started_goes_with_it() -> None:
+def test_what_an_variant_started_goes_with_it() -> None:
     """A server of many processes, whose first one leaves the others."""
-    with compare_arms.Child(("sh", "-c", "sleep 600 & echo '{\"pid\":' $! '}'; wait")) as child:
+    with compare_variants.Child(("sh", "-c", "sleep 600 & echo '{\"pid\":' $! '}'; wait")) as child:
         pid = child.line(60.0)["pid"]
         assert psutil.Process(pid).is_running()
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
@@ -164,16 +166,16 @@ def test_what_an_arm_started_goes_with_it() -> None:
 def test_a_key_in_the_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The server that is started wants it, and its dtype is asked for."""
     monkeypatch.setenv("MINISGL_API_KEY", "secret")
-    assert bench.main(["compare", *SMALL, "--repeats", "1", "--arms", "minisgl", "--", *ECHO]) == 0
-    assert list(json.loads(capsys.readouterr().out.splitlines()[-1])["arms"]) == ["minisgl"]
-    assert bench.main(["compare", *SMALL, "--arms", "minisgl", "--", *ECHO, "--api-key", "other"]) == 1
+    assert bench.main(["compare", *SMALL, "--repeats", "1", "--variants", "minisgl", "--", *ECHO]) == 0
+    assert list(json.loads(capsys.readouterr().out.splitlines()[-1])["variants"]) == ["minisgl"]
+    assert bench.main(["compare", *SMALL, "--variants", "minisgl", "--", *ECHO, "--api-key", "other"]) == 1
     assert "401" in json.loads(capsys.readouterr().out.splitlines()[-1])["missing"]["minisgl"]
 
 
 @pytest.mark.slow
-def test_every_arm_that_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_variant_that_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
     bench.main(["compare", *SMALL])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert {"minisgl", "transformers", "transformers-stream"} <= set(found["arms"])
-    assert set(found["arms"]) | set(found["missing"]) == set(compare.ARMS)
+    assert {"minisgl", "transformers", "transformers-stream"} <= set(found["variants"])
+    assert set(found["variants"]) | set(found["missing"]) == set(compare.VARIANTS)
     assert all("is not installed" in reason for reason in found["missing"].values())

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from minisgl.bench import offline, offline_arm
+from minisgl.bench import offline, offline_run
 from minisgl.bench.offline import Offline
-from minisgl.bench.offline_arm import OfflineJob, run_arm
+from minisgl.bench.offline_run import OfflineJob, run_job
 from minisgl.cli import main
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.runner.loop import StepLoop
@@ -38,7 +38,7 @@ def test_the_ranges_are_closed() -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_run_adds_up(overlap: bool) -> None:
-    found = run_arm(msgspec.structs.replace(JOB, engine=msgspec.structs.replace(ECHO, overlap=overlap)))
+    found = run_job(msgspec.structs.replace(JOB, engine=msgspec.structs.replace(ECHO, overlap=overlap)))
     inputs, outputs = JOB.lengths()
     assert (found["num_input_tokens"], found["num_output_tokens"]) == (inputs.sum(), outputs.sum())
     assert found["output_tok_s"] == pytest.approx(outputs.sum() / found["wall_s"])
@@ -48,20 +48,20 @@ def test_a_run_adds_up(overlap: bool) -> None:
 
 def test_the_tokens_are_those_of_the_engine_whatever_the_batch() -> None:
     alone = msgspec.structs.replace(JOB, engine=msgspec.structs.replace(ECHO, max_running_requests=1))
-    assert run_arm(JOB)["tokens_sha256"] == run_arm(alone)["tokens_sha256"]
+    assert run_job(JOB)["tokens_sha256"] == run_job(alone)["tokens_sha256"]
 
 
 def test_a_sequence_that_is_cut_short_is_no_result() -> None:
     short = msgspec.structs.replace(ECHO, max_seq_len=20)
     with pytest.raises(ConfigError, match=r"does not fit|cut short"):
-        run_arm(msgspec.structs.replace(JOB, engine=short))
+        run_job(msgspec.structs.replace(JOB, engine=short))
 
 
 def test_a_slow_call_shows_in_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time that passes inside commit belongs to commit, and to nothing else."""
     clock = iter(range(10**9))
-    monkeypatch.setattr(offline_arm.time, "perf_counter", lambda: float(next(clock)))
-    inner = offline_arm.build_control_plane
+    monkeypatch.setattr(offline_run.time, "perf_counter_ns", lambda: next(clock))
+    inner = offline_run.build_control_plane
 
     def slow(*args: Any) -> Any:
         plane = inner(*args)
@@ -78,10 +78,11 @@ def test_a_slow_call_shows_in_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return Slow()
 
-    monkeypatch.setattr(offline_arm, "build_control_plane", slow)
-    found = run_arm(JOB)
-    assert found["step_us"]["commit"]["mean"] == 101e6
-    assert found["step_us"]["schedule"]["mean"] == 1e6
+    monkeypatch.setattr(offline_run, "build_control_plane", slow)
+    found = run_job(JOB)
+    assert found["step_us"]["commit"]["mean"] == pytest.approx(0.101)
+    assert found["step_us"]["schedule"]["mean"] == pytest.approx(0.001)
+    assert found["scheduler_step_us"] == pytest.approx(0.102)
 
 
 def test_both_control_planes_in_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +90,7 @@ def test_both_control_planes_in_turns(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["bench", "offline", "--engine", "echo", *flags, "--out", str(tmp_path / "run")]) == 0
     lines = capsys.readouterr().out.splitlines()
     result = json.loads(lines[-1])
-    assert set(result["arms"]) == {"python", "rust_hotpath"} and result["same_tokens"] is True
+    assert set(result["variants"]) == {"python", "rust_hotpath"} and result["same_tokens"] is True
     assert result["rust_hotpath_against_python"]["num_pairs"] == 2
     raw = json.loads((tmp_path / "run" / "raw.json").read_text())
     assert len(raw["runs"]["python"]) == 2
@@ -97,8 +98,10 @@ def test_both_control_planes_in_turns(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "Both gave the same tokens" in report and str(tmp_path) not in report
 
 
-def test_arms_with_different_tokens_fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    real = run_arm(JOB)
+def test_variants_with_different_tokens_fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = run_job(JOB)
 
     def run(job: OfflineJob, control_plane: str) -> dict[str, Any]:
         return {**real, "tokens_sha256": control_plane}
@@ -109,7 +112,7 @@ def test_arms_with_different_tokens_fail(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_who_goes_first_alternates(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, order = run_arm(JOB), []
+    real, order = run_job(JOB), []
 
     def run(job: OfflineJob, control_plane: str) -> dict[str, Any]:
         order.append(control_plane[0])
@@ -144,4 +147,4 @@ def test_the_size_goes_by_the_engine() -> None:
 
 
 def test_the_loop_under_measurement_is_the_server_s() -> None:
-    assert offline_arm.StepLoop is StepLoop
+    assert offline_run.StepLoop is StepLoop

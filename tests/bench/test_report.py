@@ -25,11 +25,11 @@ def png_size(path: Path) -> tuple[int, int]:
 
 
 def test_a_report_from_results(tmp_path: Path) -> None:
-    report = Report(tmp_path, "Two arms", command="minisgl bench something")
+    report = Report(tmp_path, "Two variants", command="minisgl bench something")
     curve = [Series("python", [1, 2, 4], [10.0, 19.0, 30.0], low=[9, 18, 28], high=[11, 20, 32])]
     report.section(
         "Throughput",
-        table(("arm", "tok/s"), [("python", 1234.5), ("rust", 2.0)]),
+        table(("variant", "tok/s"), [("python", 1234.5), ("rust", 2.0)]),
         line_plot(tmp_path / "lines.png", curve, title="Lines", x_label="clients", y_label="tok/s", log_x=True),
     )
     report.section(

@@ -51,7 +51,7 @@ def test_a_planted_difference_is_found_under_drift() -> None:
     assert found.ratio.high - found.ratio.low < 0.03
 
 
-def test_equal_arms_show_a_difference_as_rarely_as_it_says() -> None:
+def test_equal_variants_show_a_difference_as_rarely_as_it_says() -> None:
     rng = random.Random(3)
     alarms = 0
     for _ in range(400):

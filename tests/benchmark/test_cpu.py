@@ -12,11 +12,11 @@ from pathlib import Path
 import gguf
 import pytest
 
-from benchmark.cpu import arms, bars, growth, limits, models, text
-from benchmark.cpu.arms import Point, Setup
+from benchmark.cpu import bars, growth, limits, models, text, variants
 from benchmark.cpu.sidebyside import Found, measure, speeds_table
 from benchmark.cpu.sizes import model_size
-from minisgl.bench.compare_arms import Missing
+from benchmark.cpu.variants import Point, Setup
+from minisgl.bench.compare_variants import Missing
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,7 +58,7 @@ def test_starts_rehearsed(tmp_path: Path) -> None:
     assert found["rss_mb"]["rss"] > found["rss_mb"]["anonymous"] > 0
 
 
-def test_an_arm_that_cannot_be_is_told(tmp_path: Path) -> None:
+def test_an_variant_that_cannot_be_is_told(tmp_path: Path) -> None:
     setup = Setup(model=str(tmp_path / "nowhere.gguf"), gguf=tmp_path / "nowhere.gguf", llama={"llama.cpp": tmp_path})
     points = [Point("decode", 1, 4, 2)]
     found = measure(["echo", "torch", "llama.cpp", "llama.cpp other"], setup, points, 1, "test")
@@ -90,7 +90,7 @@ def test_every_bar_is_about_a_point_that_is_measured() -> None:
     for part, of_part in offline.BARS.items():
         points = {point.name for point in offline.Settings().points(part)}
         assert {bar.point for bar in of_part} <= points
-        assert {name for bar in of_part for name in (bar.ours, bar.theirs)} <= set(offline.ARMS[part])
+        assert {name for bar in of_part for name in (bar.ours, bar.theirs)} <= set(offline.VARIANTS[part])
     assert {bar.point for bar in bars.HTTP} == {f"clients {count}" for count in http.CLIENTS}
 
 
@@ -131,6 +131,6 @@ def test_differences_of_answers() -> None:
 
 
 def test_builds_of_llama_cpp_have_names() -> None:
-    found = arms.llama_folders(["bin", "avx512=other/bin"])
+    found = variants.llama_folders(["bin", "avx512=other/bin"])
     assert found == {"llama.cpp": Path("bin"), "llama.cpp avx512": Path("other/bin")}
     assert Found().medians([]) == {}

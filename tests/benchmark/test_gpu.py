@@ -19,7 +19,7 @@ from benchmark.gpu import experts as experts_benchmark
 from benchmark.gpu import offline, one_model, watch
 from benchmark.gpu.shapes import SHAPES, write_shape
 from benchmark.gpu.watch import Step
-from minisgl.bench.offline_arm import OfflineJob
+from minisgl.bench.offline_run import OfflineJob
 from minisgl.config import EngineConfig
 from minisgl.engine.sim.profile import StepLoad
 from minisgl.kernels import experts_tiles
@@ -140,7 +140,7 @@ def test_a_rehearsal_writes_all_that_a_run_writes(tmp_path: Path) -> None:
     records = json.loads((tmp_path / "raw.json").read_text())["records"]
     assert [record["kind"] for record in records] == ["engine", "run", "run", "run", "run", "parts", "trace"]
     runs = [record for record in records if record["kind"] == "run"]
-    assert {(run["control_plane"], run["overlap"]) for run in runs} == set(offline.ARMS)
+    assert {(run["control_plane"], run["overlap"]) for run in runs} == set(offline.VARIANTS)
     assert all(run["full_batch"]["pairs"] > 0 and run["kinds"].keys() == {"decode", "mixed", "prefill"} for run in runs)
     parts = next(record for record in records if record["kind"] == "parts")
     assert all(parts["ms"]["decode"]["device"][part] > 0 for part in watch.DEVICE_PARTS)
@@ -177,7 +177,7 @@ def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
 def test_a_model_that_fails_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     engine = EngineConfig(model="nowhere", load_format="dummy", device="inline")
     work = OfflineJob(engine=engine, num_sequences=1, input_len=(1, 1), output_len=(1, 1))
-    job = one_model.ModelJob(work=work, arms=offline.ARMS, repeats=1, deadline=time.time() + 60)
+    job = one_model.ModelJob(work=work, variants=offline.VARIANTS, repeats=1, deadline=time.time() + 60)
     (record,) = offline.lines_of(job)
     assert record["kind"] == "error" and record["code"] == 1 and "nowhere" in record["error"]
 

@@ -1,11 +1,11 @@
 """`minisgl bench compare`: minisgl beside others on the same prompts, in turns, in one table.
 
-An arm that cannot start, or fails, is listed with the reason. A round asks every arm the same: so many prompts at once
+A variant that cannot start, or fails, is listed with the reason. A round asks each the same: so many prompts at once
 for each `--concurrency`, and one long prompt for a single token; the next round has other prompts, and goes through the
-arms the other way round. Figures are medians of the rounds; the first round warms up and is not counted.
+variants the other way round. Figures are medians of the rounds; the first round warms up and is not counted.
 
-Keeps true: an arm gets no prompt twice, so no cache of prefixes helps; what could not be measured is empty.
-Doesn't know: how an arm is started or asked (compare_arms.py).
+Keeps true: a variant gets no prompt twice, so no cache of prefixes helps; what could not be measured is empty.
+Doesn't know: how a variant is started or asked (compare_variants.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from minisgl.bench.compare_arms import ARMS, Arm, HttpArm, Missing, Setup, Times, start
+from minisgl.bench.compare_variants import VARIANTS, HttpVariant, Missing, Setup, Times, Variant, start
 from minisgl.bench.render import words
 from minisgl.bench.report import Report, print_result, public_command, table
 from minisgl.config import ConfigError
@@ -34,7 +34,7 @@ WARM_UP_OUT = 8  # tokens; the warm-up need not be long
 class Compare:
     """Sizes in tokens, roughly: a word of the prompts is a token or a little more."""
 
-    arms: tuple[str, ...]
+    variants: tuple[str, ...]
     setup: Setup
     concurrency: tuple[int, ...]
     input_len: int
@@ -46,9 +46,9 @@ class Compare:
 
 @dataclass(slots=True)
 class Running:
-    """An arm that serves until `own` is closed, and what was measured of it, a value a round."""
+    """A variant that serves until `own` is closed, and what was measured of it, a value a round."""
 
-    arm: Arm
+    variant: Variant
     own: contextlib.ExitStack
     start_s: float
     tok_s: dict[int, list[float]] = field(default_factory=dict)
@@ -60,24 +60,32 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "compare",
         help=HELP,
-        description=f"{HELP}. Arms: {', '.join(ARMS)}, and each --url. What cannot start is listed with the reason.",
+        description=f"{HELP}. Variants: {', '.join(VARIANTS)}, each --url. What cannot start is listed.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.set_defaults(run=run)
-    arms = parser.add_argument_group("arms")
-    arms.add_argument("--arms", nargs="+", choices=tuple(ARMS), help="default: each that can start")
-    arms.add_argument("--url", action="append", default=[], metavar="NAME=URL", help="an OpenAI-compatible server too")
-    arms.add_argument(
-        "--python", action="append", default=[], metavar="ARM=INTERPRETER", help="where that arm's package is installed"
+    variants = parser.add_argument_group("variants")
+    variants.add_argument(
+        "--variants", "--arms", nargs="+", choices=tuple(VARIANTS), help="default: each that can start"
     )
-    arms.add_argument("--model", default="smollm2", help="a folder, a hub id or a GGUF file (default: %(default)s)")
-    arms.add_argument("--gguf", type=Path, help="the same model for llama.cpp (default: the embedded model's file)")
-    arms.add_argument(
+    variants.add_argument(
+        "--url", action="append", default=[], metavar="NAME=URL", help="an OpenAI-compatible server too"
+    )
+    variants.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="VARIANT=INTERPRETER",
+        help="where that variant's package is installed",
+    )
+    variants.add_argument("--model", default="smollm2", help="a folder, a hub id or a GGUF file (default: %(default)s)")
+    variants.add_argument("--gguf", type=Path, help="the same model for llama.cpp (default: the embedded model's file)")
+    variants.add_argument(
         "--dtype", default="auto", help="default: what minisgl takes; llama.cpp computes as its file says"
     )
-    arms.add_argument("--threads", type=int, help="compute threads of each (default: all processors)")
-    arms.add_argument("flags", nargs="*", metavar="-- FLAG", help="more flags of minisgl serve")
+    variants.add_argument("--threads", type=int, help="compute threads of each (default: all processors)")
+    variants.add_argument("flags", nargs="*", metavar="-- FLAG", help="more flags of minisgl serve")
     sizes = parser.add_argument_group("sizes")
     sizes.add_argument(
         "--concurrency", type=int, nargs="+", default=[1, 8, 32], help="prompts at once (default: 1 8 32)"
@@ -101,10 +109,10 @@ def run(args: argparse.Namespace) -> int:
     shown = [tables for tables in (_table(result), _missing_table(result)) if tables]
     print("\n\n".join(shown))
     if report is not None:
-        report.section("Arms", _about(settings), *shown)
+        report.section("Variants", _about(settings), *shown)
         report.write({"result": result})
     print_result(result)
-    asked = args.arms or (["minisgl"] if found else ARMS)
+    asked = args.variants or (["minisgl"] if found else VARIANTS)
     return 1 if any(name in missing for name in (*asked, *settings.setup.urls)) else 0
 
 
@@ -121,10 +129,10 @@ def settings_of(args: argparse.Namespace) -> Compare:
         if min(values) < 1:
             raise ConfigError(f"{flag} {min(values)}: must be at least 1")
     pythons, urls = _pairs("--python", args.python), _pairs("--url", args.url)
-    if unknown := [name for name in pythons if name not in ARMS]:
-        raise ConfigError(f"--python {unknown[0]}: must be one of {', '.join(ARMS)}")
-    if taken := [name for name in urls if name in ARMS]:
-        raise ConfigError(f"--url {taken[0]}: that arm is started here: take another name")
+    if unknown := [name for name in pythons if name not in VARIANTS]:
+        raise ConfigError(f"--python {unknown[0]}: must be one of {', '.join(VARIANTS)}")
+    if taken := [name for name in urls if name in VARIANTS]:
+        raise ConfigError(f"--url {taken[0]}: that variant is started here: take another name")
     setup = Setup(
         model=args.model,
         dtype=args.dtype,
@@ -137,7 +145,7 @@ def settings_of(args: argparse.Namespace) -> Compare:
         flags=tuple(args.flags),
     )
     return Compare(
-        arms=(*(args.arms or ARMS), *urls),
+        variants=(*(args.variants or VARIANTS), *urls),
         setup=setup,
         concurrency=tuple(dict.fromkeys(args.concurrency)),
         input_len=args.input_len,
@@ -156,7 +164,7 @@ def _pairs(flag: str, given: Sequence[str]) -> dict[str, str]:
 
 
 def measure(settings: Compare) -> tuple[dict[str, Running], dict[str, str]]:
-    """What was measured by arm, and why the others were not."""
+    """What was measured by variant, and why the others were not."""
     missing: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         running = _started(settings, stack, missing)
@@ -174,18 +182,18 @@ def measure(settings: Compare) -> tuple[dict[str, Running], dict[str, str]]:
 
 def _started(settings: Compare, stack: contextlib.ExitStack, missing: dict[str, str]) -> dict[str, Running]:
     setup, running = settings.setup, dict[str, Running]()
-    for name in sorted(settings.arms, key=lambda name: name != "minisgl"):  # whose dtype is everybody's
+    for name in sorted(settings.variants, key=lambda name: name != "minisgl"):  # whose dtype is everybody's
         began, own = time.monotonic(), stack.enter_context(contextlib.ExitStack())
         try:
-            arm = own.enter_context(start(name, setup))
+            variant = own.enter_context(start(name, setup))
             start_s = time.monotonic() - began
-            if name == "minisgl" and setup.dtype == "auto" and isinstance(arm, HttpArm):
-                setup = replace(setup, dtype=arm.dtype())
+            if name == "minisgl" and setup.dtype == "auto" and isinstance(variant, HttpVariant):
+                setup = replace(setup, dtype=variant.dtype())
         except Missing as error:
             missing[name] = str(error)
             own.close()
             continue
-        running[name] = Running(arm, own, start_s)
+        running[name] = Running(variant, own, start_s)
     return running
 
 
@@ -193,15 +201,15 @@ def _round(settings: Compare, one: Running, repeat: int) -> None:
     """Round -1 is the warm-up. The prompts depend on the round alone."""
     warm = repeat < 0
     for count in settings.concurrency:
-        if one.arm.max_sequences is not None and count > one.arm.max_sequences:
+        if one.variant.max_sequences is not None and count > one.variant.max_sequences:
             continue
         prompts = [words((settings.seed, repeat, count, i), settings.input_len) for i in range(count)]
-        times = one.arm.ask(prompts, min(settings.output_len, WARM_UP_OUT) if warm else settings.output_len)
+        times = one.variant.ask(prompts, min(settings.output_len, WARM_UP_OUT) if warm else settings.output_len)
         if not warm:
             one.tok_s.setdefault(count, []).append(times.num_out / times.total_s)
             if times.first_s is not None:
                 one.ttft_ms.setdefault(count, []).append(1e3 * statistics.median(times.first_s))
-    times = one.arm.ask([words((settings.seed, repeat, "long"), settings.prefill_len)], 1)
+    times = one.variant.ask([words((settings.seed, repeat, "long"), settings.prefill_len)], 1)
     if not warm:
         one.prefill_tok_s.append(_prefill_tok_s(times))
 
@@ -221,9 +229,9 @@ def result_of(settings: Compare, found: dict[str, Running], missing: dict[str, s
         "output_len": settings.output_len,
         "prefill_len": settings.prefill_len,
         "repeats": settings.repeats,
-        "arms": {
+        "variants": {
             name: {
-                "version": one.arm.version,
+                "version": one.variant.version,
                 "start_s": one.start_s,
                 "tok_s": {count: statistics.median(values) for count, values in one.tok_s.items()},
                 "ttft_ms": {count: statistics.median(values) for count, values in one.ttft_ms.items()},
@@ -238,7 +246,7 @@ def result_of(settings: Compare, found: dict[str, Running], missing: dict[str, s
 
 def _table(result: dict[str, Any]) -> str:
     counts = result["concurrency"]
-    head = ("arm", *(f"tok/s, {n}" for n in counts), *(f"TTFT ms, {n}" for n in counts), "prefill tok/s", "start s")
+    head = ("variant", *(f"tok/s, {n}" for n in counts), *(f"TTFT ms, {n}" for n in counts), "prefill tok/s", "start s")
     rows = [
         (
             name,
@@ -247,7 +255,7 @@ def _table(result: dict[str, Any]) -> str:
             one["prefill_tok_s"],
             one["start_s"],
         )
-        for name, one in result["arms"].items()
+        for name, one in result["variants"].items()
     ]
     return table(head, rows) if rows else ""
 
@@ -261,6 +269,6 @@ def _about(settings: Compare) -> str:
         f"Median of {settings.repeats} rounds. tok/s, N: tokens out of N answers of {settings.output_len} tokens to "
         f"prompts of about {settings.input_len}, from the first request to the last token, prefill and all. TTFT, N: "
         "median of the N first texts. Prefill: one prompt of about "
-        f"{settings.prefill_len} tokens, over the time to its first token. Empty: the arm cannot tell (generate has no "
-        "text before its end, its streamer one sequence). Every arm was alive all the time, one was asked at a time."
+        f"{settings.prefill_len} tokens, over the time to its first token. Empty: it cannot tell (generate has no "
+        "text before its end, its streamer one sequence). All were alive all the time, one was asked at a time."
     )

@@ -1,5 +1,5 @@
-"""transformers' `generate` as an arm of `minisgl bench compare`: a program of its own, run by whatever interpreter has
-the package. Arguments: model folder, dtype, threads, `whole` or `stream`.
+"""transformers' `generate` as a variant of `minisgl bench compare`: a program of its own, run by whatever interpreter
+has the package. Arguments: model folder, dtype, threads, `whole` or `stream`.
 
 A line of JSON comes in ({"prompts": [...], "num_out": n}), a line goes out (times in seconds, tokens). `whole`: one
 call for all prompts, padded on the left; nothing is there before the end. `stream`: a TextIteratorStreamer, one prompt.

@@ -1,7 +1,7 @@
 """`minisgl bench offline`: both control planes over the same sequences, in turns, and what the report says.
 
-Keeps true: every run is a fresh process (`offline_arm`); the arms alternate, and who goes first alternates too; arms
-that gave different tokens are said to differ.
+Keeps true: every run is a fresh process (`offline_run`); the variants alternate, and who goes first alternates too;
+variants that gave different tokens are said to differ.
 Doesn't know: how a run is timed.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
-from minisgl.bench.offline_arm import PARTS, OfflineJob
+from minisgl.bench.offline_run import PARTS, OfflineJob
 from minisgl.bench.plots import bar_breakdown
 from minisgl.bench.report import Report, print_result, table
 from minisgl.bench.stats import paired_difference
@@ -110,7 +110,7 @@ def run_in_a_process(job: OfflineJob, control_plane: str) -> dict[str, Any]:
     """Raises `ConfigError` with what the run said when it failed."""
     engine = msgspec.structs.replace(job.engine, cpu_backend=control_plane)
     done = subprocess.run(
-        [sys.executable, "-m", "minisgl.bench.offline_arm"],
+        [sys.executable, "-m", "minisgl.bench.offline_run"],
         input=msgspec.json.encode(msgspec.structs.replace(job, engine=engine)),
         capture_output=True,
         check=False,
@@ -132,7 +132,7 @@ def _result(job: OfflineJob, settings: Offline, runs: Runs) -> dict[str, Any]:
         "output_len": job.output_len,
         "seed": job.seed,
         "repeats": settings.repeats,
-        "arms": {name: _arm(found) for name, found in runs.items()},
+        "variants": {name: _variant(found) for name, found in runs.items()},
         "same_tokens": None,
     }
     digests = {run["tokens_sha256"] for found in runs.values() for run in found}
@@ -144,7 +144,7 @@ def _result(job: OfflineJob, settings: Offline, runs: Runs) -> dict[str, Any]:
     return result
 
 
-def _arm(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _variant(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     def median(key: str) -> float:
         return float(statistics.median(run[key] for run in runs))
 
@@ -155,7 +155,7 @@ def _arm(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "cpu_s": median("cpu_s"),
         "num_steps": runs[0]["num_steps"],
         "num_retracted": runs[0]["num_retracted"],
-        "scheduler_step_us": statistics.median(run["scheduler_step_us"]["mean"] for run in runs),
+        "scheduler_step_us": median("scheduler_step_us"),
         "step_us": {
             part: statistics.median(1e6 * run["seconds"][part] / run["num_steps"] for run in runs)
             for part in (*PARTS, "other")
@@ -168,7 +168,7 @@ def _arm(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _figures(result: Mapping[str, Any]) -> str:
     head = ("control plane", "output tok/s", "total tok/s", "wall s", "CPU s", "steps", "schedule + commit us/step")
     keys = ("output_tok_s", "total_tok_s", "wall_s", "cpu_s", "num_steps", "scheduler_step_us")
-    return table(head, [(name, *(arm[key] for key in keys)) for name, arm in result["arms"].items()])
+    return table(head, [(name, *(variant[key] for key in keys)) for name, variant in result["variants"].items()])
 
 
 def _write(report: Report, result: Mapping[str, Any], runs: Runs) -> None:
@@ -184,12 +184,12 @@ def _write(report: Report, result: Mapping[str, Any], runs: Runs) -> None:
         _figures(result),
         _comparison(result),
     )
-    parts = {name: arm["step_us"] for name, arm in result["arms"].items()}
+    parts = {name: variant["step_us"] for name, variant in result["variants"].items()}
     rows = [(name, *steps.values()) for name, steps in parts.items()]
     report.section(
         "Time of a step",
-        "Mean us per step: the control plane's two calls, the engine's launch and the wait for it, and the rest of the "
-        "loop (requests taken in, replies built).",
+        "Mean us per step: the scheduler's two calls (requests are taken in before the first), the engine's launch and "
+        "the wait for it, and the rest of the loop (replies built).",
         table(("control plane", *PARTS, "other"), rows),
         bar_breakdown(report.folder / "steps.png", parts, title="Mean time of a step", y_label="us"),
     )

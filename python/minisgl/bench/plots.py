@@ -63,7 +63,7 @@ def line_plot(
 def cdf_plot(
     path: Path, samples: Mapping[str, Sequence[float]], *, title: str, x_label: str, log_x: bool = False
 ) -> str:
-    """The share of each arm's samples at or below x. Arms without a sample are left out."""
+    """The share of each variant's samples at or below x. Variants without a sample are left out."""
 
     def draw(axes: Axes) -> None:
         for name, values in samples.items():

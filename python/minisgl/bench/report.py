@@ -1,7 +1,7 @@
 """A benchmark's results on disk and on stdout: raw JSON, a Markdown report, and one compact JSON line at the end.
 
     report = Report(folder, "Offline throughput")
-    report.section("Throughput", table(("arm", "tok/s"), rows))
+    report.section("Throughput", table(("variant", "tok/s"), rows))
     report.section("Steps", bar_breakdown(folder / "steps.png", parts, title="...", y_label="ms"))
     report.write(raw)            # FOLDER/raw.json and FOLDER/README.md, with the environment
     print_result(summary)        # the last line of stdout

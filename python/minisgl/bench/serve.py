@@ -15,7 +15,8 @@ from minisgl import envs
 from minisgl.bench.report import public_command
 from minisgl.bench.serve_frontend import frontend_settings
 from minisgl.bench.serve_metrics import Slo
-from minisgl.bench.serve_run import Serve, run_serve
+from minisgl.bench.serve_run import run_serve
+from minisgl.bench.serve_settings import Serve
 from minisgl.bench.workloads import WORKLOADS, WorkloadSettings
 from minisgl.config import ConfigError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,10 +18,8 @@ from minisgl.bench.plots import Series, cdf_plot, line_plot
 from minisgl.bench.report import Report, table
 from minisgl.bench.serve_frontend import frontend_table
 from minisgl.bench.serve_metrics import latencies, tokens_of
+from minisgl.bench.serve_settings import Measurement, Serve
 from minisgl.bench.stats import SUMMARY
-
-if TYPE_CHECKING:
-    from minisgl.bench.serve_run import Measurement, Serve
 
 HEAD = (
     "load",

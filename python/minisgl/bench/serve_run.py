@@ -10,22 +10,22 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minisgl.bench.load import Load, Measured, Server, calibrate, first_model, measure, model_facts, of_itself
-from minisgl.bench.render import Endpoint, Renderer
+from minisgl.bench.load import Load, Server, calibrate, first_model, measure, model_facts, of_itself
+from minisgl.bench.render import Renderer
 from minisgl.bench.report import Report, print_result
 from minisgl.bench.serve_frontend import frontend_extras, frontend_table
-from minisgl.bench.serve_metrics import Slo, figures
+from minisgl.bench.serve_metrics import figures
 from minisgl.bench.serve_report import latency_table, result_of, summary_table, write_report
+from minisgl.bench.serve_settings import Measurement, Point, Serve, points_of
 from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
 from minisgl.bench.workloads import (
     WARMUP_RUN,
     Workload,
-    WorkloadSettings,
     fitted,
     make_workload,
     poisson_arrivals,
@@ -33,64 +33,6 @@ from minisgl.bench.workloads import (
 from minisgl.config import ConfigError
 
 ENDLESS = 1_000_000  # requests, for a run that its duration ends
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Serve:
-    """What to measure; see the flags of the same names."""
-
-    base_url: str | None
-    model: str | None
-    api_key: str | None
-    flags: tuple[str, ...]
-    endpoint: Endpoint
-    extra: Mapping[str, Any]
-    workload: str
-    workload_settings: WorkloadSettings
-    concurrency: tuple[int, ...]
-    rates: tuple[float, ...]
-    trace_arrivals: bool
-    duration_s: float
-    warmup_requests: int | None
-    repeat: int
-    keep_alive: bool
-    timeout_s: float
-    ramp_s: float
-    threads: int
-    slo: Slo
-    frontend: bool
-
-    def check(self) -> None:
-        for flag, values in (("--concurrency", self.concurrency), ("--rate", self.rates), ("--repeat", (self.repeat,))):
-            for value in values:
-                if not 0 < value < math.inf:
-                    raise ConfigError(f"{flag} {value:g}: must be above 0")
-        if self.duration_s <= 0:
-            raise ConfigError(f"--duration {self.duration_s:g}: must be above 0")
-        if math.isfinite(self.duration_s) and not self.concurrency:
-            raise ConfigError("--duration: needs --concurrency: an open loop ends with its arrivals")
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A load to measure: a closed loop of so many clients, or an open loop at a rate, or with a trace's arrivals."""
-
-    mode: str  # closed, poisson, trace
-    value: float = 0.0
-
-    @property
-    def label(self) -> str:
-        return {"closed": f"{self.value:g} clients", "poisson": f"{self.value:g}/s"}.get(self.mode, "trace")
-
-
-@dataclass(slots=True)
-class Measurement:
-    """One repeat of one point."""
-
-    point: Point
-    repeat: int
-    measured: Measured
-    figures: dict[str, Any] = field(default_factory=dict)
 
 
 def run_serve(settings: Serve, out: Path | None, *, command: str) -> int:
@@ -114,14 +56,6 @@ def run_serve(settings: Serve, out: Path | None, *, command: str) -> int:
         write_report(report, result, found)
     print_result(result)
     return 0 if all(one.figures["failed"] == 0 for one in found) else 1
-
-
-def points_of(settings: Serve) -> list[Point]:
-    return [
-        *(Point("closed", count) for count in settings.concurrency),
-        *(Point("poisson", rate) for rate in settings.rates),
-        *([Point("trace")] if settings.trace_arrivals else []),
-    ]
 
 
 @contextlib.contextmanager

@@ -1,11 +1,11 @@
-"""One measured run of the step loop, in a process of its own: `python -m minisgl.bench.offline_arm`.
+"""One measured run of the step loop, in a process of its own: `python -m minisgl.bench.offline_run`.
 
 Reads an `OfflineJob` as JSON from stdin and prints the result as one JSON line. All sequences are there at the start;
 what runs is the server's step loop with its control plane and engine, without text and sockets.
 
 Keeps true: the same job gives the same prompts, lengths and (on an exact engine) tokens; loading and a short warm-up
-are outside the figures; the four timed calls and `other` add up to the wall time.
-Doesn't know: repeats, other arms.
+are outside the figures; the four timed parts and `other` add up to the wall time.
+Doesn't know: repeats, other variants.
 """
 
 from __future__ import annotations
@@ -15,22 +15,20 @@ import hashlib
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
 import psutil
 
-from minisgl.bench.stats import summary
 from minisgl.config import ConfigError, EngineConfig
-from minisgl.engine.api import Engine, EngineInfo, SlotBinding, StepHandle, StepResult
-from minisgl.message import AddRequest, FromEngine, StepTokens, ToEngine
+from minisgl.message import AddRequest, FromEngine, MeterReading, StepTokens, ToEngine
+from minisgl.metrics.spread import percentiles
+from minisgl.metrics.steps import StepTimers
 from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
-from minisgl.scheduler.api import ControlPlane, Stats
-from minisgl.step import Events, FinishReason, Int32Array, StepBuffers, StepOutput, StepPlan
+from minisgl.step import FinishReason, Int32Array
 
 PARTS = ("schedule", "launch", "wait", "commit")
 WARM_UP_LEN = 16
@@ -69,87 +67,6 @@ def _sampling(max_tokens: int, seed: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=max_tokens, seed=seed, ignore_eos=True)
 
 
-@dataclass(slots=True)
-class Timers:
-    """Seconds of each call, in order."""
-
-    schedule: list[float] = field(default_factory=list)
-    launch: list[float] = field(default_factory=list)
-    wait: list[float] = field(default_factory=list)
-    commit: list[float] = field(default_factory=list)
-
-    def clear(self) -> None:
-        for part in PARTS:
-            getattr(self, part).clear()
-
-
-class TimedControlPlane:
-    """A control plane that notes how long its two calls take."""
-
-    def __init__(self, inner: ControlPlane, timers: Timers) -> None:
-        self._inner = inner
-        self._timers = timers
-        self.buffers: StepBuffers = inner.buffers
-
-    def schedule(self, step: int, events: Events) -> StepPlan:
-        began = time.perf_counter()
-        plan = self._inner.schedule(step, events)
-        self._timers.schedule.append(time.perf_counter() - began)
-        return plan
-
-    def commit(self, step: int, tokens: Int32Array) -> StepOutput:
-        began = time.perf_counter()
-        output = self._inner.commit(step, tokens)
-        self._timers.commit.append(time.perf_counter() - began)
-        return output
-
-    def stats(self) -> Stats:
-        return self._inner.stats()
-
-    def check(self) -> None:
-        self._inner.check()
-
-
-@dataclass(slots=True, eq=False)
-class _TimedHandle:
-    inner: StepHandle
-    times: list[float]
-
-    def wait(self) -> StepResult:
-        began = time.perf_counter()
-        try:
-            return self.inner.wait()
-        finally:
-            self.times.append(time.perf_counter() - began)
-
-    def done(self) -> bool:
-        return self.inner.done()
-
-    def span(self) -> tuple[float, float]:
-        return self.inner.span()
-
-
-class TimedEngine:
-    """An engine that notes how long launches and waits take."""
-
-    def __init__(self, inner: Engine, timers: Timers) -> None:
-        self._inner = inner
-        self._timers = timers
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._inner.info
-
-    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
-        began = time.perf_counter()
-        handle = self._inner.launch(plan, buffers, bindings)
-        self._timers.launch.append(time.perf_counter() - began)
-        return _TimedHandle(handle, self._timers.wait)
-
-    def close(self) -> None:
-        self._inner.close()
-
-
 class Collector:
     """What the loop sends: kept as it comes, read after the run."""
 
@@ -185,23 +102,23 @@ class Collector:
         return found
 
 
-def run_arm(job: OfflineJob) -> dict[str, Any]:
+def run_job(job: OfflineJob) -> dict[str, Any]:
     """Load, warm up, run; the figures of the run. Raises `ConfigError`."""
     began = time.perf_counter()
-    timers = Timers()
-    engine = TimedEngine(build_engine(job.engine, lambda *report: None), timers)
+    engine = build_engine(job.engine, lambda *report: None)
     try:
         plane = build_control_plane(job.engine, engine.info)
         collector = Collector()
-        loop = StepLoop(TimedControlPlane(plane, timers), engine, collector, overlap=job.engine.overlap)
+        loop = StepLoop(plane, engine, collector, overlap=job.engine.overlap)
         requests = job.requests(engine.info.vocab_size)
         load_s = time.perf_counter() - began
         _warm_up(job, loop, collector)
-        timers.clear()
         gc.collect()
         gc.freeze()
         first_step = loop.num_steps
+        loop.timers.meters.reset()
         cpu, began = time.process_time(), time.perf_counter()
+        loop.timers.begin()
         collector.drive(loop, requests)
         wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
         stats = plane.stats()
@@ -214,7 +131,7 @@ def run_arm(job: OfflineJob) -> dict[str, Any]:
         "num_retracted": stats.num_retracted_total,
         **_throughput(job, answers, wall_s),
         "cpu_s": cpu_s,
-        **_breakdown(timers, wall_s),
+        **breakdown(loop.timers, wall_s),
         "max_rss_mib": psutil.Process().memory_info().rss / 2**20,
         "tokens_sha256": hashlib.sha256(msgspec.json.encode(answers)).hexdigest(),
     }
@@ -244,21 +161,30 @@ def _throughput(job: OfflineJob, answers: Sequence[Sequence[int]], wall_s: float
     }
 
 
-def _breakdown(timers: Timers, wall_s: float) -> dict[str, Any]:
-    seconds = {part: sum(getattr(timers, part)) for part in PARTS}
-    num = len(timers.commit)
-    both = [1e6 * (a + b) for a, b in zip(timers.schedule[:num], timers.commit, strict=True)]
+def breakdown(timers: StepTimers, wall_s: float) -> dict[str, Any]:
+    """Where `wall_s` seconds of a loop went; percentiles are right within 7 %."""
+    found = {part: timers.meters[part].reading() for part in PARTS}
+    seconds = {part: reading.total_s for part, reading in found.items()}
     return {
         "seconds": {**seconds, "other": wall_s - sum(seconds.values())},
-        "step_us": {part: summary([1e6 * value for value in getattr(timers, part)]) for part in PARTS},
-        "scheduler_step_us": summary(both),
+        "step_us": {part: _us(reading) for part, reading in found.items()},
+        "scheduler_step_us": 1e6 * (seconds["schedule"] + seconds["commit"]) / found["commit"].count,
+    }
+
+
+def _us(reading: MeterReading) -> dict[str, float]:
+    spread = percentiles(reading.spread, reading.longest_s)
+    return {
+        "mean": 1e6 * reading.total_s / reading.count,
+        **{name.removesuffix("_s"): 1e6 * value for name, value in spread.items()},
+        "max": 1e6 * reading.longest_s,
     }
 
 
 def main() -> int:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=OfflineJob)
     try:
-        result = run_arm(job)
+        result = run_job(job)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

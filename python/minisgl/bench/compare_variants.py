@@ -1,9 +1,9 @@
 """Whom `minisgl bench compare` can ask: servers, by the generator of `bench serve`, and programs that answer by lines.
 
-    with start(name, settings) as arm:      # raises `Missing` with the reason
-        times = arm.ask(prompts, num_out)
+    with start(name, settings) as variant:      # raises `Missing` with the reason
+        times = variant.ask(prompts, num_out)
 
-Keeps true: what an arm started is gone with it; an arm that cannot start, or fails, says why and ends no other.
+Keeps true: what a variant started is gone with it; a variant that cannot start, or fails, says why and ends no other.
 Doesn't know: what is asked, in which order.
 """
 
@@ -45,7 +45,7 @@ BODY = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": 
 
 
 class Missing(Exception):
-    """This arm cannot be measured here; the text says why."""
+    """This variant cannot be measured here; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What every arm is started with. `pythons`: interpreters by arm; `urls`: running servers by name; `flags`: of
-    `minisgl serve`; `max_len`: tokens of a prompt and its answer."""
+    """What every variant is started with. `pythons`: interpreters by variant; `urls`: running servers by name; `flags`:
+    of `minisgl serve`; `max_len`: tokens of a prompt and its answer."""
 
     model: str
     dtype: str
@@ -74,8 +74,8 @@ class Setup:
     urls: Mapping[str, str]
     flags: tuple[str, ...]
 
-    def python(self, arm: str) -> str:
-        return self.pythons.get(arm, sys.executable)
+    def python(self, variant: str) -> str:
+        return self.pythons.get(variant, sys.executable)
 
     def folder(self) -> str:
         return str(resolve_model(self.model, lambda *_: None))
@@ -90,7 +90,7 @@ class Setup:
         raise Missing("needs a GGUF file of the model: --gguf FILE")
 
 
-class Arm(Protocol):
+class Variant(Protocol):
     version: str
     max_sequences: int | None  # that it can be asked at once; None: any number
 
@@ -98,7 +98,7 @@ class Arm(Protocol):
         """Raises `Missing`."""
 
 
-class HttpArm:
+class HttpVariant:
     def __init__(self, server: Server, version: str) -> None:
         self._server = server
         self.url = server.url
@@ -135,7 +135,7 @@ class HttpArm:
         return Times(total, tuple(first.tolist()), num_in, num_out)
 
 
-class LineArm:
+class LineVariant:
     """A program that gets a line of JSON and answers with one."""
 
     def __init__(self, child: Child, version: str, max_sequences: int | None) -> None:
@@ -150,8 +150,8 @@ class LineArm:
 
 
 class Child:
-    """A process that is stopped with the arm, and what it left of its own. `talks`: by lines of JSON; else its output
-    is a log."""
+    """A process that is stopped with the variant, and what it left of its own. `talks`: by lines of JSON; else its
+    output is a log."""
 
     def __init__(self, command: Sequence[str], *, talks: bool = True) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
@@ -215,50 +215,50 @@ class Child:
 
 
 @contextlib.contextmanager
-def start(name: str, setup: Setup) -> Iterator[Arm]:
-    """The arm called `name`, or the server at its URL. Raises `Missing`."""
-    make = ARMS.get(name, _given)
+def start(name: str, setup: Setup) -> Iterator[Variant]:
+    """The variant called `name`, or the server at its URL. Raises `Missing`."""
+    make = VARIANTS.get(name, _given)
     try:
-        with make(name, setup) as arm:
-            yield arm
+        with make(name, setup) as variant:
+            yield variant
     except (ServerFailed, ConfigError) as error:
         raise Missing(str(error).splitlines()[-1][:300]) from error
 
 
 @contextlib.contextmanager
-def _minisgl(name: str, setup: Setup) -> Iterator[Arm]:
+def _minisgl(name: str, setup: Setup) -> Iterator[Variant]:
     flags = ("--model", setup.model, "--dtype", setup.dtype, "--num-threads", str(setup.threads))
     rows = ("--max-running-requests", str(setup.max_sequences))
     with ServerProcess(Launch(flags=(*flags, *rows, *setup.flags))) as own:
-        yield HttpArm(Server(own.url, own.model, envs.api_key(), own), importlib.metadata.version("minisgl"))
+        yield HttpVariant(Server(own.url, own.model, envs.api_key(), own), importlib.metadata.version("minisgl"))
 
 
 @contextlib.contextmanager
-def _transformers(name: str, setup: Setup) -> Iterator[Arm]:
+def _transformers(name: str, setup: Setup) -> Iterator[Variant]:
     python, streams = setup.python(name), name.endswith("stream")
     _require(python, "transformers")
     dtype = "float32" if setup.dtype == "auto" else setup.dtype
     program = (python, "-P", str(HERE / "compare_transformers.py"), setup.folder(), dtype, str(setup.threads))
     with Child((*program, "stream" if streams else "whole")) as child:
         version = str(child.line(START_TIMEOUT_S)["version"])
-        yield LineArm(child, version, 1 if streams else None)
+        yield LineVariant(child, version, 1 if streams else None)
 
 
 @contextlib.contextmanager
-def _llama_cpp(name: str, setup: Setup) -> Iterator[Arm]:
+def _llama_cpp(name: str, setup: Setup) -> Iterator[Variant]:
     python, file = setup.python(name), setup.gguf_file()
     _require(python, "xllamacpp")
     sizes = map(str, (setup.threads, setup.max_sequences, -(-setup.max_len // 256) * 256))
     with Child((python, "-P", str(HERE / "compare_llama_cpp.py"), str(file), *sizes)) as child:
         ready = child.line(START_TIMEOUT_S)
-        yield HttpArm(Server(ready["url"], file.stem), f"xllamacpp {ready['version']}")
+        yield HttpVariant(Server(ready["url"], file.stem), f"xllamacpp {ready['version']}")
 
 
 def _launched(package: str, module: str, model_flag: str) -> Callable[[str, Setup], Any]:
     """A server of another project, by its own command."""
 
     @contextlib.contextmanager
-    def make(name: str, setup: Setup) -> Iterator[Arm]:
+    def make(name: str, setup: Setup) -> Iterator[Variant]:
         python = setup.python(name)
         version = _require(python, package)
         with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -267,15 +267,15 @@ def _launched(package: str, module: str, model_flag: str) -> Callable[[str, Setu
         with Child((python, "-m", module, *flags), talks=False) as child:
             url = f"http://127.0.0.1:{port}"
             wait_until_healthy(url, child)
-            yield HttpArm(Server(url, first_model(url, None)), version)
+            yield HttpVariant(Server(url, first_model(url, None)), version)
 
     return make
 
 
 @contextlib.contextmanager
-def _given(name: str, setup: Setup) -> Iterator[Arm]:
+def _given(name: str, setup: Setup) -> Iterator[Variant]:
     url = setup.urls[name].rstrip("/").removesuffix("/v1")
-    yield HttpArm(Server(url, first_model(url, envs.api_key()), envs.api_key()), "given")
+    yield HttpVariant(Server(url, first_model(url, envs.api_key()), envs.api_key()), "given")
 
 
 def _require(python: str, package: str) -> str:
@@ -286,7 +286,9 @@ def _require(python: str, package: str) -> str:
     except OSError as error:
         raise Missing(f"{python}: {error.strerror}") from error
     if found.returncode:
-        raise Missing(f"the package {package} is not installed (--python ARM=INTERPRETER names another environment)")
+        raise Missing(
+            f"the package {package} is not installed (--python VARIANT=INTERPRETER names another environment)"
+        )
     return f"{package} {found.stdout.strip()}"
 
 
@@ -302,7 +304,7 @@ def wait_until_healthy(url: str, child: Child) -> None:
     raise Missing(f"was not ready after {START_TIMEOUT_S:g} s")
 
 
-ARMS: dict[str, Callable[[str, Setup], Any]] = {
+VARIANTS: dict[str, Callable[[str, Setup], Any]] = {
     "minisgl": _minisgl,
     "transformers": _transformers,
     "transformers-stream": _transformers,

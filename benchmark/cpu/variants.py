@@ -1,9 +1,9 @@
 """Who is measured beside whom, offline: engines of ours in processes of their own, and llama.cpp's own benchmark.
 
-    with start("exact", setup) as arm:          # raises `Missing` with the reason
-        tok_s = arm.ask(Point("decode", 8, 128, 64), seed=(0, 1))["decode_tok_s"]
+    with start("exact", setup) as variant:          # raises `Missing` with the reason
+        tok_s = variant.ask(Point("decode", 8, 128, 64), seed=(0, 1))["decode_tok_s"]
 
-Keeps true: what an arm started is gone with it; an arm that this checkout or machine does not have says why.
+Keeps true: what a variant started is gone with it; a variant that this checkout or machine does not have says why.
 Doesn't know: which points are measured, in which order.
 """
 
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from minisgl.bench.compare_arms import Child, Missing
+from minisgl.bench.compare_variants import Child, Missing
 from minisgl.config import EngineConfig
 
 ENGINES: dict[str, dict[str, Any]] = {
@@ -58,8 +58,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """`model`: for our engines; `gguf`: the file for llama.cpp; `llama`: folders of its programs by the arm's name;
-    `extra`: settings over those of each of our arms."""
+    """`model`: for our engines; `gguf`: the file for llama.cpp; `llama`: folders of its programs by the variant's name;
+    `extra`: settings over those of each of our variants."""
 
     model: str
     gguf: Path | None = None
@@ -93,14 +93,14 @@ class Setup:
             raise Missing(f"this checkout refuses it: {error}") from error
 
 
-class Arm(Protocol):
+class Variant(Protocol):
     about: dict[str, Any]
 
     def ask(self, point: Point, seed: Sequence[int]) -> dict[str, Any]:
         """Raises `Missing`."""
 
 
-class EngineArm:
+class EngineVariant:
     """One of our engines, alive until its process is closed."""
 
     def __init__(self, child: Child, about: dict[str, Any]) -> None:
@@ -119,7 +119,7 @@ class EngineArm:
         return list(found["tokens"])
 
 
-class LlamaArm:
+class LlamaVariant:
     """llama.cpp by its own benchmark of batches: a process for every question, its loading outside the figures. It
     samples nothing: the likeliest token is not looked for."""
 
@@ -152,20 +152,20 @@ class LlamaArm:
 
 
 @contextlib.contextmanager
-def start(name: str, setup: Setup) -> Iterator[Arm]:
+def start(name: str, setup: Setup) -> Iterator[Variant]:
     """Raises `Missing`."""
     if name not in ENGINES:
         yield _llama(name, setup)
         return
     config = setup.config(name)
-    with Child((sys.executable, "-m", "benchmark.cpu.arm")) as child:
+    with Child((sys.executable, "-m", "benchmark.cpu.variant")) as child:
         assert child.process.stdin is not None
         child.process.stdin.write(msgspec.json.encode(config) + b"\n")
         child.process.stdin.flush()
-        yield EngineArm(child, child.line(START_S))
+        yield EngineVariant(child, child.line(START_S))
 
 
-def _llama(name: str, setup: Setup) -> LlamaArm:
+def _llama(name: str, setup: Setup) -> LlamaVariant:
     if name not in setup.llama:
         raise Missing("give the folder of llama.cpp's programs: --llama-bin DIR")
     if setup.gguf is None:
@@ -173,11 +173,11 @@ def _llama(name: str, setup: Setup) -> LlamaArm:
     program = setup.llama[name] / BATCHED_BENCH
     if not program.is_file():
         raise Missing(f"no {BATCHED_BENCH} in {setup.llama[name].name}")
-    return LlamaArm(program, setup.gguf, setup.threads)
+    return LlamaVariant(program, setup.gguf, setup.threads)
 
 
 def llama_folders(given: Sequence[str]) -> dict[str, Path]:
-    """By arm, from DIR (the arm `llama.cpp`) or NAME=DIR (another build: `llama.cpp NAME`)."""
+    """By variant, from DIR (the variant `llama.cpp`) or NAME=DIR (another build: `llama.cpp NAME`)."""
     found = {}
     for text in given:
         name, sign, folder = text.rpartition("=")

@@ -1,0 +1,83 @@
+"""What `minisgl bench serve` is asked to measure, and what it measured: settings, points, measurements.
+
+Doesn't know: flags, how anything is sent, reports.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from minisgl.bench.load import Measured
+from minisgl.bench.render import Endpoint
+from minisgl.bench.serve_metrics import Slo
+from minisgl.bench.workloads import WorkloadSettings
+from minisgl.config import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serve:
+    """What to measure; see the flags of the same names."""
+
+    base_url: str | None
+    model: str | None
+    api_key: str | None
+    flags: tuple[str, ...]
+    endpoint: Endpoint
+    extra: Mapping[str, Any]
+    workload: str
+    workload_settings: WorkloadSettings
+    concurrency: tuple[int, ...]
+    rates: tuple[float, ...]
+    trace_arrivals: bool
+    duration_s: float
+    warmup_requests: int | None
+    repeat: int
+    keep_alive: bool
+    timeout_s: float
+    ramp_s: float
+    threads: int
+    slo: Slo
+    frontend: bool
+
+    def check(self) -> None:
+        for flag, values in (("--concurrency", self.concurrency), ("--rate", self.rates), ("--repeat", (self.repeat,))):
+            for value in values:
+                if not 0 < value < math.inf:
+                    raise ConfigError(f"{flag} {value:g}: must be above 0")
+        if self.duration_s <= 0:
+            raise ConfigError(f"--duration {self.duration_s:g}: must be above 0")
+        if math.isfinite(self.duration_s) and not self.concurrency:
+            raise ConfigError("--duration: needs --concurrency: an open loop ends with its arrivals")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A load to measure: a closed loop of so many clients, or an open loop at a rate, or with a trace's arrivals."""
+
+    mode: str  # closed, poisson, trace
+    value: float = 0.0
+
+    @property
+    def label(self) -> str:
+        return {"closed": f"{self.value:g} clients", "poisson": f"{self.value:g}/s"}.get(self.mode, "trace")
+
+
+@dataclass(slots=True)
+class Measurement:
+    """One repeat of one point."""
+
+    point: Point
+    repeat: int
+    measured: Measured
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+def points_of(settings: Serve) -> list[Point]:
+    return [
+        *(Point("closed", count) for count in settings.concurrency),
+        *(Point("poisson", rate) for rate in settings.rates),
+        *([Point("trace")] if settings.trace_arrivals else []),
+    ]
