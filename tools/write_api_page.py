@@ -14,8 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from minisgl.server import answers, bodies
-from minisgl.server.docs_page import bounds, kind
-from minisgl.server.openapi import ROUTES
+from minisgl.server.openapi import ROUTES, bounds, kind
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 MARKED = re.compile(r"(<!-- begin (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

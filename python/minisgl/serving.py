@@ -30,11 +30,10 @@ from minisgl.message import EngineReady
 from minisgl.progress import Display, tell_all
 from minisgl.runner.launch import EngineProcess
 from minisgl.server.app import Application, build_app
-from minisgl.server.gate import Gate
+from minisgl.server.health import Starting
 from minisgl.server.http import HttpServer
 from minisgl.server.log import complain, narrate, say
-from minisgl.server.slow_clients import SlowClients
-from minisgl.server.starting import Starting
+from minisgl.server.middleware import Middleware
 from minisgl.tokenizer import Tokenizer
 
 SWITCH_INTERVAL_S = 0.0002  # the thread that encodes prompts waits as long for a busy event loop, not 5 ms
@@ -83,8 +82,7 @@ async def _run(
     client: ProcessClient | None = None
     starting = Starting(config.model_name)
     early = EarlyTokenizer(config.engine)
-    gate = Gate(starting, config, SlowClients(config.limits.slow_client_timeout))
-    http = HttpServer(gate, listener, config.limits)
+    http = HttpServer(Middleware(starting, config), listener, config.limits)
     try:
         client = ProcessClient(process.to_engine, process.from_engine)
         display = Display(say, sys.stderr if config.log_format == "text" and sys.stderr.isatty() else None)
@@ -146,7 +144,7 @@ async def _serve(
         say(f"sampling defaults of the model: {show_defaults(defaults)} (--generation-config none: without)")
     app = build_app(client, tokenizer, config, defaults)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    http.app = app.gate
+    http.app = app.middleware
     gc.collect()
     gc.freeze()  # what lives now lives as long as the server: collections need not visit it
     give_back()  # what loading a tokenizer took for a moment is half of this process
@@ -172,11 +170,15 @@ async def _serve(
 async def _drain(app: Application, timeout_s: float, died: asyncio.Future[Any], stop: asyncio.Future[Any]) -> None:
     """Take no new requests; return when the open ones are answered, at the latest after `timeout_s`."""
     app.context.draining = True
-    say(f"draining: {app.gate.num_open} open requests have {timeout_s:g} s to end; a second signal ends them at once")
-    idle: asyncio.Future[Any] = asyncio.ensure_future(app.gate.idle.wait())
+    middleware = app.middleware
+    text = (
+        f"draining: {middleware.num_open} open requests have {timeout_s:g} s to end; a second signal ends them at once"
+    )
+    say(text)
+    idle: asyncio.Future[Any] = asyncio.ensure_future(middleware.idle.wait())
     await asyncio.wait({died, stop, idle}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     idle.cancel()
-    say(f"drained: {app.gate.num_open} requests are cut off")
+    say(f"drained: {middleware.num_open} requests are cut off")
 
 
 async def _last_words(client: ProcessClient, exit_code: int) -> None:

@@ -22,7 +22,7 @@ from minisgl.message import (
     StepTokens,
     encode,
 )
-from minisgl.server.liveness import trouble
+from minisgl.server.health import trouble
 from tests.helpers.server import CONFIG, READY, STATS, WAIT_S, Frontend, check_error, events, failed_step, frontend
 
 PROBES = ("/health", "/readyz")

@@ -350,7 +350,7 @@ class Frontend:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             app = build_app(self.client, Tokenizer.echo(), self._config, self._defaults)
             self.app = app
-            http = HttpServer(app.gate, listener, self._config.limits, probe_after_s=PROBE_AFTER_S)
+            http = HttpServer(app.middleware, listener, self._config.limits, probe_after_s=PROBE_AFTER_S)
             await http.start()
             self.connections = http.connections
             self._started.set()

@@ -103,12 +103,11 @@ def test_values_that_ask_for_nothing_are_fine(http: httpx.Client, path: str, tab
 
 def test_no_reasoning_is_told_to_the_template() -> None:
     from minisgl.server.bodies import ChatRequest
-    from minisgl.server.chat import _template_options
 
     def variables(**more: Any) -> object:
-        return _template_options(ChatRequest.model_validate(chat_body("a", **more))).chat_template_kwargs
+        return ChatRequest.model_validate(chat_body("a", **more)).template_variables()
 
-    assert variables() is None
+    assert variables() == {}
     assert variables(reasoning_effort="none") == {"enable_thinking": False}
     own = {"enable_thinking": True, "x": 1}
     assert variables(reasoning_effort="none", chat_template_kwargs=own) == own

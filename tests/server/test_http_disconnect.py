@@ -12,7 +12,7 @@ import pytest
 from minisgl.frontend.output_processor import RequestState
 from minisgl.message import AbortRequest, FinishRequest
 from minisgl.server.generation import Generation
-from minisgl.server.record import RequestRecord
+from minisgl.server.request import HttpRequest
 from tests.helpers.server import WAIT_S, Frontend, chat_body, failed_step
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -167,7 +167,7 @@ def test_answers_need_no_garbage_collection(server: Frontend) -> None:
         with send(server, TEXT, body_of(TEXT, "cycles hang:abc", stream=True)) as connection:
             read_until(connection, b'c"')
         check_nothing_lives(server)
-        kinds = (Generation, RequestState, RequestRecord)
+        kinds = (Generation, RequestState, HttpRequest)
         server.wait_until(lambda: not any(type(one) in kinds for one in gc.get_objects()))
     finally:
         gc.enable()

@@ -1,6 +1,7 @@
-"""The HTTP application: routes over an engine client and a tokenizer.
+"""The HTTP application: routes over an engine client and a tokenizer, and the way of a POST.
 
-Keeps true: a handler reads its body under the limit, answers in OpenAI's shapes, frees the engine when its client goes.
+Keeps true: a handler reads its body under the limit, answers in OpenAI's shapes, frees the engine when its client goes;
+a stream's status waits for its first tokens: an early failure is a proper status.
 Doesn't know: processes, sockets, how the engine is started.
 """
 
@@ -9,46 +10,55 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.config import ServerConfig
 from minisgl.frontend.engine_client import ProcessClient
+from minisgl.frontend.output_processor import Delta
 from minisgl.metrics.chrome_trace import ChromeTrace
 from minisgl.metrics.server_metrics import Metrics
-from minisgl.server.chat import answer_chat
-from minisgl.server.completions import answer_completion
+from minisgl.server.bodies import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerateRequest,
+    TokenizeRequest,
+)
+from minisgl.server.chat import chat_endpoint
+from minisgl.server.completions import completion_endpoint
+from minisgl.server.connection import CONNECTION, Connection
 from minisgl.server.context import ServerContext
-from minisgl.server.docs_page import POLICY, docs_page
-from minisgl.server.errors import ApiError, install_handlers, internal_error
-from minisgl.server.gate import RECORD, Gate
-from minisgl.server.generate import answer_generate
-from minisgl.server.intake import ClientGone, Payload
-from minisgl.server.limits import too_late
+from minisgl.server.errors import ApiError, install_handlers, internal_error, too_late
+from minisgl.server.formatter import Formatter, json_response
+from minisgl.server.generate import generate_endpoint
+from minisgl.server.generation import Generation
+from minisgl.server.health import add_health
 from minisgl.server.log import say
-from minisgl.server.openapi import install_openapi
-from minisgl.server.operations import add_operations
-from minisgl.server.record import MAX_LOGGED_CHARS, RequestRecord
-from minisgl.server.slow_clients import SlowClients
-from minisgl.server.tokenize import answer_detokenize, answer_tokenize
-from minisgl.server.transport import NoResponse, json_response
+from minisgl.server.middleware import Middleware
+from minisgl.server.openapi import POLICY, docs_page, install_openapi
+from minisgl.server.request import MAX_LOGGED_CHARS, REQUEST, ClientGone, HttpRequest
+from minisgl.server.tokenize import detokenize_endpoint, tokenize_endpoint
 from minisgl.tokenizer import Tokenizer
 
 _log = logging.getLogger("minisgl.server")
-Answer = Callable[[ServerContext, Request, Payload, RequestRecord], Coroutine[Any, Any, Response]]
-Handler = Callable[[Request], Awaitable[Response]]
-GENERATING: dict[str, Answer] = {
-    "/v1/chat/completions": answer_chat,
-    "/v1/completions": answer_completion,
-    "/generate": answer_generate,
+Endpoint = Callable[[ServerContext, Any], Awaitable[Formatter | Response]]
+GENERATING: dict[str, tuple[type[Any], Endpoint]] = {
+    "/v1/chat/completions": (ChatRequest, chat_endpoint),
+    "/v1/completions": (CompletionRequest, completion_endpoint),
+    "/generate": (GenerateRequest, generate_endpoint),
 }
-OTHER: dict[str, Answer] = {"/tokenize": answer_tokenize, "/detokenize": answer_detokenize}
+OTHER: dict[str, tuple[type[Any], Endpoint]] = {
+    "/tokenize": (TokenizeRequest, tokenize_endpoint),
+    "/detokenize": (DetokenizeRequest, detokenize_endpoint),
+}
+POSTS = GENERATING | OTHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +66,7 @@ class Application:
     """What an HTTP server runs, and what its supervisor must reach."""
 
     context: ServerContext
-    gate: Gate  # an ASGI application
+    middleware: Middleware  # an ASGI application
 
 
 def build_app(
@@ -65,7 +75,6 @@ def build_app(
     """`client` must be ready. `defaults`: fields of `SamplingParams` for requests that leave them out."""
     app = FastAPI(title="minisgl", docs_url=None, redoc_url=None, redirect_slashes=False)
     install_handlers(app)
-    slow_clients = SlowClients(config.limits.slow_client_timeout)
     metrics = Metrics(
         lambda: client.stats,
         lambda: client.info,
@@ -88,64 +97,100 @@ def build_app(
         any_model_name=config.any_model_name,
         defaults=defaults,
     )
-    handlers = {path: _handler(context, answer) for path, answer in (GENERATING | OTHER).items()}
-    for path, handler in handlers.items():
-        app.post(path)(handler)  # for the OpenAPI page and other methods
+    for path in POSTS:
+        app.post(path)(_for_the_page)
     _add_models(app, context, config.engine.model)
-    add_operations(app, context)
+    add_health(app, context)
     _answer_head(app)
     install_openapi(app)
     _add_docs(app)
-    return Application(context, Gate(_Direct(handlers, app), config, slow_clients))
+    return Application(context, Middleware(_Posts(context, app), config))
 
 
-class _Direct:
+async def _for_the_page() -> None:
+    """Stands for a POST endpoint on the OpenAPI page, and answers other methods with 405; `_Posts` answers its own."""
+
+
+class _Posts:
     """POST endpoints without the layers of the framework, which cost more than ours; the rest goes through them."""
 
-    def __init__(self, handlers: Mapping[str, Handler], app: ASGIApp) -> None:
-        self._handlers = handlers
+    def __init__(self, context: ServerContext, app: ASGIApp) -> None:
+        self._context = context
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        handler = self._handlers.get(scope["path"]) if scope["method"] == "POST" else None
-        if handler is None:
+        found = POSTS.get(scope["path"]) if scope["method"] == "POST" else None
+        if found is None:
             await self._app(scope, receive, send)
             return
+        request: HttpRequest = scope[REQUEST]
+        end: bytes | None = None  # of a stream; sent when the engine is free of it: a client may be slow
         try:
-            response = await handler(Request(scope, receive))
-            await response(scope, receive, send)
+            answer = await self._prepare(request, receive, *found)
+            if isinstance(answer, Formatter):
+                with Generation(self._context, request, answer.prompts, answer.sampling, answer.priority) as generation:
+                    if answer.stream:
+                        end = await _stream(generation, answer, request, scope[CONNECTION], send)
+                    else:
+                        answer = json_response(answer.whole(generation, await generation.collect()))
+        except ClientGone:
+            return
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            request.error = error.code
+            answer = error.response()
         except Exception as error:
-            _log.exception("%s: a bug", scope[RECORD].request_id)
-            await internal_error(error).response()(scope, receive, send)
+            _log.exception("%s: a bug", request.request_id)
+            answer = internal_error(error).response()
+        if end is not None:
+            await send({"type": "http.response.body", "body": end, "more_body": False})
+        elif isinstance(answer, Response):
+            await answer(scope, receive, send)
 
-
-def _handler(context: ServerContext, answer: Answer) -> Handler:
-    async def handle(request: Request) -> Response:
-        record: RequestRecord = request.scope[RECORD]
+    async def _prepare(
+        self, request: HttpRequest, receive: Receive, model: type[Any], endpoint: Endpoint
+    ) -> Formatter | Response:
+        """Everything before the engine. The time of what comes then is taken by `Generation`."""
+        context = self._context
         limits = context.limits
-        body = Payload(context.turns)
         try:
             context.check_accepts()
             async with asyncio.timeout(limits.request_timeout):
-                await context.read_body(request, body)
+                await request.read(receive, context.turns, limits)
                 if context.log_prompts:
-                    record.prompt, record.output = body.begin(MAX_LOGGED_CHARS), ""
-                return await answer(context, request, body, record)
-        except ClientGone:
-            return NoResponse()
-        except TimeoutError as error:  # a stream has its own clock from here on
-            record.error = "request_timeout"
+                    request.prompt, request.output = request.body[:MAX_LOGGED_CHARS].decode(errors="replace"), ""
+                body = await context.parse(request, model)
+                context.check_model(body.model)
+                return await endpoint(context, body)
+        except TimeoutError as error:
             raise too_late(limits.request_timeout or 0.0) from error
-        except ApiError as error:
-            record.error = error.body["error"]["code"]
-            raise
         finally:
-            body.done()
+            request.body_done()
 
-    handle.__name__ = answer.__name__
-    return handle
+
+async def _stream(
+    generation: Generation, formatter: Formatter, request: HttpRequest, connection: Connection, send: Send
+) -> bytes:
+    """Chunks as tokens come, straight into the connection; returns what comes after them. Raises `ApiError` before the
+    first one."""
+    first = await generation.first()
+    headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), (b"content-type", formatter.media_type)]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    chunk, write = formatter.chunk, connection.write
+
+    def sink(deltas: list[Delta]) -> None:
+        write(chunk(generation, deltas))
+
+    try:
+        with connection.stream(generation.pause, generation.resume):
+            sink(first)
+            await generation.follow(sink)
+        return formatter.end(generation)
+    except ApiError as error:
+        request.error = error.code
+        return formatter.error(error)
+    except Exception as error:
+        _log.exception("%s: a bug", request.request_id)
+        return formatter.error(internal_error(error))
 
 
 def _add_models(app: FastAPI, context: ServerContext, root: str) -> None:
@@ -179,7 +224,7 @@ def _add_models(app: FastAPI, context: ServerContext, root: str) -> None:
 def _add_docs(app: FastAPI) -> None:
     text = docs_page(app.openapi())
 
-    async def docs(_: Request) -> Response:
+    async def docs(_: object) -> Response:
         return Response(text, media_type="text/html", headers={"content-security-policy": POLICY})
 
     app.add_route("/docs", docs)  # no part of the OpenAPI page, as /openapi.json

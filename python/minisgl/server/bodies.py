@@ -2,7 +2,7 @@
 
 Keeps true: strict types (no "1" for 1, no true for 1); null means the default; unknown fields are ignored, those that
 would change the answer elsewhere are refused (refused.py); each field has a description.
-Doesn't know: the model, its vocabulary and context; how a bad body is reported (protocol.py).
+Doesn't know: the model, its vocabulary and context; how a bad body is reported (parse.py).
 
 Bounds that `SamplingParams.check` holds are repeated here for the page only.
 """
@@ -261,7 +261,8 @@ class ChatMessage(Body):
 Messages = Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)]
 
 
-class _Conversation(Body):
+class Conversation(Body):
+    messages: Messages | None = _field("A conversation, rendered by the chat template.")
     add_generation_prompt: StrictBool | None = _field(
         "End the prompt with the beginning of an assistant's message; true unless `continue_final_message`."
     )
@@ -270,8 +271,12 @@ class _Conversation(Body):
         "More variables for the chat template, such as Qwen's `enable_thinking`."
     )
 
+    def template_variables(self) -> dict[str, Any]:
+        """Of the request, for the chat template."""
+        return self.chat_template_kwargs or {}
 
-class ChatRequest(Sampling, _Conversation):
+
+class ChatRequest(Sampling, Conversation):
     NOT_YET: ClassVar[refused.Table] = refused.CHAT
 
     messages: Messages | None = _field("The conversation.")
@@ -305,6 +310,10 @@ class ChatRequest(Sampling, _Conversation):
                 raise ParamError("top_logprobs", count, "needs logprobs to be true")
             return None
         return count or 0
+
+    def template_variables(self) -> dict[str, Any]:
+        variables = super().template_variables()
+        return variables if self.reasoning_effort is None else {"enable_thinking": False, **variables}
 
     def limit(self) -> int | None:
         """max_completion_tokens is the newer name; None: the model's default, else what is left."""
@@ -371,12 +380,11 @@ class GenerateRequest(GenerateSampling):
     sampling_params: GenerateSampling | None = _field("How to sample; `n` must be 1.")
 
 
-class TokenizeRequest(_Conversation):
+class TokenizeRequest(Conversation):
     """Either `prompt` or `messages`."""
 
     model: StrictStr | None = _field("The served model's name.")
     prompt: StrictStr | None = _field("A text.")
-    messages: Messages | None = _field("A conversation, rendered by the chat template.")
     add_special_tokens: StrictBool | None = _field("Add the tokenizer's special tokens to a text; true by default.")
     return_token_strs: StrictBool | None = _field("Report each token's text too.")
 

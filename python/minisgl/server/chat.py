@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
-
-from fastapi import Request
-from fastapi.responses import Response
 
 from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.bodies import ChatRequest
-from minisgl.server.context import ServerContext, checked
-from minisgl.server.errors import ApiError, bad_value
+from minisgl.server.context import ServerContext
+from minisgl.server.errors import ApiError, bad_value, param_errors
+from minisgl.server.formatter import SSE_DONE, Formatter, chat_logprobs, json_bytes, prompt_logprobs, sse
 from minisgl.server.generation import Generation
-from minisgl.server.intake import Payload
-from minisgl.server.logprobs import chat_logprobs, prompt_logprobs
-from minisgl.server.record import RequestRecord
-from minisgl.server.transport import SSE_DONE, StreamResponse, json_bytes, json_response, sse, sse_error
 from minisgl.step import Int32Array
 
 TEXT_MARK = "\x00text\x00"
 
 
-async def answer_chat(context: ServerContext, request: Request, body: Payload, record: RequestRecord) -> Response:
-    chat = await context.parse(body, ChatRequest)
-    context.check_model(chat.model)
+async def chat_endpoint(context: ServerContext, chat: ChatRequest) -> ChatFormatter:
     _check_prompt(chat)
     limit = chat.limit()
     name = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
@@ -36,26 +27,12 @@ async def answer_chat(context: ServerContext, request: Request, body: Payload, r
         raise bad_value(name, limit, "must be at least 1")
     if limit is None:
         limit = context.defaults.get("max_tokens")
-    sampling = checked(
-        lambda: chat.to_sampling(
-            limit, context.defaults, logprobs=chat.num_logprobs(), prompt_logprobs=chat.prompt_logprobs
-        )
-    )
-    context.check_vocabulary(sampling)
-    keep = context.num_kept(chat.truncate_prompt_tokens, limit)
-    sampling = await context.with_bad_token_ids(sampling)
-    if chat.messages:
-        ids = await context.encode_chat(chat.messages, _template_options(chat), keep)
-    else:
-        [ids] = await context.encode_prompts([chat.prompt or ""], "prompt", keep)
-
-    body.done()
-    begin = partial(context.generation, [ids], sampling, record, priority=chat.priority or 0)
-    answer = _Answer(context, begin, sampling, chat, ids)
-    if chat.stream:
-        return StreamResponse(answer, "text/event-stream")
-    with begin() as generation:
-        return json_response(await answer.collect(generation))
+    with param_errors():
+        asked = {"logprobs": chat.num_logprobs(), "prompt_logprobs": chat.prompt_logprobs}
+        sampling = chat.to_sampling(limit, context.defaults, **asked)
+    prompt = chat if chat.messages else [chat.prompt or ""]
+    prompts, sampling = await context.encode(prompt, sampling, chat.truncate_prompt_tokens)
+    return ChatFormatter(context, chat, prompts, sampling)
 
 
 def _check_prompt(chat: ChatRequest) -> None:
@@ -79,25 +56,11 @@ def _check_prompt(chat: ChatRequest) -> None:
                 raise bad_value(f"messages.{i}", message.role, "only an assistant refuses")
 
 
-def _template_options(chat: ChatRequest) -> ChatRequest:
-    if chat.reasoning_effort is None:
-        return chat
-    variables = {"enable_thinking": False, **(chat.chat_template_kwargs or {})}
-    return chat.model_copy(update={"chat_template_kwargs": variables})
-
-
-class _Answer:
-    """Whole, or as the `Pieces` of a stream."""
-
+class ChatFormatter(Formatter):
     def __init__(
-        self,
-        context: ServerContext,
-        begin: Callable[[], Generation],
-        sampling: SamplingParams,
-        chat: ChatRequest,
-        prompt: Int32Array,
+        self, context: ServerContext, chat: ChatRequest, prompts: Sequence[Int32Array], sampling: SamplingParams
     ) -> None:
-        self.begin = begin
+        super().__init__(prompts, sampling, stream=chat.stream, priority=chat.priority)
         self._tokenizer = context.tokenizer
         self._n = sampling.n
         self._with_logprobs = sampling.logprobs is not None
@@ -105,7 +68,6 @@ class _Answer:
         self._include_usage = chat.include_usage
         self._continuous_usage = chat.continuous_usage
         self._with_token_ids = bool(chat.return_token_ids)
-        self._prompt = prompt
         self._has_begun = False
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands around the text
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": context.model_name}
@@ -113,8 +75,7 @@ class _Answer:
     def _logprobs(self, tokens: Sequence[Logprob]) -> dict[str, Any] | None:
         return chat_logprobs(self._tokenizer, tokens) if self._with_logprobs else None
 
-    async def collect(self, generation: Generation) -> dict[str, Any]:
-        choices = await generation.collect()
+    def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
         return {
             **self._head,
             "object": "chat.completion",
@@ -136,14 +97,12 @@ class _Answer:
         """Known once the choice has its first token."""
         found: dict[str, Any] = {}
         if self._with_token_ids:
-            found["prompt_token_ids"] = self._prompt.tolist()
+            found["prompt_token_ids"] = self.prompts[0].tolist()
         if self._with_prompt_logprobs:
             found["prompt_logprobs"] = prompt_logprobs(self._tokenizer, generation.prompt_tokens(index))
         return found
 
-    # ------------------------------------------------------------------------------------------------------ pieces
-
-    def piece(self, generation: Generation, deltas: list[Delta]) -> bytes:
+    def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
         frames = []
         more: dict[str, Any] = {"usage": generation.usage()} if self._continuous_usage else {}
         if not self._has_begun:  # the roles go with the first tokens: an early failure is an HTTP error
@@ -171,9 +130,6 @@ class _Answer:
             return SSE_DONE
         head = {**self._head, "object": "chat.completion.chunk"}
         return sse({**head, "choices": [], "usage": generation.usage()}) + SSE_DONE
-
-    def error(self, error: ApiError) -> bytes:
-        return sse_error(error)
 
     def _chunk(self, index: int, delta: dict[str, Any], of_choice: dict[str, Any], more: dict[str, Any]) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **of_choice}

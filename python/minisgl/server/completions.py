@@ -4,44 +4,33 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
-
-from fastapi import Request
-from fastapi.responses import Response
 
 from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.sampling_params import MAX_N, SamplingParams
 from minisgl.server.bodies import CompletionRequest
-from minisgl.server.context import ServerContext, checked
-from minisgl.server.errors import ApiError, bad_value
+from minisgl.server.context import ServerContext
+from minisgl.server.errors import bad_value, param_errors
+from minisgl.server.formatter import (
+    SSE_DONE,
+    CompletionLogprobs,
+    EchoedPrompt,
+    Formatter,
+    echoed_prompt,
+    prompt_logprobs,
+    sse,
+)
 from minisgl.server.generation import Generation
-from minisgl.server.intake import Payload
-from minisgl.server.logprobs import CompletionLogprobs, EchoedPrompt, echoed_prompt, prompt_logprobs
-from minisgl.server.record import RequestRecord
-from minisgl.server.transport import SSE_DONE, StreamResponse, json_response, sse, sse_error
 from minisgl.step import Int32Array
 
 
-async def answer_completion(context: ServerContext, request: Request, body: Payload, record: RequestRecord) -> Response:
-    completion = await context.parse(body, CompletionRequest)
-    context.check_model(completion.model)
+async def completion_endpoint(context: ServerContext, completion: CompletionRequest) -> CompletionFormatter:
     options, sampling = _options(completion, context.defaults)
-    context.check_vocabulary(sampling)
-    sampling = await context.with_bad_token_ids(sampling)
     given = completion.prompts()
-    keep = context.num_kept(completion.truncate_prompt_tokens, sampling.max_tokens)
-    prompts = await context.encode_prompts(given, "prompt", keep)
-
-    body.done()
-    begin = partial(context.generation, prompts, sampling, record, priority=completion.priority or 0)
-    answer = _Answer(context, begin, options, given, prompts)
-    if completion.stream:
-        return StreamResponse(answer, "text/event-stream")
-    with begin() as generation:
-        return json_response(await answer.collect(generation))
+    prompts, sampling = await context.encode(given, sampling, completion.truncate_prompt_tokens)
+    return CompletionFormatter(context, completion, options, given, prompts, sampling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +62,14 @@ def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tupl
     of_prompt = completion.prompt_logprobs
     if of_prompt is None and echo:
         of_prompt = logprobs
-    sampling = checked(
-        lambda: completion.to_sampling(
+    with param_errors():
+        sampling = completion.to_sampling(
             1 if only_prompt else limit,
             defaults,
             n=best_of,
             logprobs=0 if logprobs is None and best_of > n else logprobs,  # what the best are chosen by
             prompt_logprobs=of_prompt,
         )
-    )
     options = _Options(
         n=n,
         best_of=best_of,
@@ -96,24 +84,22 @@ def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tupl
     return options, sampling
 
 
-class _Answer:
-    """Whole, or as the `Pieces` of a stream."""
-
+class CompletionFormatter(Formatter):
     def __init__(
         self,
         context: ServerContext,
-        begin: Callable[[], Generation],
+        completion: CompletionRequest,
         options: _Options,
         given: Sequence[str | list[int]],
         prompts: Sequence[Int32Array],
+        sampling: SamplingParams,
     ) -> None:
-        self.begin = begin
+        super().__init__(prompts, sampling, stream=completion.stream, priority=completion.priority)
         self._tokenizer = context.tokenizer
         self._options = options
-        self._pieces: dict[int, _Piece] = {}  # of a stream, by choice
+        self._choices: dict[int, _Choice] = {}  # of a stream
         self._given = given
         self._echoed: dict[int, EchoedPrompt] = {}  # by prompt
-        self._prompts = prompts
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -121,31 +107,27 @@ class _Answer:
             "model": context.model_name,
         }
 
-    async def collect(self, generation: Generation) -> dict[str, Any]:
+    def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
         options = self._options
-        found = await generation.collect()
-        choices: list[dict[str, Any]] = []
-        for prompt in range(len(self._prompts)):
+        found: list[dict[str, Any]] = []
+        for prompt in range(len(self.prompts)):
             first = prompt * options.best_of
-            for at in _best(found[first : first + options.best_of], options.n):
-                one = found[first + at]
-                piece = _Piece(first + at, len(choices), CompletionLogprobs(self._tokenizer))
-                choices.append(self._choice(piece, generation, one.text, one.logprobs, one.finish_reason))
-        return {**self._head, "choices": choices, "usage": self._usage(generation)}
+            for at in _best(choices[first : first + options.best_of], options.n):
+                choice = _Choice(first + at, len(found), CompletionLogprobs(self._tokenizer))
+                found.append(self._choice(choice, generation, choices[first + at]))
+        return {**self._head, "choices": found, "usage": self._usage(generation)}
 
-    # ------------------------------------------------------------------------------------------------------ pieces
-
-    def piece(self, generation: Generation, deltas: list[Delta]) -> bytes:
+    def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
         usage: dict[str, Any] = {"usage": None} if self._options.include_usage else {}
         if self._options.continuous_usage:
             usage["usage"] = self._usage(generation)
         frames = []
         for delta in deltas:
-            if (piece := self._pieces.get(delta.index)) is None:
+            if (choice := self._choices.get(delta.index)) is None:
                 logprobs = CompletionLogprobs(self._tokenizer)
-                piece = self._pieces[delta.index] = _Piece(delta.index, delta.index, logprobs)
-            choice = self._choice(piece, generation, delta.text, delta.logprobs, delta.finish_reason)
-            frames.append(sse({**self._head, "choices": [choice], **usage}))
+                choice = self._choices[delta.index] = _Choice(delta.index, delta.index, logprobs)
+            shown = self._choice(choice, generation, delta)
+            frames.append(sse({**self._head, "choices": [shown], **usage}))
         return b"".join(frames)
 
     def end(self, generation: Generation) -> bytes:
@@ -153,37 +135,33 @@ class _Answer:
             return SSE_DONE
         return sse({**self._head, "choices": [], "usage": self._usage(generation)}) + SSE_DONE
 
-    def error(self, error: ApiError) -> bytes:
-        return sse_error(error)
-
     # ----------------------------------------------------------------------------------------------------- choices
 
-    def _choice(
-        self, piece: _Piece, generation: Generation, text: str, tokens: Sequence[Logprob], finish_reason: str | None
-    ) -> dict[str, Any]:
+    def _choice(self, choice: _Choice, generation: Generation, delta: Delta) -> dict[str, Any]:
         """The next part of a choice; what concerns the prompt comes with the first."""
+        text, tokens, finish_reason = delta.text, delta.logprobs, delta.finish_reason
         options, more = self._options, dict[str, Any]()
         echoed, of_prompt = None, list[Logprob]()
         if options.only_prompt:
             text, tokens = "", ()
             finish_reason = finish_reason and "length"
-        if piece.is_first:
-            piece.is_first = False
+        if choice.is_first:
+            choice.is_first = False
             if options.with_prompt_logprobs:
-                prompt = generation.prompt_tokens(piece.source)
+                prompt = generation.prompt_tokens(choice.source)
                 more["prompt_logprobs"] = prompt_logprobs(self._tokenizer, prompt)
             if options.with_token_ids:
-                more["prompt_token_ids"] = self._prompts[piece.source // options.best_of].tolist()
+                more["prompt_token_ids"] = self.prompts[choice.source // options.best_of].tolist()
             if options.echo:
-                echoed = self._prompt(piece.source)
+                echoed = self._prompt(choice.source)
                 text = echoed.text + text
                 if options.with_logprobs:
-                    of_prompt = generation.prompt_tokens(piece.source)
-        logprobs = piece.logprobs.piece(tokens, echoed, of_prompt) if options.with_logprobs else None
+                    of_prompt = generation.prompt_tokens(choice.source)
+        logprobs = choice.logprobs.chunk(tokens, echoed, of_prompt) if options.with_logprobs else None
         if options.with_token_ids:
-            more["token_ids"] = [] if options.only_prompt else generation.new_token_ids(piece.source)
+            more["token_ids"] = [] if options.only_prompt else generation.new_token_ids(choice.source)
         return {
-            "index": piece.index,
+            "index": choice.index,
             "text": text,
             "logprobs": logprobs,
             "finish_reason": finish_reason,
@@ -195,7 +173,7 @@ class _Answer:
         if at not in self._echoed:
             given = self._given[at]
             text = given if isinstance(given, str) else None
-            ids, with_offsets = self._prompts[at].tolist(), self._options.with_logprobs
+            ids, with_offsets = self.prompts[at].tolist(), self._options.with_logprobs
             self._echoed[at] = echoed_prompt(self._tokenizer, text, ids, with_offsets=with_offsets)
         return self._echoed[at]
 
@@ -207,7 +185,7 @@ class _Answer:
 
 
 @dataclass(slots=True, eq=False)
-class _Piece:
+class _Choice:
     """How far a choice has come: `source` is its index in the generation, `index` that in the answer."""
 
     source: int

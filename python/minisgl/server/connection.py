@@ -1,19 +1,23 @@
-"""One request's way to its client, below ASGI: pieces of a stream go straight into the transport's buffer.
+"""One request's way to its client, below ASGI: chunks of a stream go straight into the transport's buffer. Clients that
+do not read what was written for them are dropped after a time.
 
 Keeps true: a client that goes away cancels the task that answers it, at the transport's event; a client that does not
-read is known at once, so that nobody formats what cannot be sent.
+read is known at once, so that nobody formats what cannot be sent: what a stream has not sent is bounded (its next
+chunk, and the tokens of its requests, which end).
 Doesn't know: what is sent, and to which request of the connection the transport belongs now (http.py does).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 CONNECTION = "minisgl.connection"
 """Key of the ASGI scope; http.py puts it there."""
+_log = logging.getLogger("minisgl.server")
 
 
 def _nothing() -> None:
@@ -21,13 +25,14 @@ def _nothing() -> None:
 
 
 class Connection:
-    __slots__ = ("_on_pause", "_on_resume", "_task", "_transport", "blocked_since", "chunked", "is_lost")
+    __slots__ = ("_on_pause", "_on_resume", "_task", "_transport", "blocked_since", "chunked", "is_lost", "streams")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._task: asyncio.Task[Any] | None = None
         self.is_lost = False
         self.chunked = True
+        self.streams = False
         self.blocked_since: float | None = None  # the loop's time since which the client has not caught up
         self._on_pause: Callable[[], None] = _nothing
         self._on_resume: Callable[[], None] = _nothing
@@ -39,23 +44,21 @@ class Connection:
             task.cancel()
 
     @contextmanager
-    def tells(self, on_pause: Callable[[], None], on_resume: Callable[[], None]) -> Iterator[None]:
-        """Call these when the client lags behind, and when it has caught up."""
+    def stream(self, on_pause: Callable[[], None], on_resume: Callable[[], None]) -> Iterator[None]:
+        """While a stream is written; these are called when the client lags behind, and when it has caught up."""
+        self.streams = True
         self._on_pause, self._on_resume = on_pause, on_resume
         try:
             yield
         finally:
+            self.streams = False
             self._on_pause = self._on_resume = _nothing
 
-    def write(self, piece: bytes) -> None:
+    def write(self, chunk: bytes) -> None:
         """A chunk of an answer that has begun (RFC 9112, 7.1), for HTTP/1.0 the bytes alone. Never blocks; nothing may
         be written while paused but what is ready already."""
-        if not self.is_lost and piece:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self.chunked else piece)
-
-    def abort(self) -> None:
-        """Close it without waiting for the client to read."""
-        self._transport.abort()
+        if not self.is_lost and chunk:
+            self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self.chunked else chunk)
 
     # ------------------------------------------------------------------------------------------- called by http.py
 
@@ -71,3 +74,46 @@ class Connection:
     def resumed(self) -> None:
         self.blocked_since = None
         self._on_resume()
+
+
+class Client(Protocol):
+    """A connection, whatever is sent over it (http.py has it)."""
+
+    @property
+    def transport(self) -> asyncio.Transport: ...
+
+    def answering(self) -> tuple[str, Connection | None]:
+        """The id of the request that is being answered, and its way out; "a connection" and None without one."""
+
+
+class SlowClients:
+    """Drops clients that read nothing of what was written for them, also of a finished answer, whose connection would
+    stay until the client goes; and those that read too little of a stream to ever catch up."""
+
+    def __init__(self, clients: Collection[Client], timeout_s: float) -> None:
+        self._clients = clients
+        self._timeout_s = timeout_s
+        self._stuck: dict[Client, tuple[int, float]] = {}  # bytes that wait, and since when as many
+
+    async def sweep_forever(self) -> None:
+        """One task for all: a timer for every write would cost more than the write."""
+        while True:
+            await asyncio.sleep(self._timeout_s / 4)
+            self._sweep(asyncio.get_running_loop().time())
+
+    def _sweep(self, now: float) -> None:
+        stuck, self._stuck = self._stuck, {}
+        for client in list(self._clients):
+            size = client.transport.get_write_buffer_size()
+            before, since = stuck.get(client, (size, now))
+            if size != before:
+                since = now
+            name, connection = client.answering()
+            blocked = connection.blocked_since if connection is not None and connection.streams else None
+            waits_s = now - min(since if size else now, now if blocked is None else blocked)
+            if waits_s > self._timeout_s:
+                text = "%s: dropped: its client has read nothing for %.1f s (--slow-client-timeout)"
+                _log.warning(text, name, waits_s)
+                client.transport.abort()
+            elif size:
+                self._stuck[client] = (size, since)

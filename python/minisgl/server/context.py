@@ -6,11 +6,10 @@ Keeps true: immutable after start; tokenization happens off the event loop.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
-from starlette.requests import Request
 
 from minisgl.config import Limits
 from minisgl.frontend.engine_client import ProcessClient
@@ -19,18 +18,16 @@ from minisgl.frontend.output_processor import with_bad_words
 from minisgl.frontend.tokenize_pool import TokenizePool
 from minisgl.message import EngineReady
 from minisgl.metrics.server_metrics import Metrics
-from minisgl.sampling_params import ParamError, SamplingParams
-from minisgl.server.bodies import Body, ChatMessage
-from minisgl.server.errors import ApiError, bad_value, engine_gone, from_param_error
-from minisgl.server.generation import Generation
-from minisgl.server.intake import Payload, Turns, read_body
-from minisgl.server.json_shape import check_shape
-from minisgl.server.limits import MAX_CHOICES, Queue, check_stop, draining
-from minisgl.server.protocol import parse
-from minisgl.server.record import RequestRecord
+from minisgl.sampling_params import SamplingParams
+from minisgl.server.bodies import Body, Conversation
+from minisgl.server.errors import ApiError, bad_value, draining, engine_gone, queue_full
+from minisgl.server.parse import check_shape, parse
+from minisgl.server.request import HttpRequest, Turns
 from minisgl.step import Int32Array
 from minisgl.tokenizer import ChatTemplateError, NotEncodable, Tokenizer, TooManyTokens
 
+MAX_STOP_CHARS = 4096  # of one stop string
+MAX_CHOICES = 1024  # answers of one request: prompts times n
 # A conversation as short as this is rendered on the event loop: 40 us there are less than what another thread waits for
 # its turn at the interpreter.
 MAX_CHARS_HERE = 4096
@@ -42,17 +39,30 @@ TEMPLATE_NAMES = frozenset(
 )
 
 
-class ChatOptions(Protocol):
-    """How a request wants its conversation rendered; fields of its body."""
+class Queue:
+    """What waits: requests whose bodies wait for their turn, whose prompts are being encoded here, or that have no row
+    in the engine."""
+
+    def __init__(self, client: ProcessClient, turns: Turns, limits: Limits) -> None:
+        self._client = client
+        self._turns = turns
+        self._limits = limits
+        self.num_encoding = 0
 
     @property
-    def add_generation_prompt(self) -> bool | None: ...
+    def num_requests(self) -> int:
+        return self._turns.num_waiting + self.num_encoding + self._client.processor.num_waiting
 
-    @property
-    def continue_final_message(self) -> bool | None: ...
-
-    @property
-    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
+    def check_room(self, num_requests: int = 1, num_tokens: int = 0) -> None:
+        """Raise `ApiError` 429 unless as many more may wait. What is larger than the whole queue may wait alone."""
+        waiting, tokens = self.num_requests, self._client.processor.num_waiting_tokens
+        most, most_tokens = self._limits.max_queued_requests, self._limits.max_queued_tokens
+        if waiting >= most or (waiting and waiting + num_requests > most):
+            raise queue_full(f"{waiting} requests wait already, the limit is {most} (--max-queued-requests)")
+        if tokens and tokens + num_tokens > most_tokens:
+            raise queue_full(
+                f"prompts of {tokens} tokens wait already, the limit is {most_tokens} (--max-queued-tokens)"
+            )
 
 
 class ServerContext:
@@ -97,13 +107,16 @@ class ServerContext:
         _ = self.info
         self.queue.check_room()
 
-    async def read_body(self, request: Request, body: Payload) -> None:
-        """Raises `ApiError` and `ClientGone`."""
-        await read_body(request, body, self.turns, self.limits)
+    def check_room(self, num_prompts: int, num_tokens: int, n: int) -> None:
+        """Whether as many prompts, of as many tokens together, `n` times, may be submitted. Raises `ApiError` 400 or
+        429."""
+        if num_prompts * n > MAX_CHOICES:
+            raise bad_value("n", n, f"at most {MAX_CHOICES} answers in one request")
+        self.queue.check_room(num_prompts * n, num_tokens * n)
 
-    async def parse(self, body: Payload, model: type[B]) -> B:
-        """Raises `ApiError` 400."""
-        is_large, data = body.is_large, body.take()
+    async def parse(self, request: HttpRequest, model: type[B]) -> B:
+        """Its body. Raises `ApiError` 400."""
+        is_large, data = request.is_large, request.take_body()
         if not is_large:
             return parse(data, model)
 
@@ -147,7 +160,7 @@ class ServerContext:
                 code="model_not_found",
             )
 
-    def num_kept(self, asked: int | None, max_tokens: int | None, name: str = "truncate_prompt_tokens") -> int | None:
+    def _num_kept(self, asked: int | None, max_tokens: int | None, name: str) -> int | None:
         """How many of a prompt's last tokens are kept; None: all, if they fit."""
         longest = self.info.max_seq_len - 1
         if asked is None:
@@ -162,21 +175,38 @@ class ServerContext:
         """How many tokens a prompt may have before it is cut."""
         return self.info.max_seq_len * (1 if keep is None else CONTEXTS_BEFORE_CUT)
 
-    async def encode_chat(
-        self, messages: Sequence[ChatMessage], options: ChatOptions, keep: int | None = None
-    ) -> Int32Array:
-        """The prompt of a conversation, at least one token and within the context."""
-        ids = await self.encode_messages(messages, options, keep)
-        self._check_length(ids, "messages")
-        return ids
+    async def encode(
+        self,
+        prompt: Conversation | Sequence[str | list[int]],
+        sampling: SamplingParams,
+        truncate: int | None,
+        field: str = "prompt",
+        names: Mapping[str, str] | None = None,
+    ) -> tuple[list[Int32Array], SamplingParams]:
+        """The token ids of `prompt`, each at least one and within the context, of each the last `truncate`; and
+        `sampling` as the engine knows it. `names`: how the client wrote a field, where that differs. Raises `ApiError`
+        for what does not fit the model."""
+        written = names or {}
+        self._check_vocabulary(sampling, written)
+        name = written.get("truncate_prompt_tokens", "truncate_prompt_tokens")
+        keep = self._num_kept(truncate, sampling.max_tokens, name)
+        if sampling.bad_words:
+            given, vocab_size = sampling, self.info.vocab_size
+            with self._counted(), self._fits("bad_words"):
+                sampling = await self._pool.run(lambda: with_bad_words(given, self.tokenizer, vocab_size))
+        if isinstance(prompt, Conversation):
+            field, found = "messages", [await self.encode_conversation(prompt, keep)]
+        else:
+            found = await self._encode_prompts(prompt, field, keep)
+        for ids in found:
+            self._check_length(ids, field)
+        return found, sampling
 
-    async def encode_messages(
-        self, messages: Sequence[ChatMessage], options: ChatOptions, keep: int | None = None
-    ) -> Int32Array:
-        """The same, also of no tokens or of as many as the context has."""
-        continues = bool(options.continue_final_message)
-        begins = not continues if options.add_generation_prompt is None else options.add_generation_prompt
-        variables = options.chat_template_kwargs or {}
+    async def encode_conversation(self, asked: Conversation, keep: int | None = None) -> Int32Array:
+        """The prompt of a conversation, also of no tokens or of as many as the context has."""
+        messages, variables = asked.messages or (), asked.template_variables()
+        continues = bool(asked.continue_final_message)
+        begins = not continues if asked.add_generation_prompt is None else asked.add_generation_prompt
         for name in variables:
             if name in TEMPLATE_NAMES:
                 raise bad_value("chat_template_kwargs", name, "this name is set by the request's own fields")
@@ -217,8 +247,8 @@ class ServerContext:
                 return [ids]
             return await self._pool.run(lambda: self.tokenizer.encode_batch(texts, most=most))
 
-    async def encode_prompts(
-        self, prompts: Sequence[str | list[int]], field: str, keep: int | None = None
+    async def _encode_prompts(
+        self, prompts: Sequence[str | list[int]], field: str, keep: int | None
     ) -> list[Int32Array]:
         """Texts through the tokenizer, ids checked against the vocabulary; of each the last `keep`."""
         most = self._most(keep)
@@ -230,10 +260,7 @@ class ServerContext:
                 batch = await self._encode_all(texts, most)
             encoded = iter(batch)
         whole = (next(encoded) if isinstance(p, str) else self._checked_ids(p, field, most) for p in prompts)
-        found = [_last(ids, keep) for ids in whole]
-        for ids in found:
-            self._check_length(ids, field)
-        return found
+        return [_last(ids, keep) for ids in whole]
 
     def _checked_ids(self, ids: list[int], field: str, most: int) -> Int32Array:
         if len(ids) >= most:
@@ -261,18 +288,9 @@ class ServerContext:
         )
         return ApiError(400, text, param=field, code="context_length_exceeded")
 
-    async def with_bad_token_ids(self, sampling: SamplingParams) -> SamplingParams:
-        """Its `bad_words` as the engine knows them."""
-        if not sampling.bad_words:
-            return sampling
-        vocab_size = self.info.vocab_size
-        with self._counted(), self._fits("bad_words"):
-            return await self._pool.run(lambda: with_bad_words(sampling, self.tokenizer, vocab_size))
-
-    def check_vocabulary(self, sampling: SamplingParams, names: Mapping[str, str] | None = None) -> None:
-        """What the model alone can tell. `names`: how the client wrote a field, where that differs."""
-        written = names or {}
-        check_stop(sampling.stop, written.get("stop", "stop"))
+    def _check_vocabulary(self, sampling: SamplingParams, written: Mapping[str, str]) -> None:
+        """What the model alone can tell."""
+        _check_stop(sampling.stop, written.get("stop", "stop"))
         if self.info.simulated:
             for name in ("logprobs", "prompt_logprobs"):
                 if (asked := getattr(sampling, name)) is not None:
@@ -282,33 +300,12 @@ class ServerContext:
             name, token = found
             raise bad_value(written.get(name, name), token, f"token ids must be below {vocab_size}")
 
-    def generation(
-        self, prompts: Sequence[Int32Array], sampling: SamplingParams, record: RequestRecord, *, priority: int = 0
-    ) -> Generation:
-        """Submit to the engine. Raises `ApiError` 429 if too much waits already."""
-        if len(prompts) * sampling.n > MAX_CHOICES:
-            raise bad_value("n", sampling.n, f"at most {MAX_CHOICES} answers in one request")
-        self.queue.check_room(len(prompts) * sampling.n, sum(map(len, prompts)) * sampling.n)
-        return Generation(
-            self.client,
-            self.tokenizer,
-            self.metrics,
-            prompts,
-            sampling,
-            max_seq_len=self.info.max_seq_len,
-            record=record,
-            timeout_s=self.limits.request_timeout,
-            priority=priority,
-        )
-
 
 def _last(ids: Int32Array, keep: int | None) -> Int32Array:
     return ids if keep is None or len(ids) <= keep else ids[-keep:].copy()
 
 
-def checked(make: Callable[[], SamplingParams]) -> SamplingParams:
-    """What `make` returns, its `ParamError` as an answer."""
-    try:
-        return make()
-    except ParamError as error:
-        raise from_param_error(error) from error
+def _check_stop(stop: tuple[str, ...], name: str) -> None:
+    for text in stop:
+        if len(text) > MAX_STOP_CHARS:
+            raise bad_value(name, text, f"at most {MAX_STOP_CHARS} characters in a stop string")

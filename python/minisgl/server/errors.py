@@ -5,6 +5,8 @@ Keeps true: every answer that is not a success has this shape; 422 never; the me
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -16,6 +18,7 @@ from minisgl.sampling_params import ParamError
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+RETRY_AFTER_S = 1
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -30,6 +33,11 @@ class ApiError(Exception):
         self.headers: dict[str, str] = {}
         self.body: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
+    @property
+    def code(self) -> str | None:
+        code: str | None = self.body["error"]["code"]
+        return code
+
     def response(self) -> Response:
         return Response(msgspec.json.encode(self.body), self.status, self.headers, media_type="application/json")
 
@@ -42,6 +50,15 @@ def from_param_error(error: ParamError) -> ApiError:
     return ApiError(400, str(error), param=error.field, code=error.code or "invalid_value")
 
 
+@contextlib.contextmanager
+def param_errors() -> Iterator[None]:
+    """A `ParamError` is an answer."""
+    try:
+        yield
+    except ParamError as error:
+        raise from_param_error(error) from error
+
+
 def engine_error(message: str) -> ApiError:
     """The request was accepted and its forward failed: the client may try again."""
     return ApiError(500, message, kind=SERVER, code="engine_error")
@@ -49,6 +66,29 @@ def engine_error(message: str) -> ApiError:
 
 def engine_gone(message: str) -> ApiError:
     return ApiError(503, message, kind=SERVER, code="engine_unavailable")
+
+
+def _try_again(status: int, message: str, code: str) -> ApiError:
+    error = ApiError(status, message, kind=SERVER, code=code)
+    error.headers["retry-after"] = str(RETRY_AFTER_S)
+    return error
+
+
+def loading(reason: str) -> ApiError:
+    return _try_again(503, reason, "loading")
+
+
+def draining() -> ApiError:
+    return _try_again(503, "the server is shutting down: send this to another one", "draining")
+
+
+def queue_full(reason: str) -> ApiError:
+    return _try_again(429, f"the server is busy: {reason}: try again later", "queue_full")
+
+
+def too_late(timeout_s: float) -> ApiError:
+    reason = f"the request took longer than {timeout_s:g} s (--request-timeout)"
+    return ApiError(504, reason, kind=SERVER, code="request_timeout")
 
 
 def internal_error(error: Exception) -> ApiError:

@@ -7,46 +7,28 @@ Doesn't know: what the fields mean (bodies.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from fastapi import Request
-from fastapi.responses import Response
 
 from minisgl.frontend.output_processor import Delta
 from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.server.bodies import GenerateRequest, GenerateSampling
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
+from minisgl.server.formatter import Formatter, json_bytes
 from minisgl.server.generation import Generation
-from minisgl.server.intake import Payload
-from minisgl.server.record import RequestRecord
-from minisgl.server.transport import StreamResponse, json_line, json_response
+from minisgl.step import Int32Array
 
 
-async def answer_generate(context: ServerContext, request: Request, body: Payload, record: RequestRecord) -> Response:
-    generate = await context.parse(body, GenerateRequest)
+async def generate_endpoint(context: ServerContext, generate: GenerateRequest) -> GenerateFormatter:
     field, prompt = _prompt(generate)
     fields, names = _merged(generate)
     context.check_model(fields.model)
     sampling = _sampling(fields, names, context.defaults)
-    context.check_vocabulary(sampling, names)
-    sampling = await context.with_bad_token_ids(sampling)
     if sampling.n != 1:
         raise bad_value(names["n"], sampling.n, "must be 1 here")
-    name = names.get("truncate_prompt_tokens", "")
-    keep = context.num_kept(fields.truncate_prompt_tokens, sampling.max_tokens, name)
-    prompts = await context.encode_prompts([prompt], field, keep)
-    body.done()
-    begin = partial(context.generation, prompts, sampling, record, priority=fields.priority or 0)
-    about_prompt = {"prompt_token_ids": prompts[0].tolist()} if fields.return_token_ids else {}
-    if fields.stream:
-        return StreamResponse(_Lines(begin, fields, about_prompt), "application/x-ndjson")
-    with begin() as generation:
-        [found] = await generation.collect()
-        done = _end(generation, found.finish_reason)
-        return json_response({"text": found.text, "token_ids": generation.token_ids(0), **done, **about_prompt})
+    prompts, sampling = await context.encode([prompt], sampling, fields.truncate_prompt_tokens, field, names)
+    return GenerateFormatter(fields, prompts, sampling)
 
 
 def _prompt(generate: GenerateRequest) -> tuple[str, str | list[int]]:
@@ -96,16 +78,22 @@ def _end(generation: Generation, finish_reason: str | None) -> dict[str, Any]:
     return {"finish_reason": finish_reason, "usage": generation.usage()}
 
 
-class _Lines:
-    """The `Pieces` of a stream."""
+class GenerateFormatter(Formatter):
+    media_type = b"application/x-ndjson"
 
-    def __init__(self, begin: Callable[[], Generation], fields: GenerateSampling, about_prompt: dict[str, Any]) -> None:
-        self.begin = begin
+    def __init__(self, fields: GenerateSampling, prompts: Sequence[Int32Array], sampling: SamplingParams) -> None:
+        super().__init__(prompts, sampling, stream=fields.stream, priority=fields.priority)
         self._continuous_usage = fields.continuous_usage
         self._with_token_ids = bool(fields.return_token_ids)
-        self._more = about_prompt  # of the next line
+        # of the next line
+        self._more: dict[str, Any] = {"prompt_token_ids": prompts[0].tolist()} if self._with_token_ids else {}
 
-    def piece(self, generation: Generation, deltas: list[Delta]) -> bytes:
+    def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
+        [found] = choices
+        done = _end(generation, found.finish_reason)
+        return {"text": found.text, "token_ids": generation.token_ids(0), **done, **self._more}
+
+    def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
         lines = []
         for delta in deltas:
             if self._with_token_ids:
@@ -113,14 +101,18 @@ class _Lines:
             if self._continuous_usage:
                 self._more["usage"] = generation.usage()
             if delta.text or self._more.get("token_ids"):
-                lines.append(json_line({"text_delta": delta.text, **self._more}))
+                lines.append(_line({"text_delta": delta.text, **self._more}))
                 self._more = {}
         if (reason := deltas[-1].finish_reason) is not None:
-            lines.append(json_line({"event": "done", **_end(generation, reason)}))
+            lines.append(_line({"event": "done", **_end(generation, reason)}))
         return b"".join(lines)
 
     def end(self, generation: Generation) -> bytes:
         return b""
 
     def error(self, error: ApiError) -> bytes:
-        return json_line(error.body)
+        return _line(error.body)
+
+
+def _line(data: object) -> bytes:
+    return json_bytes(data) + b"\n"

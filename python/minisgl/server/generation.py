@@ -13,15 +13,13 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from minisgl.frontend.engine_client import EngineClient, EngineGone
+from minisgl.frontend.engine_client import EngineGone
 from minisgl.frontend.output_processor import Delta, Logprob, RequestState, Subscriber, request_states
-from minisgl.metrics.server_metrics import Metrics
 from minisgl.sampling_params import SamplingParams
-from minisgl.server.errors import ApiError, engine_error, engine_gone
-from minisgl.server.limits import too_late
-from minisgl.server.record import RequestRecord
+from minisgl.server.context import ServerContext
+from minisgl.server.errors import ApiError, engine_error, engine_gone, too_late
+from minisgl.server.request import HttpRequest
 from minisgl.step import Int32Array
-from minisgl.tokenizer import Tokenizer
 
 
 class Generation:
@@ -29,21 +27,18 @@ class Generation:
 
     def __init__(
         self,
-        client: EngineClient,
-        tokenizer: Tokenizer,
-        metrics: Metrics,
+        context: ServerContext,
+        request: HttpRequest,
         prompts: Sequence[Int32Array],
         sampling: SamplingParams,
-        *,
-        max_seq_len: int,
-        record: RequestRecord,
-        timeout_s: float | None = None,
         priority: int = 0,
     ) -> None:
-        self._client = client
-        self._metrics = metrics
-        self._record = record
-        self._timeout_s = timeout_s
+        """Submit to the engine. Raises `ApiError` 429 if too much waits already."""
+        context.check_room(len(prompts), sum(map(len, prompts)), sampling.n)
+        self._client = context.client
+        self._metrics = context.metrics
+        self._request = request
+        self._timeout_s = context.limits.request_timeout
         self._first: asyncio.Future[list[Delta]] | None = None  # while `first` waits
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ended.add_done_callback(_seen)  # a failure may come with nobody waiting
@@ -51,18 +46,18 @@ class Generation:
         self._is_paused = False
         self._n = sampling.n
         self._timer: asyncio.TimerHandle | None = None
-        subscriber = Subscriber(self.notify)
-        self._states = request_states(prompts, sampling, tokenizer, max_seq_len, subscriber, priority)
+        max_seq_len, subscriber = context.info.max_seq_len, Subscriber(self.notify)
+        self._states = request_states(prompts, sampling, context.tokenizer, max_seq_len, subscriber, priority)
         self._open = list(self._states)
         try:
             for state in self._states:
-                client.submit(state)
+                self._client.submit(state)
         except EngineGone as error:
             raise engine_gone(str(error)) from error
-        metrics.accepted(len(self._states))
-        record.prompt_tokens = sum(map(len, prompts)) * sampling.n
-        if timeout_s is not None:
-            left_s = record.arrival_time + timeout_s - time.monotonic()
+        self._metrics.accepted(len(self._states))
+        request.prompt_tokens = sum(map(len, prompts)) * sampling.n
+        if self._timeout_s is not None:
+            left_s = request.arrival_time + self._timeout_s - time.monotonic()
             self._timer = asyncio.get_running_loop().call_later(left_s, self._expire)
 
     def __enter__(self) -> Generation:
@@ -89,9 +84,9 @@ class Generation:
         self._open = []
 
     def _end(self, state: RequestState, reason: str) -> None:
-        self._metrics.finished(reason, self._record.arrival_time, len(state.prompt), len(state.token_ids))
-        self._record.finish_reasons.append(reason)
-        self._record.cached_tokens += state.cached_len or 0
+        self._metrics.finished(reason, self._request.arrival_time, len(state.prompt), len(state.token_ids))
+        self._request.finish_reasons.append(reason)
+        self._request.cached_tokens += state.cached_len or 0
 
     # ------------------------------------------------------------------------------------------------------ deltas
 
@@ -179,15 +174,15 @@ class Generation:
         if delta is not None:
             if delta.finish_reason is not None:
                 self._end(state, delta.finish_reason)
-            if self._record.output is not None:
-                self._record.output += delta.text
+            if self._request.output is not None:
+                self._request.output += delta.text
         return delta
 
     def _count(self, state: RequestState, num_new: int, now: float) -> None:
-        self._record.generated_tokens += num_new
-        if self._record.ttft_s is None:
-            self._record.ttft_s = now - self._record.arrival_time
-        self._metrics.tokens(num_new, self._record.arrival_time, state.last_time, now)
+        self._request.generated_tokens += num_new
+        if self._request.ttft_s is None:
+            self._request.ttft_s = now - self._request.arrival_time
+        self._metrics.tokens(num_new, self._request.arrival_time, state.last_time, now)
         state.last_time = now
 
     # ------------------------------------------------------------------------------------------- prompts and usage

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
@@ -20,11 +19,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from minisgl.config import Limits
-from minisgl.server.connection import CONNECTION, Connection
+from minisgl.server.connection import CONNECTION, Connection, SlowClients
 from minisgl.server.errors import ApiError
-from minisgl.server.gate import RECORD
+from minisgl.server.request import REQUEST, HttpRequest
 
-_log = logging.getLogger("minisgl.server")
 GRACE_S = 2
 NUM_LISTENERS = 8
 MAX_HEAD_BYTES = 64 * 1024
@@ -114,9 +112,12 @@ class _Protocol(HttpToolsProtocol):
         if open_ := self._unanswered():
             _connection_of(open_[0]).resumed()
 
-    def scope_of_answer(self) -> Mapping[str, Any]:
-        """Of the request that is being answered; empty without one."""
-        return dict(open_[0].scope) if (open_ := self._unanswered()) else {}
+    def answering(self) -> tuple[str, Connection | None]:
+        """See `connection.Client`."""
+        if not (open_ := self._unanswered()):
+            return "a connection", None
+        request: HttpRequest | None = open_[0].scope.get(REQUEST)  # type: ignore[assignment]
+        return "a connection" if request is None else request.request_id, _connection_of(open_[0])
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
@@ -175,40 +176,6 @@ class _Server(uvicorn.Server):
         yield  # the supervisor handles them
 
 
-class _Unread:
-    """Drops connections whose client reads nothing of what was written for it: also of a finished answer, whose
-    connection would stay until the client goes. `SlowClients` besides drops those that read too little of a stream."""
-
-    def __init__(self, connections: set[Any], timeout_s: float) -> None:
-        self._connections = connections
-        self._timeout_s = timeout_s
-        self._stuck: dict[Any, tuple[int, float]] = {}  # bytes that wait, and since when as many
-
-    async def sweep_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._timeout_s / 4)
-            self._sweep(asyncio.get_running_loop().time())
-
-    def _sweep(self, now: float) -> None:
-        stuck, self._stuck = self._stuck, {}
-        for connection in list(self._connections):
-            if not (size := connection.transport.get_write_buffer_size()):
-                continue
-            before, since = stuck.get(connection, (size, now))
-            if size != before:
-                since = now
-            elif now - since > self._timeout_s:
-                scope = connection.scope_of_answer()
-                _log.warning(
-                    "%s: dropped: its client has read nothing for %.1f s (--slow-client-timeout)",
-                    scope[RECORD].request_id if RECORD in scope else "a connection",
-                    now - since,
-                )
-                connection.transport.abort()
-                continue
-            self._stuck[connection] = (size, since)
-
-
 class HttpServer:
     """`app` may be replaced at any time, for open connections too. `slow_client_timeout` is also the time for a
     request's head to come, and for what was written to be read."""
@@ -235,8 +202,9 @@ class HttpServer:
             proxy_headers=False,
         )
         self._server = _Server(config)
-        self.connections: set[Any] = self._server.server_state.connections
-        self._unread = _Unread(self.connections, slow_client_timeout_s)
+        connections: set[Any] = self._server.server_state.connections
+        self.connections = connections
+        self._slow_clients = SlowClients(self.connections, slow_client_timeout_s)
         self._sweeper: asyncio.Task[None] | None = None
         self._listener = listener
         self._task: asyncio.Task[None] | None = None
@@ -262,7 +230,7 @@ class HttpServer:
                 self._task.result()
                 raise RuntimeError("the HTTP server ended before it started")
             await asyncio.sleep(0.005)  # uvicorn offers no event for this
-        self._sweeper = asyncio.create_task(self._unread.sweep_forever())
+        self._sweeper = asyncio.create_task(self._slow_clients.sweep_forever())
 
     async def stop(self, *, at_once: bool = False) -> None:
         """Take no more connections; let running answers end for `GRACE_S`, or cut them `at_once`. Idempotent."""

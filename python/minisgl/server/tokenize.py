@@ -4,28 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Request
-from fastapi.responses import Response
+from starlette.responses import Response
 
 from minisgl.server.bodies import DetokenizeRequest, TokenizeRequest
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
-from minisgl.server.intake import Payload
-from minisgl.server.logprobs import token_text
-from minisgl.server.record import RequestRecord
-from minisgl.server.transport import json_response
-from minisgl.version import own_version
+from minisgl.server.formatter import json_response, token_text
 
 
-async def answer_tokenize(context: ServerContext, request: Request, body: Payload, record: RequestRecord) -> Response:
-    asked = await context.parse(body, TokenizeRequest)
-    context.check_model(asked.model)
+async def tokenize_endpoint(context: ServerContext, asked: TokenizeRequest) -> Response:
     if (asked.prompt is None) == (asked.messages is None):
         raise ApiError(400, "prompt: give either prompt or messages", param="prompt", code="invalid_value")
     if asked.messages is not None:
         if not asked.messages:
             raise bad_value("messages", [], "must not be empty")
-        ids = await context.encode_messages(asked.messages, asked)
+        ids = await context.encode_conversation(asked)
     else:
         add_special = True if asked.add_special_tokens is None else asked.add_special_tokens
         ids = await context.encode_text(asked.prompt or "", add_special)
@@ -36,10 +29,8 @@ async def answer_tokenize(context: ServerContext, request: Request, body: Payloa
     return json_response(answer)
 
 
-async def answer_detokenize(context: ServerContext, request: Request, body: Payload, record: RequestRecord) -> Response:
+async def detokenize_endpoint(context: ServerContext, asked: DetokenizeRequest) -> Response:
     """Special tokens are shown unless `skip_special_tokens` is true."""
-    asked = await context.parse(body, DetokenizeRequest)
-    context.check_model(asked.model)
     if len(asked.tokens) > (most := context.info.max_seq_len):
         raise bad_value("tokens", len(asked.tokens), f"at most {most} tokens, the context")
     vocab_size = context.info.vocab_size
@@ -47,8 +38,3 @@ async def answer_detokenize(context: ServerContext, request: Request, body: Payl
         raise bad_value("tokens", max(asked.tokens), f"token ids must be below {vocab_size}")
     text = await context.decode(asked.tokens, skip_special_tokens=bool(asked.skip_special_tokens))
     return json_response({"prompt": text})
-
-
-def version() -> dict[str, str]:
-    """The answer to GET /version."""
-    return {"version": own_version()}

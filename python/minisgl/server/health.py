@@ -1,27 +1,71 @@
-"""What operators ask: is it alive, is it ready, how does it do.
+"""What operators ask: is it alive, is it ready, how does it do. And what the server answers before there is a model.
 
-Keeps true: /livez and /readyz cost nothing and answer under full load; /livez is about the step loop as well as this
-process.
+Keeps true: /livez and /readyz cost nothing and answer under full load; a long forward is no hang, a stopped process or
+a stuck step loop is one within 5 s; while the model loads, everything but /livez gets 503, with what is being done.
 Doesn't know: requests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
 
+from minisgl.frontend.engine_client import ProcessClient
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import SERVER, ApiError
-from minisgl.server.limits import draining
-from minisgl.server.liveness import trouble
-from minisgl.server.tokenize import version
-from minisgl.server.transport import json_response
+from minisgl.server.errors import SERVER, ApiError, draining, loading
+from minisgl.server.formatter import json_response
+from minisgl.version import own_version
+
+BEAT_TIMEOUT_S = 3.0  # beats come every 0.5 s
+LOOP_TIMEOUT_S = 3.0  # between two forwards; a step of the loop takes milliseconds
 
 
-def add_operations(app: FastAPI, context: ServerContext) -> None:
+def trouble(client: ProcessClient, step_timeout_s: float) -> str | None:
+    """What is wrong with the engine; None if nothing is. A forward may take `step_timeout_s`."""
+    if client.failure is not None:
+        return client.failure
+    if client.info is None:
+        return None  # loading
+    silent_s = time.monotonic() - client.beat_time
+    if silent_s > BEAT_TIMEOUT_S:
+        return f"no heartbeat from the engine process for {silent_s:.1f} s"
+    phase, age_s = client.beat.phase, client.beat.age_s
+    if phase == "working" and age_s > LOOP_TIMEOUT_S:
+        return f"the step loop has not moved for {age_s:.1f} s"
+    if phase == "forward" and age_s > step_timeout_s:
+        return f"a forward has been running for {age_s:.1f} s, the limit is {step_timeout_s:g} (--step-timeout)"
+    return None
+
+
+class Starting:
+    """Before there is a model; nothing waits for it."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self._doing = "starting the engine"
+
+    def report(self, text: str, done: int = 0, total: int = 0) -> None:
+        """A `progress.Report`."""
+        self._doing = f"{text}: {done} of {total}" if total else text
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reason = f"the model is loading: {self._doing}"
+        if scope["path"] == "/livez":
+            answer = json_response({"status": "ok"})
+        elif scope["path"] == "/health":
+            answer = json_response({"status": "loading", "model": self._model_name, "reason": reason})
+            answer.status_code = 503
+        else:
+            answer = loading(reason).response()
+        await answer(scope, receive, send)
+
+
+def add_health(app: FastAPI, context: ServerContext) -> None:
     def check_alive() -> None:
         if (found := trouble(context.client, context.limits.step_timeout)) is not None:
             raise ApiError(503, found, kind=SERVER, code="not_alive")
@@ -49,8 +93,8 @@ def add_operations(app: FastAPI, context: ServerContext) -> None:
         return answer
 
     @app.get("/version")
-    async def get_version() -> Response:
-        return json_response(version())
+    async def version() -> Response:
+        return json_response({"version": own_version()})
 
     @app.get("/stats")
     async def stats() -> Response:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from minisgl.frontend.output_processor import Logprob
-from minisgl.server.logprobs import CompletionLogprobs, echoed_prompt, token_text
+from minisgl.server.formatter import CompletionLogprobs, echoed_prompt, token_text
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.text import TEXTS, streamed, tokenizer_named
 from tests.tokenizer.test_decode import ALL, cuts, expected, ids_of
@@ -19,16 +19,16 @@ def scored(ids: list[int]) -> list[Logprob]:
 
 
 def offsets_of(tokenizer: Tokenizer, prompt: list[int], answer: list[int], cuts: list[int]) -> tuple[str, list[int]]:
-    """The whole text and the offsets, in pieces that end at `cuts`; the prompt comes with the first."""
+    """The whole text and the offsets, in chunks that end at `cuts`; the prompt comes with the first."""
     echoed = echoed_prompt(tokenizer, None, prompt)
     logprobs = CompletionLogprobs(tokenizer)
     edges = [0, *sorted(min(cut, len(answer)) for cut in cuts), len(answer)]
     offsets, tokens = list[int](), list[str]()
     for i, (start, end) in enumerate(pairwise(edges)):
         first = (echoed, scored(prompt)) if i == 0 else (None, ())
-        piece = logprobs.piece(scored(answer[start:end]), *first)
-        offsets += piece["text_offset"]
-        tokens += piece["tokens"]
+        chunk = logprobs.chunk(scored(answer[start:end]), *first)
+        offsets += chunk["text_offset"]
+        tokens += chunk["tokens"]
     assert tokens == [token_text(tokenizer, one) for one in (*prompt, *answer)]
     return echoed.text + streamed(tokenizer, answer), offsets
 

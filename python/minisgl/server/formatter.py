@@ -1,18 +1,72 @@
-"""Log probabilities in OpenAI's two shapes: chat's list of tokens, completions' parallel lists.
+"""What clients get: the base of the endpoints' formatters, server-sent events, and log probabilities in OpenAI's two
+shapes: chat's list of tokens, completions' parallel lists.
 
 Keeps true: every token has its bytes; a token that is no whole text is shown in a way that no other token shares; an
 offset of a token is the place, in the text that is returned, of the character in which it begins.
-Doesn't know: where the numbers come from.
+Doesn't know: connections, where tokens and numbers come from.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minisgl.frontend.output_processor import Logprob
+import msgspec
+from starlette.responses import Response
+
+from minisgl.frontend.output_processor import Delta, Logprob
+from minisgl.sampling_params import SamplingParams
+from minisgl.server.errors import ApiError
+from minisgl.server.generation import Generation
+from minisgl.step import Int32Array
 from minisgl.tokenizer import IncrementalDecoder, Tokenizer
+
+json_bytes = msgspec.json.Encoder().encode
+SSE_DONE = b"data: [DONE]\n\n"
+
+
+def sse(data: object) -> bytes:
+    """One server-sent event."""
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def json_response(data: object) -> Response:
+    return Response(msgspec.json.encode(data), media_type="application/json")
+
+
+class Formatter(ABC):
+    """What an endpoint makes of a body: what is to be generated, and how that is shown, whole or as a stream."""
+
+    media_type = b"text/event-stream; charset=utf-8"  # of a stream
+
+    def __init__(
+        self, prompts: Sequence[Int32Array], sampling: SamplingParams, *, stream: bool | None, priority: int | None
+    ) -> None:
+        self.prompts = prompts
+        self.sampling = sampling
+        self.stream = bool(stream)
+        self.priority = priority or 0
+
+    @abstractmethod
+    def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
+        """The answer, with every choice in one delta."""
+
+    @abstractmethod
+    def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
+        """The next part of a stream."""
+
+    @abstractmethod
+    def end(self, generation: Generation) -> bytes:
+        """What comes after every choice has ended."""
+
+    def error(self, error: ApiError) -> bytes:
+        """The last part instead, if a choice fails."""
+        return sse(error.body) + SSE_DONE
+
+
+# --------------------------------------------------------------------------------------------------- log probabilities
 
 
 def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[Logprob]) -> dict[str, Any]:
@@ -61,7 +115,7 @@ def _placed(decoder: IncrementalDecoder, ids: Iterable[int], start: int) -> tupl
 
 
 class CompletionLogprobs:
-    """`choices[].logprobs` of completions, piece by piece: text offsets go on from one piece to the next. What belongs
+    """`choices[].logprobs` of completions, chunk by chunk: text offsets go on from one to the next. What belongs
     to a stop string has the offsets that it would have if the text went on."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -69,11 +123,11 @@ class CompletionLogprobs:
         self._decoder = tokenizer.new_decoder()
         self._offset = 0
 
-    def piece(
+    def chunk(
         self, tokens: Sequence[Logprob], prompt: EchoedPrompt | None = None, of_prompt: Sequence[Logprob] = ()
     ) -> dict[str, Any]:
         """{tokens, token_logprobs, top_logprobs, text_offset} of these tokens, in characters of the text so far. The
-        first piece may begin with the prompt."""
+        first chunk may begin with the prompt."""
         before: tuple[int, ...] = ()
         if prompt is not None:
             before, self._offset = prompt.offsets, len(prompt.text)

@@ -11,10 +11,8 @@ import msgspec
 import pytest
 
 from minisgl.config import ConfigError
-from minisgl.server.callers import Callers
-from minisgl.server.gate import Gate
-from minisgl.server.slow_clients import SlowClients
-from minisgl.server.starting import Starting
+from minisgl.server.health import Starting
+from minisgl.server.middleware import Callers, Middleware
 from tests.helpers.server import CONFIG, MODEL, WAIT_S, Frontend, chat_body, check_error, frontend
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -219,10 +217,10 @@ def test_settings_that_cannot_be(fields: dict[str, tuple[str, ...]]) -> None:
 
 
 def test_the_same_while_loading() -> None:
-    gate = Gate(Starting(MODEL), msgspec.structs.replace(CONFIG, cors_origins=(PAGE,)), SlowClients(1.0))
+    middleware = Middleware(Starting(MODEL), msgspec.structs.replace(CONFIG, cors_origins=(PAGE,)))
 
     async def statuses() -> list[int]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://localhost") as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(middleware), base_url="http://localhost") as http:
             asked = [
                 http.get("/livez"),
                 http.get("/livez", headers={"host": "page.example"}),
