@@ -3,12 +3,13 @@ paths, hosts, keys, private endpoints, package registries; folders beside the ch
 no tracker here has, machines that somebody lends.
 
 Run from anywhere; prints one line per finding and exits with 1 if there is any. `127.0.0.1` and `localhost` are for
-examples. Patterns are written so that this file does not match itself. File names are read like text. Records of runs
-are never edited, so what is only unclear to a reader is left alone there.
+examples. Patterns are written so that this file does not match itself. File names are read like text, compressed files
+like what is in them. Records of runs are never edited, so what is only unclear to a reader is left alone there.
 """
 
 from __future__ import annotations
 
+import gzip
 import re
 import socket
 import subprocess
@@ -80,8 +81,9 @@ def main(root: Path = ROOT) -> int:
     for file in tracked_files(root):
         name = file.relative_to(root).as_posix()
         try:
-            text = file.read_text(encoding="utf-8")
-        except (UnicodeDecodeError, FileNotFoundError):
+            data = file.read_bytes()
+            text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8")
+        except (UnicodeDecodeError, FileNotFoundError, gzip.BadGzipFile):
             text = ""  # a picture, or deleted in the working tree
         for number, kind, match in [*findings(f"/{name}", host), *findings(text, host, name)]:
             print(f"{name}:{number}: {kind}: {match}")

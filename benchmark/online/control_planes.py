@@ -10,7 +10,6 @@ embedded one, or that of the folder --tokenizer.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from benchmark.ab.__main__ import Figures, compare, figures_table, paired
 from benchmark.ab.point import load_from, measure
 from benchmark.ab.variants import Variant
 from minisgl.bench.plots import bar_breakdown
-from minisgl.bench.report import RAW, Report, print_result, table
+from minisgl.bench.report import Report, print_result, read_raw, table
 from minisgl.bench.stats import Interval, PairedDifference
 
 VARIANTS = tuple(Variant(name, ("--cpu-backend", name)) for name in ("python", "rust_hotpath"))
@@ -96,7 +95,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _again(folder: Path) -> int:
-    raw = json.loads((folder / RAW).read_text(encoding="utf-8"))
+    raw = read_raw(folder)
     report = Report(folder, raw["title"], command=raw["command"])
     report.environment = raw["environment"]
     runs = raw["runs"]

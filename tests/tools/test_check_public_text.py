@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 from pathlib import Path
 
@@ -116,6 +117,13 @@ def test_a_planted_file_fails_the_check(repository: Path, capsys: pytest.Capture
     track(repository, "bad.md", b"one\n/" + b"home/someone\n")
     assert main(repository) == 1
     assert capsys.readouterr().out.startswith("bad.md:2: home path")
+
+
+def test_a_compressed_file_is_read(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    track(repository, "broken.gz", b"no gzip")
+    track(repository, "raw.json.gz", gzip.compress(b"one\n/" + b"home/someone\n"))
+    assert main(repository) == 1
+    assert capsys.readouterr().out == "raw.json.gz:2: home path: /" + "home/someone\n"
 
 
 def test_what_is_not_tracked_is_not_read(repository: Path) -> None:

@@ -12,6 +12,7 @@ Doesn't know: how anything is measured.
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
@@ -107,6 +108,14 @@ def write_json(path: Path, data: object) -> None:
     # lists of plain values on one line: samples by the thousand stay readable (strings hold no bare line ends)
     text = re.sub(r"\[\n([^\[\]{}]*?)\n\s*\]", _on_one_line, text)
     _replace(path, text)
+
+
+def read_raw(folder: Path) -> dict[str, Any]:
+    """What a report was written from, compressed since or not."""
+    packed = folder / f"{RAW}.gz"
+    data = gzip.decompress(packed.read_bytes()) if packed.exists() else (folder / RAW).read_bytes()
+    found: dict[str, Any] = json.loads(data)
+    return found
 
 
 def _replace(path: Path, text: str) -> None:
