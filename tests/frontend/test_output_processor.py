@@ -115,7 +115,7 @@ def test_a_subscriber_is_notified_once_of_all_that_came() -> None:
     assert notified == ["a"] and processor.is_due
     processor.notify()
     assert notified == ["a", "b"] and not processor.is_due
-    assert [state.num_pending for state in live] == [2, 2, 2]
+    assert [len(state.tokens) for state in live] == [2, 2, 2]
 
 
 def test_when_the_engine_is_gone_everybody_hears_of_it_also_who_has_just_ended() -> None:

@@ -51,6 +51,7 @@ class EngineClient(ABC):
 
     def __init__(self) -> None:
         self.processor = OutputProcessor()
+        self.detokenize = Meter("detokenize")  # time to make text of tokens
         self._next_id = 0
         self._failure: str | None = None
 
@@ -83,7 +84,9 @@ class EngineClient(ABC):
     def output(self, state: RequestState) -> Delta | None:
         """The text of what came for `state` since the last call. A stop string in it ends the request in the engine,
         too."""
-        delta = self.processor.output(state)
+        num_tokens, began = len(state.tokens), time.perf_counter_ns()
+        delta = state.take()
+        self.detokenize.add(time.perf_counter_ns() - began, num_tokens)
         if state.found_stop and self.processor.remove(state):
             self._post(FinishRequest(state.req_id))
         return delta

@@ -18,7 +18,6 @@ import numpy as np
 
 from minisgl.message import PromptLogprobs, StepTokens, TokenLogprobs
 from minisgl.metrics.histogram import Histogram
-from minisgl.metrics.meters import Meter
 from minisgl.sampling_params import SamplingParams, choice_seed
 from minisgl.step import FinishReason, Int32Array
 from minisgl.tokenizer import TextStream, Tokenizer, bad_token_ids
@@ -33,7 +32,7 @@ class Logprob:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delta:
     """New text of one request; `finish_reason` ("stop", "length", "abort", "error") with the last one."""
 
@@ -57,25 +56,26 @@ class RequestState:
     """One request in an engine: what came for it, and its text so far. `sampling` is resolved (`request_states`)."""
 
     __slots__ = (
-        "_logprobs",
         "_num_reported",
-        "_reason",
         "_stream",
-        "_tokens",
         "cached_len",
         "engine_gone",
         "error",
         "finish_reason",
+        "found_stop",
         "index",
         "last_time",
+        "logprobs",
         "priority",
         "prompt",
         "prompt_logprobs",
+        "reason",
         "req_id",
         "sampling",
         "sent_at",
         "subscriber",
         "token_ids",
+        "tokens",
         "waits",
     )
 
@@ -101,46 +101,36 @@ class RequestState:
         self.error: str | None = None
         self.engine_gone = False
         # came, and not taken yet
-        self._tokens: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._reason = FinishReason.NONE
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.reason = FinishReason.NONE
         # taken
         self.token_ids: list[int] = []  # the stop token that ended it included
         self.finish_reason: str | None = None
+        self.found_stop = False  # a stop string
         self.last_time: float | None = None  # for whoever measures the time between tokens
         self._num_reported = 0  # of `token_ids`, by `new_token_ids`
         self._stream = TextStream(tokenizer, sampling.stop)
 
-    @property
-    def num_pending(self) -> int:
-        """Tokens that came and were not taken."""
-        return len(self._tokens)
-
-    @property
-    def has_failed(self) -> bool:
-        return self._reason is FinishReason.ERROR
-
-    @property
-    def found_stop(self) -> bool:
-        """A stop string, in what was taken."""
-        return self._stream.stopped
-
     def take(self) -> Delta | None:
         """The text of what came since the last call; None if there is nothing to show."""
-        tokens, reason = self._tokens, self._reason
+        tokens, reason, logprobs = self.tokens, self.reason, self.logprobs
         if self.finish_reason is not None or not (tokens or reason):
             return None
-        self._tokens = []
-        if logprobs := self._logprobs:
-            self._logprobs = []
-        stream = self._stream
+        self.tokens = []
+        if not (reason or logprobs or self.sampling.stop):  # nearly always
+            self.token_ids += tokens
+            text = self._stream.push(tokens)
+            return Delta(self.index, text, None) if text else None
+        self.logprobs = []
         ended_by_token = reason is FinishReason.STOP and bool(tokens)  # a stop token is no text
         text, num_used = self._decode(tokens[:-1] if ended_by_token else tokens)
+        stream = self._stream
         self.token_ids += tokens[:num_used] if stream.stopped else tokens
         if reason and not stream.stopped:
             text += stream.finish()  # which may complete a stop string
         if stream.stopped:
-            reason = FinishReason.STOP
+            self.found_stop, reason = True, FinishReason.STOP
         if reason:
             self.finish_reason = reason.name.lower()
         found = tuple(map(_logprob, tokens[:num_used], logprobs)) if logprobs else ()
@@ -185,7 +175,6 @@ class OutputProcessor:
         self.num_waiting = 0  # sent, and not known to have a row
         self.num_waiting_tokens = 0  # of their prompts
         self.queue: Histogram | None = None  # time from sending a request to its first step
-        self.detokenize = Meter("detokenize")
         self._due: collections.deque[Subscriber] = collections.deque()  # in the order in which something came
 
     @property
@@ -219,7 +208,7 @@ class OutputProcessor:
         for state in self.remove_all():
             state.error = error
             state.engine_gone = True
-            state._reason = FinishReason.ERROR
+            state.reason = FinishReason.ERROR
             due[state.subscriber] = None
         for subscriber in due:
             subscriber.is_due = False
@@ -246,17 +235,17 @@ class OutputProcessor:
         reasons = np.frombuffer(message.reasons, np.int32).tolist()
         for found in message.logprobs:
             if (state := live.get(ids[found.index])) is not None:
-                state._logprobs.append(found)
+                state.logprobs.append(found)
         due = self._due
         for req_id, token, reason in zip(ids, tokens, reasons, strict=True):  # once a token: no calls on the way
             state = live.get(req_id)
             if state is None:
                 continue  # aborted or finished here, the engine did not know yet
             if token >= 0:
-                state._tokens.append(token)
+                state.tokens.append(token)
             if reason:
                 self.remove(state)
-                state._reason = FinishReason(reason)
+                state.reason = FinishReason(reason)
                 state.error = message.errors.get(req_id)
             subscriber = state.subscriber
             if not subscriber.is_due:
@@ -279,14 +268,6 @@ class OutputProcessor:
             subscriber = due.popleft()
             subscriber.is_due = False
             subscriber.notify()
-
-    def output(self, state: RequestState) -> Delta | None:
-        """`state.take`, metered."""
-        num_tokens, began = state.num_pending, time.perf_counter_ns()
-        delta = state.take()
-        if num_tokens:
-            self.detokenize.add(time.perf_counter_ns() - began, num_tokens)
-        return delta
 
 
 def request_states(

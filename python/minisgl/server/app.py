@@ -83,7 +83,7 @@ def build_app(
         aliases_for=config.model_name if config.metrics_aliases == "vllm" else None,
         trace=ChromeTrace(steps, "http", say) if (steps := config.engine.debug.profile_steps) else None,
     )
-    client.dispatch, client.processor.detokenize = metrics.dispatch, metrics.detokenize
+    client.dispatch, client.detokenize = metrics.dispatch, metrics.detokenize
     client.processor.queue = metrics.queue
     client.codec = metrics.codec(measured=config.engine.debug.transport_stats)
     context = ServerContext(

@@ -19,7 +19,9 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, engine_error, engine_gone, too_late
 from minisgl.server.request import HttpRequest
-from minisgl.step import Int32Array
+from minisgl.step import FinishReason, Int32Array
+
+_ERROR = FinishReason.ERROR
 
 
 class Generation:
@@ -163,7 +165,7 @@ class Generation:
         return found
 
     def _output(self, state: RequestState, now: float) -> Delta | None:
-        if state.has_failed:
+        if state.reason is _ERROR:
             self._open.remove(state)
             self._end(state, "error")
             raise _failure(state)
