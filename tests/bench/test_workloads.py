@@ -1,4 +1,4 @@
-"""Workloads: the same by seed, as long as they say, alike where they should be; and their rendering to bodies."""
+"""Workloads: the same by seed, as long as they say, alike where they should be."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ import numpy as np
 import pytest
 
 from minisgl import envs
-from minisgl.bench.render import Line, Renderer, probe, words
+from minisgl.bench.render import Line, Renderer, words
 from minisgl.bench.traces import BLOCK
 from minisgl.bench.workloads import (
     CHAT_BUCKETS,
     WORKLOADS,
-    LoadRequest,
-    Message,
-    Piece,
     WorkloadSettings,
     fitted,
     make_workload,
@@ -28,7 +25,9 @@ from minisgl.bench.workloads import (
 from minisgl.config import ConfigError
 
 MADE_UP = ("random", "shared-prefix", "multi-turn", "chat", *(f"chat-{bucket}" for bucket in CHAT_BUCKETS))
+
 FROM_DATA = tuple(name for name in WORKLOADS if name not in MADE_UP)
+
 TOKENS = Line()  # a word is a token, and nothing is added
 
 
@@ -289,28 +288,3 @@ def test_poisson_arrivals() -> None:
     assert (gaps >= 0).all()
     assert gaps.mean() == pytest.approx(1 / 50, rel=0.05)
     assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)  # as exponential times have it
-
-
-# --- rendering ---
-
-
-def test_two_probes_give_the_line() -> None:
-    line = probe(lambda num_words: 11 + 2 * num_words)
-    assert line == Line(overhead=11.0, per_word=2.0)
-    request = LoadRequest((Message("user", (Piece(("x",), 211),)),), 5)
-    body = json.loads(Renderer("m", "chat", line, {"ignore_eos": True}).body(request))
-    assert 11 + 2 * len(body["messages"][0]["content"].split()) == 211
-    assert body["ignore_eos"] is True
-    assert body["stream_options"] == {"include_usage": True}
-
-
-def test_a_server_that_counts_nothing() -> None:
-    with pytest.raises(ConfigError, match="lengths cannot be aimed at"):
-        probe(lambda _: 5)
-
-
-def test_a_prompt_for_completions() -> None:
-    request = LoadRequest((Message("system", ("Be brief.",)), Message("user", ("Hi ", Piece(("x",), 3)))), 5)
-    body = json.loads(Renderer("m", "completions", TOKENS).body(request))
-    assert body["prompt"].startswith("Be brief.\n\nHi ")
-    assert "messages" not in body

@@ -16,8 +16,10 @@ from minisgl.engine.device_sampler import DeviceSampler
 from minisgl.engine.device_streams import Stream
 from minisgl.engine.graph import Outputs
 from minisgl.sampling_params import SamplingParams
-from tests.engine.test_device_pieces import bind_all, check_store, check_tables
+from tests.engine.test_device_sampler import bind_all
 from tests.helpers.gpu import PLACE, REHEARSAL, only_on_a_gpu
+from tests.kernels.test_kv_store import check_store
+from tests.kernels.test_pages import check_tables
 
 
 def _do(stream: Stream, job: Callable[[], object]) -> None:

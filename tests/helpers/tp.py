@@ -33,7 +33,7 @@ class BusyDevice(LateDevice):
 
     def run_some(self) -> None:
         for _ in range(30):
-            self._random.choice(self._queues).step()
+            self._random.choice(self._streams).step()
 
 
 class Recorder:

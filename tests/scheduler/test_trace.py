@@ -1,4 +1,4 @@
-"""Recorded calls, driven again; a shadow beside the one that serves."""
+"""Recorded calls, driven again."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ import httpx
 import numpy as np
 import pytest
 
-from minisgl.config import DebugConfig, EngineConfig
-from minisgl.runner.build import build_engine, choose_control_plane
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.faulty import make_faulty
-from minisgl.scheduler.shadow import ShadowControlPlane
 from minisgl.scheduler.trace import RecordingControlPlane, TraceError, read_trace, replay
 from minisgl.step import Abort, Events
 from tests.helpers.e2e import serving
@@ -69,51 +66,6 @@ def test_a_trace_that_was_cut_off_is_read_up_to_the_cut(tmp_path: Path) -> None:
     (tmp_path / "none").write_bytes(b"\x05\x00\x00\x00hello" + whole)
     with pytest.raises(TraceError, match="none"):
         read_trace(tmp_path / "none")
-
-
-def test_a_shadow_that_agrees_has_nothing_to_report(tmp_path: Path) -> None:
-    report = tmp_path / "report"
-    planes = (make_control_plane("rust_hotpath", CONFIG), make_control_plane("python", CONFIG))
-    plane = ShadowControlPlane(*planes, report=report)
-    load(plane)
-    assert plane.summary.num_compared == 60 and plane.summary.num_diffs == 0 and not report.exists()
-
-
-def test_a_shadow_that_differs_is_reported_and_left_out_in_the_end(tmp_path: Path) -> None:
-    report = tmp_path / "report"
-    other = ControlPlaneConfig(24, 4, 4, 16, 64, (1,), graph_sizes=(1, 2, 4))  # another end of sequence
-    plane = ShadowControlPlane(
-        make_control_plane("python", CONFIG),
-        make_control_plane("python", other),
-        report=report,
-        max_diffs=5,
-        tell=(told := list[str]()).append,
-    )
-    load(plane)
-    assert len(told) == 2 and "differs first in commit(" in told[0] and "left out from now on" in told[1]
-    lines = [json.loads(line) for line in report.read_text().splitlines()]
-    assert len(lines) >= 5 and "5 differences" in plane.summary.stopped
-    assert lines[0]["what"].startswith("output.") and lines[0]["trail"][-1]["call"] == "commit"
-
-
-def test_a_shadow_that_fails_does_not_disturb() -> None:
-    plane = ShadowControlPlane(
-        make_control_plane("python", CONFIG), make_faulty(make_control_plane("python", CONFIG), "commit:9:after")
-    )
-    load(plane)
-    assert "on order" in plane.summary.stopped and plane.stats() is not None
-
-
-def test_without_the_extension_a_shadow_compares_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "minisgl._rust", None)
-    monkeypatch.delattr("minisgl._rust", raising=False)
-    config = EngineConfig(engine="echo", num_pages=16, debug=DebugConfig(shadow=True))
-    engine = build_engine(config, lambda *report: None)
-    told: list[str] = []
-    chosen = choose_control_plane(config, engine.info, told.append)
-    engine.close()
-    assert chosen.name == "python" and not isinstance(chosen.control_plane, ShadowControlPlane)
-    assert len(told) == 1 and "nothing is compared: extension missing" in told[0]
 
 
 def test_a_server_records_what_replay_drives(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles for Hopper: the tests of `triton_compiles.py`, in a process of their own.
+"""Every Triton kernel compiles for Hopper: the tests of `compile_kernels.py`, in a process of their own.
 
 Triton's extension says at the end of a process what of it was not freed; the tests' own end has other things to say.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-FILE = Path(__file__).with_name("triton_compiles.py")
+FILE = Path(__file__).with_name("compile_kernels.py")
 
 
 @pytest.mark.timeout(300)

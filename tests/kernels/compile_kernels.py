@@ -1,5 +1,5 @@
 """Every Triton kernel compiles for Hopper (sm_90) on a machine without a GPU, as its launcher calls it.
-`test_triton_compiles.py` runs these tests."""
+`test_kernels_compile.py` runs these tests."""
 
 from __future__ import annotations
 

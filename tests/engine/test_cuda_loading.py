@@ -1,0 +1,69 @@
+"""What the CUDA engine decides at its start: graphs, pages, whether there is a device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minisgl.attention import TorchSdpa
+from minisgl.attention.flash_attention import FlashAttention
+from minisgl.attention.flashinfer import FlashInfer
+from minisgl.config import ConfigError, EngineConfig
+from minisgl.engine.cuda_loading import check_device, graphs_for, num_pages
+
+
+def test_without_a_backend_for_them_there_are_no_graphs() -> None:
+    lines: list[str] = []
+
+    class Dense:
+        moe = None
+
+    config = EngineConfig(max_running_requests=4)
+    tell = lambda text, done=0, total=0: lines.append(text)  # noqa: E731
+    for can in (FlashInfer, FlashAttention):
+        assert graphs_for(config, Dense(), can, tell) == (1, 2, 4)  # type: ignore[arg-type]
+    assert not lines
+    assert graphs_for(config, Dense(), TorchSdpa, tell) == ()  # type: ignore[arg-type]
+    assert lines == [f"CUDA graphs: none: TorchSdpa: {TorchSdpa.graph_obstacle}"]
+
+
+def test_mixtures_of_experts_have_graphs_where_their_kernel_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+
+    class Mixture:
+        moe = "experts"
+
+    config = EngineConfig(max_running_requests=4)
+    tell = lambda text, done=0, total=0: lines.append(text)  # noqa: E731
+    monkeypatch.setattr("minisgl.engine.cuda_loading.triton_is_installed", lambda: True)
+    assert graphs_for(config, Mixture(), FlashInfer, tell) == (1, 2, 4)  # type: ignore[arg-type]
+    assert not lines
+    monkeypatch.setattr("minisgl.engine.cuda_loading.triton_is_installed", lambda: False)
+    assert graphs_for(config, Mixture(), FlashInfer, tell) == ()  # type: ignore[arg-type]
+    assert lines == ["CUDA graphs: none: without Triton the host looks at which experts a step uses"]
+
+
+def test_pool_from_free_memory() -> None:
+    config = EngineConfig(max_running_requests=1000)
+    assert num_pages(config, 1000, 10**6, 10_000_000) == 8500
+    assert num_pages(EngineConfig(memory_ratio=0.5), 1000, 10**6, 10_000_000) == 5000
+    assert num_pages(EngineConfig(max_running_requests=2), 1000, 64, 10_000_000) == 8  # no more than rows can use
+    assert num_pages(EngineConfig(num_pages=7), 1000, 64, 7000) == 7
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (EngineConfig(num_pages=8), r"--num-pages 8: .* at most 7 pages fit"),
+        (EngineConfig(memory_ratio=0.1), r"--memory-ratio 0.1: .* raise it"),
+    ],
+)
+def test_a_pool_that_does_not_fit_names_the_flag(config: EngineConfig, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        num_pages(config, 1000, 64, 7000)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"--device cuda: .*use --device cpu"):
+        check_device("cuda")

@@ -1,0 +1,97 @@
+"""`check` notices every kind of broken state."""
+
+from __future__ import annotations
+
+import pytest
+
+from minisgl.scheduler.api import ControlPlaneError
+from minisgl.scheduler.reference import ReferenceControlPlane
+from minisgl.step import Events
+from tests.helpers.scheduler import Driver, arrival
+
+
+def _lose_page(plane: ReferenceControlPlane) -> None:
+    plane.tree.pool.pop()
+
+
+def _double_page(plane: ReferenceControlPlane) -> None:
+    next(iter(plane.started)).pages[-1] = plane.tree.pool.free_pages()[-1]
+
+
+def _unlock(plane: ReferenceControlPlane) -> None:
+    next(plane.tree.nodes()).lock -= 1
+
+
+def _swap_page_table(plane: ReferenceControlPlane) -> None:
+    next(iter(plane.started)).pages.reverse()
+
+
+def _wrong_tokens(plane: ReferenceControlPlane) -> None:
+    next(plane.tree.nodes()).tokens[-1] += 1
+
+
+def _wrong_key(plane: ReferenceControlPlane) -> None:
+    children = plane.tree.root.children
+    children[9, 9, 9, 9] = children.pop((1, 1, 1, 1))
+
+
+def _wrong_count(plane: ReferenceControlPlane) -> None:
+    plane.tree.num_evictable += 1
+
+
+def _lose_slot(plane: ReferenceControlPlane) -> None:
+    plane.slots.assign()
+
+
+def _pending(plane: ReferenceControlPlane) -> None:
+    next(iter(plane.started)).num_pending += 1
+
+
+def _unsorted(plane: ReferenceControlPlane) -> None:
+    plane.started.items.reverse()
+
+
+def _forget_live(plane: ReferenceControlPlane) -> None:
+    plane.live.popitem()
+
+
+def _hide_from_eviction(plane: ReferenceControlPlane) -> None:
+    plane.tree.heap.clear()
+
+
+def _rewrite_page_table(plane: ReferenceControlPlane) -> None:
+    request = next(iter(plane.started))
+    old, new = request.pages[-1], plane.tree.pool.pop()
+    request.pages[-1] = new
+    plane.tree.pool.push([old])
+
+
+@pytest.mark.reference_only
+@pytest.mark.parametrize(
+    "breakage",
+    [
+        _lose_page,
+        _double_page,
+        _unlock,
+        _swap_page_table,
+        _wrong_tokens,
+        _wrong_key,
+        _wrong_count,
+        _lose_slot,
+        _pending,
+        _unsorted,
+        _forget_live,
+        _hide_from_eviction,
+        _rewrite_page_table,
+    ],
+)
+def test_check_notices_a_broken_state(breakage: object) -> None:
+    driver = Driver()
+    driver.step(arrival(3, [3] * 9, max_tokens=1))
+    driver.step(arrival(1, [1] * 9), arrival(2, [2] * 9))
+    driver.plane.check()
+    breakage(driver.plane)  # type: ignore[operator]
+    with pytest.raises(ControlPlaneError):
+        driver.plane.check()
+    with pytest.raises(ControlPlaneError, match="dead"):
+        driver.plane.stats() and driver.plane.schedule(2, Events())

@@ -1,0 +1,64 @@
+"""`tests/` mirrors the package: whoever looks for the test of a module finds it by name.
+
+Keeps true: a test stands in the folder of its module and begins with its name (`test_MODULE.py` or
+`test_MODULE_TOPIC.py`); a folder of tests that belong to no one module is named in `ACROSS`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+PACKAGE = ROOT / "python" / "minisgl"
+ACROSS = {
+    "e2e": "whole servers and commands",
+    "gpu": "what needs a GPU",
+    "parity": "both schedulers under the same events",
+    "property": "random load, and the scheduler broken on purpose",
+    "replay": "the corpus of recorded decisions",
+}
+OF_THE_REPOSITORY = {"test_conftest.py", "test_layering.py", "test_mirror.py"}
+ELSEWHERE = {"benchmark": ROOT / "benchmark", "tools": ROOT / "tools"}  # mirrored too, but flat
+
+
+def modules(folder: Path) -> set[str]:
+    """Names of modules and folders below `folder`, and its own."""
+    if not folder.is_dir():
+        return set()
+    below = [path for path in folder.rglob("*") if path.suffix == ".py" or path.is_dir()]
+    return {folder.name, *(path.stem for path in below)}
+
+
+def rust_modules() -> set[str]:
+    """What the extension has without a Python namesake is tested where its Python callers are."""
+    return {
+        path.stem for crate in ("minisgl-core", "minisgl-py") for path in (ROOT / "rust" / crate / "src").rglob("*.rs")
+    }
+
+
+def is_named_after(stem: str, names: set[str]) -> bool:
+    topic = stem.removeprefix("test_")
+    return any(topic == name or topic.startswith(f"{name}_") for name in names)
+
+
+def test_every_test_is_found_by_the_name_of_its_module() -> None:
+    strays = []
+    for file in TESTS.rglob("test_*.py"):
+        place = file.relative_to(TESTS)
+        if place.parts[0] in ACROSS or place.name in OF_THE_REPOSITORY:
+            continue
+        folder = ELSEWHERE.get(place.parts[0], PACKAGE / place.parent)
+        if not is_named_after(file.stem, modules(folder) | rust_modules()):
+            strays.append(place.as_posix())
+    assert strays == []
+
+
+def test_no_folder_of_tests_is_without_a_reason() -> None:
+    folders = {path.name for path in TESTS.iterdir() if path.is_dir() and any(path.glob("**/test_*.py"))}
+    assert {name for name in folders - ACROSS.keys() - ELSEWHERE.keys() if not (PACKAGE / name).is_dir()} == set()
+
+
+def test_a_name_that_is_no_modules_is_noticed() -> None:
+    assert is_named_after("test_sampler_pairs", modules(PACKAGE / "engine"))
+    assert not is_named_after("test_odds_and_ends", modules(PACKAGE / "engine") | rust_modules())
