@@ -1,46 +1,53 @@
-//! What comes in from outside: events and sampled tokens, and their checks.
+//! Checks what comes in from outside: events and sampled tokens.
 //!
 //! Keeps true: an event that passes can be applied without an error.
 //! Doesn't know: how events are applied. (Whether a prompt fits is no error of the event: the request is answered.)
 
-use crate::error::{Error, Result, broken};
+use std::collections::HashSet;
 
-/// Tokens for which a request's sequence has room from the start, so that a decode step need not allocate.
-pub const RESERVED_OUTPUT: usize = 1024;
+use crate::api::{Error, Result, broken};
+use crate::numbers::ToUsize;
+use crate::step::{Arrival, Event};
 
-/// A new request, or one that is added again with what it generated so far. See `minisgl.step.Arrival`.
-#[derive(Clone, Debug, Default)]
-#[allow(missing_docs)]
-pub struct Arrival {
-    pub req_id: i64,
-    pub tokens: Vec<i32>,
-    pub num_prompt: i64,
-    pub num_generated: i64,
-    pub max_tokens: i64,
-    pub min_tokens: i64,
-    pub stop_ids: Vec<i32>,
-    pub ignore_eos: bool,
-    pub priority: i64,
-    pub no_overlap: bool,
-    pub no_match: bool,
+/// Events that one call of `Scheduler::schedule` can take: each was checked by `Scheduler::check_event`.
+#[derive(Debug, Default)]
+pub struct CheckedEvents {
+    events: Vec<Event>,
+    arrived: HashSet<i64>,
 }
 
-/// An input of `schedule`.
-#[derive(Clone, Debug)]
-pub enum Event {
-    /// A request comes.
-    Arrival(Arrival),
-    /// A stop string was found in the text of a request.
-    Finish(i64),
-    /// The client of a request is gone.
-    Abort(i64),
-    /// The forward of a step failed; the first event of its call.
-    ForwardFailed(i64),
+impl CheckedEvents {
+    /// Check `event` and add it. `is_live`: whether an id is in use; `oldest_in_flight`: the next step due for its commit.
+    pub(crate) fn add(
+        &mut self,
+        event: Event,
+        is_live: impl Fn(i64) -> bool,
+        oldest_in_flight: Option<i64>,
+    ) -> Result<()> {
+        let is_known = |id| is_live(id) || self.arrived.contains(&id);
+        check_event(self.events.len(), &event, is_known, oldest_in_flight)?;
+        if let Event::Arrival(arrival) = &event {
+            self.arrived.insert(arrival.req_id);
+        }
+        self.events.push(event);
+        Ok(())
+    }
+
+    pub(crate) fn first(&self) -> Option<&Event> {
+        self.events.first()
+    }
 }
 
-/// Check one event. `is_known`: whether an id is live or arrived earlier in this call; `oldest_in_flight`: the next step
-/// due for its commit.
-pub(crate) fn check_event(
+impl IntoIterator for CheckedEvents {
+    type Item = Event;
+    type IntoIter = std::vec::IntoIter<Event>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.events.into_iter()
+    }
+}
+
+fn check_event(
     index: usize,
     event: &Event,
     is_known: impl Fn(i64) -> bool,
@@ -134,7 +141,7 @@ pub(crate) fn check_tokens(
             tokens.len()
         ));
     }
-    if has_negative(tokens) && sample_rows.iter().any(|&row| tokens[row as usize] < 0) {
+    if has_negative(tokens) && sample_rows.iter().any(|&row| tokens[row.to_usize()] < 0) {
         return broken(format!("step {step} sampled a negative token"));
     }
     Ok(())

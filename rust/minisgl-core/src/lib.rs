@@ -1,40 +1,41 @@
-//! The control plane as pure logic: no Python, no I/O, no clock, no environment, no unsafe.
+//! The scheduler as pure logic: no Python, no I/O, no clock, no environment, no unsafe.
 //!
-//! One module here is one module of the Python reference (`minisgl.scheduler.reference`), with the same names, policies,
-//! orders and tie-breaks: the same events give the same plans and buffers, bit for bit.
+//! One module here is one module of Python (`minisgl.scheduler` and its `reference`), with the same names, policies, orders
+//! and tie-breaks: the same events give the same plans and buffers, bit for bit.
 
 #![forbid(unsafe_code)]
+#![deny(clippy::as_conversions)] // `numbers` names them
 
 mod admission;
-mod config;
+mod api;
 mod decode_set;
-mod error;
-mod faults;
+mod faulty;
 mod inputs;
 mod invariants;
 mod metadata;
-mod output;
+mod numbers;
 mod page_pool;
-mod pieces;
 mod radix;
 mod request;
 mod retraction;
 mod scheduler;
 mod slots;
+mod state;
+mod step;
 
-pub use config::{CachePolicy, Config, Limits};
-pub use error::{Error, Result};
+pub use admission::alone::{Candidate, Room, prefill_admission_plan};
+pub use api::{CachePolicy, Config, Error, Result, Stats};
 #[cfg(feature = "test-panics")]
-pub use faults::{Call, Moment};
-pub use inputs::{Arrival, Event, RESERVED_OUTPUT};
-pub use metadata::{Plan, RingEntry};
-pub use output::{Entry, FinishReason, Stats};
-pub use pieces::{
-    Candidate, Metadata, Room, make_input_mapping, make_metadata_buffers, make_positions,
-    make_write_mapping, prefill_admission_plan,
+pub use faulty::{Call, Moment};
+pub use inputs::CheckedEvents;
+pub use metadata::arrays::{
+    Metadata, make_input_mapping, make_metadata_buffers, make_positions, make_write_mapping,
 };
 pub use radix::{Handle, RadixCacheManager};
 pub use scheduler::Scheduler;
+pub use step::{
+    Arrival, Entry, Event, FinishReason, Limits, Plan, RESERVED_OUTPUT, RingEntry, Sampled,
+};
 
 /// What was compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,8 @@
 //! Keeps true: a page is on the stack at most once; at start, and after `reset`, the lowest page is on top.
 //! Doesn't know: who owns the pages that are not on the stack.
 
-use crate::error::{Result, broken};
+use crate::api::{Result, broken};
+use crate::numbers::ToU32;
 
 /// A page of the pool.
 pub(crate) type Page = u32;
@@ -34,7 +35,7 @@ impl PagePool {
     /// All pages are free again, stacked as at start.
     pub fn reset(&mut self) {
         self.free.clear();
-        self.free.extend((0..self.num_pages as Page).rev());
+        self.free.extend((0..self.num_pages.to_u32()).rev());
     }
 
     /// Take pages off the top, one by one, onto `into`. The caller has made sure that there are as many.
@@ -63,5 +64,43 @@ impl PagePool {
     /// The stack, the next page to be given out last.
     pub fn free_pages(&self) -> &[Page] {
         &self.free
+    }
+}
+
+/// Divides by the page size, by a shift where it is a power of two.
+#[derive(Clone, Copy)]
+pub(crate) struct PageSize {
+    size: u32,
+    mask: u32, // of a power of two, else 0
+    shift: u32,
+}
+
+impl PageSize {
+    pub fn new(tokens: usize) -> Self {
+        let size = tokens.to_u32();
+        Self {
+            size,
+            mask: if size.is_power_of_two() { size - 1 } else { 0 },
+            shift: size.trailing_zeros(),
+        }
+    }
+
+    pub fn size(self) -> u32 {
+        self.size
+    }
+
+    /// Pages of so many tokens.
+    pub fn count(self, tokens: u32) -> u32 {
+        let (full, rest) = self.split(tokens);
+        full + u32::from(rest > 0)
+    }
+
+    /// Column and offset of a position.
+    pub fn split(self, position: u32) -> (u32, u32) {
+        if self.mask + 1 == self.size {
+            (position >> self.shift, position & self.mask)
+        } else {
+            (position / self.size, position % self.size)
+        }
     }
 }

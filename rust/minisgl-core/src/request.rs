@@ -1,23 +1,23 @@
-//! Requests as the control plane sees them, and the sorted lists that they stand in.
+//! Requests as the scheduler sees them, each in a hot and a cold part, and the sorted lists that they stand in.
 //!
 //! Keeps true: an index names one request until it has ended and no step in flight holds a row of it; its order key
 //! never changes.
 //! Doesn't know: the radix tree's inside, the pool.
 //!
 //! A started request is *prefilling* until the KV of all tokens known at its admission is scheduled, then it *decodes*.
-//! While it decodes its row in the decode set is the truth, and what is here as old as the last `settle`.
+//! While it decodes its row in the decode set is the truth, and what is here is as old as the last `synchronize`.
 
-use crate::error::{Result, broken};
-use crate::inputs::{Arrival, RESERVED_OUTPUT};
-use crate::output::FinishReason;
+use crate::api::{Result, broken};
+use crate::numbers::{MAX_U32, ToU32, ToUsize};
 use crate::page_pool::Page;
 use crate::radix::{NO_NODE, NodeId};
+use crate::step::{Arrival, FinishReason, RESERVED_OUTPUT};
 
 /// Index of a request.
 pub(crate) type Index = u32;
 pub(crate) const NO_SLOT: u32 = u32::MAX;
 pub(crate) const NO_STEP: i64 = i64::MIN;
-const MAX_LEN: usize = u32::MAX as usize - 1;
+const MAX_LEN: usize = MAX_U32 - 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -26,7 +26,7 @@ pub(crate) enum State {
     Ended,
 }
 
-/// Its state and its limits. Lengths in tokens.
+/// The hot part, which the passes over requests read: state and limits. Lengths in tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub req_id: i64,
@@ -45,19 +45,14 @@ pub(crate) struct Request {
     pub has_stop_ids: bool,
 }
 
-/// What grows.
+/// The cold part: its sequence, its page table, and what its start and its end need.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Body {
-    pub tokens: Vec<i32>, // the committed ones, prompt first
-    pub pages: Vec<Page>, // its page table, by column
-}
-
-/// The rest.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Detail {
-    pub order: (i64, u64),     // priority, arrival counter
+pub(crate) struct ColdPart {
+    pub tokens: Vec<i32>,      // the committed ones, prompt first
+    pub pages: Vec<Page>,      // its page table, by column
     pub num_tree_pages: usize, // of these, the first ones belong to the tree
     pub handle: Option<NodeId>,
+    pub order: (i64, u64), // priority, arrival counter
     pub num_admissions: u32,
     pub stop_ids: Vec<i32>,
 }
@@ -76,37 +71,36 @@ impl Request {
 /// All requests that live, or whose rows are in flight.
 #[derive(Default)]
 pub(crate) struct Requests {
-    pub hot: Vec<Request>,
-    pub bodies: Vec<Body>,
-    pub detail: Vec<Detail>,
+    hot: Vec<Request>,
+    cold: Vec<ColdPart>,
     unused: Vec<Index>,
 }
 
 impl Requests {
     pub fn get(&self, index: Index) -> &Request {
-        &self.hot[index as usize]
+        &self.hot[index.to_usize()]
     }
 
     pub fn get_mut(&mut self, index: Index) -> &mut Request {
-        &mut self.hot[index as usize]
+        &mut self.hot[index.to_usize()]
     }
 
-    /// The committed tokens of a settled request.
+    pub fn cold(&self, index: Index) -> &ColdPart {
+        &self.cold[index.to_usize()]
+    }
+
+    pub fn cold_mut(&mut self, index: Index) -> &mut ColdPart {
+        &mut self.cold[index.to_usize()]
+    }
+
+    /// The committed tokens of a synchronized request.
     pub fn tokens(&self, index: Index) -> &[i32] {
-        &self.bodies[index as usize].tokens
+        &self.cold(index).tokens
     }
 
-    /// The page table of a settled request.
+    /// The page table of a synchronized request.
     pub fn pages(&self, index: Index) -> &[Page] {
-        &self.bodies[index as usize].pages
-    }
-
-    pub fn detail(&self, index: Index) -> &Detail {
-        &self.detail[index as usize]
-    }
-
-    pub fn detail_mut(&mut self, index: Index) -> &mut Detail {
-        &mut self.detail[index as usize]
+        &self.cold(index).pages
     }
 
     /// The request of a valid `arrival`, the `count`-th one. `caches` is false without a prefix cache.
@@ -117,10 +111,11 @@ impl Requests {
             last_step: NO_STEP,
             kv_len: 0,
             prefill_len: 0,
-            len: arrival.tokens.len() as u32,
-            max_len: limit.min(MAX_LEN) as u32,
-            min_len: length(arrival.num_prompt.saturating_add(arrival.min_tokens)).min(MAX_LEN)
-                as u32,
+            len: arrival.tokens.len().to_u32(),
+            max_len: limit.min(MAX_LEN).to_u32(),
+            min_len: length(arrival.num_prompt.saturating_add(arrival.min_tokens))
+                .min(MAX_LEN)
+                .to_u32(),
             slot: NO_SLOT,
             num_pending: 0,
             state: State::Waiting,
@@ -131,53 +126,58 @@ impl Requests {
         };
         let index = match self.unused.pop() {
             Some(index) => {
-                self.hot[index as usize] = request;
+                self.hot[index.to_usize()] = request;
                 index
             }
             None => {
                 self.hot.push(request);
-                self.bodies.push(Body::default());
-                self.detail.push(Detail::default());
-                self.hot.len() as Index - 1
+                self.cold.push(ColdPart::default());
+                self.hot.len().to_u32() - 1
             }
         };
-        let detail = &mut self.detail[index as usize];
         let mut tokens = arrival.tokens;
         // room for what it generates, so that a decode step need not allocate
         tokens.reserve(limit.saturating_sub(tokens.len()).min(RESERVED_OUTPUT));
-        detail.order = (arrival.priority, count);
-        self.bodies[index as usize].tokens = tokens;
-        self.bodies[index as usize].pages.clear();
-        detail.num_tree_pages = 0;
-        detail.handle = None;
-        detail.num_admissions = 0;
-        detail.stop_ids = arrival.stop_ids;
+        let cold = self.cold_mut(index);
+        cold.tokens = tokens;
+        cold.pages.clear(); // keeps its room
+        cold.num_tree_pages = 0;
+        cold.handle = None;
+        cold.order = (arrival.priority, count);
+        cold.num_admissions = 0;
+        cold.stop_ids = arrival.stop_ids;
         index
     }
 
     /// Forget an ended request of which no row is in flight.
     pub fn free(&mut self, index: Index) {
-        self.bodies[index as usize].tokens = Vec::new();
+        self.cold_mut(index).tokens = Vec::new();
         self.unused.push(index);
     }
 
     /// How a request ends that takes `token` as its `len`-th. Stop wins over length.
-    pub fn end_at(&self, index: Index, token: i32, len: u32, eos_ids: &[i32]) -> FinishReason {
+    pub fn end_at(
+        &self,
+        index: Index,
+        token: i32,
+        len: u32,
+        eos_ids: &[i32],
+    ) -> Option<FinishReason> {
         let request = self.get(index);
         let stops = (request.obeys_eos && eos_ids.contains(&token))
-            || (request.has_stop_ids && self.detail(index).stop_ids.contains(&token));
+            || (request.has_stop_ids && self.cold(index).stop_ids.contains(&token));
         if stops && len >= request.min_len {
-            FinishReason::Stop
+            Some(FinishReason::Stop)
         } else if len >= request.max_len {
-            FinishReason::Length
+            Some(FinishReason::Length)
         } else {
-            FinishReason::None
+            None
         }
     }
 
     /// Take the token of a request that waits: it was retracted while it was in flight.
-    pub fn accept(&mut self, index: Index, token: i32, eos_ids: &[i32]) -> FinishReason {
-        self.bodies[index as usize].tokens.push(token);
+    pub fn accept(&mut self, index: Index, token: i32, eos_ids: &[i32]) -> Option<FinishReason> {
+        self.cold_mut(index).tokens.push(token);
         let request = self.get_mut(index);
         request.len += 1;
         let len = request.len;
@@ -187,26 +187,29 @@ impl Requests {
     /// Room in the page table for what it may generate, so that rows in lockstep don't all grow theirs in one step.
     pub fn reserve_pages(&mut self, index: Index, page_size: usize) {
         let request = self.get(index);
-        let length = (request.max_len as usize).min(request.len as usize + RESERVED_OUTPUT);
-        self.bodies[index as usize]
+        let length = request
+            .max_len
+            .to_usize()
+            .min(request.len.to_usize() + RESERVED_OUTPUT);
+        self.cold_mut(index)
             .pages
             .reserve(length.div_ceil(page_size));
     }
 
     /// The request holds nothing any more. Its slot is the scheduler's business, and must be taken before.
     pub fn forget_pages(&mut self, index: Index) {
-        let detail = &mut self.detail[index as usize];
-        detail.handle = None;
-        detail.num_tree_pages = 0;
-        self.bodies[index as usize].pages.clear();
-        let request = &mut self.hot[index as usize];
+        let cold = self.cold_mut(index);
+        cold.handle = None;
+        cold.num_tree_pages = 0;
+        cold.pages.clear();
+        let request = self.get_mut(index);
         request.kv_len = 0;
         request.prefill_len = 0;
         request.slot = NO_SLOT;
     }
 
     pub fn handle(&self, index: Index) -> NodeId {
-        self.detail(index).handle.unwrap_or(NO_NODE)
+        self.cold(index).handle.unwrap_or(NO_NODE)
     }
 }
 
@@ -266,8 +269,8 @@ impl Queue {
 
     /// Where the request stands, or would stand.
     fn place(&self, index: Index, requests: &Requests) -> usize {
-        let order = requests.detail(index).order;
-        let before = |&one: &Index| requests.detail(one).order < order;
+        let order = requests.cold(index).order;
+        let before = |&one: &Index| requests.cold(one).order < order;
         self.head + self.items[self.head..].partition_point(before)
     }
 }

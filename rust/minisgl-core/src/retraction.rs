@@ -7,9 +7,10 @@
 //! Pages may be given out again at once, while a step in flight still reads them: forwards run in one ordered stream, so
 //! whoever gets them writes later.
 
-use crate::config::CachePolicy;
+use crate::api::CachePolicy;
+use crate::api::{Result, broken};
 use crate::decode_set::DecodeSet;
-use crate::error::{Result, broken};
+use crate::numbers::ToUsize;
 use crate::radix::RadixTree;
 use crate::request::{Index, Requests};
 
@@ -21,7 +22,7 @@ pub(crate) fn pick_victim(started: &DecodeSet, for_request: Index) -> Option<Ind
 }
 
 /// Full pages of the tail enter the tree below the node that the request locks (without a cache they don't), the rest is
-/// freed by ascending column, the lock is released. The request is settled.
+/// freed by ascending column, the lock is released. The request is synchronized.
 ///
 /// The tail's KV goes as far as inputs were scheduled. Their tokens are all known by now: only the token that the last
 /// scheduled row makes can be unknown, and it is no input yet.
@@ -30,15 +31,15 @@ pub(crate) fn give_up_pages(
     index: Index,
     tree: &mut RadixTree,
 ) -> Result<()> {
-    let (request, detail) = (requests.get(index), requests.detail(index));
-    let Some(mut handle) = detail.handle else {
+    let (request, cold) = (requests.get(index), requests.cold(index));
+    let Some(mut handle) = cold.handle else {
         return broken(format!(
             "request {} has no pages to give up",
             request.req_id
         ));
     };
-    let first = detail.num_tree_pages;
-    let full = request.kv_len as usize / tree.page_size();
+    let first = cold.num_tree_pages;
+    let full = request.kv_len.to_usize() / tree.page_size();
     if tree.policy() != CachePolicy::Naive && full > first {
         if request.kv_len > request.len {
             return broken(format!(

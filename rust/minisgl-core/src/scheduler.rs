@@ -1,4 +1,4 @@
-//! The control plane as a whole: takes events, decides steps, takes tokens.
+//! The scheduler as a whole: takes events, decides steps, takes tokens.
 //!
 //! Keeps true: every schedule gets exactly one commit (or the `ForwardFailed` that stands in for it); every accepted
 //! request leaves exactly one end; a request slot is not assigned again before the last step that holds a row of it is
@@ -13,46 +13,22 @@ mod commit;
 mod events;
 mod pass;
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::hash::{BuildHasherDefault, DefaultHasher};
-
-use crate::admission::ReserveRatio;
-use crate::config::{Config, Limits, PageSize};
-use crate::decode_set::DecodeSet;
-use crate::error::{Error, Result, broken};
-use crate::faults::{Call, Faults, Moment};
-use crate::inputs::{Event, check_event};
+use crate::api::{Config, Error, Result, Stats, broken};
+use crate::faulty::{Call, Faults, Moment};
+use crate::inputs::CheckedEvents;
 use crate::invariants::{TableWatch, check_all};
-use crate::metadata::{DecidedStep, Plan, RingEntry};
-use crate::output::{Entry, Stats};
-use crate::page_pool::{Page, PagePool};
-use crate::radix::RadixTree;
-use crate::request::{Index, Queue, Requests};
-use crate::slots::SlotTable;
+use crate::metadata::DecidedStep;
+use crate::page_pool::{Page, PageSize};
+use crate::request::Index;
+use crate::state::{InFlight, SchedulerState};
+use crate::step::{Entry, Event, Limits, Plan, RingEntry};
 
-/// A step that was scheduled and not yet committed.
-#[derive(Default)]
-pub(crate) struct InFlight {
-    pub step: i64,
-    pub rows: Vec<Index>,
-    pub sample_rows: Vec<u32>,
-}
-
-type Ids = HashMap<i64, Index, BuildHasherDefault<DefaultHasher>>;
-
-/// The control plane. See `minisgl.scheduler.api.ControlPlane`.
+/// See `minisgl.scheduler.api.ControlPlane`.
 pub struct Scheduler {
     config: Config,
     limits: Limits,
     page_size: PageSize,
-    pub(crate) tree: RadixTree,
-    pub(crate) slots: SlotTable,
-    pub(crate) ratio: ReserveRatio,
-    pub(crate) requests: Requests,
-    pub(crate) live: Ids,
-    pub(crate) waiting: Queue,
-    pub(crate) started: DecodeSet,
-    pub(crate) in_flight: VecDeque<InFlight>,
+    state: SchedulerState,
     spare: Vec<InFlight>,
     ended_in_flight: Vec<(i64, Index)>, // freed at the commit of the step
     decided: DecidedStep,
@@ -75,18 +51,7 @@ impl Scheduler {
         let limits = config.limits();
         let rows = limits.max_rows;
         Self {
-            tree: RadixTree::new(
-                PagePool::new(config.num_pages),
-                config.page_size,
-                config.cache,
-            ),
-            slots: SlotTable::new(rows),
-            ratio: ReserveRatio::new(),
-            requests: Requests::default(),
-            live: Ids::default(),
-            waiting: Queue::default(),
-            started: DecodeSet::new(rows, limits.pages()),
-            in_flight: VecDeque::with_capacity(3),
+            state: SchedulerState::new(&config),
             spare: Vec::with_capacity(3),
             ended_in_flight: Vec::with_capacity(rows),
             decided: DecidedStep::default(),
@@ -100,7 +65,7 @@ impl Scheduler {
             watch: TableWatch::default(),
             faults: Faults::default(),
             dead: None,
-            page_size: limits.pages(),
+            page_size: PageSize::new(limits.page_size),
             config,
             limits,
         }
@@ -125,41 +90,26 @@ impl Scheduler {
 
     // ----------------------------------------------------------------------------------------------------- calls
 
-    /// Check event `index` of the next `schedule`; `arrived` are the ids that arrive before it. Changes nothing.
+    /// Check an event for the next `schedule`, and add it to those before it. On an error nothing is changed.
     ///
     /// # Errors
     /// `Error::Event` if it is malformed, `Error::Broken` if the object is dead.
-    pub fn check_event(&self, index: usize, event: &Event, arrived: &HashSet<i64>) -> Result<()> {
+    pub fn check_event(&self, event: Event, into: &mut CheckedEvents) -> Result<()> {
         self.require_alive()?;
-        let oldest = self.in_flight.front().map(|flight| flight.step);
-        let is_known = |id| self.live.contains_key(&id) || arrived.contains(&id);
-        check_event(index, event, is_known, oldest)
+        let oldest = self.state.in_flight.front().map(|flight| flight.step);
+        into.add(event, |id| self.state.live.contains_key(&id), oldest)
     }
 
-    /// Take in `events`, which were all checked, decide step `step`, write its arrays into `entry`. The first call may
-    /// name any step; the others go on from there.
+    /// Take in `events`, decide step `step`, write its arrays into `entry`. The first call may name any step; the others go
+    /// on from there. `decided` is called once the step is decided and before the rest of its arrays is written, so that
+    /// who has a clock can tell the one from the other.
     ///
     /// # Errors
     /// `Error::Broken`; the object is dead then.
     pub fn schedule(
         &mut self,
         step: i64,
-        events: Vec<Event>,
-        entry: &mut RingEntry,
-        ring_index: usize,
-    ) -> Result<Plan> {
-        self.schedule_observed(step, events, entry, ring_index, || {})
-    }
-
-    /// As `schedule`; `decided` is called once the step is decided and before the rest of its arrays is written, so that
-    /// who has a clock can tell the one from the other.
-    ///
-    /// # Errors
-    /// `Error::Broken`; the object is dead then.
-    pub fn schedule_observed(
-        &mut self,
-        step: i64,
-        events: Vec<Event>,
+        events: CheckedEvents,
         entry: &mut RingEntry,
         ring_index: usize,
         decided: impl FnOnce(),
@@ -183,17 +133,17 @@ impl Scheduler {
     /// Counts of this moment.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let held = self.started.iter().map(|row| {
-            self.started.num_pages(&row, &self.requests)
-                - self.requests.detail(row.index).num_tree_pages
+        let held = self.state.started.iter().map(|row| {
+            self.state.started.num_pages(&row, &self.state.requests)
+                - self.state.requests.cold(row.index).num_tree_pages
         });
         Stats {
-            num_waiting: self.waiting.len(),
-            num_running: self.started.len(),
-            num_draining: self.slots.num_draining(),
-            num_free_pages: self.tree.pool.num_free(),
-            num_evictable_pages: self.tree.num_evictable(),
-            num_protected_pages: self.tree.num_protected(),
+            num_waiting: self.state.waiting.len(),
+            num_running: self.state.started.len(),
+            num_draining: self.state.slots.num_draining(),
+            num_free_pages: self.state.tree.pool.num_free(),
+            num_evictable_pages: self.state.tree.num_evictable(),
+            num_protected_pages: self.state.tree.num_protected(),
             num_held_pages: held.sum(),
             num_retracted_total: self.num_retracted,
             num_prompt_tokens_total: self.num_prompt_tokens,
@@ -207,9 +157,9 @@ impl Scheduler {
     /// `Error::Broken` at the first that does not hold; the object is dead then.
     pub fn check(&mut self) -> Result<()> {
         self.require_alive()?;
-        self.settle_all();
+        self.synchronize_all();
         let mut watch = std::mem::take(&mut self.watch);
-        let result = check_all(self).and_then(|()| watch.check(self));
+        let result = check_all(&self.state).and_then(|()| watch.check(&self.state));
         self.watch = watch;
         self.remember(result, || "check()".into())
     }
@@ -219,25 +169,25 @@ impl Scheduler {
     /// Each cached page, with all tokens from the start of the sequence to the page's end.
     #[must_use]
     pub fn tree_pages(&self) -> Vec<(Vec<i32>, Page)> {
-        self.tree.tree_pages()
+        self.state.tree.tree_pages()
     }
 
     /// The pages of a live request, by column; empty while it waits. None if it isn't live.
     #[must_use]
     pub fn page_table(&self, req_id: i64) -> Option<Vec<Page>> {
-        let index = *self.live.get(&req_id)?;
-        Some(self.started.page_table(index, &self.requests))
+        let index = *self.state.live.get(&req_id)?;
+        Some(self.state.started.page_table(index, &self.state.requests))
     }
 
     /// The stack of free pages, the next to be given out last.
     #[must_use]
     pub fn free_pages(&self) -> &[Page] {
-        self.tree.pool.free_pages()
+        self.state.tree.pool.free_pages()
     }
 
     /// The reserve ratio, in 1/1024. Tests set it to provoke retractions.
     pub fn reserve_ratio_mut(&mut self) -> &mut usize {
-        &mut self.ratio.value
+        &mut self.state.ratio.value
     }
 
     // ---------------------------------------------------------------------------------------------------- events
@@ -245,7 +195,7 @@ impl Scheduler {
     fn schedule_alive(
         &mut self,
         step: i64,
-        events: Vec<Event>,
+        events: CheckedEvents,
         entry: &mut RingEntry,
         ring_index: usize,
         decided: impl FnOnce(),
@@ -256,8 +206,8 @@ impl Scheduler {
         {
             return broken(format!("schedule({step}) came after schedule({last})"));
         }
-        if self.in_flight.len() > 1 && !failed {
-            let oldest = self.in_flight[0].step;
+        if self.state.in_flight.len() > 1 && !failed {
+            let oldest = self.state.in_flight[0].step;
             return broken(format!("schedule({step}) came before commit({oldest})"));
         }
         self.faults.point(Call::Schedule, step, Moment::Before);

@@ -4,7 +4,8 @@
 //! still holds a row of it. The engine is told of every release once, in the plan of the next step.
 //! Doesn't know: requests.
 
-use crate::error::{Result, broken};
+use crate::api::{Result, broken};
+use crate::numbers::{ToU32, ToUsize};
 
 pub(crate) struct SlotTable {
     num_slots: usize,
@@ -19,7 +20,7 @@ impl SlotTable {
     pub fn new(num_slots: usize) -> Self {
         Self {
             num_slots,
-            free: (0..num_slots as u32).rev().collect(),
+            free: (0..num_slots.to_u32()).rev().collect(),
             in_use: vec![false; num_slots],
             draining: Vec::with_capacity(num_slots),
             freed: Vec::with_capacity(num_slots),
@@ -41,7 +42,7 @@ impl SlotTable {
     pub fn assign(&mut self) -> Result<u32> {
         match self.free.pop() {
             Some(slot) => {
-                self.in_use[slot as usize] = true;
+                self.in_use[slot.to_usize()] = true;
                 Ok(slot)
             }
             None => broken("a slot was assigned, but none is free"),
@@ -50,10 +51,10 @@ impl SlotTable {
 
     /// Free `slot` at once, or at the commit of the step in flight that holds its last row.
     pub fn free(&mut self, slot: u32, last_step: Option<i64>) -> Result<()> {
-        if !self.in_use.get(slot as usize).is_some_and(|&used| used) {
+        if !self.in_use.get(slot.to_usize()).is_some_and(|&used| used) {
             return broken(format!("slot {slot} was freed, but is not in use"));
         }
-        self.in_use[slot as usize] = false;
+        self.in_use[slot.to_usize()] = false;
         match last_step {
             None => self.put_back(slot),
             Some(step) => self.draining.push((step, slot)),
@@ -79,19 +80,19 @@ impl SlotTable {
     pub fn reset(&mut self) {
         let mut is_free = vec![false; self.num_slots];
         for &slot in &self.free {
-            is_free[slot as usize] = true;
+            is_free[slot.to_usize()] = true;
         }
-        let held = (0..self.num_slots as u32).filter(|&slot| !is_free[slot as usize]);
+        let held = (0..self.num_slots.to_u32()).filter(|&slot| !is_free[slot.to_usize()]);
         self.freed.extend(held);
         self.free.clear();
-        self.free.extend((0..self.num_slots as u32).rev());
+        self.free.extend((0..self.num_slots.to_u32()).rev());
         self.in_use.fill(false);
         self.draining.clear();
     }
 
     /// For checks: free slots, slots in use ascending, draining slots.
     pub fn owners(&self) -> (&[u32], Vec<u32>, Vec<u32>) {
-        let in_use = (0..self.num_slots as u32).filter(|&slot| self.in_use[slot as usize]);
+        let in_use = (0..self.num_slots.to_u32()).filter(|&slot| self.in_use[slot.to_usize()]);
         let draining = self.draining.iter().map(|&(_, slot)| slot);
         (&self.free, in_use.collect(), draining.collect())
     }

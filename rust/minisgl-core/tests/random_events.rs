@@ -61,7 +61,7 @@ fn commit(
     while in_flight.len() > left {
         let (step, num_rows) = in_flight.remove(0);
         bench.commit(step, num_rows, token).unwrap();
-        bench.plane.check().unwrap();
+        bench.scheduler.check().unwrap();
         for req_id in bench.ended() {
             assert!(live.remove(&req_id), "request {req_id} ended twice");
         }
@@ -110,14 +110,14 @@ fn run(seed: u64) -> u64 {
             in_flight.clear(); // it stands in for their commits
         }
         let plan = bench.schedule(step, events).unwrap();
-        bench.plane.check().unwrap();
+        bench.scheduler.check().unwrap();
         in_flight.push((step, plan.num_rows));
         let left = if plan.num_rows == 0 { 0 } else { overlap };
         let token = random.below(3) as i32;
         commit(&mut bench, &mut in_flight, left, &mut live, token);
         step += 1;
     }
-    let stats = bench.plane.stats();
+    let stats = bench.scheduler.stats();
     let pages = stats.num_free_pages + stats.num_evictable_pages;
     assert_eq!(pages, num_pages, "seed {seed}: pages leaked");
     assert_eq!(stats.num_draining, 0, "seed {seed}: slots leaked");

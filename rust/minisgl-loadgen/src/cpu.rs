@@ -1,5 +1,7 @@
 //! Clocks that the standard library has not: the CPU time of this thread, the monotonic clock as a number.
 
+use std::time::Duration;
+
 use rustix::time::{ClockId, clock_gettime};
 
 /// CPU seconds, user and system, that the calling thread has used.
@@ -13,6 +15,5 @@ pub fn monotonic_s() -> f64 {
 }
 
 fn read(clock: ClockId) -> f64 {
-    let time = clock_gettime(clock);
-    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+    Duration::try_from(clock_gettime(clock)).map_or(0.0, |time| time.as_secs_f64())
 }

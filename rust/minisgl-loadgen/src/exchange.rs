@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use crate::frame::{Frame, classify, usage};
 use crate::plan::{Plan, Target};
 use crate::record::{Failure, Record};
-use crate::run::Shared;
+use crate::shared::Shared;
 use crate::sse::Splitter;
 
 /// The sending half of an open connection.
@@ -52,14 +52,14 @@ pub(crate) async fn exchange(
             format!("not over after {:?}", plan.timeout),
         )),
     };
-    record.end = start.elapsed().as_secs_f64();
+    record.end = Some(start.elapsed().as_secs_f64());
     shared.in_flight.fetch_sub(1, Relaxed);
     shared.finished.fetch_add(1, Relaxed);
     match result {
         Ok(connection) => *idle = connection.filter(|one| plan.keep_alive && !one.is_closed()),
         Err((failure, error)) => {
             shared.failed.fetch_add(1, Relaxed);
-            (record.failure, record.error) = (failure, error);
+            (record.failure, record.error) = (Some(failure), error);
         }
     }
 }
@@ -76,7 +76,7 @@ async fn attempt(
         None => connect(plan, start, record).await?,
     };
     let body = &plan.bodies[record.index % plan.bodies.len()];
-    record.sent = start.elapsed().as_secs_f64();
+    record.sent = Some(start.elapsed().as_secs_f64());
     let answer = match connection
         .try_send_request(request(&plan.target, body))
         .await
@@ -87,15 +87,15 @@ async fn attempt(
                 return Err((Failure::Broken, said(&error.into_error())));
             };
             connection = connect(plan, start, record).await?;
-            record.sent = start.elapsed().as_secs_f64();
+            record.sent = Some(start.elapsed().as_secs_f64());
             connection
                 .send_request(unsent)
                 .await
                 .map_err(|error| (Failure::Broken, said(&error)))?
         }
     };
-    record.headers = start.elapsed().as_secs_f64();
-    record.status = answer.status().as_u16();
+    record.headers = Some(start.elapsed().as_secs_f64());
+    record.status = Some(answer.status().as_u16());
     read(answer, shared, start, record).await?;
     Ok(Some(connection))
 }
@@ -116,7 +116,7 @@ async fn connect(plan: &Plan, start: Instant, record: &mut Record) -> Result<Con
     .await
     .map_err(|_| failed(format!("not connected after {:?}", plan.connect_timeout)))?
     .map_err(|error| failed(error.to_string()))?;
-    record.connected = start.elapsed().as_secs_f64();
+    record.connected = Some(start.elapsed().as_secs_f64());
     // a request is one write; without this a delayed acknowledgement could hold back the end of a long one
     stream
         .set_nodelay(true)
@@ -155,7 +155,7 @@ async fn read(
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| (Failure::Broken, said(&error)))?;
         if let Some(data) = frame.data_ref() {
-            record.bytes += data.len() as u64;
+            record.bytes += data.len();
             let room = JSON_BYTES.saturating_sub(text.len()).min(data.len());
             text.extend_from_slice(&data[..room]);
         }
@@ -170,9 +170,10 @@ async fn read(
     }
     if classify(&text) == Frame::Text {
         record.text_at(start.elapsed().as_secs_f64());
+        let tokens = record.usage.completion.unwrap_or(0);
         shared
             .tokens
-            .fetch_add(record.usage.completion.max(0) as u64, Relaxed);
+            .fetch_add(u64::try_from(tokens).unwrap_or(0), Relaxed);
     }
     Ok(())
 }
@@ -192,7 +193,7 @@ async fn read_events(
         };
         let now = start.elapsed().as_secs_f64();
         let before = record.text_events;
-        record.bytes += data.len() as u64;
+        record.bytes += data.len();
         splitter.push(data, |event| {
             record.events += 1;
             match classify(event) {

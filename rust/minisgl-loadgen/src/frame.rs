@@ -5,24 +5,15 @@
 
 use memchr::memmem;
 
-/// Token counts of a `usage` object; -1 where it says nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Token counts of a `usage` object; None where it says nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// `prompt_tokens`
-    pub prompt: i64,
+    pub prompt: Option<i64>,
     /// `completion_tokens`
-    pub completion: i64,
+    pub completion: Option<i64>,
     /// `cached_tokens` of `prompt_tokens_details`
-    pub cached: i64,
-}
-
-impl Usage {
-    /// Nothing is known.
-    pub const UNKNOWN: Self = Self {
-        prompt: -1,
-        completion: -1,
-        cached: -1,
-    };
+    pub cached: Option<i64>,
 }
 
 /// The kinds of events.
@@ -72,7 +63,7 @@ pub fn usage(data: &[u8]) -> Option<Usage> {
     if object.first() != Some(&b'{') {
         return None;
     }
-    let count = |key: &[u8]| value_of(object, key).and_then(number).unwrap_or(-1);
+    let count = |key: &[u8]| value_of(object, key).and_then(number);
     Some(Usage {
         prompt: count(b"\"prompt_tokens\":"),
         completion: count(b"\"completion_tokens\":"),
@@ -150,14 +141,14 @@ mod tests {
     fn usage_with_and_without_details() {
         let full = br#"{"usage": {"prompt_tokens": 12, "completion_tokens":34,"prompt_tokens_details":{"cached_tokens":8}}}"#;
         let expected = Usage {
-            prompt: 12,
-            completion: 34,
-            cached: 8,
+            prompt: Some(12),
+            completion: Some(34),
+            cached: Some(8),
         };
         assert_eq!(usage(full), Some(expected));
         assert_eq!(usage(br#"{"usage":null,"choices":[]}"#), None);
         let short = usage(br#"{"usage":{"completion_tokens":5}}"#)
             .map(|u| (u.prompt, u.completion, u.cached));
-        assert_eq!(short, Some((-1, 5, -1)));
+        assert_eq!(short, Some((None, Some(5), None)));
     }
 }

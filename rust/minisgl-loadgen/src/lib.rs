@@ -8,6 +8,7 @@
 //! Doesn't know: Python, what is in the requests.
 
 #![forbid(unsafe_code)]
+#![deny(clippy::as_conversions)]
 
 mod cpu;
 mod exchange;
@@ -15,11 +16,13 @@ mod frame;
 mod plan;
 mod record;
 mod run;
+mod shared;
 mod sse;
 
 pub use cpu::monotonic_s;
 pub use frame::{Frame, Usage, classify, usage};
 pub use plan::{Arrivals, Plan, PlanError, Target};
 pub use record::{FAILURES, Failure, Record};
-pub use run::{Outcome, Shared, run};
+pub use run::{Outcome, run};
+pub use shared::Shared;
 pub use sse::Splitter;

@@ -2,14 +2,12 @@
 
 use crate::frame::Usage;
 
-/// How a request failed.
+/// How a request failed; its number is its place in `FAILURES`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Failure {
-    /// It did not.
-    None,
     /// No connection.
-    Connect,
+    Connect = 1,
     /// A status other than 2xx.
     Status,
     /// The connection broke, or what came was no HTTP.
@@ -24,7 +22,7 @@ pub enum Failure {
     Cancelled,
 }
 
-/// The names of the failures, by number.
+/// The names of the failures, by number; none is 0.
 pub const FAILURES: [&str; 8] = [
     "",
     "connect",
@@ -36,39 +34,39 @@ pub const FAILURES: [&str; 8] = [
     "cancelled",
 ];
 
-/// One request. Times are seconds since the start of the run, NaN for what did not happen.
+/// One request. Times are seconds since the start of the run, None for what did not happen.
 #[derive(Clone, Debug)]
 pub struct Record {
     /// Its number: chains in order.
     pub index: usize,
     /// When it was to be sent: its arrival, or in a closed loop the moment in which its client was free.
     pub scheduled: f64,
-    /// When its connection was made; NaN if it was there already.
-    pub connected: f64,
+    /// When its connection was made; None if it was there already.
+    pub connected: Option<f64>,
     /// When it was handed to the connection.
-    pub sent: f64,
+    pub sent: Option<f64>,
     /// When the head of the answer was there.
-    pub headers: f64,
+    pub headers: Option<f64>,
     /// When the first text was there.
-    pub first: f64,
+    pub first: Option<f64>,
     /// When the last text was there.
-    pub last: f64,
+    pub last: Option<f64>,
     /// When it was over, by success or failure.
-    pub end: f64,
+    pub end: Option<f64>,
     /// Events with text.
     pub text_events: u32,
     /// All events.
     pub events: u32,
     /// What the server counted.
     pub usage: Usage,
-    /// HTTP status, 0 without one.
-    pub status: u16,
-    /// How it failed.
-    pub failure: Failure,
+    /// HTTP status, if one came.
+    pub status: Option<u16>,
+    /// How it failed, if it did.
+    pub failure: Option<Failure>,
     /// Why, in words.
     pub error: String,
     /// Bytes of the body.
-    pub bytes: u64,
+    pub bytes: usize,
     /// Seconds between one event with text and the next.
     pub gaps: Vec<f32>,
 }
@@ -78,17 +76,17 @@ impl Record {
         Self {
             index,
             scheduled,
-            connected: f64::NAN,
-            sent: f64::NAN,
-            headers: f64::NAN,
-            first: f64::NAN,
-            last: f64::NAN,
-            end: f64::NAN,
+            connected: None,
+            sent: None,
+            headers: None,
+            first: None,
+            last: None,
+            end: None,
             text_events: 0,
             events: 0,
-            usage: Usage::UNKNOWN,
-            status: 0,
-            failure: Failure::None,
+            usage: Usage::default(),
+            status: None,
+            failure: None,
             error: String::new(),
             bytes: 0,
             gaps: Vec::new(),
@@ -96,12 +94,17 @@ impl Record {
     }
 
     pub(crate) fn text_at(&mut self, now: f64) {
-        if self.text_events == 0 {
-            self.first = now;
-        } else {
-            self.gaps.push((now - self.last) as f32);
+        match self.last {
+            None => self.first = Some(now),
+            Some(last) => self.gaps.push(single(now - last)),
         }
-        self.last = now;
+        self.last = Some(now);
         self.text_events += 1;
     }
+}
+
+/// Seconds in single precision, which is enough for what lies between two events.
+#[allow(clippy::as_conversions)]
+const fn single(seconds: f64) -> f32 {
+    seconds as f32
 }

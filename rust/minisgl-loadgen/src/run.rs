@@ -4,8 +4,8 @@
 //! second, and what was in flight counts as failed. Doesn't know: what a request's answer means.
 
 use std::future::Future;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,23 +18,9 @@ use crate::cpu::{monotonic_s, thread_cpu_s};
 use crate::exchange::{Connection, exchange};
 use crate::plan::{Arrivals, Plan, PlanError};
 use crate::record::{Failure, Record};
+use crate::shared::Shared;
 
 const LOOK_FOR_STOP: Duration = Duration::from_millis(50);
-
-/// Counters that others read while a run goes on, and the way to cancel it.
-#[derive(Default)]
-pub struct Shared {
-    /// Set to cancel.
-    pub stop: AtomicBool,
-    /// Requests that are over.
-    pub finished: AtomicU64,
-    /// Of these, failed.
-    pub failed: AtomicU64,
-    /// Requests begun and not over.
-    pub in_flight: AtomicU64,
-    /// Events with text.
-    pub tokens: AtomicU64,
-}
 
 /// Everything about a run.
 #[derive(Debug)]
@@ -134,6 +120,12 @@ fn first_of_each(chains: &[usize]) -> Vec<usize> {
     chains.iter().map(first).collect()
 }
 
+/// `part` of `whole`. Both are small: numbers of clients.
+#[allow(clippy::as_conversions)]
+fn share(part: usize, whole: usize) -> f64 {
+    part as f64 / whole as f64
+}
+
 /// A thread of the generator: its records and its CPU seconds.
 fn work(
     context: &Arc<Context>,
@@ -150,7 +142,7 @@ fn work(
             Arrivals::At(_) => open_loop(context, due).await,
             Arrivals::Clients { count, ramp_s, .. } => {
                 let mine = (number..count).step_by(context.plan.threads);
-                let delays = mine.map(|client| ramp_s * client as f64 / count as f64);
+                let delays = mine.map(|client| ramp_s * share(client, count));
                 closed_loop(context, delays).await
             }
         }
@@ -165,9 +157,9 @@ fn work(
             .unwrap_or_else(PoisonError::into_inner),
     );
     for record in &mut records {
-        if record.end.is_nan() {
-            record.failure = Failure::Cancelled;
-            record.end = context.start.elapsed().as_secs_f64();
+        if record.end.is_none() {
+            record.failure = Some(Failure::Cancelled);
+            record.end = Some(context.start.elapsed().as_secs_f64());
         }
     }
     Ok((records, thread_cpu_s() - cpu_before))

@@ -75,5 +75,10 @@ pub(crate) fn to_numpy(
 
 /// Pages out of numbers; a negative one is a page that does not exist.
 pub(crate) fn pages_of(numbers: &[i32]) -> Vec<u32> {
-    numbers.iter().map(|&page| page as u32).collect()
+    numbers.iter().map(|&page| page.cast_unsigned()).collect()
+}
+
+/// A count as a number of an int32 array; the largest, where it is beyond that.
+pub(crate) fn int32(count: usize) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
 }

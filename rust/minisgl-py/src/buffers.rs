@@ -53,7 +53,7 @@ impl<T: Element> Array<T> {
     }
 
     fn range(&self) -> (usize, usize) {
-        let start = self.data.as_ptr() as usize;
+        let start = self.data.addr().get();
         (start, start + self.len * size_of::<T>())
     }
 
@@ -152,8 +152,10 @@ impl Ring {
         Ok(())
     }
 
-    pub fn len(&self) -> usize {
-        self.entries.len()
+    /// The entry of a step: they take turns.
+    pub fn index(&self, step: i64) -> usize {
+        let turns = i64::try_from(self.entries.len()).unwrap_or(i64::MAX);
+        usize::try_from(step.rem_euclid(turns)).unwrap_or(0)
     }
 
     /// The arrays of entry `index`, for the length of a call.

@@ -61,7 +61,7 @@ impl RadixCacheManager {
         let found = slf.borrow_mut().inner.match_prefix(tokens.as_slice());
         let (inner, pages) = found.map_err(|error| to_python(py, &error))?;
         let manager = slf.clone().unbind();
-        let pages = pages.iter().map(|&page| page as i32);
+        let pages = pages.iter().map(|&page| page.cast_signed());
         Ok((RadixCacheHandle { inner, manager }, to_numpy(py, pages)?))
     }
 
@@ -101,7 +101,7 @@ impl RadixCacheManager {
     fn evict<'py>(&mut self, py: Python<'py>, num_pages: usize) -> PyResult<Bound<'py, PyAny>> {
         let freed = self.inner.evict(num_pages);
         let pages = freed.map_err(|error| to_python(py, &error))?;
-        to_numpy(py, pages.iter().map(|&page| page as i32))
+        to_numpy(py, pages.iter().map(|&page| page.cast_signed()))
     }
 
     /// Pages that may be evicted, and pages that are locked.

@@ -4,7 +4,7 @@
 //! The GIL stays held: a call takes microseconds, winning the GIL back from a busy thread takes milliseconds.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use minisgl_core::{CachePolicy, Config, Error, Scheduler};
 use pyo3::exceptions::{PyKeyError, PyValueError};
@@ -16,6 +16,13 @@ use crate::buffers::{Ring, View};
 use crate::errors::to_python;
 use crate::events::EventTypes;
 use crate::step::{StepOutput, StepPlan};
+
+/// Cargo features of this crate that are on, `extension-module` aside, which every built module has.
+const FEATURES: &[&str] = if cfg!(feature = "test-panics") {
+    &["test-panics"]
+} else {
+    &[]
+};
 
 /// See `minisgl.scheduler.api.ControlPlane`. Made by `minisgl.scheduler.rust_hotpath`, which checks the configuration.
 #[pyclass(module = "minisgl._rust")]
@@ -79,22 +86,18 @@ impl ControlPlane {
         let py = events.py();
         let items = events.getattr(intern!(py, "items"))?;
         let items = items.cast::<PyList>()?;
-        let converted = if items.is_empty() {
-            Vec::new()
-        } else {
-            self.events.read(items, &self.scheduler)?
-        };
-        self.run(py, |plane| {
-            let index = step.rem_euclid(plane.ring.len() as i64) as usize;
-            match plane.ring.entry(index) {
+        let checked = self.events.read(items, &self.scheduler)?;
+        self.run(py, |this| {
+            let index = this.ring.index(step);
+            match this.ring.entry(index) {
                 Some(mut entry) => {
                     let mut began = None;
                     let decided = || began = Some(Instant::now());
-                    let (scheduler, events) = (&mut plane.scheduler, converted);
-                    let plan =
-                        scheduler.schedule_observed(step, events, &mut entry, index, decided);
-                    plane.metadata_ns =
-                        began.map_or(0, |at: Instant| at.elapsed().as_nanos() as u64);
+                    let plan = this
+                        .scheduler
+                        .schedule(step, checked, &mut entry, index, decided);
+                    let taken = began.map_or(Duration::ZERO, |at: Instant| at.elapsed());
+                    this.metadata_ns = u64::try_from(taken.as_nanos()).unwrap_or(u64::MAX);
                     plan
                 }
                 None => Err(Error::Broken("a ring entry lacks an array".into())),
@@ -107,17 +110,16 @@ impl ControlPlane {
     fn commit(&mut self, step: i64, tokens: &Bound<'_, PyAny>) -> PyResult<StepOutput> {
         let py = tokens.py();
         let view = View::of(tokens);
-        self.run(py, |plane| {
+        self.run(py, |this| {
             let mut entries = Vec::new();
-            // what is no array of tokens has a length that no step has
             let tokens = view.as_ref().map(|view| view.as_slice(py));
             match tokens {
-                Some(tokens) => plane.scheduler.commit(step, tokens, &mut entries)?,
+                Some(tokens) => this.scheduler.commit(step, tokens, &mut entries)?,
                 None => {
                     let what = format!(
                         "commit({step}): tokens of step {step}: not an int32 array of one dimension"
                     );
-                    plane.scheduler.poison(what.clone());
+                    this.scheduler.poison(what.clone());
                     return Err(Error::Broken(what));
                 }
             }
@@ -145,7 +147,7 @@ impl ControlPlane {
 
     /// Check every invariant. O(everything).
     fn check(&mut self, py: Python<'_>) -> PyResult<()> {
-        self.run(py, |plane| plane.scheduler.check())
+        self.run(py, |this| this.scheduler.check())
     }
 
     /// Each cached page, with all tokens from the start of the sequence to the page's end. For tests.
@@ -227,6 +229,6 @@ pub(crate) fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let info = PyDict::new(py);
     info.set_item("version", build.version)?;
     info.set_item("profile", build.profile)?;
-    info.set_item("features", crate::FEATURES.to_vec())?;
+    info.set_item("features", FEATURES.to_vec())?;
     Ok(info)
 }

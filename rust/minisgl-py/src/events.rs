@@ -1,8 +1,6 @@
 //! From the event objects of `minisgl.step` to those of the core.
 
-use std::collections::HashSet;
-
-use minisgl_core::{Arrival, Error, Event, RESERVED_OUTPUT, Scheduler};
+use minisgl_core::{Arrival, CheckedEvents, Error, Event, RESERVED_OUTPUT, Scheduler};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -34,21 +32,18 @@ impl EventTypes {
     }
 
     /// Convert and check each event, in order. Raises `EventError` at the first that is malformed.
-    pub fn read(&self, events: &Bound<'_, PyList>, scheduler: &Scheduler) -> PyResult<Vec<Event>> {
-        let py = events.py();
-        let mut found = Vec::with_capacity(events.len());
-        let mut arrived = HashSet::new();
+    pub fn read(
+        &self,
+        events: &Bound<'_, PyList>,
+        scheduler: &Scheduler,
+    ) -> PyResult<CheckedEvents> {
+        let mut checked = CheckedEvents::default();
         for (index, one) in events.iter().enumerate() {
-            let event = self.convert(index, &one)?;
             scheduler
-                .check_event(index, &event, &arrived)
-                .map_err(|error| to_python(py, &error))?;
-            if let Event::Arrival(arrival) = &event {
-                arrived.insert(arrival.req_id);
-            }
-            found.push(event);
+                .check_event(self.convert(index, &one)?, &mut checked)
+                .map_err(|error| to_python(events.py(), &error))?;
         }
-        Ok(found)
+        Ok(checked)
     }
 
     fn convert(&self, index: usize, event: &Bound<'_, PyAny>) -> PyResult<Event> {

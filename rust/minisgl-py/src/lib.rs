@@ -12,18 +12,11 @@ mod control_plane;
 mod cpu_engine;
 mod errors;
 mod events;
+mod functions;
 mod gguf;
 mod load;
-mod pieces;
 mod sampling;
 mod step;
-
-/// Cargo features of this crate that are on, `extension-module` aside, which every built module has.
-const FEATURES: &[&str] = if cfg!(feature = "test-panics") {
-    &["test-panics"]
-} else {
-    &[]
-};
 
 #[pymodule]
 fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -41,9 +34,9 @@ fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<cache::RadixCacheManager>()?;
     module.add_class::<cache::RadixCacheHandle>()?;
     module.add_class::<sampling::CpuSampler>()?;
-    module.add_function(wrap_pyfunction!(pieces::prefill_admission_plan, module)?)?;
-    module.add_function(wrap_pyfunction!(pieces::make_positions, module)?)?;
-    module.add_function(wrap_pyfunction!(pieces::make_input_mapping, module)?)?;
-    module.add_function(wrap_pyfunction!(pieces::make_write_mapping, module)?)?;
-    module.add_function(wrap_pyfunction!(pieces::make_metadata_buffers, module)?)
+    module.add_function(wrap_pyfunction!(functions::prefill_admission_plan, module)?)?;
+    module.add_function(wrap_pyfunction!(functions::make_positions, module)?)?;
+    module.add_function(wrap_pyfunction!(functions::make_input_mapping, module)?)?;
+    module.add_function(wrap_pyfunction!(functions::make_write_mapping, module)?)?;
+    module.add_function(wrap_pyfunction!(functions::make_metadata_buffers, module)?)
 }

@@ -8,12 +8,14 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use minisgl_loadgen::{Arrivals, FAILURES, Outcome, Plan, PlanError, Record, Shared, Target, run};
+use minisgl_loadgen::{
+    Arrivals, FAILURES, Failure, Outcome, Plan, PlanError, Record, Shared, Target, run,
+};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
-/// A column of the result: its name, and where its values are.
+/// A column of the result: its name, and where its values are; NaN, -1 or 0 for what did not happen.
 type Column<T> = (&'static str, fn(&Record) -> T);
 
 const LOOK: Duration = Duration::from_millis(100);
@@ -122,27 +124,29 @@ fn to_python<'py>(py: Python<'py>, outcome: &Outcome) -> PyResult<Bound<'py, PyD
     let result = PyDict::new(py);
     let columns: [Column<f64>; 7] = [
         ("scheduled", |record| record.scheduled),
-        ("connected", |record| record.connected),
-        ("sent", |record| record.sent),
-        ("headers", |record| record.headers),
-        ("first", |record| record.first),
-        ("last", |record| record.last),
-        ("end", |record| record.end),
+        ("connected", |record| record.connected.unwrap_or(f64::NAN)),
+        ("sent", |record| record.sent.unwrap_or(f64::NAN)),
+        ("headers", |record| record.headers.unwrap_or(f64::NAN)),
+        ("first", |record| record.first.unwrap_or(f64::NAN)),
+        ("last", |record| record.last.unwrap_or(f64::NAN)),
+        ("end", |record| record.end.unwrap_or(f64::NAN)),
     ];
     for (name, field) in columns {
         let values = records.iter().map(|record| field(record).to_ne_bytes());
         result.set_item(name, array(py, "float64", values.flatten().collect())?)?;
     }
     let counts: [Column<i64>; 9] = [
-        ("index", |record| record.index as i64),
+        ("index", |record| int64(record.index)),
         ("events", |record| i64::from(record.events)),
         ("text_events", |record| i64::from(record.text_events)),
-        ("prompt_tokens", |record| record.usage.prompt),
-        ("completion_tokens", |record| record.usage.completion),
-        ("cached_tokens", |record| record.usage.cached),
-        ("status", |record| i64::from(record.status)),
-        ("failure", |record| record.failure as i64),
-        ("bytes", |record| record.bytes as i64),
+        ("prompt_tokens", |record| record.usage.prompt.unwrap_or(-1)),
+        ("completion_tokens", |record| {
+            record.usage.completion.unwrap_or(-1)
+        }),
+        ("cached_tokens", |record| record.usage.cached.unwrap_or(-1)),
+        ("status", |record| record.status.map_or(0, i64::from)),
+        ("failure", |record| record.failure.map_or(0, number)),
+        ("bytes", |record| int64(record.bytes)),
     ];
     for (name, field) in counts {
         let values = records.iter().map(|record| field(record).to_ne_bytes());
@@ -159,7 +163,7 @@ fn to_python<'py>(py: Python<'py>, outcome: &Outcome) -> PyResult<Bound<'py, PyD
     )?;
     let num_gaps = records
         .iter()
-        .map(|record| (record.gaps.len() as i64).to_ne_bytes());
+        .map(|record| int64(record.gaps.len()).to_ne_bytes());
     result.set_item(
         "num_gaps",
         array(py, "int64", num_gaps.flatten().collect())?,
@@ -173,6 +177,16 @@ fn to_python<'py>(py: Python<'py>, outcome: &Outcome) -> PyResult<Bound<'py, PyD
     result.set_item("duration_s", outcome.duration_s)?;
     result.set_item("cpu_s", outcome.cpu_s)?;
     Ok(result)
+}
+
+fn int64(size: usize) -> i64 {
+    i64::try_from(size).unwrap_or(i64::MAX)
+}
+
+/// The place in `FAILURES`.
+#[allow(clippy::as_conversions)]
+const fn number(failure: Failure) -> i64 {
+    failure as i64
 }
 
 /// A numpy array of one dimension, read-only.

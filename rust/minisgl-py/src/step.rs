@@ -1,6 +1,6 @@
 //! What the two calls return: small objects with the attributes of `minisgl.step.StepPlan` and `StepOutput`.
 
-use minisgl_core::{Entry, Plan};
+use minisgl_core::{Entry, FinishReason, Plan};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyBytes;
@@ -47,7 +47,8 @@ impl From<Plan> for StepPlan {
     }
 }
 
-/// The entries of a commit. The arrays are made when they are asked for, once.
+/// The entries of a commit. The arrays are made when they are asked for, once. Token and row of an end without a token are
+/// -1, and the reason of what goes on is 0.
 #[pyclass(frozen, module = "minisgl._rust")]
 pub(crate) struct StepOutput {
     #[pyo3(get)]
@@ -104,16 +105,25 @@ impl StepOutput {
 
     #[getter]
     fn tokens(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.array(py, 1, |entry| entry.token.to_ne_bytes())
+        self.array(py, 1, |entry| {
+            entry.sampled.map_or(-1, |it| it.token).to_ne_bytes()
+        })
     }
 
     #[getter]
     fn reasons(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.array(py, 2, |entry| (entry.reason as i32).to_ne_bytes())
+        self.array(py, 2, |entry| entry.reason.map_or(0, number).to_ne_bytes())
     }
 
     #[getter]
     fn rows(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.array(py, 3, |entry| entry.row.to_ne_bytes())
+        self.array(py, 3, |entry| {
+            entry.sampled.map_or(u32::MAX, |it| it.row).to_ne_bytes()
+        })
     }
+}
+
+/// The number of `minisgl.step.FinishReason`.
+const fn number(reason: FinishReason) -> i32 {
+    reason as i32
 }

@@ -1,7 +1,6 @@
-//! The rows of the decode set, field by field, so that a step's loops over them are loops over plain arrays.
+//! The rows of the decode set, one array a field, so that a step's loops over a field are loops over a plain array.
 //!
 //! Keeps true: all columns have the same length.
-//! Doesn't know: what the fields mean to a step.
 
 use crate::page_pool::Page;
 use crate::request::Index;
@@ -21,7 +20,7 @@ pub(crate) struct Row {
     pub kind: Kind,
 }
 
-/// What sets a row apart from a plain one.
+/// What makes a row other than a plain decode row.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Kind {
     pub prefills: bool,
@@ -30,7 +29,7 @@ pub(crate) struct Kind {
 }
 
 impl Kind {
-    /// Whether the row may have to stand back though tokens are left.
+    /// Whether the row may have to wait though tokens are left to make.
     pub fn is_special(self) -> bool {
         self.prefills || self.no_overlap
     }

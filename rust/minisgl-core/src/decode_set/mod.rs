@@ -3,23 +3,23 @@
 //! Keeps true: rows are sorted by (priority, arrival), and a request that has started has one.
 //! Doesn't know: which pages are to be had, what else runs in the step.
 //!
-//! While a request decodes, its row is the truth and its record in `Requests` is as old as the last `settle`, which
-//! whoever reads the record calls first. While it prefills the record is the truth, and the row only stands for it.
+//! While a request decodes, its row is the truth and its record in `Requests` is as old as the last `synchronize`, which
+//! whoever reads the record calls first. While it prefills the record is the truth, and the row follows it.
 //! Rows are scheduled, and take their tokens, in *runs* of neighbours: a plain decode step is one run, and each of its
-//! loops one over plain arrays (`runs`). What a step appends to sequences and page tables waits in `Tails`;
-//! pages that are begun less often go where they belong at once.
+//! loops goes over plain arrays (`runs`). What each step appends to sequences and to page tables of one-token pages waits
+//! in an `AppendBuffer`; larger pages, which begin less often, are appended at once.
 
+mod append_buffer;
 mod columns;
 mod runs;
-mod tails;
 
+use append_buffer::AppendBuffer;
 use columns::Columns;
 pub(crate) use columns::{Kind, Row};
-use tails::Tails;
 
-use crate::config::PageSize;
-use crate::error::{Result, broken};
-use crate::page_pool::Page;
+use crate::api::{Result, broken};
+use crate::numbers::{LowBits, ToU32, ToUsize};
+use crate::page_pool::{Page, PageSize};
 use crate::request::{Index, NO_STEP, Requests};
 
 impl Row {
@@ -28,7 +28,7 @@ impl Row {
         self.kv_len + 1 - self.num_pending
     }
 
-    /// Whether it says the same as the settled record of `index`. For checks.
+    /// Whether it says the same as the synchronized record of `index`. For checks.
     pub fn is_of(&self, index: Index, requests: &Requests) -> bool {
         *self == row_of(index, requests)
     }
@@ -43,10 +43,10 @@ pub(crate) struct DecodeSet {
     place: Vec<u32>,     // by request index: where in `rows` it stands
     num_stopping: usize, // rows with stop ids
     num_special: usize,  // rows that prefill or are `no_overlap`
-    tokens: Tails<i32>,
-    pages: Tails<Page>,
+    tokens: AppendBuffer<i32>,
+    pages: AppendBuffer<Page>,
     page_size: PageSize,
-    // of the run at hand
+    // scratch, of the run that is scheduled or takes its tokens
     new_rows: Vec<u32>, // which begin a page
     new_pages: Vec<Page>,
     due: Vec<u32>,
@@ -60,8 +60,8 @@ impl DecodeSet {
             place: Vec::new(),
             num_stopping: 0,
             num_special: 0,
-            tokens: Tails::new(max_rows),
-            pages: Tails::new(max_rows),
+            tokens: AppendBuffer::new(max_rows),
+            pages: AppendBuffer::new(max_rows),
             page_size,
             new_rows: Vec::with_capacity(max_rows),
             new_pages: Vec::with_capacity(max_rows),
@@ -93,8 +93,8 @@ impl DecodeSet {
 
     /// The place of a request, if it has started.
     pub fn find(&self, index: Index) -> Option<usize> {
-        match self.place.get(index as usize) {
-            Some(&place) if place != NO_PLACE => Some(place as usize - self.head),
+        match self.place.get(index.to_usize()) {
+            Some(&place) if place != NO_PLACE => Some(place.to_usize() - self.head),
             _ => None,
         }
     }
@@ -103,14 +103,14 @@ impl DecodeSet {
 
     /// A request that has just started, with its first chunk.
     pub fn add(&mut self, index: Index, requests: &Requests) {
-        let order = requests.detail(index).order;
-        let before = |&one: &Index| requests.detail(one).order < order;
+        let order = requests.cold(index).order;
+        let before = |&one: &Index| requests.cold(one).order < order;
         let at = if self.indices().last().is_none_or(before) {
             self.rows.len()
         } else {
             self.head + self.indices().partition_point(before)
         };
-        let known = self.place.len().max(index as usize + 1);
+        let known = self.place.len().max(index.to_usize() + 1);
         self.place.resize(known, NO_PLACE);
         let row = row_of(index, requests);
         self.num_stopping += usize::from(row.kind.has_stop_ids);
@@ -119,12 +119,12 @@ impl DecodeSet {
         self.number_from(at);
     }
 
-    /// Take a request out. It was settled before, as its record is what is left of it.
+    /// Take a request out. It was synchronized before, as its record is what is left of it.
     pub fn remove(&mut self, index: Index) -> Result<()> {
         let Some(at) = self.find(index) else {
             return broken("a request that has not started is to leave the decode set");
         };
-        self.place[index as usize] = NO_PLACE;
+        self.place[index.to_usize()] = NO_PLACE;
         let kind = self.rows.kind[self.head + at];
         self.num_stopping -= usize::from(kind.has_stop_ids);
         self.num_special -= usize::from(kind.is_special());
@@ -151,8 +151,8 @@ impl DecodeSet {
     }
 
     fn number_from(&mut self, at: usize) {
-        for (&index, place) in self.rows.index[at..].iter().zip(at as u32..) {
-            self.place[index as usize] = place;
+        for (&index, place) in self.rows.index[at..].iter().zip(at.to_u32()..) {
+            self.place[index.to_usize()] = place;
         }
     }
 
@@ -176,7 +176,7 @@ impl DecodeSet {
     }
 
     /// Bring the record up to date, its tokens and pages with it. `now` is the last step that was scheduled.
-    pub fn settle(&mut self, index: Index, now: i64, requests: &mut Requests) {
+    pub fn synchronize(&mut self, index: Index, now: i64, requests: &mut Requests) {
         let Some(row) = self.find(index).map(|at| self.row(at)) else {
             return;
         };
@@ -187,11 +187,11 @@ impl DecodeSet {
         request.kv_len = row.kv_len;
         request.len = row.len();
         request.num_pending = row.num_pending;
-        request.last_step = now - i64::from((now as u32).wrapping_sub(row.last_step));
-        let body = &mut requests.bodies[index as usize];
+        request.last_step = now - i64::from(now.low_u32().wrapping_sub(row.last_step));
+        let cold = requests.cold_mut(index);
         let num_pages = self.page_size.count(row.kv_len);
-        self.tokens.settle(row.slot, row.len(), &mut body.tokens);
-        self.pages.settle(row.slot, num_pages, &mut body.pages);
+        self.tokens.flush(row.slot, row.len(), &mut cold.tokens);
+        self.pages.flush(row.slot, num_pages, &mut cold.pages);
     }
 
     // ------------------------------------------------------------------------------------------------------ counts
@@ -206,7 +206,7 @@ impl DecodeSet {
         if row.kind.prefills {
             requests.pages(row.index).len()
         } else {
-            self.page_size.count(row.kv_len) as usize
+            self.page_size.count(row.kv_len).to_usize()
         }
     }
 
@@ -214,8 +214,8 @@ impl DecodeSet {
     pub fn page_table(&self, index: Index, requests: &Requests) -> Vec<Page> {
         let mut pages = requests.pages(index).to_vec();
         if let Some(row) = self.find(index).map(|at| self.row(at)) {
-            let count = self.num_pages(&row, requests) as u32;
-            self.pages.settle(row.slot, count, &mut pages);
+            let count = self.num_pages(&row, requests).to_u32();
+            self.pages.flush(row.slot, count, &mut pages);
         }
         pages
     }
@@ -233,7 +233,7 @@ fn row_of(index: Index, requests: &Requests) -> Row {
         num_pending: request.num_pending,
         last_page: requests.pages(index).last().copied().unwrap_or(0),
         last_token: requests.tokens(index).last().copied().unwrap_or(0),
-        last_step: request.last_step as u32,
+        last_step: request.last_step.low_u32(),
         kind: Kind {
             prefills: request.is_prefilling(),
             no_overlap: request.no_overlap,

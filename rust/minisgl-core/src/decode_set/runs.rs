@@ -7,10 +7,11 @@
 use std::ops::Range;
 
 use super::DecodeSet;
-use crate::error::Result;
-use crate::metadata::RingEntry;
+use crate::api::Result;
+use crate::numbers::{LowBits, ToI32, ToU32, ToUsize};
 use crate::radix::RadixTree;
 use crate::request::Requests;
+use crate::step::RingEntry;
 
 impl DecodeSet {
     /// Whether the row at `at` may decode now. Not while it prefills; not once its last token is in flight; a
@@ -71,7 +72,7 @@ impl DecodeSet {
         let n = run.len();
         let run = self.head + run.start..self.head + run.end;
         let rows = &mut self.rows;
-        rows.last_step[run.clone()].fill(step as u32);
+        rows.last_step[run.clone()].fill(step.low_u32());
         for left in &mut rows.left[run.clone()] {
             *left -= 1;
         }
@@ -86,19 +87,19 @@ impl DecodeSet {
             *id = if *pending == 0 {
                 known
             } else {
-                -(slot as i32) - 1
+                -slot.to_i32() - 1
             };
-            *place = slot as i32;
+            *place = slot.to_i32();
             *pending += 1;
         }
         let lens = entry.seq_lens[to..to + n].iter_mut();
         for (kv_len, len) in rows.kv_len[run.clone()].iter_mut().zip(lens) {
             *kv_len += 1;
-            *len = *kv_len as i32;
+            *len = kv_len.to_i32();
         }
         let out_loc = entry.out_loc[to..to + n].iter_mut();
         for (&page, out) in rows.last_page[run].iter().zip(out_loc) {
-            *out = page as i32;
+            *out = page.to_i32();
         }
         Ok(())
     }
@@ -121,26 +122,27 @@ impl DecodeSet {
             let new = new.map(|((&slot, &kv_len), &page)| (slot, kv_len, page));
             self.pages.push(new, &mut self.due);
             for &number in &self.due {
-                let at = run.start + number as usize;
-                let pages = &mut requests.bodies[rows.index[at] as usize].pages;
-                self.pages.settle(rows.slot[at], rows.kv_len[at] + 1, pages);
+                let at = run.start + number.to_usize();
+                let pages = &mut requests.cold_mut(rows.index[at]).pages;
+                self.pages.flush(rows.slot[at], rows.kv_len[at] + 1, pages);
             }
             return Ok(());
         }
         self.new_rows.clear();
         let begins = |&at: &usize| size.split(rows.kv_len[at]).1 == 0;
-        self.new_rows.extend(run.filter(begins).map(|at| at as u32));
+        self.new_rows
+            .extend(run.filter(begins).map(|at| at.to_u32()));
         tree.take_each(self.new_rows.len(), &mut self.new_pages)?;
         for (&at, &page) in self.new_rows.iter().zip(&self.new_pages) {
-            let at = at as usize;
+            let at = at.to_usize();
             rows.last_page[at] = page;
-            requests.bodies[rows.index[at] as usize].pages.push(page);
+            requests.cold_mut(rows.index[at]).pages.push(page);
         }
         Ok(())
     }
 
-    /// The rows from `at` on take `tokens`, as many as there are. `may_end` is told of each row that the token may end,
-    /// in order: its place among the tokens, and its length in tokens.
+    /// The rows from `at` on take `tokens`, one each. `may_end` is called for each row that its token may end, in order, with
+    /// its place among the tokens and its length in tokens.
     pub fn take_tokens(
         &mut self,
         at: usize,
@@ -167,10 +169,10 @@ impl DecodeSet {
         let new = new.map(|(((&slot, &kv_len), &pending), &token)| (slot, kv_len - pending, token));
         self.tokens.push(new, &mut self.due);
         for &number in &self.due {
-            let at = run.start + number as usize;
+            let at = run.start + number.to_usize();
             let len = rows.kv_len[at] + 1 - rows.num_pending[at];
-            let tokens = &mut requests.bodies[rows.index[at] as usize].tokens;
-            self.tokens.settle(rows.slot[at], len, tokens);
+            let tokens = &mut requests.cold_mut(rows.index[at]).tokens;
+            self.tokens.flush(rows.slot[at], len, tokens);
         }
         if suspicious {
             for (row, token) in tokens.iter().enumerate() {
@@ -183,7 +185,7 @@ impl DecodeSet {
         }
     }
 
-    /// Whom the rows from `at` on are called by clients.
+    /// The request ids of the rows from `at` on, as clients know them.
     pub fn req_ids(&self, at: usize) -> &[i64] {
         &self.rows.req_id[self.head + at..]
     }

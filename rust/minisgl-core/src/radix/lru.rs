@@ -4,6 +4,7 @@
 //! Doesn't know: why a node comes or goes.
 
 use super::nodes::{NO_NODE, NodeId};
+use crate::numbers::ToUsize;
 
 /// Neighbours of a node in the list of unlocked nodes.
 #[derive(Clone, Copy)]
@@ -50,35 +51,35 @@ impl LruList {
 
     /// `node` is as old as `older`, but goes later.
     pub fn insert_after(&mut self, older: NodeId, node: NodeId) {
-        let next = self.links[older as usize].next;
+        let next = self.links[older.to_usize()].next;
         self.insert_between(node, older, next);
     }
 
     pub fn remove(&mut self, node: NodeId) {
-        let Link { prev, next } = self.links[node as usize];
+        let Link { prev, next } = self.links[node.to_usize()];
         match prev {
             NO_NODE => self.head = next,
-            _ => self.links[prev as usize].next = next,
+            _ => self.links[prev.to_usize()].next = next,
         }
         match next {
             NO_NODE => self.tail = prev,
-            _ => self.links[next as usize].prev = prev,
+            _ => self.links[next.to_usize()].prev = prev,
         }
-        self.links[node as usize] = UNLINKED;
+        self.links[node.to_usize()] = UNLINKED;
     }
 
     fn insert_between(&mut self, node: NodeId, prev: NodeId, next: NodeId) {
-        if self.links.len() <= node as usize {
-            self.links.resize(node as usize + 1, UNLINKED);
+        if self.links.len() <= node.to_usize() {
+            self.links.resize(node.to_usize() + 1, UNLINKED);
         }
-        self.links[node as usize] = Link { prev, next };
+        self.links[node.to_usize()] = Link { prev, next };
         match prev {
             NO_NODE => self.head = node,
-            _ => self.links[prev as usize].next = node,
+            _ => self.links[prev.to_usize()].next = node,
         }
         match next {
             NO_NODE => self.tail = node,
-            _ => self.links[next as usize].prev = node,
+            _ => self.links[next.to_usize()].prev = node,
         }
     }
 
@@ -88,7 +89,7 @@ impl LruList {
         let mut at = self.head;
         while at != NO_NODE {
             found.push(at);
-            at = self.links[at as usize].next;
+            at = self.links[at.to_usize()].next;
         }
         found
     }

@@ -4,11 +4,12 @@
 //! caller's; a handle whose nodes may be gone is refused.
 //! Doesn't know: what lies in the pages.
 
+use super::check::check_tree;
 use super::nodes::{NodeId, ROOT};
 use super::tree::RadixTree;
-use crate::config::CachePolicy;
-use crate::error::{Result, argument, broken, need};
-use crate::invariants::check_tree;
+use crate::api::CachePolicy;
+use crate::api::{Result, argument, broken, need};
+use crate::numbers::{MAX_I32, ToU32, ToUsize};
 use crate::page_pool::{Page, PagePool};
 
 /// A prefix cache over pages that the caller gives out.
@@ -41,7 +42,7 @@ impl RadixCacheManager {
     /// # Errors
     /// `Error::Argument`: sizes below 1, or the policy that caches nothing.
     pub fn new(num_pages: usize, page_size: usize, policy: CachePolicy) -> Result<Self> {
-        if num_pages == 0 || num_pages > i32::MAX as usize {
+        if num_pages == 0 || num_pages > MAX_I32 {
             return argument("num_pages", "must be between 1 and 2^31 - 1");
         }
         if page_size == 0 {
@@ -124,7 +125,7 @@ impl RadixCacheManager {
 
     /// All of `pages` or none. One pass, as nearly always nothing is wrong; else what the tree holds is counted again.
     fn hold(&mut self, pages: &[Page]) -> Result<()> {
-        let num_pages = self.held.len() as Page;
+        let num_pages = self.held.len().to_u32();
         // without a branch a page
         let beyond = |any: bool, &page: &Page| any | (page >= num_pages);
         if pages.iter().fold(false, beyond) {
@@ -132,7 +133,7 @@ impl RadixCacheManager {
         }
         let mut twice = false;
         for &page in pages {
-            twice |= std::mem::replace(&mut self.held[page as usize], true);
+            twice |= std::mem::replace(&mut self.held[page.to_usize()], true);
         }
         if twice {
             self.held = self.held_by_tree()?;
@@ -145,7 +146,7 @@ impl RadixCacheManager {
         let mut held = vec![false; self.held.len()];
         for id in self.tree.ids() {
             for &page in &self.tree.node(id).pages {
-                if std::mem::replace(&mut held[page as usize], true) {
+                if std::mem::replace(&mut held[page.to_usize()], true) {
                     return broken(format!("page {page} is in the tree twice"));
                 }
             }
@@ -165,7 +166,7 @@ impl RadixCacheManager {
         let mut pages = Vec::with_capacity(num_pages);
         self.tree.take_each(num_pages, &mut pages)?;
         for &page in &pages {
-            self.held[page as usize] = false;
+            self.held[page.to_usize()] = false;
         }
         self.num_evictions += u64::from(num_pages > 0);
         Ok(pages)

@@ -1,5 +1,6 @@
 //! The prefix cache: a radix tree over whole pages (`tree`) and the order in which it gives pages back (`evict`).
 
+mod check;
 mod evict;
 mod lru;
 mod manager;
@@ -8,6 +9,7 @@ mod nodes;
 mod tests;
 mod tree;
 
+pub(crate) use check::check_tree;
 pub use manager::{Handle, RadixCacheManager};
 pub(crate) use nodes::{NO_NODE, NodeId, ROOT};
 pub(crate) use tree::{Match, RadixTree};

@@ -1,12 +1,13 @@
-//! The nodes of the radix tree, and by which of them a page of tokens goes on below another.
+//! The nodes of the radix tree, and which child of a node begins with a page of tokens.
 //!
-//! Keeps true: a node hangs below its parent under the tokens of its first page, by which siblings differ.
+//! Keeps true: a node is linked below its parent under the tokens of its first page, by which siblings differ.
 //! Doesn't know: locks, the order of eviction.
 //!
 //! Children are found by (parent, hash of their first page's tokens) in one table for the whole tree: heads of chains that
 //! go through the nodes. Hashes may collide, so tokens are always compared. The table is as large as the pool at start and
 //! touched then, up to `MAX_HEADS`, and doubles when there are more nodes.
 
+use crate::numbers::{LowBits, ToU32, ToUsize};
 use crate::page_pool::Page;
 
 /// A node of the arena.
@@ -35,7 +36,7 @@ pub(super) struct Nodes {
     unused: Vec<NodeId>,
     heads: Vec<NodeId>, // a power of two
     page_size: usize,
-    num_hung: usize,
+    num_linked: usize,
 }
 
 impl Nodes {
@@ -47,30 +48,32 @@ impl Nodes {
             unused: Vec::with_capacity(expected.min(MAX_HEADS)),
             heads: vec![NO_NODE; num_heads],
             page_size,
-            num_hung: 0,
+            num_linked: 0,
         }
     }
 
     pub fn get(&self, id: NodeId) -> &Node {
-        &self.nodes[id as usize]
+        &self.nodes[id.to_usize()]
     }
 
     pub fn get_mut(&mut self, id: NodeId) -> &mut Node {
-        &mut self.nodes[id as usize]
+        &mut self.nodes[id.to_usize()]
     }
 
     pub fn two(&mut self, a: NodeId, b: NodeId) -> Option<[&mut Node; 2]> {
-        self.nodes.get_disjoint_mut([a as usize, b as usize]).ok()
+        self.nodes
+            .get_disjoint_mut([a.to_usize(), b.to_usize()])
+            .ok()
     }
 
-    /// Nodes that hang below another.
+    /// Nodes that are linked below another.
     pub fn len(&self) -> usize {
-        self.num_hung
+        self.num_linked
     }
 
     /// All nodes but the root, in no order.
     pub fn ids(&self) -> impl Iterator<Item = NodeId> + '_ {
-        (1..self.nodes.len() as NodeId).filter(|&id| self.get(id).parent != NO_NODE)
+        (1..self.nodes.len().to_u32()).filter(|&id| self.get(id).parent != NO_NODE)
     }
 
     pub fn clear(&mut self) {
@@ -78,14 +81,14 @@ impl Nodes {
         self.nodes.push(root());
         self.unused.clear();
         self.heads.fill(NO_NODE);
-        self.num_hung = 0;
+        self.num_linked = 0;
     }
 
-    /// A node without tokens that does not hang yet.
+    /// A node without tokens that is not linked yet.
     pub fn create(&mut self, parent: NodeId) -> NodeId {
         let id = self.unused.pop().unwrap_or_else(|| {
             self.nodes.push(Node::default());
-            self.nodes.len() as NodeId - 1
+            self.nodes.len().to_u32() - 1
         });
         let node = self.get_mut(id);
         node.parent = parent;
@@ -99,7 +102,7 @@ impl Nodes {
 
     /// Take a leaf out; its arrays keep their room for whoever gets its id.
     pub fn retire(&mut self, id: NodeId) {
-        self.unhang(id);
+        self.unlink(id);
         let node = self.get_mut(id);
         node.parent = NO_NODE;
         node.tokens.clear();
@@ -128,8 +131,8 @@ impl Nodes {
     }
 
     /// Make `id`, whose tokens are there, known below its parent.
-    pub fn hang(&mut self, id: NodeId) {
-        if self.num_hung == self.heads.len() {
+    pub fn link(&mut self, id: NodeId) {
+        if self.num_linked == self.heads.len() {
             self.double();
         }
         let node = self.get(id);
@@ -140,11 +143,11 @@ impl Nodes {
         self.get_mut(id).key = key;
         self.chain(id);
         self.get_mut(parent).num_children += 1;
-        self.num_hung += 1;
+        self.num_linked += 1;
     }
 
     /// Make `id` unknown below its parent.
-    pub fn unhang(&mut self, id: NodeId) {
+    pub fn unlink(&mut self, id: NodeId) {
         let &Node {
             parent,
             key,
@@ -152,7 +155,7 @@ impl Nodes {
             ..
         } = self.get(id);
         self.get_mut(parent).num_children -= 1;
-        self.num_hung -= 1;
+        self.num_linked -= 1;
         let head = self.head(key);
         let mut at = self.heads[head];
         if at == id {
@@ -170,7 +173,7 @@ impl Nodes {
     }
 
     fn head(&self, key: u64) -> usize {
-        key as usize & (self.heads.len() - 1)
+        key.low_u32().to_usize() & (self.heads.len() - 1)
     }
 
     fn chain(&mut self, id: NodeId) {
@@ -202,7 +205,7 @@ fn root() -> Node {
 fn key(parent: NodeId, first_page: &[i32]) -> u64 {
     let mut hash = u64::from(parent);
     for &token in first_page {
-        hash = mix(hash ^ u64::from(token as u32));
+        hash = mix(hash ^ u64::from(token.cast_unsigned()));
     }
     hash
 }

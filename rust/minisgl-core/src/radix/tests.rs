@@ -3,7 +3,8 @@
 
 use super::nodes::Nodes;
 use super::{ROOT, RadixTree};
-use crate::config::CachePolicy;
+use crate::api::CachePolicy;
+use crate::numbers::ToI32;
 use crate::page_pool::PagePool;
 
 const MANY: usize = if cfg!(miri) { 200 } else { 10_000 };
@@ -12,7 +13,7 @@ const MANY: usize = if cfg!(miri) { 200 } else { 10_000 };
 fn grown(num_leaves: usize, policy: CachePolicy) -> RadixTree {
     let mut tree = RadixTree::new(PagePool::new(8 * num_leaves + 4096), 1, policy);
     for leaf in 0..num_leaves {
-        let tokens: Vec<i32> = (0..8).map(|i| (8 * leaf + i) as i32).collect();
+        let tokens: Vec<i32> = (0..8).map(|i| (8 * leaf + i).to_i32()).collect();
         let mut pages = Vec::new();
         tree.take(8, &mut pages).expect("pages");
         let (handle, _) = tree.insert(ROOT, &tokens, &pages, 0).expect("new tokens");
@@ -77,7 +78,7 @@ fn the_table_of_children_grows_with_the_nodes() {
         .map(|child| {
             let id = nodes.create(ROOT);
             nodes.get_mut(id).tokens.extend(first_page(child));
-            nodes.hang(id);
+            nodes.link(id);
             id
         })
         .collect();

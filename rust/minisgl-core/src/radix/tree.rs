@@ -5,11 +5,10 @@
 //! split may cut one in two.
 //! Doesn't know: requests. A *handle* is a node that someone has locked from the root down to it.
 
-use super::evict::LfuSet;
-use super::lru::LruList;
+use super::evict::EvictionOrder;
 use super::nodes::{NO_NODE, Node, NodeId, Nodes, ROOT};
-use crate::config::CachePolicy;
-use crate::error::{Result, broken};
+use crate::api::CachePolicy;
+use crate::api::{Result, broken};
 use crate::page_pool::{Page, PagePool};
 
 /// The longest cached continuation below a node: all of the edges down to `node`, then `num_partial_pages` of the edge
@@ -24,14 +23,13 @@ pub(crate) struct Match {
 
 pub(crate) struct RadixTree {
     pub pool: PagePool,
-    pub(super) page_size: usize,
-    pub(super) policy: CachePolicy,
-    pub(super) nodes: Nodes,
-    pub(super) num_evictable: usize,
+    page_size: usize,
+    policy: CachePolicy,
+    nodes: Nodes,
+    num_evictable: usize,
     num_protected: usize,
-    pub(super) clock: u64,
-    pub(super) lru: LruList,
-    pub(super) lfu: LfuSet,
+    clock: u64,
+    order: EvictionOrder,
     #[cfg(any(test, feature = "count-ops"))]
     pub ops: std::cell::Cell<u64>,
 }
@@ -50,8 +48,7 @@ impl RadixTree {
             num_evictable: 0,
             num_protected: 0,
             clock: 0,
-            lru: LruList::new(),
-            lfu: LfuSet::new(),
+            order: EvictionOrder::new(policy),
             #[cfg(any(test, feature = "count-ops"))]
             ops: std::cell::Cell::new(0),
         }
@@ -81,19 +78,25 @@ impl RadixTree {
         self.nodes.get(node)
     }
 
+    /// What eviction knows of: all unlocked nodes, but under LFU only the leaves among them. For checks.
+    pub fn known_to_eviction(&self) -> Vec<NodeId> {
+        self.order.known()
+    }
+
     /// Pages that `take` can get: free ones and those it may evict.
     pub fn num_available(&self) -> usize {
         self.pool.num_free() + self.num_evictable
     }
 
     #[cfg(any(test, feature = "count-ops"))]
-    pub(super) fn count(&self, ops: usize) {
-        self.ops.set(self.ops.get() + ops as u64);
+    fn count(&self, ops: usize) {
+        self.ops
+            .set(self.ops.get() + crate::numbers::ToU64::to_u64(ops));
     }
 
     #[cfg(not(any(test, feature = "count-ops")))]
     #[allow(clippy::unused_self)]
-    pub(super) fn count(&self, _ops: usize) {}
+    fn count(&self, _ops: usize) {}
 
     // ------------------------------------------------------------------------------------------------- read only
 
@@ -208,7 +211,7 @@ impl RadixTree {
                 self.clock = clock;
                 self.num_evictable += pages;
                 self.num_protected -= pages;
-                self.becomes_unlocked(at);
+                self.order.unlocked(&self.nodes, at);
             }
             at = parent;
         }
@@ -217,7 +220,7 @@ impl RadixTree {
 
     // ----------------------------------------------------------------------------------------- growing, shrinking
 
-    /// Hang `pages`, the KV of `tokens`, below `handle` and move the handle onto them. The tree has nothing of it yet.
+    /// Link `pages`, the KV of `tokens`, below `handle` and move the handle onto them. The tree has nothing of it yet.
     pub fn append(&mut self, handle: NodeId, tokens: &[i32], pages: &[Page]) -> Result<NodeId> {
         if pages.is_empty() || tokens.len() != pages.len() * self.page_size {
             return broken(format!(
@@ -238,7 +241,7 @@ impl RadixTree {
         let node = self.nodes.get_mut(id);
         node.tokens.extend_from_slice(tokens);
         node.pages.extend_from_slice(pages);
-        self.nodes.hang(id);
+        self.nodes.link(id);
         self.num_evictable += pages.len();
         // it counts as unlocked until the handle is on it, but never stands in an order
         self.lock(handle, id)?;
@@ -269,13 +272,80 @@ impl RadixTree {
         Ok((handle, had))
     }
 
+    /// Get pages: first evict as many as the pool lacks, which puts them on its stack, then pop all onto `into`.
+    pub fn take(&mut self, num_pages: usize, into: &mut Vec<Page>) -> Result<()> {
+        let free = self.pool.num_free();
+        if free < num_pages {
+            self.evict(num_pages - free)?;
+        }
+        self.pool.pop_many(num_pages, into)
+    }
+
+    /// As `take` of one page, so many times: what the pool has, then evicted pages one by one.
+    pub fn take_each(&mut self, num_pages: usize, into: &mut Vec<Page>) -> Result<()> {
+        let free = self.pool.num_free().min(num_pages);
+        self.pool.pop_many(free, into)?;
+        let mut missing = num_pages - free;
+        while missing > 0 {
+            let (id, kept) = self.next_cut(missing)?;
+            let pages = &self.nodes.get(id).pages[kept..];
+            missing -= pages.len();
+            into.extend(pages.iter().rev());
+            self.cut(id, kept);
+        }
+        Ok(())
+    }
+
+    /// Trim the oldest unlocked leaf from its end, page by page, then the next, until `num_pages` are freed.
+    pub fn evict(&mut self, mut num_pages: usize) -> Result<()> {
+        while num_pages > 0 {
+            let (id, kept) = self.next_cut(num_pages)?;
+            let pages = &self.nodes.get(id).pages[kept..];
+            num_pages -= pages.len();
+            self.pool.push(pages.iter().rev().copied())?;
+            self.cut(id, kept);
+        }
+        Ok(())
+    }
+
+    /// The leaf that goes next, and how many of its pages stay if `num_pages` are wanted.
+    fn next_cut(&self, num_pages: usize) -> Result<(NodeId, usize)> {
+        self.count(1);
+        match self.order.next() {
+            Some(id) => {
+                let len = self.nodes.get(id).pages.len();
+                Ok((id, len.saturating_sub(num_pages)))
+            }
+            None => broken("more pages were evicted than the radix tree can give"),
+        }
+    }
+
+    /// Take the pages from `kept` on off an unlocked leaf.
+    fn cut(&mut self, id: NodeId, kept: usize) {
+        let size = self.page_size;
+        let leaf = self.nodes.get_mut(id);
+        self.num_evictable -= leaf.pages.len() - kept;
+        if kept == 0 {
+            self.remove(id);
+        } else {
+            leaf.pages.truncate(kept);
+            leaf.tokens.truncate(kept * size);
+        }
+    }
+
+    fn remove(&mut self, id: NodeId) {
+        self.order.locked(&self.nodes, id); // takes it out
+        let parent = self.nodes.get(id).parent;
+        self.nodes.retire(id);
+        self.order.child_removed(&self.nodes, parent);
+    }
+
     /// Forget everything. The clock goes on; the pages are the pool's business (it is reset with the tree).
     pub fn reset(&mut self) {
         self.nodes.clear();
         self.num_evictable = 0;
         self.num_protected = 0;
-        self.lru.clear();
-        self.lfu.clear();
+        self.order.clear();
     }
 
     // --------------------------------------------------------------------------------------------------- helpers
@@ -302,7 +372,7 @@ impl RadixTree {
             return broken("a removed node was split");
         }
         let cut = num_pages * self.page_size;
-        self.nodes.unhang(id);
+        self.nodes.unlink(id);
         let upper_id = self.nodes.create(parent);
         let Some([upper, lower]) = self.nodes.two(upper_id, id) else {
             return broken("a node of the radix tree is its own parent");
@@ -316,10 +386,10 @@ impl RadixTree {
         lower.pages.drain(..num_pages);
         lower.parent = upper_id;
         let unlocked = lower.lock == 0;
-        self.nodes.hang(upper_id);
-        self.nodes.hang(id);
-        if unlocked && self.policy == CachePolicy::Lru {
-            self.lru.insert_after(id, upper_id);
+        self.nodes.link(upper_id);
+        self.nodes.link(id);
+        if unlocked {
+            self.order.split(id, upper_id);
         }
         Ok(upper_id)
     }
@@ -337,7 +407,7 @@ impl RadixTree {
                 let pages = node.pages.len();
                 self.num_evictable -= pages;
                 self.num_protected += pages;
-                self.becomes_locked(at);
+                self.order.locked(&self.nodes, at);
             }
             let node = self.nodes.get_mut(at);
             node.lock += 1;

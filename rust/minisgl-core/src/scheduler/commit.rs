@@ -3,12 +3,14 @@
 //! Keeps true: every row's token goes to its request once, in row order; an end that it makes comes with it.
 //! Doesn't know: how the step was decided.
 
-use super::{InFlight, Scheduler};
-use crate::error::{Result, broken};
-use crate::faults::{Call, Moment};
+use super::Scheduler;
+use crate::api::{Result, broken};
+use crate::faulty::{Call, Moment};
 use crate::inputs::check_tokens;
-use crate::output::{Entry, FinishReason};
+use crate::numbers::{ToU32, ToUsize};
 use crate::request::{Index, Requests, State};
+use crate::state::InFlight;
+use crate::step::{Entry, Sampled};
 
 impl Scheduler {
     pub(super) fn commit_alive(
@@ -18,22 +20,22 @@ impl Scheduler {
         into: &mut Vec<Entry>,
     ) -> Result<()> {
         self.faults.point(Call::Commit, step, Moment::Before);
-        let done = match self.in_flight.front() {
-            Some(flight) if flight.step == step => self.in_flight.pop_front(),
+        let done = match self.state.in_flight.front() {
+            Some(flight) if flight.step == step => self.state.in_flight.pop_front(),
             _ => None,
         };
         let Some(done) = done else {
             return broken(format!("commit({step}) is not due"));
         };
         check_tokens(step, done.rows.len(), &done.sample_rows, tokens)?;
-        self.slots.drain(step);
+        self.state.slots.drain(step);
         into.reserve_exact(self.ends.len() + done.sample_rows.len());
         into.append(&mut self.ends);
         let mut ending = Vec::new(); // places stay as they are until all tokens are taken
         let mut at = 0;
         while at < done.sample_rows.len() {
-            let index = done.rows[done.sample_rows[at] as usize];
-            at += match self.started.find(index) {
+            let index = done.rows[done.sample_rows[at].to_usize()];
+            at += match self.state.started.find(index) {
                 Some(place) => self.take_run(place, &done, at, tokens, into, &mut ending),
                 None => {
                     self.take_late_token(index, done.sample_rows[at], tokens, into, &mut ending)
@@ -61,37 +63,37 @@ impl Scheduler {
         into: &mut Vec<Entry>,
         ending: &mut Vec<Index>,
     ) -> usize {
-        let row = done.sample_rows[first] as usize;
-        let sampling = done.sample_rows[first..].iter().zip(row as u32..);
+        let row = done.sample_rows[first].to_usize();
+        let sampling = done.sample_rows[first..].iter().zip(row.to_u32()..);
         let rows = done.rows[row..]
             .iter()
-            .zip(&self.started.indices()[place..]);
+            .zip(&self.state.started.indices()[place..]);
         let same = sampling.zip(rows);
         let count = same
             .take_while(|&((a, b), (c, d))| *a == b && c == d)
             .count();
         let tokens = &tokens[row..row + count];
         let start = into.len();
-        let req_ids = &self.started.req_ids(place)[..count];
-        into.extend(req_ids.iter().zip(tokens).zip(row as i32..).map(
+        let req_ids = &self.state.started.req_ids(place)[..count];
+        into.extend(req_ids.iter().zip(tokens).zip(row.to_u32()..).map(
             |((&req_id, &token), row)| Entry {
                 req_id,
-                token,
-                reason: FinishReason::None,
-                row,
+                sampled: Some(Sampled { token, row }),
+                reason: None,
             },
         ));
         let eos_ids = &self.config.eos_ids;
         let may_end = |requests: &Requests, at: usize, len: u32| {
             let index = done.rows[row + at];
             let reason = requests.end_at(index, tokens[at], len, eos_ids);
-            if reason != FinishReason::None {
+            if reason.is_some() {
                 into[start + at].reason = reason;
                 ending.push(index);
             }
         };
-        self.started
-            .take_tokens(place, tokens, eos_ids, &mut self.requests, may_end);
+        self.state
+            .started
+            .take_tokens(place, tokens, eos_ids, &mut self.state.requests, may_end);
         count
     }
 
@@ -104,21 +106,23 @@ impl Scheduler {
         into: &mut Vec<Entry>,
         ending: &mut Vec<Index>,
     ) -> usize {
-        let token = tokens[row as usize];
-        let request = self.requests.get_mut(index);
+        let token = tokens[row.to_usize()];
+        let request = self.state.requests.get_mut(index);
         request.num_pending -= 1;
         if request.state == State::Ended {
             return 1;
         }
         let req_id = request.req_id;
-        let reason = self.requests.accept(index, token, &self.config.eos_ids);
+        let reason = self
+            .state
+            .requests
+            .accept(index, token, &self.config.eos_ids);
         into.push(Entry {
             req_id,
-            token,
+            sampled: Some(Sampled { token, row }),
             reason,
-            row: row as i32,
         });
-        if reason != FinishReason::None {
+        if reason.is_some() {
             ending.push(index);
         }
         1
@@ -126,7 +130,7 @@ impl Scheduler {
 
     /// Nothing holds a row of those that waited for `step` any more.
     fn free_ended(&mut self, step: i64) {
-        let requests = &mut self.requests;
+        let requests = &mut self.state.requests;
         self.ended_in_flight.retain(|&(last, index)| {
             if last == step {
                 requests.free(index);

@@ -5,12 +5,12 @@
 //! Doesn't know: what the next step computes.
 
 use super::Scheduler;
-use crate::config::CachePolicy;
-use crate::error::{Result, broken};
-use crate::inputs::Event;
-use crate::output::{Entry, FinishReason};
+use crate::api::CachePolicy;
+use crate::api::{Result, broken};
 use crate::request::{Index, State};
 use crate::retraction;
+use crate::step::Event;
+use crate::step::{Entry, FinishReason};
 
 impl Scheduler {
     pub(super) fn apply(&mut self, event: Event) -> Result<()> {
@@ -22,13 +22,13 @@ impl Scheduler {
                 self.num_arrivals += 1;
                 if length >= limit {
                     // a prompt that could never fit is answered at once
-                    self.tell_end(req_id, FinishReason::Error);
+                    self.add_end(req_id, FinishReason::Error);
                     return Ok(());
                 }
                 let caches = self.config.cache != CachePolicy::Naive;
-                let index = self.requests.add(arrival, count, limit, caches);
-                self.live.insert(req_id, index);
-                self.waiting.add(index, &self.requests);
+                let index = self.state.requests.add(arrival, count, limit, caches);
+                self.state.live.insert(req_id, index);
+                self.state.waiting.add(index, &self.state.requests);
                 Ok(())
             }
             Event::Finish(req_id) => self.end_by_event(req_id, FinishReason::Stop),
@@ -39,9 +39,9 @@ impl Scheduler {
 
     /// No-op for an id that isn't live: it has ended, and its end is on the way.
     fn end_by_event(&mut self, req_id: i64, reason: FinishReason) -> Result<()> {
-        if let Some(&index) = self.live.get(&req_id) {
+        if let Some(&index) = self.state.live.get(&req_id) {
             self.end(index)?;
-            self.tell_end(req_id, reason);
+            self.add_end(req_id, reason);
         }
         Ok(())
     }
@@ -49,67 +49,67 @@ impl Scheduler {
     /// The requests with a row in the failed step end, retracted ones too; everyone else starts from zero, with its
     /// committed tokens; pages, cache and slots are as at start. All slots in use count as freed.
     fn forward_failed(&mut self) -> Result<()> {
-        let failed = match self.in_flight.front_mut() {
+        let failed = match self.state.in_flight.front_mut() {
             Some(flight) => std::mem::take(&mut flight.rows),
             None => return broken("no forward is in flight that could fail"),
         };
-        self.in_flight.clear();
-        self.settle_all();
-        for &index in self.started.indices() {
-            self.requests.forget_pages(index);
-            self.requests.get_mut(index).state = State::Waiting;
-            self.waiting.add(index, &self.requests);
+        self.state.in_flight.clear();
+        self.synchronize_all();
+        for &index in self.state.started.indices() {
+            self.state.requests.forget_pages(index);
+            self.state.requests.get_mut(index).state = State::Waiting;
+            self.state.waiting.add(index, &self.state.requests);
         }
-        self.started.clear();
-        for &index in self.live.values() {
-            self.requests.get_mut(index).num_pending = 0;
+        self.state.started.clear();
+        for &index in self.state.live.values() {
+            self.state.requests.get_mut(index).num_pending = 0;
         }
         for index in failed {
-            if self.requests.get(index).state != State::Ended {
-                let req_id = self.requests.get(index).req_id;
+            if self.state.requests.get(index).state != State::Ended {
+                let req_id = self.state.requests.get(index).req_id;
                 self.end(index)?;
-                self.tell_end(req_id, FinishReason::Error);
+                self.add_end(req_id, FinishReason::Error);
             }
         }
         for (_, index) in std::mem::take(&mut self.ended_in_flight) {
-            self.requests.free(index);
+            self.state.requests.free(index);
         }
-        self.tree.pool.reset();
-        self.tree.reset();
-        self.slots.reset();
+        self.state.tree.pool.reset();
+        self.state.tree.reset();
+        self.state.slots.reset();
         Ok(())
     }
 
-    fn tell_end(&mut self, req_id: i64, reason: FinishReason) {
+    fn add_end(&mut self, req_id: i64, reason: FinishReason) {
         self.ends.push(Entry {
             req_id,
-            token: -1,
-            reason,
-            row: -1,
+            sampled: None,
+            reason: Some(reason),
         });
     }
 
     fn is_in_flight(&self, index: Index) -> bool {
-        self.in_flight
+        self.state
+            .in_flight
             .front()
-            .is_some_and(|oldest| self.requests.get(index).last_step >= oldest.step)
+            .is_some_and(|oldest| self.state.requests.get(index).last_step >= oldest.step)
     }
 
     /// Pages go at once; the slot, and the index, as soon as no step in flight holds a row of the request.
     pub(super) fn end(&mut self, index: Index) -> Result<()> {
-        if self.requests.get(index).state == State::Started {
+        if self.state.requests.get(index).state == State::Started {
             self.stop(index)?;
         } else {
-            self.waiting.remove(index, &self.requests)?;
+            self.state.waiting.remove(index, &self.state.requests)?;
         }
         let in_flight = self.is_in_flight(index);
-        let request = self.requests.get_mut(index);
+        let request = self.state.requests.get_mut(index);
         request.state = State::Ended;
-        self.live.remove(&request.req_id);
+        self.state.live.remove(&request.req_id);
         if in_flight {
             self.ended_in_flight.push((request.last_step, index));
         } else {
-            self.requests.free(index);
+            self.state.requests.free(index);
         }
         Ok(())
     }
@@ -118,31 +118,34 @@ impl Scheduler {
     pub(super) fn retract(&mut self, index: Index) -> Result<()> {
         self.stop(index)?;
         self.num_retracted += 1;
-        self.requests.get_mut(index).state = State::Waiting;
-        self.waiting.add(index, &self.requests);
+        self.state.requests.get_mut(index).state = State::Waiting;
+        self.state.waiting.add(index, &self.state.requests);
         Ok(())
     }
 
     /// A started request leaves the decode set, its slot and its pages.
     fn stop(&mut self, index: Index) -> Result<()> {
-        self.settle(index);
-        self.started.remove(index)?;
+        self.synchronize(index);
+        self.state.started.remove(index)?;
         let in_flight = self.is_in_flight(index);
-        let request = self.requests.get(index);
-        self.slots
+        let request = self.state.requests.get(index);
+        self.state
+            .slots
             .free(request.slot, in_flight.then_some(request.last_step))?;
-        retraction::give_up_pages(&mut self.requests, index, &mut self.tree)
+        retraction::give_up_pages(&mut self.state.requests, index, &mut self.state.tree)
     }
 
     /// Bring the record of a request up to date.
-    fn settle(&mut self, index: Index) {
+    fn synchronize(&mut self, index: Index) {
         let now = self.last_step.unwrap_or(0);
-        self.started.settle(index, now, &mut self.requests);
+        self.state
+            .started
+            .synchronize(index, now, &mut self.state.requests);
     }
 
-    pub(super) fn settle_all(&mut self) {
-        for at in 0..self.started.len() {
-            self.settle(self.started.indices()[at]);
+    pub(super) fn synchronize_all(&mut self) {
+        for at in 0..self.state.started.len() {
+            self.synchronize(self.state.started.indices()[at]);
         }
     }
 }

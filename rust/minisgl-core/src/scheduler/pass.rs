@@ -5,11 +5,13 @@
 //! Doesn't know: tokens that were sampled, clients.
 
 use super::Scheduler;
-use crate::admission::{self, Chunk};
-use crate::error::Result;
-use crate::metadata::{Plan, PrefillRow, RingEntry, write_step};
+use crate::admission::{self, Chunk, Waiting};
+use crate::api::Result;
+use crate::metadata::{PrefillRow, write_step};
+use crate::numbers::{ToI64, ToU64};
 use crate::request::{Index, State};
 use crate::retraction;
+use crate::step::{Plan, RingEntry};
 
 impl Scheduler {
     /// Decide step `step`. What only the decode rows know of themselves is written into `entry` as they come,
@@ -20,16 +22,16 @@ impl Scheduler {
         let mut prefills = true;
         let mut prefilling = false;
         let mut at = 0;
-        while at < self.started.len() {
+        while at < self.state.started.len() {
             // a retraction takes requests off its end
-            let row = self.started.row(at);
+            let row = self.state.started.row(at);
             if row.kind.prefills {
                 if prefills {
                     let used = self.prefill(row.index, budget)?;
-                    budget -= used as i64;
+                    budget -= used.to_i64();
                     prefills = used > 0;
                 }
-                prefilling |= self.started.row(at).kind.prefills;
+                prefilling |= self.state.started.row(at).kind.prefills;
                 at += 1;
             } else {
                 at += self.decode_from(at, entry)?.max(1);
@@ -37,26 +39,26 @@ impl Scheduler {
         }
         self.prefilling = prefilling;
         if prefills && self.decided.num_retracted == 0 {
-            self.admit(budget)?;
+            admission::admit(self, budget)?;
         }
         if self.decided.prefill_rows.len() > 1 {
-            let requests = &self.requests;
+            let requests = &self.state.requests;
             self.decided
                 .prefill_rows
-                .sort_by_key(|row| requests.detail(row.index).order);
+                .sort_by_key(|row| requests.cold(row.index).order);
         }
-        std::mem::swap(&mut self.decided.freed, &mut self.slots.freed);
-        self.ratio.after_step(self.decided.num_retracted);
+        std::mem::swap(&mut self.decided.freed, &mut self.state.slots.freed);
+        self.state.ratio.after_step(self.decided.num_retracted);
         Ok(())
     }
 
     /// Tokens that are left for prefill, decode rows counted first; nobody asks without anyone to prefill.
     fn budget(&self) -> i64 {
-        let most = self.config.max_prefill_length as i64;
-        if self.waiting.is_empty() && !self.prefilling {
+        let most = self.config.max_prefill_length.to_i64();
+        if self.state.waiting.is_empty() && !self.prefilling {
             return most;
         }
-        most - self.started.num_eligible() as i64
+        most - self.state.started.num_eligible().to_i64()
     }
 
     /// Schedule the neighbours from `at` on that may decode now and for which there are pages, free ones or evicted ones;
@@ -64,28 +66,34 @@ impl Scheduler {
     /// `at` waits: it may not decode, or is that last one itself.
     fn decode_from(&mut self, at: usize, entry: &mut RingEntry) -> Result<usize> {
         loop {
-            let run = self.started.run_from(at);
+            let run = self.state.started.run_from(at);
             if run.is_empty() {
                 return Ok(0);
             }
-            let run = self.started.cut(run, self.tree.num_available());
+            let run = self.state.started.cut(run, self.state.tree.num_available());
             let to = self.decided.decode_rows.len();
             if !run.is_empty() {
-                let rows = &self.started.indices()[run.clone()];
+                let rows = &self.state.started.indices()[run.clone()];
                 self.decided.decode_rows.extend_from_slice(rows);
                 let (step, count) = (self.decided.step, run.len());
-                self.started
-                    .schedule(run, step, &mut self.tree, &mut self.requests, entry, to)?;
+                self.state.started.schedule(
+                    run,
+                    step,
+                    &mut self.state.tree,
+                    &mut self.state.requests,
+                    entry,
+                    to,
+                )?;
                 return Ok(count);
             }
-            if !self.retract_for(self.started.indices()[at])? {
+            if !self.retract_for(self.state.started.indices()[at])? {
                 return Ok(0);
             }
         }
     }
 
     fn retract_for(&mut self, index: Index) -> Result<bool> {
-        let Some(victim) = retraction::pick_victim(&self.started, index) else {
+        let Some(victim) = retraction::pick_victim(&self.state.started, index) else {
             return Ok(false);
         };
         self.retract(victim)?;
@@ -112,23 +120,23 @@ impl Scheduler {
     /// row is kept for decode rows.
     fn size_chunk(&self, index: Index, budget: i64) -> Chunk {
         let budget = match self.decided.prefill_rows.len() {
-            0 => budget.max(self.limits.page_size as i64),
+            0 => budget.max(self.limits.page_size.to_i64()),
             _ => budget,
         };
         let room = self.limits.max_page_changes()
             - self.limits.max_rows
             - self.decided.num_prefill_page_changes;
-        admission::size_chunk(&self.requests, index, &self.tree, budget, room)
+        admission::size_chunk(&self.state.requests, index, &self.state.tree, budget, room)
     }
 
     fn take_chunk(&mut self, index: Index, chunk: &Chunk) -> Result<()> {
-        let first_column = self.requests.pages(index).len();
-        admission::apply_chunk(&mut self.requests, index, chunk, &mut self.tree)?;
-        let request = self.requests.get_mut(index);
+        let first_column = self.state.requests.pages(index).len();
+        admission::apply_chunk(&mut self.state.requests, index, chunk, &mut self.state.tree)?;
+        let request = self.state.requests.get_mut(index);
         let samples = request.kv_len == request.prefill_len;
         request.num_pending += u32::from(samples);
         request.last_step = self.decided.step;
-        self.started.load(index, &self.requests);
+        self.state.started.load(index, &self.state.requests);
         self.decided.prefill_rows.push(PrefillRow {
             index,
             num_tokens: chunk.num_tokens,
@@ -139,69 +147,29 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Start waiting requests in order, to the first that gets nothing: no slot, no budget, no pages, or more than the
-    /// estimate allows. With nothing started the first in line may start whatever the estimate says.
-    fn admit(&mut self, mut budget: i64) -> Result<()> {
-        let size = self.page_size;
-        let mut needed: Option<usize> = None;
-        while let Some(index) = self.waiting.first() {
-            if self.slots.num_free() == 0 || (budget <= 0 && !self.decided.prefill_rows.is_empty())
-            {
-                return Ok(());
-            }
-            let chunk = self.size_chunk(index, budget);
-            if chunk.num_tokens == 0 {
-                return Ok(());
-            }
-            let by_started = needed.unwrap_or_else(|| {
-                let each = self.started.iter();
-                each.map(|row| admission::needed_pages(&self.requests, &row, &self.ratio, size))
-                    .sum()
-            });
-            let fits = || {
-                admission::fits(
-                    &self.requests,
-                    index,
-                    &chunk.found,
-                    by_started,
-                    &self.ratio,
-                    &self.tree,
-                    size,
-                )
-            };
-            if !self.started.is_empty() && !fits() {
-                return Ok(());
-            }
-            self.start(index, &chunk)?;
-            budget -= chunk.num_tokens as i64;
-            let row = self.started.find(index).map(|at| self.started.row(at));
-            let own =
-                row.map(|row| admission::needed_pages(&self.requests, &row, &self.ratio, size));
-            needed = Some(by_started + own.unwrap_or(0));
-        }
-        Ok(())
-    }
-
+    /// A waiting request gets a slot and its first chunk.
     fn start(&mut self, index: Index, chunk: &Chunk) -> Result<()> {
-        self.waiting.remove(index, &self.requests)?;
-        let slot = self.slots.assign()?;
-        let request = self.requests.get_mut(index);
+        self.state.waiting.remove(index, &self.state.requests)?;
+        let slot = self.state.slots.assign()?;
+        let request = self.state.requests.get_mut(index);
         request.state = State::Started;
         request.slot = slot;
         request.prefill_len = request.len;
         let length = u64::from(request.len);
         let cached_len = chunk.found.pages.len() * self.limits.page_size;
-        let detail = self.requests.detail_mut(index);
-        detail.num_admissions += 1;
-        if detail.num_admissions == 1 {
+        let cold = self.state.requests.cold_mut(index);
+        cold.num_admissions += 1;
+        if cold.num_admissions == 1 {
             self.num_prompt_tokens += length;
-            self.num_cached_tokens += cached_len as u64;
+            self.num_cached_tokens += cached_len.to_u64();
         }
-        self.requests.reserve_pages(index, self.limits.page_size);
+        self.state
+            .requests
+            .reserve_pages(index, self.limits.page_size);
         self.decided.assigned.push((index, cached_len));
         self.take_chunk(index, chunk)?;
-        self.prefilling |= self.requests.get(index).is_prefilling();
-        self.started.add(index, &self.requests);
+        self.prefilling |= self.state.requests.get(index).is_prefilling();
+        self.state.started.add(index, &self.state.requests);
         Ok(())
     }
 
@@ -210,7 +178,7 @@ impl Scheduler {
         flight.step = self.decided.step;
         let mut plan = write_step(
             &self.decided,
-            &self.requests,
+            &self.state.requests,
             entry,
             &self.limits,
             &self.config.graph_sizes,
@@ -218,9 +186,62 @@ impl Scheduler {
             &mut flight.sample_rows,
         );
         plan.ring_index = ring_index;
-        plan.num_free_pages = self.tree.pool.num_free();
-        plan.num_evictable_pages = self.tree.num_evictable();
-        self.in_flight.push_back(flight);
+        plan.num_free_pages = self.state.tree.pool.num_free();
+        plan.num_evictable_pages = self.state.tree.num_evictable();
+        self.state.in_flight.push_back(flight);
         plan
+    }
+}
+
+impl Waiting for Scheduler {
+    type Chunk = (Index, Chunk);
+
+    fn num_free_slots(&self) -> usize {
+        self.state.slots.num_free()
+    }
+
+    fn any_started(&self) -> bool {
+        !self.state.started.is_empty()
+    }
+
+    fn any_prefills(&self) -> bool {
+        !self.decided.prefill_rows.is_empty()
+    }
+
+    fn size_first(&self, budget: i64) -> Option<Self::Chunk> {
+        let index = self.state.waiting.first()?;
+        let chunk = self.size_chunk(index, budget);
+        (chunk.num_tokens > 0).then_some((index, chunk))
+    }
+
+    fn needed_by_started(&self) -> usize {
+        let (state, size) = (&self.state, self.page_size);
+        let started = state.started.iter();
+        started
+            .map(|row| admission::needed_pages(&state.requests, &row, &state.ratio, size))
+            .sum()
+    }
+
+    fn fits(&self, (index, chunk): &Self::Chunk, needed_by_started: usize) -> bool {
+        let state = &self.state;
+        admission::fits(
+            &state.requests,
+            *index,
+            &chunk.found,
+            needed_by_started,
+            &state.ratio,
+            &state.tree,
+            self.page_size,
+        )
+    }
+
+    fn start_first(&mut self, (index, chunk): Self::Chunk) -> Result<(usize, usize)> {
+        self.start(index, &chunk)?;
+        let state = &self.state;
+        let row = state.started.find(index).map(|at| state.started.row(at));
+        let own = row.map(|row| {
+            admission::needed_pages(&state.requests, &row, &state.ratio, self.page_size)
+        });
+        Ok((chunk.num_tokens, own.unwrap_or(0)))
     }
 }

@@ -2,7 +2,7 @@
 #![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
 use minisgl_core::{
-    Arrival, Config, Entry, Event, FinishReason, Plan, Result, RingEntry, Scheduler,
+    Arrival, CheckedEvents, Config, Entry, Event, Plan, Result, RingEntry, Scheduler,
 };
 
 /// The arrays of one step, of the sizes that `minisgl.step.RingEntry` has.
@@ -18,7 +18,7 @@ struct Arrays {
 
 /// A scheduler, its arrays, and what its last commit said.
 pub struct Bench {
-    pub plane: Scheduler,
+    pub scheduler: Scheduler,
     arrays: Arrays,
     pub entries: Vec<Entry>,
     tokens: Vec<i32>,
@@ -31,7 +31,7 @@ impl Bench {
         let rows = limits.max_rows.max(largest);
         let zeros = |n: usize| vec![0; n];
         Self {
-            plane: Scheduler::new(config),
+            scheduler: Scheduler::new(config),
             arrays: Arrays {
                 per_token: std::array::from_fn(|_| zeros(limits.max_tokens + rows)),
                 per_row: std::array::from_fn(|_| zeros(rows + 1)),
@@ -75,23 +75,24 @@ impl Bench {
             assigned_ids: &mut a.assigned_ids,
             freed: &mut a.freed,
         };
-        self.plane.schedule(step, events, &mut entry, 0)
+        let mut checked = CheckedEvents::default();
+        for event in events {
+            self.scheduler.check_event(event, &mut checked)?;
+        }
+        self.scheduler.schedule(step, checked, &mut entry, 0, || {})
     }
 
     /// Commit a step of `num_rows` rows that all sampled `token`.
     pub fn commit(&mut self, step: i64, num_rows: usize, token: i32) -> Result<()> {
         self.entries.clear();
         self.tokens[..num_rows].fill(token);
-        self.plane
+        self.scheduler
             .commit(step, &self.tokens[..num_rows], &mut self.entries)
     }
 
     /// Ids that the last commit ended.
     pub fn ended(&self) -> impl Iterator<Item = i64> + '_ {
-        let ends = self
-            .entries
-            .iter()
-            .filter(|entry| entry.reason != FinishReason::None);
+        let ends = self.entries.iter().filter(|entry| entry.reason.is_some());
         ends.map(|entry| entry.req_id)
     }
 }

@@ -7,9 +7,12 @@
 //! own prompt and a share (the ratio) of the output it may still make, and the same for everyone started, must fit into
 //! what is free or evictable. The ratio falls while that goes well and jumps after a retraction.
 
-use crate::config::PageSize;
+pub mod alone;
+
+use crate::api::Result;
 use crate::decode_set::Row;
-use crate::error::Result;
+use crate::numbers::{ToI64, ToU32, ToUsize};
+use crate::page_pool::PageSize;
 use crate::radix::{Match, ROOT, RadixTree};
 use crate::request::{Index, Requests};
 
@@ -36,7 +39,7 @@ impl Chunk {
     }
 }
 
-/// Size the next chunk of a settled request that prefills, or of a waiting one. Changes nothing.
+/// Size the next chunk of a synchronized request that prefills, or of a waiting one. Changes nothing.
 ///
 /// First the match goes on from the request's own node, but leaves at least one token to compute. Then min(`budget`, what
 /// is left) tokens, cut to a page border unless that reaches the end, shrunk to the pages that are free or evictable
@@ -49,10 +52,10 @@ pub(crate) fn size_chunk(
     max_page_changes: usize,
 ) -> Chunk {
     let size = tree.page_size();
-    let (request, detail) = (requests.get(index), requests.detail(index));
-    let length = match detail.handle {
-        Some(_) => request.prefill_len as usize,
-        None => request.len as usize,
+    let (request, cold) = (requests.get(index), requests.cold(index));
+    let length = match cold.handle {
+        Some(_) => request.prefill_len.to_usize(),
+        None => request.len.to_usize(),
     };
     let num_pages = requests.pages(index).len();
     let max_match = if request.uses_cache {
@@ -61,7 +64,7 @@ pub(crate) fn size_chunk(
         0
     };
     let found = tree.find(
-        detail.handle.unwrap_or(ROOT),
+        cold.handle.unwrap_or(ROOT),
         requests.tokens(index),
         num_pages,
         max_match,
@@ -119,28 +122,25 @@ pub(crate) fn apply_chunk(
 ) -> Result<()> {
     let size = tree.page_size();
     let uses_cache = requests.get(index).uses_cache;
-    let (body, detail) = (
-        &mut requests.bodies[index as usize],
-        &mut requests.detail[index as usize],
-    );
-    let mut handle = detail.handle.unwrap_or(ROOT);
+    let cold = requests.cold_mut(index);
+    let mut handle = cold.handle.unwrap_or(ROOT);
     if uses_cache {
         handle = tree.descend(handle, &chunk.found)?;
     }
-    body.pages.extend_from_slice(&chunk.found.pages);
-    let first = body.pages.len();
-    tree.take(chunk.num_new_pages, &mut body.pages)?;
+    cold.pages.extend_from_slice(&chunk.found.pages);
+    let first = cold.pages.len();
+    tree.take(chunk.num_new_pages, &mut cold.pages)?;
     if uses_cache {
-        detail.num_tree_pages = first;
+        cold.num_tree_pages = first;
         let full = chunk.num_tokens / size;
-        if full > 0 && !tree.has_page(handle, &body.tokens, first) {
-            let tokens = &body.tokens[first * size..(first + full) * size];
-            handle = tree.append(handle, tokens, &body.pages[first..first + full])?;
-            detail.num_tree_pages = first + full;
+        if full > 0 && !tree.has_page(handle, &cold.tokens, first) {
+            let tokens = &cold.tokens[first * size..(first + full) * size];
+            handle = tree.append(handle, tokens, &cold.pages[first..first + full])?;
+            cold.num_tree_pages = first + full;
         }
     }
-    detail.handle = Some(handle);
-    requests.get_mut(index).kv_len = (first * size + chunk.num_tokens) as u32;
+    cold.handle = Some(handle);
+    requests.get_mut(index).kv_len = (first * size + chunk.num_tokens).to_u32();
     Ok(())
 }
 
@@ -166,7 +166,8 @@ impl ReserveRatio {
     /// Pages set aside for the output of `num_unscheduled` tokens at most, rounded up.
     pub fn reserve_pages(&self, num_unscheduled: u32, page_size: PageSize) -> usize {
         let most = num_unscheduled.min(MAX_OUTPUT_ESTIMATE);
-        page_size.count((most * self.value as u32) >> RATIO_BITS) as usize
+        let output = (most * self.value.to_u32()) >> RATIO_BITS;
+        page_size.count(output).to_usize()
     }
 }
 
@@ -181,7 +182,9 @@ pub(crate) fn needed_pages(
     if !row.kind.prefills {
         return reserve; // its prompt has its pages
     }
-    let prompt_pages = page_size.count(requests.get(row.index).prefill_len) as usize;
+    let prompt_pages = page_size
+        .count(requests.get(row.index).prefill_len)
+        .to_usize();
     prompt_pages - requests.pages(row.index).len() + reserve
 }
 
@@ -196,8 +199,51 @@ pub(crate) fn fits(
     page_size: PageSize,
 ) -> bool {
     let request = requests.get(index);
-    let rest = page_size.count(request.len) as usize - found.pages.len();
+    let rest = page_size.count(request.len).to_usize() - found.pages.len();
     let reserve = ratio.reserve_pages(request.num_unscheduled(), page_size);
     let needed = rest + reserve + needed_by_started;
     needed <= tree.num_available() - found.num_unlocked
+}
+
+/// What `admit` asks of the requests that wait and of the step.
+pub(crate) trait Waiting {
+    type Chunk;
+
+    fn num_free_slots(&self) -> usize;
+
+    fn any_started(&self) -> bool;
+
+    /// Whether a row of the step prefills.
+    fn any_prefills(&self) -> bool;
+
+    /// What the first in line gets of `budget` tokens; None if nobody waits or it gets nothing.
+    fn size_first(&self, budget: i64) -> Option<Self::Chunk>;
+
+    /// Pages that the started requests will yet take, estimated.
+    fn needed_by_started(&self) -> usize;
+
+    /// The estimate for the first in line.
+    fn fits(&self, chunk: &Self::Chunk, needed_by_started: usize) -> bool;
+
+    /// The first in line starts; the tokens that it computes, and the pages that it will yet take.
+    fn start_first(&mut self, chunk: Self::Chunk) -> Result<(usize, usize)>;
+}
+
+/// Start waiting requests in order, to the first that gets nothing: no slot, no budget, no pages, or more than the estimate
+/// allows. With nothing started the first in line may start whatever the estimate says.
+pub(crate) fn admit(waiting: &mut impl Waiting, mut budget: i64) -> Result<()> {
+    let mut needed = None;
+    while waiting.num_free_slots() > 0 && (budget > 0 || !waiting.any_prefills()) {
+        let Some(chunk) = waiting.size_first(budget) else {
+            break;
+        };
+        let by_started = needed.unwrap_or_else(|| waiting.needed_by_started());
+        if waiting.any_started() && !waiting.fits(&chunk, by_started) {
+            break;
+        }
+        let (num_tokens, needed_by_it) = waiting.start_first(chunk)?;
+        budget -= num_tokens.to_i64();
+        needed = Some(by_started + needed_by_it);
+    }
+    Ok(())
 }

@@ -1,11 +1,11 @@
-//! Single pieces of a step, with numpy arrays in and out; see `minisgl_core`'s `pieces`.
+//! Functions of the core that stand by themselves, with numpy arrays in and out.
 
 use minisgl_core::{Candidate, Error, Room};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arrays::{Int32s, to_numpy};
+use crate::arrays::{Int32s, int32, to_numpy};
 use crate::errors::to_python;
 
 type Array<'py> = Bound<'py, PyAny>;
@@ -65,11 +65,9 @@ pub(crate) fn prefill_admission_plan<'py>(
     };
     let plan = minisgl_core::prefill_admission_plan(&candidates, &room);
     let plan = plan.map_err(|error| to_python(py, &error))?;
-    let tokens = to_numpy(py, plan.iter().map(|&(tokens, _)| tokens as i32))?;
-    Ok((
-        tokens,
-        to_numpy(py, plan.iter().map(|&(_, pages)| pages as i32))?,
-    ))
+    let tokens = to_numpy(py, plan.iter().map(|&(tokens, _)| int32(tokens)))?;
+    let pages = to_numpy(py, plan.iter().map(|&(_, pages)| int32(pages)))?;
+    Ok((tokens, pages))
 }
 
 /// The positions of the tokens of all rows.
@@ -105,10 +103,9 @@ pub(crate) fn make_write_mapping<'py>(
     seq_lens: Int32s<'py>,
     samples: Int32s<'py>,
 ) -> PyResult<Array<'py>> {
-    made(
-        py,
-        minisgl_core::make_write_mapping(seq_lens.as_slice(), samples.as_slice()),
-    )
+    let mapping = minisgl_core::make_write_mapping(seq_lens.as_slice(), samples.as_slice());
+    let of_rows = |rows: Vec<Option<i32>>| rows.into_iter().map(|row| row.unwrap_or(-1)).collect();
+    made(py, mapping.map(of_rows))
 }
 
 /// The arrays of a step that follow from its rows.

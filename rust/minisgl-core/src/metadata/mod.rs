@@ -4,49 +4,12 @@
 //! row.
 //! Doesn't know: why these rows were chosen.
 
-use crate::config::{Limits, PageSize};
-use crate::page_pool::Page;
+pub mod arrays;
+
+use crate::numbers::{ToI32, ToU32, ToUsize};
+use crate::page_pool::{Page, PageSize};
 use crate::request::{Index, Requests};
-
-/// The arrays of one step, in the order of the Python side's `RingEntry`. `page_table_updates` are rows of 3, `assigned` of 2.
-#[allow(missing_docs)]
-pub struct RingEntry<'a> {
-    pub input_ids: &'a mut [i32],
-    pub positions: &'a mut [i32],
-    pub out_loc: &'a mut [i32],
-    pub req_slots: &'a mut [i32],
-    pub seq_lens: &'a mut [i32],
-    pub extend_lens: &'a mut [i32],
-    pub qo_indptr: &'a mut [i32],
-    pub kv_indptr: &'a mut [i32],
-    pub last_page_len: &'a mut [i32],
-    pub sample_rows: &'a mut [i32],
-    pub page_table_updates: &'a mut [i32],
-    pub page_ids: &'a mut [i32],
-    pub assigned: &'a mut [i32],
-    pub assigned_ids: &'a mut [i64],
-    pub freed: &'a mut [i32],
-}
-
-/// The header of a step; the same fields as `StepPlan` of the Python side.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub struct Plan {
-    pub step: i64,
-    pub ring_index: usize,
-    pub num_rows: usize,
-    pub num_decode_rows: usize,
-    pub padded_rows: usize,
-    pub num_tokens: usize,
-    pub num_samples: usize,
-    pub num_page_table_updates: usize,
-    pub num_page_ids: usize,
-    pub num_assigned: usize,
-    pub num_freed: usize,
-    pub num_retracted: usize,
-    pub num_free_pages: usize,
-    pub num_evictable_pages: usize,
-}
+use crate::step::{Limits, Plan, RingEntry};
 
 /// A prefill row: `num_tokens` computed, page-table columns from `first_column` on are new.
 #[derive(Clone, Copy)]
@@ -81,8 +44,8 @@ impl DecidedStep {
     }
 }
 
-/// Write all live regions of `entry` but the columns of decode rows that `DecodeSet::schedule` wrote; returns the header, but for the ring index and the page counts. `rows` gets the
-/// index of each row, `samples` the sampling rows.
+/// Write all live regions of `entry` but the columns of decode rows that `DecodeSet::schedule` wrote; returns the header,
+/// but for the ring index and the page counts. `rows` gets the index of each row, `samples` the sampling rows.
 pub(crate) fn write_step(
     decided: &DecidedStep,
     requests: &Requests,
@@ -94,7 +57,7 @@ pub(crate) fn write_step(
 ) -> Plan {
     let mut writer = Writer {
         entry,
-        size: limits.pages(),
+        size: PageSize::new(limits.page_size),
         plan: Plan {
             step: decided.step,
             num_rows: decided.decode_rows.len() + decided.prefill_rows.len(),
@@ -113,16 +76,16 @@ pub(crate) fn write_step(
     writer.entry.kv_indptr[0] = 0;
     writer.decode_rows(decided.decode_rows.len());
     rows.extend_from_slice(&decided.decode_rows);
-    samples.extend(0..decided.decode_rows.len() as u32);
+    samples.extend(0..decided.decode_rows.len().to_u32());
     for row in &decided.prefill_rows {
         if row.samples {
-            samples.push(rows.len() as u32);
+            samples.push(rows.len().to_u32());
         }
         writer.prefill_row(rows.len(), row, requests);
         rows.push(row.index);
     }
     for (at, &row) in samples.iter().enumerate() {
-        writer.entry.sample_rows[at] = row as i32;
+        writer.entry.sample_rows[at] = row.to_i32();
     }
     writer.plan.num_samples = samples.len();
     writer.plan.num_tokens = writer.tokens;
@@ -140,7 +103,8 @@ struct Writer<'a, 'b> {
 }
 
 impl Writer<'_, '_> {
-    /// What follows from the columns that `DecodeSet::schedule` wrote: plain loops over arrays, which the compiler vectorises.
+    /// What follows from the columns that `DecodeSet::schedule` wrote: plain loops over arrays, which the compiler
+    /// vectorises.
     fn decode_rows(&mut self, n: usize) {
         let entry = &mut *self.entry;
         let (lens, out_loc) = (&entry.seq_lens[..n], &mut entry.out_loc[..n]);
@@ -160,11 +124,11 @@ impl Writer<'_, '_> {
         } else {
             let rows = lens.iter().zip(positions).zip(columns);
             for ((((&len, to), column), last), out) in rows.zip(last).zip(&mut *out_loc) {
-                let (at, offset) = size.split(len as u32 - 1);
+                let (at, offset) = size.split(len.to_u32() - 1);
                 *to = len - 1;
-                *column = at as i32;
-                *last = offset as i32 + 1;
-                *out = *out * size.size() as i32 + offset as i32;
+                *column = at.to_i32();
+                *last = offset.to_i32() + 1;
+                *out = *out * size.size().to_i32() + offset.to_i32();
             }
         }
         self.decode_updates(n);
@@ -201,7 +165,7 @@ impl Writer<'_, '_> {
             }
         }
         for page in &mut entry.page_ids[..count] {
-            *page = self.size.split(*page as u32).0 as i32;
+            *page = self.size.split(page.to_u32()).0.to_i32();
         }
         self.plan.num_page_table_updates = count;
         self.plan.num_page_ids = count;
@@ -213,7 +177,7 @@ impl Writer<'_, '_> {
             requests.tokens(prefill.index),
             requests.pages(prefill.index),
         );
-        let end = request.kv_len as usize;
+        let end = request.kv_len.to_usize();
         let start = end - prefill.num_tokens;
         let size = self.size;
         let to = self.tokens + prefill.num_tokens;
@@ -221,34 +185,34 @@ impl Writer<'_, '_> {
         entry.input_ids[self.tokens..to].copy_from_slice(&tokens[start..end]);
         for (position, at) in entry.positions[self.tokens..to]
             .iter_mut()
-            .zip(start as i32..)
+            .zip(start.to_i32()..)
         {
             *position = at;
         }
-        let (first, offset) = size.split(start as u32);
+        let (first, offset) = size.split(start.to_u32());
         let places = &mut entry.out_loc[self.tokens..to];
-        write_places(places, &pages[first as usize..], offset, size.size());
+        write_places(places, &pages[first.to_usize()..], offset, size.size());
         self.tokens = to;
-        let (column, offset) = size.split(end as u32 - 1);
-        self.pages += column as i32 + 1;
-        entry.req_slots[row] = request.slot as i32;
-        entry.seq_lens[row] = end as i32;
-        entry.extend_lens[row] = prefill.num_tokens as i32;
-        entry.qo_indptr[row + 1] = to as i32;
+        let (column, offset) = size.split(end.to_u32() - 1);
+        self.pages += column.to_i32() + 1;
+        entry.req_slots[row] = request.slot.to_i32();
+        entry.seq_lens[row] = end.to_i32();
+        entry.extend_lens[row] = prefill.num_tokens.to_i32();
+        entry.qo_indptr[row + 1] = to.to_i32();
         entry.kv_indptr[row + 1] = self.pages;
-        entry.last_page_len[row] = offset as i32 + 1;
+        entry.last_page_len[row] = offset.to_i32() + 1;
 
         let new_pages = &pages[prefill.first_column..];
         let at = self.plan.num_page_table_updates;
-        entry.page_table_updates[3 * at] = request.slot as i32;
-        entry.page_table_updates[3 * at + 1] = prefill.first_column as i32;
-        entry.page_table_updates[3 * at + 2] = new_pages.len() as i32;
+        entry.page_table_updates[3 * at] = request.slot.to_i32();
+        entry.page_table_updates[3 * at + 1] = prefill.first_column.to_i32();
+        entry.page_table_updates[3 * at + 2] = new_pages.len().to_i32();
         let first = self.plan.num_page_ids;
         for (to, &page) in entry.page_ids[first..first + new_pages.len()]
             .iter_mut()
             .zip(new_pages)
         {
-            *to = page as i32;
+            *to = page.to_i32();
         }
         self.plan.num_page_table_updates += 1;
         self.plan.num_page_ids += new_pages.len();
@@ -268,27 +232,27 @@ impl Writer<'_, '_> {
         let entry = &mut *self.entry;
         for row in n..end {
             self.pages += 1;
-            entry.req_slots[row] = limits.max_rows as i32;
+            entry.req_slots[row] = limits.max_rows.to_i32();
             entry.seq_lens[row] = 1;
             entry.extend_lens[row] = 1;
-            entry.qo_indptr[row + 1] = row as i32 + 1;
+            entry.qo_indptr[row + 1] = row.to_i32() + 1;
             entry.kv_indptr[row + 1] = self.pages;
             entry.last_page_len[row] = 1;
             entry.input_ids[row] = 0;
             entry.positions[row] = 0;
-            entry.out_loc[row] = (limits.num_pages * limits.page_size) as i32;
+            entry.out_loc[row] = (limits.num_pages * limits.page_size).to_i32();
         }
     }
 
     fn slots(&mut self, decided: &DecidedStep, requests: &Requests) {
         for (at, &(index, cached_len)) in decided.assigned.iter().enumerate() {
             let request = requests.get(index);
-            self.entry.assigned[2 * at] = request.slot as i32;
-            self.entry.assigned[2 * at + 1] = cached_len as i32;
+            self.entry.assigned[2 * at] = request.slot.to_i32();
+            self.entry.assigned[2 * at + 1] = cached_len.to_i32();
             self.entry.assigned_ids[at] = request.req_id;
         }
         for (to, &slot) in self.entry.freed.iter_mut().zip(&decided.freed) {
-            *to = slot as i32;
+            *to = slot.to_i32();
         }
     }
 }
@@ -297,15 +261,15 @@ impl Writer<'_, '_> {
 pub(crate) fn write_places(places: &mut [i32], pages: &[Page], mut offset: u32, size: u32) {
     if size == 1 {
         for (place, &page) in places.iter_mut().zip(pages) {
-            *place = page as i32;
+            *place = page.to_i32();
         }
         return;
     }
     let mut places = places.iter_mut();
     for &page in pages {
         let from = page * size + offset;
-        let count = (size - offset) as usize;
-        for (place, at) in places.by_ref().take(count).zip(from as i32..) {
+        let count = (size - offset).to_usize();
+        for (place, at) in places.by_ref().take(count).zip(from.to_i32()..) {
             *place = at;
         }
         offset = 0;

@@ -1,0 +1,104 @@
+//! Conversions between the kinds of integers in here, and what makes them sound.
+//!
+//! Requests, slots, pages and tokens are counted by 32 bits, so that arrays of them are small. What a step writes for the
+//! engine is int32. Each method asserts in debug builds that its number fits.
+#![allow(clippy::as_conversions)]
+
+/// The largest sizes of 32 bits.
+pub(crate) const MAX_I32: usize = i32::MAX as usize;
+pub(crate) const MAX_U32: usize = u32::MAX as usize;
+
+/// An index into an array, or a size. Never loses anything: usize has at least 32 bits here.
+pub(crate) trait ToUsize {
+    fn to_usize(self) -> usize;
+}
+
+impl ToUsize for u32 {
+    fn to_usize(self) -> usize {
+        self as usize
+    }
+}
+
+impl ToUsize for i32 {
+    fn to_usize(self) -> usize {
+        self.to_u32().to_usize()
+    }
+}
+
+/// A count that fits 32 bits, as all counts of requests, slots, pages and tokens do.
+pub(crate) trait ToU32 {
+    fn to_u32(self) -> u32;
+}
+
+impl ToU32 for usize {
+    fn to_u32(self) -> u32 {
+        debug_assert!(u32::try_from(self).is_ok());
+        self as u32
+    }
+}
+
+impl ToU32 for i32 {
+    fn to_u32(self) -> u32 {
+        debug_assert!(self >= 0);
+        self.cast_unsigned()
+    }
+}
+
+/// A number of a step array.
+pub(crate) trait ToI32 {
+    fn to_i32(self) -> i32;
+}
+
+impl ToI32 for u32 {
+    fn to_i32(self) -> i32 {
+        debug_assert!(i32::try_from(self).is_ok());
+        self.cast_signed()
+    }
+}
+
+impl ToI32 for usize {
+    fn to_i32(self) -> i32 {
+        debug_assert!(i32::try_from(self).is_ok());
+        self as i32
+    }
+}
+
+/// A size where a budget, which may be negative, is reckoned with.
+pub(crate) trait ToI64 {
+    fn to_i64(self) -> i64;
+}
+
+impl ToI64 for usize {
+    fn to_i64(self) -> i64 {
+        debug_assert!(i64::try_from(self).is_ok());
+        self as i64
+    }
+}
+
+/// A size beside 64-bit hashes and counters.
+pub(crate) trait ToU64 {
+    fn to_u64(self) -> u64;
+}
+
+impl ToU64 for usize {
+    fn to_u64(self) -> u64 {
+        self as u64
+    }
+}
+
+/// What is left of a step number or a hash when its high bits go.
+pub(crate) trait LowBits {
+    fn low_u32(self) -> u32;
+}
+
+impl LowBits for i64 {
+    fn low_u32(self) -> u32 {
+        self as u32
+    }
+}
+
+impl LowBits for u64 {
+    fn low_u32(self) -> u32 {
+        self as u32
+    }
+}

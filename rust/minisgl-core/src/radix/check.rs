@@ -1,0 +1,78 @@
+//! Checks the shape of the radix tree, from scratch.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::nodes::{NodeId, ROOT};
+use super::tree::RadixTree;
+use crate::api::{CachePolicy, Result, need};
+
+/// Shape: links, whole pages, keys, counters, and that every unlocked leaf can be found by eviction.
+pub(crate) fn check_tree(tree: &RadixTree) -> Result<()> {
+    let (mut evictable, mut protected, mut count) = (0, 0, 0);
+    let mut leaves = BTreeSet::new();
+    let mut unlocked = BTreeSet::new();
+    let mut children: HashMap<NodeId, u32> = HashMap::new();
+    let mut siblings: BTreeSet<(NodeId, &[i32])> = BTreeSet::new();
+    for id in tree.ids() {
+        let node = tree.node(id);
+        count += 1;
+        need(!node.pages.is_empty(), || {
+            "a node of the tree has no pages".into()
+        })?;
+        need(
+            node.tokens.len() == node.pages.len() * tree.page_size(),
+            || "the tokens of a node don't fill its pages".into(),
+        )?;
+        if node.lock == 0 {
+            evictable += node.pages.len();
+            unlocked.insert(id);
+            if node.num_children == 0 {
+                leaves.insert(id);
+            }
+        } else {
+            protected += node.pages.len();
+        }
+        *children.entry(node.parent).or_default() += 1;
+        need(
+            siblings.insert((node.parent, &node.tokens[..tree.page_size()])),
+            || "two siblings begin alike".into(),
+        )?;
+        need(tree.has_page(node.parent, &node.tokens, 0), || {
+            "a node is not linked under the key that its tokens begin with".into()
+        })?;
+        need(
+            node.parent == ROOT || node.lock <= tree.node(node.parent).lock,
+            || "a node has more locks than its parent".into(),
+        )?;
+    }
+    for id in tree.ids().chain([ROOT]) {
+        let known = children.get(&id).copied().unwrap_or(0);
+        need(tree.node(id).num_children == known, || {
+            "a node miscounts its children".into()
+        })?;
+    }
+    need(evictable == tree.num_evictable(), || {
+        format!(
+            "{evictable} pages are evictable, counted {}",
+            tree.num_evictable()
+        )
+    })?;
+    need(protected == tree.num_protected(), || {
+        format!(
+            "{protected} pages are protected, counted {}",
+            tree.num_protected()
+        )
+    })?;
+    need(count == tree.num_nodes(), || {
+        format!("the tree has {count} nodes, counted {}", tree.num_nodes())
+    })?;
+    let known: BTreeSet<NodeId> = tree.known_to_eviction().into_iter().collect();
+    let expected = if tree.policy() == CachePolicy::Lfu {
+        leaves
+    } else {
+        unlocked
+    };
+    need(known == expected, || {
+        "eviction does not know the unlocked nodes".into()
+    })
+}

@@ -1,0 +1,55 @@
+//! What a scheduler knows between two calls: the parts that decide, and that the invariants are about.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, DefaultHasher};
+
+use crate::admission::ReserveRatio;
+use crate::api::Config;
+use crate::decode_set::DecodeSet;
+use crate::page_pool::{PagePool, PageSize};
+use crate::radix::RadixTree;
+use crate::request::{Index, Queue, Requests};
+use crate::slots::SlotTable;
+
+/// A step that was scheduled and not yet committed.
+#[derive(Default)]
+pub(crate) struct InFlight {
+    pub step: i64,
+    pub rows: Vec<Index>,
+    pub sample_rows: Vec<u32>,
+}
+
+type Ids = HashMap<i64, Index, BuildHasherDefault<DefaultHasher>>;
+
+pub(crate) struct SchedulerState {
+    pub tree: RadixTree,
+    pub slots: SlotTable,
+    pub ratio: ReserveRatio,
+    pub requests: Requests,
+    pub live: Ids,
+    pub waiting: Queue,
+    pub started: DecodeSet,
+    pub in_flight: VecDeque<InFlight>,
+}
+
+impl SchedulerState {
+    /// No requests, all pages and slots free.
+    pub fn new(config: &Config) -> Self {
+        let limits = config.limits();
+        let rows = limits.max_rows;
+        Self {
+            tree: RadixTree::new(
+                PagePool::new(config.num_pages),
+                config.page_size,
+                config.cache,
+            ),
+            slots: SlotTable::new(rows),
+            ratio: ReserveRatio::new(),
+            requests: Requests::default(),
+            live: Ids::default(),
+            waiting: Queue::default(),
+            started: DecodeSet::new(rows, PageSize::new(limits.page_size)),
+            in_flight: VecDeque::with_capacity(3),
+        }
+    }
+}
