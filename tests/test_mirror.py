@@ -18,7 +18,7 @@ ACROSS = {
     "property": "random load, and the scheduler broken on purpose",
     "replay": "the corpus of recorded decisions",
 }
-OF_THE_REPOSITORY = {"test_conftest.py", "test_layering.py", "test_mirror.py"}
+OF_THE_REPOSITORY = {"test_circles.py", "test_conftest.py", "test_layering.py", "test_mirror.py", "test_namesakes.py"}
 ELSEWHERE = {"benchmark": ROOT / "benchmark", "tools": ROOT / "tools"}  # mirrored too, but flat
 
 
