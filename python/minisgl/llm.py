@@ -205,8 +205,10 @@ class LLM:
     def _update(self, output: RequestOutput, states: list[RequestState]) -> None:
         output.num_cached_tokens = states[0].cached_len or 0
         for state in states:
-            if (delta := self._client.output(state)) is None:
+            if (delta := state.take()) is None:
                 continue
+            if state.found_stop:
+                self._client.finish(state)
             completion = output.outputs[state.index]
             completion.text += delta.text
             completion.finish_reason, completion.error = delta.finish_reason, state.error

@@ -31,6 +31,14 @@ def submitted(sampling: SamplingParams) -> tuple[InProcessClient, RequestState]:
     return client, state
 
 
+def output(client: InProcessClient, state: RequestState) -> Delta | None:
+    """As the server and `LLM` do."""
+    delta = state.take()
+    if state.found_stop:
+        client.finish(state)
+    return delta
+
+
 def posted(client: InProcessClient) -> list[ToEngine]:
     found: list[ToEngine] = []
     client.step(found.extend)
@@ -62,20 +70,20 @@ def test_the_text_does_not_depend_on_how_many_tokens_come_together(
     for at in range(0, len(tokens), together):
         for token in tokens[at : at + together]:
             client.receive([one_token(0, token, FinishReason.STOP if token == EOS else FinishReason.NONE)])
-        deltas.append(client.output(state))
+        deltas.append(output(client, state))
     assert joined(deltas) == (text, reason)
     assert len(state.token_ids) == num_tokens and state.finish_reason == reason
-    assert client.output(state) is None and client.num_live == 0
+    assert output(client, state) is None and client.num_live == 0
 
 
 def test_a_stop_string_ends_the_request_in_the_engine() -> None:
     client, state = submitted(SamplingParams(stop=("b",)))
     assert isinstance(posted(client)[0], AddRequest)
     client.receive([one_token(0, ord("a")), one_token(0, ord("b")), one_token(0, ord("c"))])
-    assert client.output(state) == Delta(0, "a", "stop")
+    assert output(client, state) == Delta(0, "a", "stop")
     assert posted(client) == [FinishRequest(0)]
     client.receive([one_token(0, ord("d"))])
-    assert client.output(state) is None and state.token_ids == [*b"ab"]
+    assert output(client, state) is None and state.token_ids == [*b"ab"]
 
 
 def test_a_stop_token_has_no_text_and_no_log_probability() -> None:
@@ -88,7 +96,7 @@ def test_a_stop_token_has_no_text_and_no_log_probability() -> None:
         logprobs=tuple(TokenLogprobs(i, -0.5, (97,), (-0.5,)) for i in range(2)),
     )
     client.receive([both])
-    delta = client.output(state)
+    delta = output(client, state)
     assert delta is not None and (delta.text, delta.finish_reason) == ("a", "stop")
     assert [(one.token_id, one.logprob, one.top) for one in delta.logprobs] == [(97, -0.5, ((97, -0.5),))]
     assert state.new_token_ids() == [97, EOS] and state.new_token_ids() == []
@@ -107,8 +115,7 @@ def test_a_subscriber_is_notified_once_of_all_that_came() -> None:
     first, second = (Subscriber(lambda name=name: notified.append(name)) for name in "ab")  # type: ignore[misc]
     live = [*states(SamplingParams(n=2), second), *states(SamplingParams(), first)]
     for req_id, state in enumerate(live):
-        state.req_id = req_id
-        processor.add(state)
+        processor.add(state, req_id)
     for req_id, _ in itertools.product((2, 1, 0), range(2)):
         processor.process(one_token(req_id, 97))
     processor.notify(1)
@@ -122,8 +129,7 @@ def test_when_the_engine_is_gone_everybody_hears_of_it_also_who_has_just_ended()
     processor, notified = OutputProcessor(), list[int]()
     live = [states(SamplingParams(), Subscriber(lambda i=i: notified.append(i)))[0] for i in range(3)]  # type: ignore[misc]
     for req_id, state in enumerate(live):
-        state.req_id = req_id
-        processor.add(state)
+        processor.add(state, req_id)
     processor.process(one_token(2, EOS, FinishReason.STOP))
     processor.fail("it died")
     assert sorted(notified) == [0, 1, 2] and not processor.is_due and not processor.live
@@ -134,7 +140,7 @@ def test_when_the_engine_is_gone_everybody_hears_of_it_also_who_has_just_ended()
 def test_an_error_comes_with_the_text_before_it() -> None:
     client, state = submitted(SamplingParams(stop=("ab",)))
     client.receive([one_token(0, ord("a")), failed_step(0, "went wrong")])
-    assert client.output(state) == Delta(0, "a", "error")
+    assert output(client, state) == Delta(0, "a", "error")
     assert state.error == "went wrong" and not state.engine_gone
 
 

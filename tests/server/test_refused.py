@@ -24,11 +24,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl.config import Limits
-from minisgl.server import parse
+from minisgl.server import request as server_request
 from minisgl.server.bodies import ChatMessage
 from minisgl.server.errors import ApiError
-from minisgl.server.parse import check_shape
-from minisgl.server.request import SMALL_BYTES, Turns
+from minisgl.server.request import SMALL_BYTES, Turns, check_shape
 from minisgl.tokenizer import Tokenizer, TooManyTokens
 from tests.helpers.server import CONFIG, MAX_SEQ_LEN, WAIT_S, Frontend, chat_body, check_error, frontend
 
@@ -239,16 +238,16 @@ def test_values_are_counted_outside_of_texts(data: Any, stretch: int, indent: in
     body = json.dumps({"prompt": data}, indent=indent, ensure_ascii=False).encode()
     values, containers = num_values({"prompt": data})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parse, "STRETCH", stretch)
-        patch.setattr(parse, "MORE_VALUES", 0)
-        patch.setattr(parse, "MAX_VALUES", values)
-        patch.setattr(parse, "MAX_CONTAINERS", containers)
+        patch.setattr(server_request, "STRETCH", stretch)
+        patch.setattr(server_request, "MORE_VALUES", 0)
+        patch.setattr(server_request, "MAX_VALUES", values)
+        patch.setattr(server_request, "MAX_CONTAINERS", containers)
         check_shape(body, 0)
-        patch.setattr(parse, "MAX_VALUES", values - 1)
+        patch.setattr(server_request, "MAX_VALUES", values - 1)
         with pytest.raises(ApiError, match="values up to here"):
             check_shape(body, 0)
-        patch.setattr(parse, "MAX_VALUES", values)
-        patch.setattr(parse, "MAX_CONTAINERS", containers - 1)
+        patch.setattr(server_request, "MAX_VALUES", values)
+        patch.setattr(server_request, "MAX_CONTAINERS", containers - 1)
         with pytest.raises(ApiError, match="lists, objects and fields"):
             check_shape(body, 0)
 
@@ -257,7 +256,7 @@ def test_values_are_counted_outside_of_texts(data: Any, stretch: int, indent: in
 @given(st.binary(max_size=60), st.integers(2, 9))
 def test_what_is_not_json_is_left_to_the_parser(body: bytes, stretch: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parse, "STRETCH", stretch)
+        patch.setattr(server_request, "STRETCH", stretch)
         check_shape(body, 0)
 
 
@@ -265,7 +264,7 @@ def test_quotes_in_a_text_are_not_searched_again_from_each_of_them(monkeypatch: 
     """JSON in a prompt. The interpreter stands still meanwhile."""
 
     def took(stretch: int) -> float:
-        monkeypatch.setattr(parse, "STRETCH", stretch)
+        monkeypatch.setattr(server_request, "STRETCH", stretch)
         body = encoded({"prompt": '"' * stretch})  # as long as two of them
         began = time.thread_time()
         check_shape(body, MAX_SEQ_LEN)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from minisgl.frontend.output_processor import Delta, OutputProcessor, RequestState
+from minisgl.frontend.output_processor import OutputProcessor, RequestState
 from minisgl.message import (
     AbortRequest,
     AddRequest,
@@ -51,7 +51,6 @@ class EngineClient(ABC):
 
     def __init__(self) -> None:
         self.processor = OutputProcessor()
-        self.detokenize = Meter("detokenize")  # time to make text of tokens
         self._next_id = 0
         self._failure: str | None = None
 
@@ -72,8 +71,8 @@ class EngineClient(ABC):
         """Raises `EngineGone`."""
         if self._failure is not None:
             raise EngineGone(self._failure)
-        state.req_id, self._next_id = self._next_id, self._next_id + 1
-        self.processor.add(state)
+        self.processor.add(state, self._next_id)
+        self._next_id += 1
         self._post(AddRequest(state.req_id, state.prompt.tobytes(), state.sampling, state.priority))
 
     def abort(self, state: RequestState) -> None:
@@ -81,15 +80,10 @@ class EngineClient(ABC):
         if self.processor.remove(state):
             self._post(AbortRequest(state.req_id))
 
-    def output(self, state: RequestState) -> Delta | None:
-        """The text of what came for `state` since the last call. A stop string in it ends the request in the engine,
-        too."""
-        num_tokens, began = len(state.tokens), time.perf_counter_ns()
-        delta = state.take()
-        self.detokenize.add(time.perf_counter_ns() - began, num_tokens)
-        if state.found_stop and self.processor.remove(state):
+    def finish(self, state: RequestState) -> None:
+        """A stop string was found in its text. No-op if it has ended."""
+        if self.processor.remove(state):
             self._post(FinishRequest(state.req_id))
-        return delta
 
 
 class InProcessClient(EngineClient):

@@ -182,10 +182,9 @@ class OutputProcessor:
         """Whether somebody is to be notified."""
         return bool(self._due)
 
-    def add(self, state: RequestState) -> None:
-        self.live[state.req_id] = state
-        state.sent_at = time.monotonic()
-        state.waits = True
+    def add(self, state: RequestState, req_id: int) -> None:
+        self.live[req_id] = state
+        state.req_id, state.sent_at, state.waits = req_id, time.monotonic(), True
         self.num_waiting += 1
         self.num_waiting_tokens += len(state.prompt)
 

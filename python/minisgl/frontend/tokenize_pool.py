@@ -11,7 +11,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -22,6 +22,9 @@ from minisgl.tokenizer import Tokenizer, TooManyTokens
 
 MAX_SHORT_CHARS = 16_384
 MAX_BATCH = 16
+# A conversation as short as this is rendered on the event loop: 40 us there are less than what another thread waits for
+# its turn at the interpreter.
+MAX_CHARS_HERE = 4096
 T = TypeVar("T")
 
 
@@ -72,6 +75,26 @@ class TokenizePool:
             return await self.run(lambda: self._tokenizer.encode(text(), add_special_tokens, most=most))
         job = partial(_Text, text, add_special_tokens=add_special_tokens, most=most)
         return await self._result(self._short, job(_new_result()))  # type: ignore[no-any-return]
+
+    async def encode_chat(
+        self,
+        messages: Callable[[], list[dict[str, Any]]],
+        num_chars: int,
+        variables: Mapping[str, Any],
+        *,
+        here: bool,
+        most: int | None = None,
+    ) -> Int32Array:
+        """Ids of a conversation of about `num_chars`, rendered with `variables` of the template; if it is short and may
+        be, `here`, on the event loop. Raises what `Tokenizer.apply_chat_template` and `Tokenizer.encode` do."""
+
+        def render() -> str:
+            return self._tokenizer.apply_chat_template(messages(), **variables)
+
+        if here and num_chars <= MAX_CHARS_HERE:
+            text = render()
+            return await self.encode(lambda: text, num_chars, add_special_tokens=False, most=most)
+        return await self.encode(render, num_chars, add_special_tokens=False, most=most)
 
     async def _result(self, lane: queue.SimpleQueue[Any], job: _Job) -> Any:
         """An error's traceback leads to here and to those who call: no local of ours may lead back to the error, or

@@ -21,7 +21,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.config import ServerConfig
 from minisgl.frontend.engine_client import ProcessClient
-from minisgl.frontend.output_processor import Delta
 from minisgl.metrics.chrome_trace import ChromeTrace
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.server.bodies import (
@@ -83,8 +82,7 @@ def build_app(
         aliases_for=config.model_name if config.metrics_aliases == "vllm" else None,
         trace=ChromeTrace(steps, "http", say) if (steps := config.engine.debug.profile_steps) else None,
     )
-    client.dispatch, client.detokenize = metrics.dispatch, metrics.detokenize
-    client.processor.queue = metrics.queue
+    client.dispatch, client.processor.queue = metrics.dispatch, metrics.queue
     client.codec = metrics.codec(measured=config.engine.debug.transport_stats)
     context = ServerContext(
         client,
@@ -158,7 +156,7 @@ class _Posts:
                 await request.read(receive, context.turns, limits)
                 if context.log_prompts:
                     request.prompt, request.output = request.body[:MAX_LOGGED_CHARS].decode(errors="replace"), ""
-                body = await context.parse(request, model)
+                body = await request.parse(model, context.info.max_seq_len, context.run)
                 context.check_model(body.model)
                 return await endpoint(context, body)
         except TimeoutError as error:
@@ -175,15 +173,9 @@ async def _stream(
     first = await generation.first()
     headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), (b"content-type", formatter.media_type)]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    chunk, write = formatter.chunk, connection.write
-
-    def sink(deltas: list[Delta]) -> None:
-        write(chunk(generation, deltas))
-
     try:
         with connection.stream(generation.pause, generation.resume):
-            sink(first)
-            await generation.follow(sink)
+            await generation.stream(first, formatter.chunk, connection.write)
         return formatter.end(generation)
     except ApiError as error:
         request.error = error.code

@@ -2,7 +2,7 @@
 
 Keeps true: strict types (no "1" for 1, no true for 1); null means the default; unknown fields are ignored, those that
 would change the answer elsewhere are refused (refused.py); each field has a description.
-Doesn't know: the model, its vocabulary and context; how a bad body is reported (parse.py).
+Doesn't know: the model, its vocabulary and context; how a bad body is reported (request.py).
 
 Bounds that `SamplingParams.check` holds are repeated here for the page only.
 """

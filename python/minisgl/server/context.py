@@ -6,7 +6,7 @@ Keeps true: immutable after start; tokenization happens off the event loop.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,21 +19,17 @@ from minisgl.frontend.tokenize_pool import TokenizePool
 from minisgl.message import EngineReady
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.sampling_params import SamplingParams
-from minisgl.server.bodies import Body, Conversation
+from minisgl.server.bodies import Conversation
 from minisgl.server.errors import ApiError, bad_value, draining, engine_gone, queue_full
-from minisgl.server.parse import check_shape, parse
-from minisgl.server.request import HttpRequest, Turns
+from minisgl.server.request import Turns
 from minisgl.step import Int32Array
 from minisgl.tokenizer import ChatTemplateError, NotEncodable, Tokenizer, TooManyTokens
 
 MAX_STOP_CHARS = 4096  # of one stop string
 MAX_CHOICES = 1024  # answers of one request: prompts times n
-# A conversation as short as this is rendered on the event loop: 40 us there are less than what another thread waits for
-# its turn at the interpreter.
-MAX_CHARS_HERE = 4096
-MAX_MESSAGES_HERE = 16
+MAX_MESSAGES_HERE = 16  # of a conversation that is rendered on the event loop
 CONTEXTS_BEFORE_CUT = 8  # of a prompt of which only the end is kept: it is encoded whole
-B = TypeVar("B", bound=Body)
+T = TypeVar("T")
 TEMPLATE_NAMES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self", "kwargs"}
 )
@@ -92,7 +88,7 @@ class ServerContext:
         self.queue = Queue(client, self.turns, limits)
         self.draining = False
         tokenizer.prepare()
-        self._pool = TokenizePool(tokenizer, metrics.tokenize, (ApiError,))
+        self.pool = TokenizePool(tokenizer, metrics.tokenize, (ApiError,))
 
     @property
     def info(self) -> EngineReady:
@@ -114,22 +110,14 @@ class ServerContext:
             raise bad_value("n", n, f"at most {MAX_CHOICES} answers in one request")
         self.queue.check_room(num_prompts * n, num_tokens * n)
 
-    async def parse(self, request: HttpRequest, model: type[B]) -> B:
-        """Its body. Raises `ApiError` 400."""
-        is_large, data = request.is_large, request.take_body()
-        if not is_large:
-            return parse(data, model)
-
-        def work() -> B:
-            check_shape(data, self.info.max_seq_len)
-            return parse(data, model)
-
+    async def run(self, work: Callable[[], T]) -> T:
+        """What may take long, off the event loop."""
         with self._counted():
-            return await self._pool.run(work)
+            return await self.pool.run(work)
 
     def _give_back(self, num_bytes: int) -> None:
         if num_bytes >= MAPPED_BYTES:
-            self._pool.run_later(give_back)
+            self.pool.run_later(give_back)
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
@@ -192,8 +180,8 @@ class ServerContext:
         keep = self._num_kept(truncate, sampling.max_tokens, name)
         if sampling.bad_words:
             given, vocab_size = sampling, self.info.vocab_size
-            with self._counted(), self._fits("bad_words"):
-                sampling = await self._pool.run(lambda: with_bad_words(given, self.tokenizer, vocab_size))
+            with self._fits("bad_words"):
+                sampling = await self.run(lambda: with_bad_words(given, self.tokenizer, vocab_size))
         if isinstance(prompt, Conversation):
             field, found = "messages", [await self.encode_conversation(prompt, keep)]
         else:
@@ -210,42 +198,35 @@ class ServerContext:
         for name in variables:
             if name in TEMPLATE_NAMES:
                 raise bad_value("chat_template_kwargs", name, "this name is set by the request's own fields")
-
-        def text() -> str:
-            shaped = [message.for_template() for message in messages]
-            return self.tokenizer.apply_chat_template(
-                shaped, **variables, add_generation_prompt=begins, continue_final_message=continues
-            )
-
-        num_chars = sum(message.num_chars() for message in messages)
         try:
-            render = text
-            if num_chars <= MAX_CHARS_HERE and len(messages) <= MAX_MESSAGES_HERE and not variables:
-                rendered = text()
-                render = lambda: rendered  # noqa: E731
             with self._counted(), self._fits("messages"):
-                most = self._most(keep)
-                return _last(await self._pool.encode(render, num_chars, add_special_tokens=False, most=most), keep)
+                ids = await self.pool.encode_chat(
+                    lambda: [message.for_template() for message in messages],
+                    sum(message.num_chars() for message in messages),
+                    {**variables, "add_generation_prompt": begins, "continue_final_message": continues},
+                    here=len(messages) <= MAX_MESSAGES_HERE and not variables,
+                    most=self._most(keep),
+                )
         except ChatTemplateError as error:
             raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
+        return _last(ids, keep)
 
     async def encode_text(self, text: str, add_special_tokens: bool) -> Int32Array:
         """As many tokens as the context has, at most."""
         most = self.info.max_seq_len
         with self._counted(), self._fits("prompt"):
-            return await self._pool.encode(lambda: text, len(text), add_special_tokens=add_special_tokens, most=most)
+            return await self.pool.encode(lambda: text, len(text), add_special_tokens=add_special_tokens, most=most)
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        with self._counted():
-            return await self._pool.run(lambda: self.tokenizer.decode(ids, skip_special_tokens))
+        return await self.run(lambda: self.tokenizer.decode(ids, skip_special_tokens))
 
     async def _encode_all(self, texts: list[str], most: int) -> list[Int32Array]:
         with self._counted():
             if len(texts) == 1:
                 text = texts[0]
-                ids = await self._pool.encode(lambda: text, len(text), add_special_tokens=True, most=most)
+                ids = await self.pool.encode(lambda: text, len(text), add_special_tokens=True, most=most)
                 return [ids]
-            return await self._pool.run(lambda: self.tokenizer.encode_batch(texts, most=most))
+            return await self.pool.run(lambda: self.tokenizer.encode_batch(texts, most=most))
 
     async def _encode_prompts(
         self, prompts: Sequence[str | list[int]], field: str, keep: int | None

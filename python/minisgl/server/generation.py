@@ -100,7 +100,18 @@ class Generation:
         self.notify()
         return await self._first
 
-    async def follow(self, sink: Callable[[list[Delta]], None]) -> None:
+    async def stream(
+        self, first: list[Delta], chunk: Callable[[Generation, list[Delta]], bytes], write: Callable[[bytes], None]
+    ) -> None:
+        """`write` the chunks of `first` and of all that comes after it, as it comes. Raises as `_follow`."""
+
+        def sink(deltas: list[Delta]) -> None:
+            write(chunk(self, deltas))
+
+        sink(first)
+        await self._follow(sink)
+
+    async def _follow(self, sink: Callable[[list[Delta]], None]) -> None:
         """`sink` gets what came since `first` (or from the beginning), as it comes, until every choice has ended.
         Raises `ApiError` if one fails, and what `sink` raises."""
         self._sink = sink
@@ -115,7 +126,7 @@ class Generation:
             for delta in found:
                 deltas[delta.index].append(delta)
 
-        await self.follow(sink)
+        await self._follow(sink)
         return [_joined(parts) for parts in deltas]
 
     def pause(self) -> None:
@@ -169,8 +180,11 @@ class Generation:
             self._open.remove(state)
             self._end(state, "error")
             raise _failure(state)
-        num_before = len(state.token_ids)
-        delta = self._client.output(state)
+        num_before, num_tokens, began = len(state.token_ids), len(state.tokens), time.perf_counter_ns()
+        delta = state.take()
+        self._metrics.detokenize.add(time.perf_counter_ns() - began, num_tokens)
+        if state.found_stop:
+            self._client.finish(state)
         if (num_new := len(state.token_ids) - num_before) > 0:
             self._count(state, num_new, now)
         if delta is not None:
