@@ -6,6 +6,7 @@ Keeps true: a test stands in the folder of its module and begins with its name (
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -62,3 +63,21 @@ def test_no_folder_of_tests_is_without_a_reason() -> None:
 def test_a_name_that_is_no_modules_is_noticed() -> None:
     assert is_named_after("test_sampler_pairs", modules(PACKAGE / "engine"))
     assert not is_named_after("test_odds_and_ends", modules(PACKAGE / "engine") | rust_modules())
+
+
+def test_files_that_pages_name_are_there() -> None:
+    """Notes and records of runs are of their day; every other page speaks of today."""
+    named = re.compile(r"`((?:tests|benchmark|docs|worklog|tools|rust|python)/[\w./*-]+)`")
+    pages = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("kanban/**/*.md"),
+        ROOT / "benchmark" / "README.md",
+    ]
+    gone = {
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in pages
+        for name in named.findall(page.read_text(encoding="utf-8"))
+        if not any(ROOT.glob(name.rstrip("/"))) and "DATE" not in name and "test_b" not in name
+    }
+    assert gone == set()
