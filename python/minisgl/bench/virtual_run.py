@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from minisgl.bench.traces import TraceRequest, prompt_tokens
 from minisgl.config import EngineConfig
+from minisgl.engine.sim.build import build_sim
 from minisgl.engine.sim.clock import VirtualClock
 from minisgl.message import AddRequest, FromEngine, StepTokens
 from minisgl.runner.build import build_control_plane
 from minisgl.runner.loop import StepLoop
-from minisgl.runner.sim import build_sim
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.api import Stats
 from minisgl.step import FinishReason, Int64Array

@@ -43,7 +43,7 @@ def build_engine(
     if config.engine == "sim":
         if config.tp != 1:
             raise ConfigError(f"--tp {config.tp}: a simulated engine has no ranks: choose its --sim-profile instead")
-        from minisgl.runner.sim import build_sim
+        from minisgl.engine.sim.build import build_sim
 
         return build_sim(config, report)
     asked = config
@@ -63,7 +63,7 @@ def build_engine(
         return build_rank(config, ALONE, report)
     from minisgl.runner.ranks import RankEngine, Ranks
 
-    config = _settled(config, report)
+    config = _resolve(config, report)
     ranks = Ranks(config, folder, on_rank_death, step_timeout)
     try:
         report(f"tensor parallelism: {config.tp} ranks")
@@ -81,8 +81,8 @@ def build_engine(
     return RankEngine(engine, group, ranks)
 
 
-def _settled(config: EngineConfig, report: Report) -> EngineConfig:
-    """What a rank could refuse, would download again or might see otherwise, is settled before there are any."""
+def _resolve(config: EngineConfig, report: Report) -> EngineConfig:
+    """Before ranks start: refuse what they could not run, download the model once, choose the device for all."""
     if config.engine != "torch":
         return config
     from minisgl.engine.loading import check_ranks, device_of  # imports torch

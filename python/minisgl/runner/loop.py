@@ -1,9 +1,8 @@
-"""The step loop: the one place where a control plane and an engine meet.
+"""The step loop: it schedules a step, launches it on the engine, and processes the output of the step before.
 
 Keeps true: plans are launched in the order they were scheduled; every schedule gets exactly one commit, or the
 `ForwardFailed` that stands in for it; step n + 1 is scheduled and launched before step n is waited for (overlap depth
 one); every accepted request gets exactly one terminal reply; no message can stop the loop.
-Doesn't know: sockets, processes, text, how anything is scheduled or computed.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from minisgl.message import (
 )
 from minisgl.metrics.chrome_trace import DEVICE, ChromeTrace
 from minisgl.metrics.steps import StepTimers
-from minisgl.runner.failover import UncommittedStep, arrivals, ends_of, take_tokens
+from minisgl.runner.failover import UncommittedStep, ends_of, take_tokens
 from minisgl.runner.heartbeat import Pulse
-from minisgl.runner.ledger import Ledger
+from minisgl.runner.request_tracker import RequestTracker
 from minisgl.scheduler.api import ControlPlane, ControlPlaneError, metadata_time_ns
 from minisgl.step import (
     Abort,
@@ -59,7 +58,7 @@ class _InFlight:
 
 
 class StepLoop:
-    """Drive `control_plane` and `engine` one step per `step` call; what clients must hear goes to `send`."""
+    """Drive `control_plane` and `engine`, one step per `step` call; messages for clients go to `send`."""
 
     def __init__(
         self,
@@ -78,14 +77,14 @@ class StepLoop:
         self._overlap = overlap
         self._pulse = pulse or Pulse()
         self.timers = timers or StepTimers()
-        self._ledger = Ledger()
+        self._requests = RequestTracker()
         self._fallback = fallback
         self._next_step = 0
         self._in_flight: _InFlight | None = None
         self._failed_step: int | None = None
         self._failure_text = ""
-        self._owners: dict[int, int] = {}  # the request that each slot was last bound to
-        self._told_to_end: dict[int, FinishReason] = {}  # by an event whose end was not reported yet
+        self._owners: dict[int, int] = {}  # the request that each slot was last assigned to
+        self._ending: dict[int, FinishReason] = {}  # asked to end by an event, and not reported yet
         self._failed_ids: set[int] = set()  # with a row in the failed step
         self._replay: list[Event] = []  # for the next schedule
         self.num_failovers = 0
@@ -125,15 +124,15 @@ class StepLoop:
         self._in_flight = _InFlight(plan, self._launch(plan))
         timers.lap(timers.launch, plan.step)
         timers.scheduled(plan.num_rows, plan.num_tokens)
-        if previous is not None and not self._settle(previous):
+        if previous is not None and not self._process_output(previous):
             return
         if not self._overlap or plan.num_rows == 0:
-            self._settle_last()
+            self._process_last()
 
     def drain(self) -> None:
         """Commit the step in flight, if any."""
         if self._in_flight is not None:
-            self._settle_last()
+            self._process_last()
 
     # ------------------------------------------------------------------------------------------------- into a step
 
@@ -150,37 +149,26 @@ class StepLoop:
                         events.add(arrival)
                 case AbortRequest(req_id):
                     events.add(Abort(req_id))
-                    self._told_to_end.setdefault(req_id, FinishReason.ABORT)
+                    self._ending.setdefault(req_id, FinishReason.ABORT)
                 case FinishRequest(req_id):
                     events.add(Finish(req_id))
-                    self._told_to_end.setdefault(req_id, FinishReason.STOP)
+                    self._ending.setdefault(req_id, FinishReason.STOP)
                 case Shutdown():
                     self.shutdown = True
         return events
 
-    def _arrival(self, message: AddRequest) -> Event | None:
+    def _arrival(self, message: AddRequest) -> Arrival | None:
         sampling = message.sampling
         if sampling.max_tokens is None or sampling.seed is None:
             self._refuse(message.req_id, "sampling: max_tokens and seed must be resolved before the engine sees them")
             return None
-        if message.req_id in self._ledger:
+        if message.req_id in self._requests:
             raise ValueError(f"request id {message.req_id} was used twice")
         prompt = np.frombuffer(message.tokens, np.int32)
-        self._ledger.add(message.req_id, sampling, prompt, message.priority)
-        return Arrival(
-            req_id=message.req_id,
-            tokens=prompt,
-            num_prompt=len(prompt),
-            max_tokens=sampling.max_tokens,
-            stop_ids=sampling.stop_token_ids,
-            min_tokens=sampling.min_tokens,
-            ignore_eos=sampling.ignore_eos,
-            priority=message.priority,
-            no_match=sampling.prompt_logprobs is not None,
-        )
+        return self._requests.add(message.req_id, sampling, prompt, message.priority).arrival()
 
     def _schedule(self, events: Events) -> StepPlan:
-        """Schedule; an event that the control plane refuses is answered, and the others are sent again."""
+        """Schedule; a request that the scheduler refuses gets an error, and the other events are sent again."""
         while True:
             try:
                 plan = self._control_plane.schedule(self._next_step, events)
@@ -188,7 +176,7 @@ class StepLoop:
                 event = events.items.pop(error.index)
                 if not isinstance(event, Arrival):
                     raise
-                self._ledger.drop(event.req_id)
+                self._requests.drop(event.req_id)
                 self._refuse(event.req_id, f"{error.field}: {error.reason}")
             except ControlPlaneError as error:
                 self._fail_over(error)
@@ -208,7 +196,7 @@ class StepLoop:
         for i in range(plan.num_assigned):
             slot, cached_len = entry.assigned[i].tolist()
             req_id = int(entry.assigned_ids[i])
-            request = self._ledger.get(req_id)
+            request = self._requests.get(req_id)
             self._owners[slot] = req_id
             if not request.admitted:
                 request.admitted = True
@@ -219,12 +207,12 @@ class StepLoop:
 
     # ----------------------------------------------------------------------------------------------- out of a step
 
-    def _settle_last(self) -> None:
+    def _process_last(self) -> None:
         last, self._in_flight = self._in_flight, None
         assert last is not None
-        self._settle(last)
+        self._process_output(last)
 
-    def _settle(self, step: _InFlight) -> bool:
+    def _process_output(self, step: _InFlight) -> bool:
         """Wait for `step`, commit it and send what it gave. False if its forward failed."""
         timers, number = self.timers, step.plan.step
         self._pulse.enter("forward")
@@ -251,10 +239,10 @@ class StepLoop:
 
     def _report(self, output: StepOutput, result: StepResult) -> None:
         self._reply(output, result)
-        self._ledger.record(output)
-        if self._told_to_end:
+        self._requests.record(output)
+        if self._ending:
             for req_id in output.req_ids[output.reasons != FinishReason.NONE].tolist():
-                self._told_to_end.pop(req_id, None)
+                self._ending.pop(req_id, None)
 
     def _entry(self, plan: StepPlan) -> RingEntry:
         return self._control_plane.buffers.ring[plan.ring_index]
@@ -273,33 +261,33 @@ class StepLoop:
 
     # ---------------------------------------------------------------------------------------------------- failover
 
-    def _fail_over(self, error: ControlPlaneError, *unsettled: UncommittedStep) -> None:
-        """The control plane broke: settle the steps in flight without it, go on with another one, which is told what
-        lives in its first call. (Events of the failed call need not be sent again: its arrivals live in the ledger, its
-        ends are reported here.)"""
+    def _fail_over(self, error: ControlPlaneError, *uncommitted: UncommittedStep) -> None:
+        """The scheduler broke: process the steps in flight without it, and go on with another one, whose first call
+        gets what lives. (Events of the failed call need not be sent again: its arrivals are tracked, its ends are
+        reported here.)"""
         if self._fallback is None:
             raise error
         self.num_failovers += 1
         self.failover_reason = str(error)
-        steps = list(unsettled)
+        steps = list(uncommitted)
         if self._in_flight is not None:
             later, self._in_flight = self._in_flight, None
             steps.append(UncommittedStep(later.plan, self._entry(later.plan), self._wait_for(later)))
         limits, eos_ids = self._control_plane.buffers.limits, self._engine.info.eos_ids
         for step in steps:
-            output = take_tokens(step, self._owners, self._ledger, limits, eos_ids, self._told_to_end)
+            output = take_tokens(step, self._owners, self._requests, limits, eos_ids, self._ending)
             self._report(output, step.result or StepResult(np.empty(0, np.int32)))
-        self._ledger.fold()
-        for req_id in self._failed_ids:  # the event that said so is gone with the control plane
-            self._told_to_end[req_id] = FinishReason.ERROR
+        self._requests.flush()
+        for req_id in self._failed_ids:  # the event that said so is lost with the scheduler
+            self._ending[req_id] = FinishReason.ERROR
         self._failed_ids.clear()
-        left = ends_of(self._told_to_end, self._ledger, self._next_step)
+        left = ends_of(self._ending, self._requests, self._next_step)
         self._report(left, StepResult(np.empty(0, np.int32)))
-        self._told_to_end.clear()
-        self._ledger.fold()
+        self._ending.clear()
+        self._requests.flush()
         self._failed_step = None
         self._control_plane, self._fallback = self._fallback(), None
-        self._replay = arrivals(self._ledger)
+        self._replay = [request.arrival() for request in self._requests.live()]
 
     def _wait_for(self, step: _InFlight) -> StepResult | None:
         self._pulse.enter("forward")
@@ -334,7 +322,7 @@ class StepLoop:
     def _errors(self, output: StepOutput) -> dict[int, str]:
         errors = {}
         for req_id in output.req_ids[output.reasons == FinishReason.ERROR].tolist():
-            request = self._ledger.peek(req_id)
+            request = self._requests.peek(req_id)
             if request is not None and not request.admitted:
                 limit = self._control_plane.buffers.limits.max_seq_len
                 errors[req_id] = f"a prompt of {request.num_prompt} tokens does not fit: the limit is {limit - 1}"
@@ -365,7 +353,7 @@ def _trace_forward(trace: ChromeTrace, step: _InFlight) -> None:
 
 
 def _join_logprobs(rows: Int32Array, logprobs: StepLogprobs) -> tuple[TokenLogprobs, ...]:
-    """Hang the engine's logprobs, which go by row, on the indices of the output."""
+    """Log probabilities by row of the step -> by index of the output."""
     index_of = {row: index for index, row in enumerate(rows.tolist()) if row >= 0}
     return tuple(
         TokenLogprobs(

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from minisgl.config import EngineConfig
+from minisgl.engine.sim.build import build_sim
 from minisgl.engine.sim.clock import RealClock, VirtualClock
 from minisgl.engine.sim.profile import StepLoad
 from minisgl.message import AbortRequest
 from minisgl.runner.build import build_engine
-from minisgl.runner.sim import build_sim
 from minisgl.step import FinishReason, StepBuffers, StepLimits, StepPlan
 from tests.helpers.sim import ALPHABET, EOS, Sim, constant, request
 

@@ -1,7 +1,4 @@
-"""A simulated engine from a configuration, with words of the tokenizer that it is to serve.
-
-Doesn't know: the control plane, processes.
-"""
+"""A simulated engine from a configuration, with words of the tokenizer that it serves."""
 
 from __future__ import annotations
 
