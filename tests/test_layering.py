@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "version": set(),
     "rope": set(),
     "message": {"sampling_params", "step"},
+    "heartbeat": {"message"},
     "generation_config": {"config", "sampling_params"},
     "early_tokenizer": {"config", "tokenizer", "weights.sources"},
     # the control plane
@@ -67,6 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "scheduler",
         "engine",
         "message",
+        "heartbeat",
         "config",
         "sampling_params",
         "step",
@@ -76,7 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # text and HTTP
     "tokenizer": {"config", "step", "envs", "made_once"},
     "metrics": {"message"},
-    "frontend": {"message", "tokenizer", "metrics", "sampling_params", "step"},
+    "frontend": {"message", "heartbeat", "tokenizer", "metrics", "sampling_params", "step"},
     "server": {"frontend", "message", "tokenizer", "metrics", "sampling_params", "step", "config", "version"},
     # programs
     "bench": {

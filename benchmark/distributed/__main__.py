@@ -95,12 +95,12 @@ def measure_graphs(group: TorchGroup, device: torch.device, rounds: int) -> dict
     return found
 
 
-def one_rank(rank: int, size: int, meeting: str, device_name: str, rounds: int) -> int:
+def one_rank(rank: int, size: int, rendezvous: str, device_name: str, rounds: int) -> int:
     torch.set_num_threads(1)
     device = torch.device(device_name, rank) if device_name == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    group = TorchGroup(Path(meeting), rank, size, device)
+    group = TorchGroup(Path(rendezvous), rank, size, device)
     found = measure(group, device, rounds)
     if device.type == "cuda":
         found |= measure_graphs(group, device, rounds)
@@ -113,7 +113,7 @@ def one_rank(rank: int, size: int, meeting: str, device_name: str, rounds: int) 
 def run_ranks(size: int, device: str, rounds: int) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory(prefix="minisgl-") as folder:
         command = [sys.executable, "-m", "benchmark.distributed", "--rounds", str(rounds), "--device", device]
-        command += ["--ranks", str(size), "--meeting", str(Path(folder) / "ranks"), "--rank"]
+        command += ["--ranks", str(size), "--rendezvous", str(Path(folder) / "ranks"), "--rank"]
         processes = [
             subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL)
             for rank in range(size)
@@ -137,10 +137,10 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--out", type=Path, help="folder for raw.json and README.md")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)  # of the processes that this one starts
-    parser.add_argument("--meeting", help=argparse.SUPPRESS)
+    parser.add_argument("--rendezvous", help=argparse.SUPPRESS)
     options = parser.parse_args(args)
     if options.rank is not None:
-        return one_rank(options.rank, options.ranks[0], options.meeting, options.device, options.rounds)
+        return one_rank(options.rank, options.ranks[0], options.rendezvous, options.device, options.rounds)
     if options.device == "cuda" and (count := torch.cuda.device_count()) < max(options.ranks):
         parser.error(f"--ranks {max(options.ranks)}: there are {count} CUDA devices")
     by_size = {size: run_ranks(size, options.device, options.rounds) for size in options.ranks}

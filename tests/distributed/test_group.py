@@ -55,9 +55,9 @@ def test_a_rank_whose_peer_is_gone_hears_of_it(tmp_path: Path) -> None:
     )
     from minisgl.distributed.torch_group import TorchGroup
 
-    meeting = tmp_path / "meeting"
-    with subprocess.Popen([sys.executable, "-c", program, str(meeting)]) as peer:
-        group = TorchGroup(meeting, 0, 2, torch.device("cpu"))
+    rendezvous = tmp_path / "rendezvous"
+    with subprocess.Popen([sys.executable, "-c", program, str(rendezvous)]) as peer:
+        group = TorchGroup(rendezvous, 0, 2, torch.device("cpu"))
         assert peer.wait() == 0
         with pytest.raises(GroupError, match="allreduce on rank 0 of 2"):
             group.all_reduce(torch.zeros(3))

@@ -60,7 +60,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Pretended:
 
 
 def test_collectives_stay_on_the_callers_stream(pretended: Pretended, tmp_path: Path) -> None:
-    group = TorchGroup(tmp_path / "meeting", 0, 1, CUDA)
+    group = TorchGroup(tmp_path / "rendezvous", 0, 1, CUDA)
     assert pretended.calls == [("allreduce", False)]  # the communicator exists when the group does
     mine = torch.arange(3)
     assert group.all_reduce(mine) is mine and group.broadcast(mine) is mine
@@ -71,7 +71,7 @@ def test_collectives_stay_on_the_callers_stream(pretended: Pretended, tmp_path: 
 
 
 def test_after_an_abort_nothing_is_believed(pretended: Pretended, tmp_path: Path) -> None:
-    group = TorchGroup(tmp_path / "meeting", 0, 2, CUDA)
+    group = TorchGroup(tmp_path / "rendezvous", 0, 2, CUDA)
     group.abort()
     assert pretended.aborted.wait(60)
     for use in (lambda: group.all_reduce(torch.zeros(1)), lambda: group.least(3)):
@@ -84,7 +84,7 @@ def test_an_abort_during_a_wait_is_no_result(
     pretended: Pretended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The collective ends, with any value."""
-    group = TorchGroup(tmp_path / "meeting", 0, 2, CUDA)
+    group = TorchGroup(tmp_path / "rendezvous", 0, 2, CUDA)
     monkeypatch.setattr(pretended, "allreduce", lambda *args: group.abort())
     with pytest.raises(GroupError, match="a peer is gone"):
         group.least(3)
@@ -94,7 +94,7 @@ def test_an_abort_during_a_wait_is_no_result(
 @pytest.mark.parametrize("hangs", [False, True])
 def test_closing_aborts_and_never_hangs(hangs: bool, pretended: Pretended, tmp_path: Path) -> None:
     pretended.hangs = hangs
-    group = TorchGroup(tmp_path / "meeting", 0, 1, CUDA)
+    group = TorchGroup(tmp_path / "rendezvous", 0, 1, CUDA)
     group.close()
     group.close()
     assert pretended.aborted.is_set()

@@ -142,7 +142,7 @@ def test_a_rank_that_stands_still_ends_the_server_within_the_step_timeout(busy: 
         else:
             said = stopped(server, victim, 2 + ENDS_WITHIN_S)
         assert re.fullmatch(
-            r"minisgl: tensor-parallel rank 1 said nothing for [\d.]+ s, the limit is 2 \(--step-timeout\)", said
+            r"minisgl: no heartbeat from tensor-parallel rank 1 for [\d.]+ s, the limit is 2 \(--step-timeout\)", said
         )
     finally:
         server.kill()

@@ -197,10 +197,10 @@ def test_what_counts_as_a_hang(phase: str, age_s: float, silent_s: float, wrong:
     ):
         server.engine.beats = False
         server.engine.send(Heartbeat(phase, age_s))
-        server.wait_until(lambda: (server.client.beat.phase, server.client.beat.age_s) == (phase, age_s))
+        server.wait_until(lambda: server.client.watchdog.beats() == {0: Heartbeat(phase, age_s)})
 
         def age() -> str | None:
-            server.client.beat_time -= silent_s
+            server.client.watchdog._heard[0] -= silent_s
             return trouble(server.client, 30.0)
 
         found = server.on_loop(age)

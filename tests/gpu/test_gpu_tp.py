@@ -59,7 +59,7 @@ two_devices = pytest.mark.skipif(COUNT < 2, reason=f"{COUNT} devices, 2 are need
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[TorchGroup]:
-    group = TorchGroup(tmp_path / "meeting", 0, 1, FIRST)
+    group = TorchGroup(tmp_path / "rendezvous", 0, 1, FIRST)
     yield group
     group.close()
 
@@ -131,8 +131,8 @@ class Half(TorchGroup):
         return 2
 
 
-def _half(folder: Path, meeting: Path, wanted: Wanted, **settings: Any) -> tuple[Run, CudaEngine]:
-    group = Half(meeting, 0, 1, FIRST)
+def _half(folder: Path, rendezvous: Path, wanted: Wanted, **settings: Any) -> tuple[Run, CudaEngine]:
+    group = Half(rendezvous, 0, 1, FIRST)
     config = EngineConfig(model=str(folder), **{"device": DEVICE, **SETTINGS, **settings})
     engine = load_engine(config, print, group)
     assert isinstance(engine, CudaEngine)
@@ -166,7 +166,7 @@ def test_launches_with_collectives_do_not_wait_for_the_device(tmp_path: Path) ->
     """Any operation of torch's that makes the host wait raises, once the engine is warm."""
     need_backend("flashinfer")
     folder, _ = checkpoint("qwen3-tied", tmp_path / "model", **{**WIDE, "num_key_value_heads": 4})
-    group = Half(tmp_path / "meeting", 0, 1, FIRST)
+    group = Half(tmp_path / "rendezvous", 0, 1, FIRST)
     config = EngineConfig(model=str(folder), device="cuda", dtype="bfloat16", **SETTINGS)
     engine = load_engine(config, print, group)
     collector = Run(engine, config)

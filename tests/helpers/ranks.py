@@ -18,8 +18,8 @@ import torch
 from minisgl.distributed import GroupError
 from minisgl.distributed.torch_group import TorchGroup
 from minisgl.engine.api import Engine, EngineInfo, EngineStepError, SlotBinding, StepHandle, StepResult
-from minisgl.runner.rank_messages import RankStep, Stop, decode, encode
-from minisgl.runner.rank_pulse import StepClock
+from minisgl.heartbeat import Activity
+from minisgl.runner.rank_messages import Stop, decode, encode
 from minisgl.runner.ranks import RankDied, RankEngine
 from minisgl.runner.worker import Jobs, work
 from minisgl.step import StepBuffers, StepPlan
@@ -36,7 +36,7 @@ def on_ranks(size: int, folder: Path, work: Callable[[TorchGroup], T]) -> list[T
 
     def one(rank: int) -> None:
         try:
-            group = TorchGroup(folder / "meeting", rank, size, CPU)
+            group = TorchGroup(folder / "rendezvous", rank, size, CPU)
             try:
                 results[rank] = work(group)
                 group.least(0)  # nobody leaves early
@@ -50,7 +50,7 @@ def on_ranks(size: int, folder: Path, work: Callable[[TorchGroup], T]) -> list[T
         thread.start()
     for thread in threads:
         thread.join(60)
-    (folder / "meeting").unlink(missing_ok=True)
+    (folder / "rendezvous").unlink(missing_ok=True)
     if errors:
         raise errors[0]
     assert not any(thread.is_alive() for thread in threads), "the ranks wait for each other"
@@ -63,7 +63,6 @@ class _Transport:
     def __init__(self, size: int) -> None:
         self.processes = list(range(1, size))
         self.inboxes: list[Jobs] = [queue.SimpleQueue() for _ in self.processes]
-        self.clocks = [StepClock() for _ in self.processes]
         self.acks: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.errors: list[BaseException] = []
         self.threads: list[threading.Thread] = []
@@ -80,11 +79,8 @@ class _Transport:
         return RankDied(repr(self.errors[0]) if self.errors else str(error))
 
     def send(self, frame: bytes) -> None:
-        for inbox, clock in zip(self.inboxes, self.clocks, strict=True):
-            message = decode(frame)
-            if isinstance(message, RankStep):
-                clock.begin(message.step)
-            inbox.put(message)
+        for inbox in self.inboxes:
+            inbox.put(decode(frame))
 
     def receive_ack(self, *, block: bool) -> int | None:
         while True:
@@ -156,14 +152,14 @@ class ThreadRanks(RankEngine):
     ) -> None:
         self.failed_steps: list[list[int]] = [[] for _ in range(size - 1)]
         self.engines: list[Engine | None] = [None] * size
-        meeting, transport = folder / "meeting", _Transport(size)
+        rendezvous, transport = folder / "rendezvous", _Transport(size)
 
         def one(rank: int) -> None:
             try:
-                group = TorchGroup(meeting, rank, size, CPU)
+                group = TorchGroup(rendezvous, rank, size, CPU)
                 engine = self.engines[rank] = build(group)
                 worker = _Worker(engine, rank, tamper, self.failed_steps[rank - 1])
-                work(worker, transport.inboxes[rank - 1], transport.acks.put, transport.clocks[rank - 1])
+                work(worker, transport.inboxes[rank - 1], transport.acks.put, Activity())
                 engine.close()
             except GroupError:  # a peer has ended, which says why
                 pass
@@ -175,7 +171,7 @@ class ThreadRanks(RankEngine):
         transport.threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(1, size)]
         for thread in transport.threads:
             thread.start()
-        group = TorchGroup(meeting, 0, size, CPU)
+        group = TorchGroup(rendezvous, 0, size, CPU)
         self.engines[0] = build(group)
         super().__init__(self.engines[0], group, transport)  # type: ignore[arg-type]
         self.errors = transport.errors

@@ -30,13 +30,13 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class TorchGroup:
-    """Waits until all `size` ranks have come to the file `meeting`, which stays there. Raises `GroupError`."""
+    """Waits until all `size` ranks have opened the file `rendezvous`, which stays. Raises `GroupError`."""
 
-    def __init__(self, meeting: Path, rank: int, size: int, device: torch.device) -> None:
+    def __init__(self, rendezvous: Path, rank: int, size: int, device: torch.device) -> None:
         self._rank, self._size, self._device = rank, size, device
         self._aborted = False
         try:
-            store = torch._C._distributed_c10d.FileStore(str(meeting), size)
+            store = torch._C._distributed_c10d.FileStore(str(rendezvous), size)
             store.set_timeout(MEET_TIMEOUT)
             self._group: Any = _make(store, rank, size, device)
         except RuntimeError as error:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from minisgl.frontend.output_processor import OutputProcessor, RequestState
+from minisgl.heartbeat import Watchdog
 from minisgl.message import (
     AbortRequest,
     AddRequest,
@@ -37,6 +38,8 @@ from minisgl.message import (
 from minisgl.metrics.meters import Meter
 
 LINGER_MS = 500
+ENGINE = 0  # of the watchdog's processes
+SILENCE_S = 3.0  # between two heartbeats, which come every 0.5 s
 MAX_QUEUED_FRAMES = 4  # that nobody has read; beyond, the engine waits for this process
 MAX_FRAMES = 8  # taken at once
 MAX_NOTIFIED = 256  # subscribers in one turn of the event loop
@@ -133,8 +136,7 @@ class ProcessClient(EngineClient):
         self._loop: asyncio.AbstractEventLoop | None = None  # while it reads
         self.ready: asyncio.Future[EngineReady] | None = None
         self.stats: EngineStats | None = None
-        self.beat = Heartbeat("working", 0.0)
-        self.beat_time = 0.0  # time.monotonic of its arrival
+        self.watchdog = Watchdog([ENGINE], lambda _: "the engine process", SILENCE_S)
         self.codec = Codec()
         self.dispatch = Meter("dispatch")  # time to receive, and to notify
         self.on_progress: Callable[[str, int, int], None] = lambda text, done, total: None
@@ -246,13 +248,13 @@ class ProcessClient(EngineClient):
             case EngineStats():
                 self.stats = message
             case Heartbeat():
-                self.beat, self.beat_time = message, time.monotonic()
+                self.watchdog.hear(ENGINE, message)
             case LoadProgress(text, done, total):
                 self.on_progress(text, done, total)
             case EngineReady():
                 if self.ready is not None and not self.ready.done():
                     self.ready.set_result(message)
-                    self.beat_time = time.monotonic()  # from now on it must beat
+                    self.watchdog.expect()
             case Narration(lines):
                 self.on_narration(lines)
             case EngineFailed(text):

@@ -112,10 +112,14 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, tag="beat", frozen=True, array_like=True):
-    """Every half second: the step loop is idle, working, or waiting for a forward, and since when."""
+    """Every half second: the loop of a process is idle, working, or waiting for the forward of `step`, and for how
+    long. A tensor-parallel rank also says what it has used."""
 
     phase: str
     age_s: float
+    step: int = -1
+    cpu_s: float = 0.0
+    resident_bytes: int = 0
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -67,7 +67,7 @@ def build_engine(
     ranks = Ranks(config, folder, on_rank_death, step_timeout)
     try:
         report(f"tensor parallelism: {config.tp} ranks")
-        group = join_group(config, 0, ranks.meeting)
+        group = join_group(config, 0, ranks.rendezvous)
         ranks.joined(group)
         engine = build_rank(config, group, report)
         ranks.wait_ready()
@@ -98,8 +98,8 @@ def _resolve(config: EngineConfig, report: Report) -> EngineConfig:
     return msgspec.structs.replace(config, model=str(model))
 
 
-def join_group(config: EngineConfig, rank: int, meeting: Path) -> Group:
-    """Wait for the other ranks at the file `meeting`. Raises `GroupError`, `ConfigError`."""
+def join_group(config: EngineConfig, rank: int, rendezvous: Path) -> Group:
+    """Wait for the other ranks at the file `rendezvous`. Raises `GroupError`, `ConfigError`."""
     import torch
 
     from minisgl.distributed.torch_group import TorchGroup
@@ -111,7 +111,7 @@ def join_group(config: EngineConfig, rank: int, meeting: Path) -> Group:
         device = device_of(config, rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # before anything makes a context on another one
-    return TorchGroup(meeting, rank, config.tp, device)
+    return TorchGroup(rendezvous, rank, config.tp, device)
 
 
 def build_rank(config: EngineConfig, group: Group, report: Report) -> Engine:

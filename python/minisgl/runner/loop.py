@@ -15,6 +15,7 @@ import numpy as np
 
 from minisgl.engine import api as engine_api
 from minisgl.engine.api import Engine, EngineStepError, SlotBinding, StepHandle, StepLogprobs, StepResult
+from minisgl.heartbeat import Activity
 from minisgl.message import (
     AbortRequest,
     AddRequest,
@@ -29,7 +30,6 @@ from minisgl.message import (
 from minisgl.metrics.chrome_trace import DEVICE, ChromeTrace
 from minisgl.metrics.steps import StepTimers
 from minisgl.runner.failover import UncommittedStep, ends_of, take_tokens
-from minisgl.runner.heartbeat import Pulse
 from minisgl.runner.request_tracker import RequestTracker
 from minisgl.scheduler.api import ControlPlane, ControlPlaneError, metadata_time_ns
 from minisgl.step import (
@@ -67,7 +67,7 @@ class StepLoop:
         send: Send,
         *,
         overlap: bool = True,
-        pulse: Pulse | None = None,
+        activity: Activity | None = None,
         fallback: Callable[[], ControlPlane] | None = None,
         timers: StepTimers | None = None,
     ) -> None:
@@ -75,7 +75,7 @@ class StepLoop:
         self._engine = engine
         self._send = send
         self._overlap = overlap
-        self._pulse = pulse or Pulse()
+        self._activity = activity or Activity()
         self.timers = timers or StepTimers()
         self._requests = RequestTracker()
         self._fallback = fallback
@@ -215,7 +215,7 @@ class StepLoop:
     def _process_output(self, step: _InFlight) -> bool:
         """Wait for `step`, commit it and send what it gave. False if its forward failed."""
         timers, number = self.timers, step.plan.step
-        self._pulse.enter("forward")
+        self._activity.enter("forward", number)
         timers.rest()
         try:
             result = step.handle.wait()
@@ -224,7 +224,7 @@ class StepLoop:
             return False
         finally:
             timers.awake(timers.wait, number)
-            self._pulse.enter("working")
+            self._activity.enter("working")
         try:
             output = self._control_plane.commit(number, result.tokens)
         except ControlPlaneError as error:
@@ -255,7 +255,7 @@ class StepLoop:
         self._failure_text = f"the forward of step {step} failed: {error}"
         if self._in_flight is not None:
             later, self._in_flight = self._in_flight, None
-            self._pulse.enter("forward")
+            self._activity.enter("forward", later.plan.step)
             with contextlib.suppress(EngineStepError):  # stood in for by the same event
                 later.handle.wait()
 
@@ -290,14 +290,14 @@ class StepLoop:
         self._replay = [request.arrival() for request in self._requests.live()]
 
     def _wait_for(self, step: _InFlight) -> StepResult | None:
-        self._pulse.enter("forward")
+        self._activity.enter("forward", step.plan.step)
         try:
             return step.handle.wait()
         except EngineStepError as error:
             self._failure_text = f"the forward of step {step.plan.step} failed: {error}"
             return None
         finally:
-            self._pulse.enter("working")
+            self._activity.enter("working")
 
     # ----------------------------------------------------------------------------------------------------- replies
 

@@ -9,13 +9,14 @@ Doesn't know: HTTP, text.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,12 +24,14 @@ import zmq
 
 from minisgl.config import ConfigError
 from minisgl.engine.api import Engine
+from minisgl.heartbeat import Activity, HeartbeatThread
 from minisgl.message import (
     Codec,
     EngineFailed,
     EngineReady,
     EngineStats,
     FromEngine,
+    Heartbeat,
     LoadProgress,
     MeasuredCodec,
     Narration,
@@ -39,7 +42,6 @@ from minisgl.message import (
 from minisgl.metrics.meters import GcWatch, cpu_seconds, resident_bytes
 from minisgl.metrics.steps import step_timers
 from minisgl.runner.build import build_engine, build_fallback, choose_control_plane
-from minisgl.runner.heartbeat import HeartbeatThread, Pulse
 from minisgl.runner.loop import StepLoop
 from minisgl.runner.process_config import ProcessConfig
 from minisgl.scheduler.backend import Chosen
@@ -52,6 +54,14 @@ LAST_WORDS_MS = 20_000  # of a process that could not start: the HTTP process ma
 MAX_QUEUED_FRAMES = 2
 SEND_BUFFER_BYTES = 4096
 CONNECT_MS = 5  # between two looks for the HTTP process's sockets, which may come after this process
+
+
+@contextlib.contextmanager
+def heartbeat_sender(context: zmq.Context[zmq.Socket[bytes]], address: str) -> Iterator[Callable[[Heartbeat], None]]:
+    with context.socket(zmq.PUSH) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(address)
+        yield lambda beat: socket.send(encode([beat]))
 
 
 class ParentGone(Exception):
@@ -77,8 +87,8 @@ class Link:
         if config.engine.debug.transport_stats:
             meters = self.timers.meters
             self._codec = MeasuredCodec(meters["encode"], meters["decode"], meters["queue"])
-        self.pulse = Pulse()
-        self._heartbeat = HeartbeatThread(self._context, config.from_engine, self.pulse)
+        self.activity = Activity()
+        self._heartbeat = HeartbeatThread(self.activity.heartbeat, heartbeat_sender(self._context, config.from_engine))
         self._poller = zmq.Poller()
         self._poller.register(self._inbox, zmq.POLLIN)
         self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
@@ -108,12 +118,12 @@ class Link:
         """Every message that is there; with `block`, wait for the first. Raises `ParentGone`."""
         timers = self.timers
         if block:
-            self.pulse.enter("idle")
+            self.activity.enter("idle")
             timers.rest()
         ready = dict(self._poller.poll(None if block else 0))
         if block:
             timers.awake(timers.idle)
-        self.pulse.enter("working")
+        self.activity.enter("working")
         self._check_parent(ready)
         messages: list[ToEngine] = []
         while True:
@@ -146,7 +156,7 @@ def serve(config: ProcessConfig, link: Link) -> None:
         )
         if chosen.fallback:
             link.send([LoadProgress(f"control plane: python serves instead of rust_hotpath: {chosen.fallback}")])
-        link.pulse.enter("working")
+        link.activity.enter("working")
         link.send([_ready(engine, chosen)])
         gc.collect()
         gc.freeze()  # what is loaded now lives as long as the process: collections need not visit it
@@ -155,7 +165,7 @@ def serve(config: ProcessConfig, link: Link) -> None:
             engine,
             link.send,
             overlap=config.engine.overlap,
-            pulse=link.pulse,
+            activity=link.activity,
             fallback=lambda: build_fallback(config.engine, engine.info, link.narrate),
             timers=link.timers,
         )

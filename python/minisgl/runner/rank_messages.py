@@ -1,7 +1,6 @@
-"""What rank 0 sends to the ranks above it: one message a step with the live regions of its buffers.
+"""Messages between rank 0 and the ranks above it: a step is one message with the live regions of rank 0's buffers.
 
 Keeps true: what arrives, written into buffers of the same sizes, has the digest of what was sent.
-Doesn't know: sockets, engines.
 """
 
 from __future__ import annotations
@@ -14,41 +13,27 @@ import numpy as np
 
 from minisgl.config import EngineConfig
 from minisgl.engine.api import SlotBinding
+from minisgl.message import EngineFailed, Heartbeat
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.digest import live_regions
 from minisgl.step import StepBuffers, StepLimits, StepPlan
 
 
 class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line on a worker's stdin. Addresses and the meeting file are rank 0's."""
+    """The first line on a worker's stdin. `rendezvous` is a file where the ranks find each other."""
 
     engine: EngineConfig
     rank: int
     steps: str
     acks: str
-    meeting: str
+    rendezvous: str
 
 
-class RankReady(msgspec.Struct, frozen=True, tag="ready"):
-    """A line on a worker's stdout: it has loaded."""
+class RankReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """It has loaded."""
 
 
-class RankBeat(msgspec.Struct, frozen=True, tag="beat"):
-    """Another, every half second: the step that it has been at for `age_s` (-1: none), and what it uses."""
-
-    step: int
-    age_s: float
-    cpu_s: float
-    resident_bytes: int
-
-
-class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """Its last: why it ends."""
-
-    reason: str
-
-
-RankNews = RankReady | RankBeat | RankFailed
+FromRank = RankReady | Heartbeat | EngineFailed  # lines of JSON on a worker's stdout; the last says why it ends
 
 
 class NewBuffers(msgspec.Struct, frozen=True, array_like=True, tag="buffers"):

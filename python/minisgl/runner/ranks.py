@@ -1,12 +1,11 @@
 """Rank 0's side of tensor parallelism: the processes of the ranks above it, and the engine that feeds them.
 
-Each rank above 0 is a `runner.worker`. Its stdin is its lifeline, its stdout says that it is ready, what it is at every
-half second and why it ends, and ends when it does, however that happens.
+Each rank above 0 is a `runner.worker` process. It ends when its stdin is closed. On its stdout come a `RankReady`,
+heartbeats and the reason of its end; the end of its stdout is the end of the process.
 
-Keeps true: every rank gets every step, in order, before this rank runs it; a ring entry is sent again only when all
-ranks have launched the step that lay there; a rank that ends unasked, or hangs, ends all others and makes every later
-call raise `RankDied`; no rank outlives `close`, or this process.
-Doesn't know: what a step computes, HTTP.
+Keeps true: every rank gets every step, in order, before this rank runs it; a ring entry is overwritten only when all
+ranks have launched the step in it; a rank that ends unasked, or hangs, ends all others and makes every later call raise
+`RankDied`; no rank outlives `close`, or this process.
 """
 
 from __future__ import annotations
@@ -26,20 +25,17 @@ import zmq
 from minisgl.config import EngineConfig, Limits
 from minisgl.distributed import Group, GroupError
 from minisgl.engine.api import Engine, EngineInfo, EngineStepError, SlotBinding, StepHandle, StepResult
-from minisgl.message import RankUsage
+from minisgl.heartbeat import Watchdog, look_every_s
+from minisgl.message import EngineFailed, Heartbeat, RankUsage
 from minisgl.runner.rank_messages import (
+    FromRank,
     NewBuffers,
-    RankBeat,
     RankConfig,
-    RankFailed,
-    RankNews,
-    RankReady,
     Stop,
     encode,
     pack,
     sizes_of,
 )
-from minisgl.runner.rank_pulse import RankWatch
 from minisgl.step import StepBuffers, StepPlan
 
 OnDeath = Callable[[str], None]
@@ -54,11 +50,11 @@ class RankDied(RuntimeError):
 
 
 class Ranks:
-    """The processes of ranks 1 .. `size` - 1. `on_death` is told, in a thread of its own, once, why one ended unasked,
-    or that one did not get on for `step_timeout` seconds.
+    """The processes of ranks 1 .. `size` - 1. `on_death` is called once, in a thread of its own, with the reason why
+    one ended unasked, or did not get on for `step_timeout` seconds.
 
-    `folder` for sockets and the meeting file is the caller's; without, an own one, which goes with `close`: a rank that
-    is ready may still be connecting, and on CUDA devices the meeting file is read on and on.
+    `folder` for sockets and the rendezvous file is the caller's; without, an own one, which goes with `close`: a rank
+    that is ready may still be connecting, and on CUDA devices the file is read on and on.
     """
 
     def __init__(
@@ -71,10 +67,11 @@ class Ranks:
         self._own_folder = Path(tempfile.mkdtemp(prefix="minisgl-ranks-")) if folder is None else None
         folder = folder or self._own_folder
         assert folder is not None
-        self.meeting = folder / "ranks"
+        self.rendezvous = folder / "ranks"
         self._on_death = on_death
         self._group: Group | None = None
-        self._watch = RankWatch(config.tp - 1, step_timeout)
+        self._step_timeout = step_timeout
+        self._watchdog = Watchdog(range(1, config.tp), ranks_named)
         self._changed = threading.Condition()
         self._num_ready = 0
         self._closing = False
@@ -93,7 +90,11 @@ class Ranks:
             self._outboxes.append(outbox)
             self._start(
                 RankConfig(
-                    engine=config, rank=rank, steps=address, acks=f"ipc://{folder / 'acks'}", meeting=str(self.meeting)
+                    engine=config,
+                    rank=rank,
+                    steps=address,
+                    acks=f"ipc://{folder / 'acks'}",
+                    rendezvous=str(self.rendezvous),
                 )
             )
 
@@ -106,7 +107,7 @@ class Ranks:
         with contextlib.suppress(BrokenPipeError):  # its end is noticed below
             process.stdin.write(msgspec.json.encode(config) + b"\n")
             process.stdin.flush()
-        threading.Thread(target=self._listen, args=(config.rank, process), name="rank-news", daemon=True).start()
+        threading.Thread(target=self._listen, args=(config.rank, process), name="rank-listen", daemon=True).start()
 
     def _listen(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         """Until the process ends."""
@@ -115,13 +116,12 @@ class Ranks:
         for line in process.stdout:
             if not line.endswith(b"\n"):  # killed while it wrote
                 break
-            news = msgspec.json.decode(line, type=RankNews)
-            if isinstance(news, RankBeat):
-                self._watch.hear(rank, news)
-            elif isinstance(news, RankFailed):
-                why = f": {news.reason}"
+            message = msgspec.json.decode(line, type=FromRank)
+            if isinstance(message, Heartbeat):
+                self._watchdog.hear(rank, message)
+            elif isinstance(message, EngineFailed):
+                why = f": {message.text}"
             else:
-                assert isinstance(news, RankReady)
                 with self._changed:
                     self._num_ready += 1
                     self._changed.notify_all()
@@ -134,9 +134,10 @@ class Ranks:
         """Whether all get on, until one does not."""
         while True:
             with self._changed:
-                if self._changed.wait_for(lambda: self._closing or self._failure, self._watch.look_every_s):
+                interval_s = look_every_s(self._step_timeout)
+                if self._changed.wait_for(lambda: self._closing or self._failure, interval_s):
                     return
-            if found := self._watch.trouble():
+            if found := self._watchdog.look(self._step_timeout):
                 self._fail(found)
 
     def _fail(self, reason: str) -> None:
@@ -166,7 +167,8 @@ class Ranks:
         threading.Thread(target=self._look, name="rank-look", daemon=True).start()
 
     def usage(self) -> list[RankUsage]:
-        return self._watch.usage()
+        beats = self._watchdog.beats().items()
+        return [RankUsage(rank, beat.cpu_s, beat.resident_bytes) for rank, beat in beats]
 
     def check(self) -> None:
         """Raises `RankDied` if one ended."""
@@ -227,6 +229,11 @@ class Ranks:
     def _remove_folder(self) -> None:
         if self._own_folder is not None:
             shutil.rmtree(self._own_folder, ignore_errors=True)
+
+
+def ranks_named(ranks: Sequence[int]) -> str:
+    names = ", ".join(map(str, ranks))
+    return f"tensor-parallel rank {names}" if len(ranks) == 1 else f"tensor-parallel ranks {names}"
 
 
 @contextlib.contextmanager

@@ -1,12 +1,11 @@
 """An engine process of a rank above 0: `python -m minisgl.runner.worker`, started by `runner.ranks`.
 
-It reads a `RankConfig` as one JSON line from stdin, loads its shard, and runs the steps that rank 0 sends until it is
-told to stop or stdin closes, which means that rank 0 is gone. It schedules nothing and samples nothing.
+It reads a `RankConfig` as one JSON line from stdin, loads its shard, and runs the steps that rank 0 sends until a
+`Stop` comes or stdin closes, which means that rank 0 is gone. It schedules nothing and samples nothing.
 
-Keeps true: steps are launched in the order they came, each when no more are in flight than rank 0 had, so that an entry
-of the ring is not written while it is read, and what follows a failed step comes in rank 0's order; a step that failed
-is noticed also if no other comes; exit code 0 only after `Stop`; any other end says why on stdout first, if it can.
-Doesn't know: requests, the control plane, HTTP.
+Keeps true: steps are launched in the order they came, each when no more are in flight than rank 0 had, so that a ring
+entry is not written while it is read, and a wipe comes where it came on rank 0; a step that failed is noticed even if
+no other comes; exit code 0 only after `Stop`; any other end says why on stdout first, if it can.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ import zmq
 from minisgl.config import ConfigError
 from minisgl.distributed import GroupError
 from minisgl.engine.api import Engine, EngineStepError, StepHandle
+from minisgl.heartbeat import Activity, HeartbeatThread
+from minisgl.message import EngineFailed, Heartbeat
 from minisgl.metrics.meters import cpu_seconds, resident_bytes
 from minisgl.runner.build import build_rank, join_group
 from minisgl.runner.rank_messages import (
-    RankBeat,
+    FromRank,
     RankConfig,
-    RankFailed,
-    RankNews,
     RankReady,
     RankStep,
     Stop,
@@ -44,7 +43,6 @@ from minisgl.runner.rank_messages import (
     make_buffers,
     unpack,
 )
-from minisgl.runner.rank_pulse import INTERVAL_S, StepClock
 from minisgl.step import StepBuffers
 
 GRACE_S = 10.0
@@ -52,9 +50,9 @@ LOOK_EVERY_S = 0.05  # at a step in flight, while no other comes
 Jobs = queue.SimpleQueue[ToRank]
 
 
-def run(config: RankConfig, tell: Callable[[RankNews], None]) -> None:
+def run(config: RankConfig, send: Callable[[FromRank], None]) -> None:
     """Returns after `Stop`. Raises what loading or a dead engine raises; what it had then goes with the process."""
-    group = join_group(config.engine, config.rank, Path(config.meeting))
+    group = join_group(config.engine, config.rank, Path(config.rendezvous))
     engine = build_rank(config.engine, group, lambda *report: None)
     context = zmq.Context()
     inbox, acks = context.socket(zmq.PULL), context.socket(zmq.PUSH)
@@ -62,24 +60,29 @@ def run(config: RankConfig, tell: Callable[[RankNews], None]) -> None:
     inbox.connect(config.steps)
     acks.connect(config.acks)
     jobs: Jobs = queue.SimpleQueue()
-    clock = StepClock()
-    threading.Thread(target=_receive, args=(inbox, jobs, clock), name="rank-receive", daemon=True).start()
-    threading.Thread(target=_beat, args=(clock, tell), name="rank-beat", daemon=True).start()
-    tell(RankReady())
-    work(engine, jobs, lambda step: acks.send(step.to_bytes(8, "little")), clock)
+    activity = Activity()
+    threading.Thread(target=_receive, args=(inbox, jobs), name="rank-receive", daemon=True).start()
+    HeartbeatThread(lambda: heartbeat(activity), contextlib.nullcontext(send))
+    send(RankReady())
+    work(engine, jobs, lambda step: acks.send(step.to_bytes(8, "little")), activity)
     engine.close()
     group.close()
 
 
-def work(engine: Engine, jobs: Jobs, launched: Callable[[int], None], clock: StepClock) -> None:
-    """Until `Stop`. `launched` is told each step whose entry may be sent again. Raises what a dead engine raises."""
+def work(engine: Engine, jobs: Jobs, launched: Callable[[int], None], activity: Activity) -> None:
+    """Until `Stop`. `launched` is called with each step whose ring entry may be sent again. Raises what a dead engine
+    raises."""
     buffers: StepBuffers | None = None
-    in_flight: deque[StepHandle] = deque()
+    in_flight: deque[tuple[int, StepHandle]] = deque()
 
     def finish() -> None:
         with contextlib.suppress(EngineStepError):  # every rank has it, rank 0 reports it
-            in_flight.popleft().wait()
-        clock.end()
+            in_flight[0][1].wait()
+        in_flight.popleft()
+        if in_flight:
+            activity.enter("forward", in_flight[0][0])
+        else:
+            activity.enter("idle")
 
     while True:
         try:
@@ -89,37 +92,34 @@ def work(engine: Engine, jobs: Jobs, launched: Callable[[int], None], clock: Ste
         if isinstance(job, RankStep):
             while len(in_flight) > job.in_flight:
                 finish()
+            if not in_flight:
+                activity.enter("forward", job.step)
             assert buffers is not None
             plan, bindings = unpack(job, buffers)
-            in_flight.append(engine.launch(plan, buffers, bindings))
+            in_flight.append((job.step, engine.launch(plan, buffers, bindings)))
             launched(plan.step)
         elif isinstance(job, Stop):
             break
         elif job is not None:
             buffers = make_buffers(job)
-        while in_flight and in_flight[0].done():
+        while in_flight and in_flight[0][1].done():
             finish()
     while in_flight:
         finish()
 
 
-def _receive(inbox: zmq.Socket[bytes], jobs: Jobs, clock: StepClock) -> None:
+def _receive(inbox: zmq.Socket[bytes], jobs: Jobs) -> None:
     """Decode steps while the one before them runs."""
     try:
         while True:
-            message = decode(inbox.recv())
-            if isinstance(message, RankStep):
-                clock.begin(message.step)
-            jobs.put(message)
+            jobs.put(decode(inbox.recv()))
     except BaseException:  # a thread that dies alone would leave all ranks waiting
         traceback.print_exc()
         os._exit(1)
 
 
-def _beat(clock: StepClock, tell: Callable[[RankNews], None]) -> None:
-    while True:
-        tell(RankBeat(*clock.oldest(), cpu_seconds(), resident_bytes()))
-        time.sleep(INTERVAL_S)
+def heartbeat(activity: Activity) -> Heartbeat:
+    return msgspec.structs.replace(activity.heartbeat(), cpu_s=cpu_seconds(), resident_bytes=resident_bytes())
 
 
 def _end_with_parent() -> None:
@@ -130,28 +130,28 @@ def _end_with_parent() -> None:
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0's parent decides
-    news = os.dup(sys.stdout.fileno())
+    stdout = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whoever else prints must not speak for this rank
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         config = msgspec.json.decode(stdin.readline(), type=RankConfig)
     threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
     one_at_a_time = threading.Lock()
 
-    def tell(what: RankNews) -> None:
+    def send(message: FromRank) -> None:
         with one_at_a_time:
-            os.write(news, msgspec.json.encode(what) + b"\n")
+            os.write(stdout, msgspec.json.encode(message) + b"\n")
 
     try:
-        run(config, tell)
+        run(config, send)
     except GroupError as error:
         time.sleep(GRACE_S)  # a peer has ended: rank 0 says which, and ends this one
-        tell(RankFailed(str(error)))
+        send(EngineFailed(str(error)))
         return 1
     except BaseException as error:  # the last words of a process that ends either way
         expected = isinstance(error, ConfigError)
         if not expected:
             traceback.print_exc()
-        tell(RankFailed(str(error) if expected else f"{type(error).__name__}: {error}"))
+        send(EngineFailed(str(error) if expected else f"{type(error).__name__}: {error}"))
         return 1
     return 0
 

@@ -1,0 +1,136 @@
+"""Heartbeats, and the watchdog that judges them. A process says every half second what it is doing and since when; the
+HTTP process watches the engine process so, and rank 0 watches the other ranks.
+
+Keeps true: heartbeats go on while a loop waits for a forward or hangs, and stop with the process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Literal
+
+from minisgl.message import Heartbeat
+
+INTERVAL_S = 0.5
+SILENT_S = 3 * INTERVAL_S  # a process that was silent for so long does not merely wait for another one
+LOOP_TIMEOUT_S = 3.0  # between two forwards; a step of the loop takes milliseconds
+
+Clock = Callable[[], float]
+Phase = Literal["idle", "working", "forward"]
+
+
+class Activity:
+    """What a loop is doing, and since when. Written by the loop and read by a thread: one tuple, so that its parts
+    belong together. Idle until the loop begins: loading may take minutes, and its last heartbeats may be read after
+    it."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._state: tuple[Phase, int, float] = ("idle", -1, clock())
+
+    def enter(self, phase: Phase, step: int = -1) -> None:
+        """From now on the loop is idle, works, or waits for the forward of `step`."""
+        self._state = (phase, step, self._clock())
+
+    def heartbeat(self) -> Heartbeat:
+        phase, step, since = self._state
+        return Heartbeat(phase, self._clock() - since, step)
+
+
+Sender = AbstractContextManager[Callable[[Heartbeat], None]]
+
+
+class HeartbeatThread:
+    """Sends what `heartbeat` returns, every `INTERVAL_S`. `sender` is entered and left in the thread: a socket belongs
+    to one thread."""
+
+    def __init__(self, heartbeat: Callable[[], Heartbeat], sender: Sender) -> None:
+        self._heartbeat = heartbeat
+        self._sender = sender
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._sender as send:
+            while not self._stop.wait(INTERVAL_S):
+                send(self._heartbeat())
+
+
+class Watchdog:
+    """Whether processes get on, by their last heartbeats. Any thread.
+
+    `names` puts some of them into words. `silence_s`: so long none may be silent; None: as long as a step may take."""
+
+    def __init__(
+        self,
+        processes: Sequence[int],
+        names: Callable[[Sequence[int]], str],
+        silence_s: float | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._names = names
+        self._silence_s = silence_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._began = self._last_look = float("-inf")
+        self._heard = dict.fromkeys(processes, clock())
+        self._beats = dict.fromkeys(processes, Heartbeat("idle", 0.0))
+
+    def hear(self, process: int, beat: Heartbeat) -> None:
+        with self._lock:
+            self._heard[process], self._beats[process] = self._clock(), beat
+
+    def beats(self) -> dict[int, Heartbeat]:
+        """The last of each process."""
+        with self._lock:
+            return dict(self._beats)
+
+    def expect(self) -> None:
+        """From now on silence counts."""
+        with self._lock:
+            self._heard = dict.fromkeys(self._heard, self._clock())
+
+    def look(self, step_timeout_s: float) -> str:
+        """`trouble`, for who asks every `look_every_s`: time in which this process itself stood still does not
+        count."""
+        with self._lock:
+            now = self._clock()
+            late, self._last_look = now - self._last_look > SILENT_S, now
+            if late:  # what the others said meanwhile is yet to be read
+                self._began, self._heard = now, dict.fromkeys(self._heard, now)
+        return self.trouble(step_timeout_s)
+
+    def trouble(self, step_timeout_s: float) -> str:
+        """Which process does not get on, and since when; empty if all do. A forward may take `step_timeout_s`."""
+        with self._lock:
+            now, beats = self._clock(), self._beats
+            silent = {process: now - heard for process, heard in self._heard.items()}
+            running = {p: min(b.age_s + silent[p], now - self._began) for p, b in beats.items() if b.phase == "forward"}
+            stuck = {p: b.age_s for p, b in beats.items() if b.phase == "working" and b.age_s > LOOP_TIMEOUT_S}
+        limit = f", the limit is {step_timeout_s:g} (--step-timeout)"
+        slow = [process for process, age_s in running.items() if age_s > step_timeout_s]
+        gone = [process for process, seconds in silent.items() if seconds > SILENT_S]
+        longest = max(silent.values())
+        # of ranks, those that are slow may only wait for a silent one: then it is to blame
+        if gone and (slow or longest > (step_timeout_s if self._silence_s is None else self._silence_s)):
+            known = limit if self._silence_s is None else ""
+            return f"no heartbeat from {self._names(gone)} for {longest:.1f} s{known}"
+        if slow:
+            step, age_s = beats[slow[0]].step, running[slow[0]]
+            return f"{self._names(slow)} did not finish step {step} in {age_s:.1f} s{limit}"
+        if stuck:
+            return f"the step loop of {self._names(list(stuck))} has not moved for {max(stuck.values()):.1f} s"
+        return ""
+
+
+def look_every_s(step_timeout_s: float) -> float:
+    return min(INTERVAL_S, step_timeout_s / 4)
