@@ -1,8 +1,7 @@
-"""Which attention backend serves: what each can do, what there is, and why one was chosen.
+"""Which attention backend serves: what each can do, what is installed, and why one was chosen.
 
-Keeps true: a backend that was asked for serves or the start fails with what to do; `auto` always finds one and says
+Keeps true: a backend that was asked for serves, or the start fails with what to do; `auto` always finds one and says
 why.
-Doesn't know: how a backend computes.
 """
 
 from __future__ import annotations

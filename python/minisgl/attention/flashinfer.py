@@ -2,13 +2,12 @@
 
 A wrapper's `plan` computes on the host how the work is cut, and copies that to the device by itself, from pinned memory
 of its own, on the current stream. So each use has its own wrapper, and one is planned again only when the copy of its
-last plan has ended; with one step in flight it has by then. Its small arguments are
-copied to the device as well: they come in pinned memory, which such a copy never waits for. Its lists of pages are on
-the device already, and a graph's wrapper has the very list as its buffer, so that nothing is copied.
+last plan has ended; with one step in flight it has by then. Its small arguments are copied to the device as well: they
+come in pinned memory, which such a copy never waits for. Its lists of pages are on the device already, and a graph's
+wrapper has that very list as its buffer, so that nothing is copied.
 
-Keeps true: what a graph reads lies where it lay when the graph was captured; `plan` is never part of a graph; lists of
-pages are gathered on the device.
-Doesn't know: how rows were chosen.
+Keeps true: what a graph reads stays at the address that it had when the graph was captured; `plan` is never part of a
+graph; lists of pages are gathered on the device.
 """
 
 from __future__ import annotations

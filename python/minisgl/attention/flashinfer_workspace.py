@@ -1,10 +1,9 @@
-"""How much float workspace FlashInfer's plans take: what its kernels leave of rows whose KV is cut into pieces.
+"""How much float workspace FlashInfer's plans take, for partial results of rows whose KV is split.
 
 A plan that does not fit raises in the middle of serving, or while graphs are captured; so the most that any plan can
 ask for is worked out from the scheduler of flashinfer 0.6.7 (`attention/scheduler.cuh`).
 
 Keeps true: no plan of a backend with these heads, graph sizes and multiprocessors needs more.
-Doesn't know: steps, tensors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Two backends over one KV pool: rows of several tokens go through the first, rows of one token through the second.
 
-Keeps true: all rows of a step store before any row of either reads; steps of one-token rows are the second's alone, so
-what it needs for graphs stays as it is.
-Doesn't know: how either attends.
+Keeps true: all rows of a step store before any row reads; steps of one-token rows are the second backend's alone, so it
+can have graphs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention with torch's own scaled_dot_product_attention: what is always there, and the reference for other backends.
+"""Attention with torch's own scaled_dot_product_attention: always installed, and the reference for other backends.
 
 Decode rows go in groups of similar length, a few rows at a time: their pages are gathered into a scratch buffer, then
 one call, with the query heads of a KV head folded into the query length. Prefill rows go one by one. Layers with a
@@ -6,7 +6,6 @@ window read its pages only.
 
 Keeps true: only the pages of the step's rows are read; tokens before the window take no part; the scratch buffer is as
 large as one row needs, or `SCRATCH_BYTES`. (Fresh memory for every gather costs as much again, in page faults.)
-Doesn't know: how rows were chosen.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What a rank knows of its group: who it is, and the few collectives that a sharded model needs.
+"""What a rank knows of its group: which rank it is, and the few collectives that a sharded model needs.
 
 Keeps true: every rank calls the same collectives in the same order; a rank whose peer is gone gets `GroupError`.
-Doesn't know: what is reduced, who started the ranks.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """A group over torch's process groups: gloo on the CPU, over loopback; NCCL on CUDA.
 
-gloo blocks the caller until a collective is done. NCCL's run on the caller's current stream, like any kernel, and the
-host goes on; what they give is right for whatever comes later on that stream.
+gloo blocks the caller until a collective is done. NCCL's collectives run on the caller's current stream, like any
+kernel, and the host goes on.
 
 Keeps true: no process-wide state of torch.distributed is used, so several groups may live in one process; ranks find
-each other through a file, no port is opened for that; all collectives of a group go through one communicator, which
-exists when the group does, so that they can be captured in a graph.
-Doesn't know: who starts the ranks, what happens when one is gone.
+each other through a file, without a port; all collectives of a group go through one communicator, which exists when the
+group does, so that they can be captured in a graph.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What an engine is: it runs plans in order and returns tokens by row.
 
-Keeps true: forwards run in the order of their launches; a launch never blocks on the device; slots, page-table changes
+Keeps true: forwards run in the order of their launches; a launch never blocks on the device; slots, page-table updates
 and rows of one plan take effect in that order, within the forward's own order.
-Doesn't know: requests, admission, the prefix cache, text.
 """
 
 from __future__ import annotations

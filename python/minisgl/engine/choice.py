@@ -1,9 +1,8 @@
-"""Which engine `--engine auto` means: torch with a CUDA device, else the CPU engine where it can do what is asked for,
+"""Which engine `--engine auto` means: torch with a CUDA device, else the CPU engine if it can run what is asked for,
 else torch.
 
-Keeps true: torch is not imported to find out that there is no GPU; whatever is not the CPU engine has a reason to tell;
-a flag that only one engine has decides, and two that ask for different engines are an error.
-Doesn't know: models; the CPU engine says itself which it has no code for, by `Unsupported`.
+A flag that only one engine has decides; two flags for different engines are an error. The CPU engine says by
+`Unsupported` which models it cannot run. torch is not imported to find out that there is no GPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The engine that runs real models on the CPU without torch: Rust has the tensors, the kernels and the sampling.
+"""The engine that runs real models on the CPU without torch: tensors, kernels and sampling are in Rust
+(rust/minisgl-cpu).
 
-Keeps true: a plan's bindings, page-table changes and rows take effect in one thread, in launch order; forwards run
-without the GIL; a step whose numbers are not finite is an error, and the KV pool is wiped.
-Doesn't know: requests, the prefix cache, text; how anything is computed (rust/minisgl-cpu).
+Keeps true: a plan's bindings, page-table updates and rows take effect in one thread, in launch order; forwards run
+without the GIL; a step with NaN or infinities is an error, and the KV pool is wiped.
 """
 
 from __future__ import annotations

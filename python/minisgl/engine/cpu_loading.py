@@ -1,8 +1,7 @@
-"""From a configuration to a ready CPU engine: find, size the KV pool, load.
+"""From a configuration to a ready CPU engine: find the model, size the KV pool, load.
 
-Keeps true: torch and transformers stay out; what another engine may have code for is `Unsupported`; every other failure
-names the flag to change.
-Doesn't know: the control plane, processes; how weights are read and held (rust/minisgl-cpu).
+Keeps true: torch and transformers are not imported; what another engine may be able to run is `Unsupported`; every
+other failure names the flag to change.
 """
 
 from __future__ import annotations

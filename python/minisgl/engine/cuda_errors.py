@@ -1,8 +1,8 @@
 """Which errors of a step leave a CUDA engine usable.
 
-Keeps true: only what is known to leave the context whole ends a step alone; after anything else the engine is dead, and
-the process that holds it must end. One of several ranks that fails leaves the others waiting in a collective: then only
-a step that all of them find not finite ends alone.
+Keeps true: only an error that is known to leave the CUDA context whole ends one step alone; after any other the engine
+is dead, and its process must end. If one of several ranks fails, the others wait in a collective: then only a step that
+all ranks find not finite ends alone.
 """
 
 from __future__ import annotations

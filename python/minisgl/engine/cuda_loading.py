@@ -1,7 +1,6 @@
 """From a loaded model on a CUDA device to a ready engine: the size of the KV pool, the attention backend, graphs.
 
-Keeps true: every failure names the flag to change; every choice made for the user is told with its reason.
-Doesn't know: where weights come from.
+Every failure names the flag to change; every choice made for the user is reported with its reason.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Which type weights and KV get, and why.
+"""Which dtype weights and KV get, and why.
 
-Keeps true: on a CPU `auto` is the checkpoint's type only where matrix products of it run natively; elsewhere they would
-be emulated, up to ten times slower than float32, and rounded for nothing. What torch and oneDNN say of themselves
-counts beside the processor, so a process that is held down to another one's instructions chooses as it would there.
-Doesn't know: models, other devices' abilities.
+On a CPU `auto` is the checkpoint's dtype only if matrix products of it run natively. Emulated, they would be up to ten
+times slower than float32, and rounded for nothing. torch and oneDNN are asked beside the processor, so that a process
+that is held down to an older processor's instructions chooses as it would there.
 """
 
 from __future__ import annotations

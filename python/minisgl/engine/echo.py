@@ -1,17 +1,18 @@
-"""An engine without a model whose text proves the control plane right: each token depends on every KV entry before it.
+"""An engine without a model whose text proves the scheduler right: each token depends on every KV entry before it.
 
 Its KV has two layers. The first stores (token, position) at out_loc. The second stores a hash of the row's whole
 first-layer history, read through the page table. The next token is a hash of the row's whole second-layer history, the
 request's seed and the position. So a page under the wrong parent, read too early or overwritten too soon changes it.
 
-As one of several ranks it keeps all of that by itself, and adds one share of each sum over a history to those of its
-peers, so that a plan that is wrong on any rank changes the text; rank 0 makes the tokens and tells them to all.
+With several ranks each keeps all of that, and adds one share of each sum over a history to those of the others, so that
+a plan that is wrong on any rank changes the text; rank 0 makes the tokens and broadcasts them.
 
-Keeps true: as in a real forward, all rows store a layer before any row reads it; slots, page-table changes and rows
-take effect in launch order, in the worker thread; a slot's page-table row is poisoned when it is bound.
-Doesn't know: temperature, top-k and the like: its text depends on the prompt and the seed alone. Its log probabilities
-are made up, so that what carries them can be tested: the token that it sampled has one half, those that follow it in
-the vocabulary (round the end) a quarter, an eighth, and so on.
+Temperature, top-k and the like have no effect: the text depends on the prompt and the seed alone. Its log probabilities
+are made up, so that what carries them can be tested: the token that it chose has one half, those that follow it in the
+vocabulary (round the end) a quarter, an eighth, and so on.
+
+Keeps true: as in a real forward, all rows store a layer before any row reads it; slots, page-table updates and rows
+take effect in launch order, in the worker thread; a slot's page-table row is poisoned when the slot is assigned.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """CUDA graphs of steps whose rows all have one token: which sizes, and captured forwards by size.
 
-Keeps true: a step runs as a graph only at exactly its padded size; graphs share memory, the largest being captured
-first; a captured forward reads and writes the same places each time.
-Doesn't know: what is captured, what a step means.
+Keeps true: a step runs as a graph only at exactly its padded size; a captured forward reads and writes the same places
+each time. Graphs share memory, so the largest is captured first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""From a configuration to a ready torch engine: find, load, size the KV pool, warm up.
+"""From a configuration to a ready torch engine: find the model, load it, size the KV pool, warm up.
 
-Keeps true: every failure names the flag to change; progress is plain lines, one per stage.
-Doesn't know: the control plane, processes.
+Every failure names the flag to change.
 """
 
 from __future__ import annotations

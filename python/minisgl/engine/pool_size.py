@@ -1,9 +1,5 @@
-"""How many pages a KV pool in a CPU's memory gets.
-
-Keeps true: what is asked for is given or refused with what would fit; else a share of what is free, but no more than
-all rows at full context could use.
-Doesn't know: what a page holds.
-"""
+"""How many pages a KV pool in a CPU's memory gets: as many as asked for, if they fit; else a share of what is free, but
+no more than all rows at full context could use."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
 """The thread in which an engine loads and its forwards run, one after the other, in the order of their launches.
 
-Keeps true: `submit` returns at once; whatever a job raises reaches the one who waits for it, and the thread goes on.
-Doesn't know: what a job does.
+All of an engine's torch work on a CPU belongs into this one thread. Each thread that calls torch has its own team of
+OpenMP threads, and as soon as the teams outnumber the cores, all of them sleep between two operations instead of
+waiting awake: measured on 2 cores, a step of 600 operations took 376 instead of 319 ms.
 
-All of a CPU engine's torch work belongs into the one thread. Each thread that calls torch has its own team of OpenMP
-threads, and as soon as the teams outnumber the cores, all of them sleep between two operations instead of waiting
-awake: measured on 2 cores, a step of 600 operations took 376 instead of 319 ms.
+Keeps true: `submit` returns at once; whatever a job raises reaches the caller of `wait`, and the thread goes on.
 """
 
 from __future__ import annotations

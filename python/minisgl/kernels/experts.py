@@ -1,9 +1,7 @@
-"""Routed experts on a device, as one piece of work whose sizes the host knows: no wait, and CUDA graphs can hold it.
+"""Routed experts on a device, as one piece of work whose sizes the host knows: it never waits, and CUDA graphs can hold
+it.
 
-The grouped form in torch, which asks how many tokens each expert has, is `layers.experts`; it serves where Triton
-does not.
-
-Doesn't know: how experts were chosen, ranks.
+`layers.experts` has the grouped form in torch, which asks how many tokens each expert has; it serves without Triton.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Storing the K and V of a step's tokens in the KV pool.
 
 Keeps true: places of padding rows are written in any order; no other place is written twice.
-Doesn't know: pages, layers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The page table on its device: what a step changes in it, and the list of pages that its rows read.
+"""The page table on its device: a step's updates of it, and the list of pages that the step's rows read.
 
-Keeps true: both are work of the device alone, of a size that the host knows, so that nothing waits for anything; the
-torch and the Triton form write the same.
-Doesn't know: requests, attention.
+Keeps true: both run on the device alone, at sizes that the host knows, so nothing waits; torch and Triton write the
+same.
 """
 
 from __future__ import annotations

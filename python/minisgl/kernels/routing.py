@@ -1,8 +1,7 @@
 """Which experts a token goes to, and with what share.
 
 Keeps true: the choice stays on its device; on a device equal logits go to the expert of the lower number, whatever else
-is in the batch (half precision makes equal ones, and `torch.topk` promises nothing about them).
-Doesn't know: what experts are.
+is in the batch (in half precision some are equal, and `torch.topk` promises nothing about them).
 """
 
 from __future__ import annotations

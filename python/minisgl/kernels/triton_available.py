@@ -1,7 +1,5 @@
-"""Whether a Triton kernel can take a tensor.
-
-Keeps true: tensors of the CPU never go there; without Triton, torch does the same work.
-"""
+"""Whether a Triton kernel can take a tensor: if it is on a CUDA device and Triton is installed. Otherwise torch does
+the work."""
 
 from __future__ import annotations
 

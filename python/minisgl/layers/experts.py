@@ -1,13 +1,12 @@
 """Routed experts: many small MLPs, of which each token uses a few (Shazeer et al. 2017).
 
 Two forms. Where a Triton kernel takes the weights (`kernels.experts`), all experts are one piece of work that asks the
-device for nothing. Elsewhere the host asks how many tokens each expert has and multiplies expert by expert; on the CPU
-that is the fast way, on a device it waits, and no CUDA graph can hold it.
+device for nothing. Elsewhere the host asks how many tokens each expert has and multiplies expert by expert: on the CPU
+that is the fast way; on a device it waits, and no CUDA graph can hold it.
 
-Keeps true: every expert in use multiplies the tokens that chose it at once; the weights of all experts lie in two
-tensors, of each of which a rank of several has an equal slice; what a token gets does not depend on the other tokens,
-but for the rounding of products of another size.
-Doesn't know: how the choice was made.
+Keeps true: every expert in use multiplies all its tokens at once; the weights of all experts lie in two tensors, of
+each of which a rank has an equal slice; what a token gets does not depend on the other tokens, except for the rounding
+of products of another size.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Matrix products on the CPU through oneDNN: weights in its own layout, and few distinct numbers of rows.
+"""Matrix products on the CPU through oneDNN: weights in its own layout, and few distinct numbers of rows. The product
+is the same as `torch.nn.functional.linear`.
 
 Layout: a matmul of few rows then needs no reordering of the weight per call. Measured on two AVX-512 bf16 cores with a
 [4096, 1024] weight: 0.80 against 0.59 ms at 8 rows, 1.87 against 1.60 at 32, 0.34 against 0.38 at one row; weights
@@ -7,9 +8,6 @@ under 4 MiB gain nothing.
 Rows: oneDNN compiles a kernel for each number of rows of each weight's shape and keeps the last 1024 of them. Measured
 on a model with four shapes: 85 ms and 3 MB for each number of rows that comes for the first time, 1.6 GB before it
 levels off. So rows are padded to `padded_rows`, of which there are few (0.2 GB). float32 goes through another library.
-
-Keeps true: the product is the same as `torch.nn.functional.linear`; where the layout is not to be had, `pack` says
-None.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Which architectures are known, and what sets them apart beyond the numbers in their config.
 
 Keeps true: an architecture that is not in the table is refused before anything else of its config is read.
-Doesn't know: how a model is built.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""A model's config.json as the one shape that the layers read.
+"""A model's config.json, as the layers read it.
 
-Keeps true: immutable; every field that changes the computation is read or refused, never ignored.
-Doesn't know: weights, devices.
+Keeps true: every field that changes the computation is read or refused, never ignored.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What a layer does to each token by itself: one MLP, or routed experts.
-
-Keeps true: pure functions of the token and the weights.
-Doesn't know: attention, other tokens.
-"""
+"""What a layer does to each token by itself: one MLP, or routed experts."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 `rope_scaling` with `rope_theta` beside it (4).
 
 Keeps true: every field that changes the angles is read or refused, never ignored.
-Doesn't know: tables, devices.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Models that see and read: of which config fields and tensors their text half consists.
+"""Models that see and read: which config fields and tensors are of their text half.
 
-Keeps true: what is not of the text half is left out by its name; a name that is neither is not known here.
-Doesn't know: images.
+Keeps true: only tensors whose names are known to be of the other half are left out.
 """
 
 from __future__ import annotations

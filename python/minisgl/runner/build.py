@@ -1,7 +1,6 @@
-"""From a configuration to a loaded engine and a control plane that fits it.
+"""From a configuration to a loaded engine and a scheduler that fits it.
 
 Keeps true: the two agree on every size, because both take them from here.
-Doesn't know: processes, sockets.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The engine process: `python -m minisgl.runner.process`, started by `runner.launch`.
 
-It reads a `ProcessConfig` as one JSON line from stdin, loads, and runs the step loop until it is told to shut down or
-stdin closes, which means that the parent is gone.
+It reads a `ProcessConfig` as one JSON line from stdin, loads, and runs the step loop until a `Shutdown` comes or stdin
+closes, which means that the parent is gone.
 
 Keeps true: exit code 0 only after `Shutdown`; any other end sends `EngineFailed` with the reason first.
-Doesn't know: HTTP, text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What an engine process is told when it is started.
-
-Keeps true: nothing that computes is imported here.
-"""
+"""What an engine process reads when it starts. Nothing that computes is imported here."""
 
 from __future__ import annotations
 

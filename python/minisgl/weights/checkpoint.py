@@ -1,9 +1,8 @@
-"""Fill a model: from safetensors, tensor by tensor, or from seeds.
+"""Fill a model: from safetensors, tensor by tensor, or from seeds. A model's `checkpoint()` says which tensors go
+where.
 
-Keeps true: memory stays at the weights plus the tensor being copied (files are mapped, of which
-a rank reads what it holds); a checkpoint that does not fit
-is one error that names every difference, raised before the model is used.
-Doesn't know: architectures; a model says by `checkpoint()` which tensors it wants where.
+Keeps true: memory stays at the weights plus the tensor being copied (files are mapped, and a rank reads only its part);
+a checkpoint that does not fit is one error that names every difference, raised before the model is used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What the metadata of a GGUF file says about the model, in the words of a config.json.
+"""What the metadata of a GGUF file says about the model, as a config.json.
 
 Keeps true: every field that changes the computation is read or refused by its key, never ignored; a value of the wrong
 type is a `ConfigError` that names its key.
-Doesn't know: files, tensors' values, tokenizers.
 """
 
 from __future__ import annotations

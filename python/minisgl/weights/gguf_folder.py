@@ -1,9 +1,8 @@
-"""A GGUF file as the folder that the rest of minisgl knows models by: config.json and the tokenizer, of its header
-alone. The tensors stay where they are.
+"""A GGUF file as the model folder that the rest of minisgl reads: config.json and the tokenizer, from its header alone.
+The tensors stay in the file; `gguf_import` makes folders with weights.
 
-Keeps true: the folder appears whole or not at all, and stands for one file as it is now: its place, size, time and
-header; nothing is imported for it but `tokenizers`, and that only once.
-Doesn't know: who computes; `gguf_import` makes folders with weights.
+Keeps true: the folder appears whole or not at all, and stands for one file as it is now: its path, size, time and
+header.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""The tokenizer of a GGUF file, from its metadata, as tokenizer.json and tokenizer_config.json.
-
-Keeps true: byte-level BPE only; each pre-tokenizer is known by its name or refused.
-"""
+"""The tokenizer of a GGUF file, from its metadata, as tokenizer.json and tokenizer_config.json: byte-level BPE only,
+with the pre-tokenizers that are known by name."""
 
 from __future__ import annotations
 

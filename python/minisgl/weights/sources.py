@@ -1,9 +1,4 @@
-"""Where a model lies: a folder, a GGUF file, the embedded model, or a hub.
-
-Keeps true: what `resolve_model` gives is a local folder with config.json, safetensors and tokenizer, what `find_model`
-gives may also be a GGUF file; every failure says what to do.
-Doesn't know: what is in the files.
-"""
+"""Where a model lies: a folder, a GGUF file, the embedded model, or a hub. Every failure says what to do."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""An engine without a model: its tokens come from (request seed, position), its step times from a profile.
+"""An engine without a model: its tokens come from (request seed, position), its step times from a profile. It proves
+nothing about the scheduler (engine/echo.py does), and nothing about a GPU that the profile does not assume.
 
 Keeps true: tokens do not depend on the batch, the chunks or the cache; `launch` never blocks; steps run one after the
-other on one simulated device, so what is launched while a step runs begins when that one ends; nothing in a step costs
+other on one simulated device, so a step that is launched while another runs begins at its end; nothing in a step costs
 Python per row.
-Doesn't know: tensors, KV, text, what a step costs (profile.py), which clock runs (clock.py). It proves nothing about
-the control plane (engine/echo.py does), and nothing about a GPU that the profile does not assume.
 """
 
 from __future__ import annotations

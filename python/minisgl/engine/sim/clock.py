@@ -1,7 +1,6 @@
-"""The time that a simulated device runs on: the machine's, or one that is only counted.
+"""The time of a simulated device: the machine's, or a virtual one.
 
 Keeps true: no clock runs backwards; `sleep_until` never returns early.
-Doesn't know: steps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a step costs on a simulated device: nothing, a roofline, or a table of measured latencies.
 
-Keeps true: a profile is data that was checked when it was read; every assumption stands in its file; an unknown key is
-an error. The same load always takes the same time.
-Doesn't know: clocks, requests, tokens.
+A profile is data that is checked when it is read; every assumption stands in its file; an unknown key is an error. The
+same load always takes the same time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Step latencies as they were measured, over a grid of (rows, tokens beyond one a row, mean length of a row).
+"""Measured step latencies, over a grid of (rows, tokens beyond one a row, mean length of a row).
 
-Keeps true: at a grid point the time is the measured one; between points it is linear along each axis; beyond the last
-point of an axis its last slope goes on, before the first its first.
-Doesn't know: what was measured.
+At a grid point the time is the measured one; between points it is linear along each axis; beyond the last point of an
+axis its last slope goes on, before the first its first.
 """
 
 from __future__ import annotations

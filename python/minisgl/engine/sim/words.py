@@ -1,7 +1,4 @@
-"""What simulated texts are made of: common English words, each of which most tokenizers have as one token.
-
-Doesn't know: tokenizers.
-"""
+"""Words of simulated texts: common English ones, each of which is one token for most tokenizers."""
 
 from __future__ import annotations
 
