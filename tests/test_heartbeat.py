@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from minisgl.config import EngineConfig
-from minisgl.engine.api import Engine, SlotBinding, StepHandle, StepResult
+from minisgl.engine.api import Engine, SlotAssignment, StepHandle, StepResult
 from minisgl.heartbeat import INTERVAL_S, Activity, HeartbeatThread, Watchdog, look_every_s
 from minisgl.message import AddRequest, EngineReady, FromEngine, Heartbeat, decode_from_engine
 from minisgl.runner import process
@@ -68,8 +68,8 @@ class _SlowEngine:
         self._engine = engine
         self._hook = hook
 
-    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
-        handle, hook = self._engine.launch(plan, buffers, bindings), self._hook
+    def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
+        handle, hook = self._engine.launch(plan, buffers, assignments), self._hook
 
         class Slow:
             def wait(self) -> StepResult:

@@ -160,7 +160,7 @@ def _percent(value: float | None) -> float | None:
 
 
 _PARTS_NOTE = (
-    "*apply*: the step's block and page-table changes; *plan*: page lists and the attention's plan; copies run beside "
+    "*apply*: the step's block and page-table updates; *plan*: page lists and the attention's plan; copies run beside "
     "these on queues of their own. On the host *forward* is in *other*: launching its kernels or its graph."
 )
 _NOTES = f"""- *full batch*: pairs of decode steps that follow each other, with at least nine tenths of the most rows

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from minisgl.engine.api import EngineInfo, SlotBinding, StepHandle
+from minisgl.engine.api import EngineInfo, SlotAssignment, StepHandle
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.device_streams import Device, DeviceEvent, Stream
 from minisgl.engine.sim.profile import StepLoad
@@ -70,12 +70,12 @@ class Watched:
         self.steps: list[Step] = []
         self.parts: Parts | None = None
 
-    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
+    def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
         load = load_of(plan, buffers)
         if self.parts is not None:
             self.parts.of_step = {}
         began = time.perf_counter()
-        handle = self.engine.launch(plan, buffers, bindings)
+        handle = self.engine.launch(plan, buffers, assignments)
         took = time.perf_counter() - began
         if plan.num_rows:
             spans = self.parts.of_step if self.parts is not None else {}

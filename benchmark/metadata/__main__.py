@@ -3,7 +3,7 @@
     python -m benchmark.metadata [--steps 300] [--out FOLDER]
 
 The loops (loops.py) only fill arrays for rows that are given. `schedule()` also decides the step, allocates pages,
-extends the prefix tree and lists page-table changes, so the comparison favours the loops. Step by step the three take
+extends the prefix tree and lists page-table updates, so the comparison favours the loops. Step by step the three take
 turns. The last line of stdout is JSON with medians in us.
 """
 

@@ -27,7 +27,7 @@ class Row:
 
 
 def build(rows: Sequence[Row], page_size: int) -> dict[str, Int32Array]:
-    """The arrays of `step.RingEntry` by name, without padding and page-table changes; decode rows come first."""
+    """The arrays of `step.RingEntry` by name, without padding and page-table updates; decode rows come first."""
     input_ids: list[int] = []
     positions: list[int] = []
     out_loc: list[int] = []

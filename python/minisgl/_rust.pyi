@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict, final, type_check_only
 import numpy as np
 from numpy.typing import NDArray
 
-from minisgl.engine.api import SlotBinding
+from minisgl.engine.api import SlotAssignment
 from minisgl.scheduler.api import ControlPlaneConfig, Stats
 from minisgl.step import Events, Int32Array, Int64Array, StepBuffers
 
@@ -196,7 +196,7 @@ class CpuSampler:
     """The CPU engine's sampler without its engine, for the suite that holds it against the torch engine's."""
 
     def __new__(cls, num_slots: int, vocab_size: int, eos_ids: Sequence[int]) -> CpuSampler: ...
-    def bind(self, binding: SlotBinding) -> None: ...
+    def bind(self, binding: SlotAssignment) -> None: ...
     def step(
         self, logits: NDArray[np.float32], slots: Sequence[int], positions: Sequence[int]
     ) -> tuple[list[int], list[tuple[float, list[int], list[float]] | None]]:
@@ -290,7 +290,7 @@ class CpuEngine:
         page_table_updates: Int32Array,
         page_ids: Int32Array,
         num_decode_rows: int,
-        bindings: Sequence[SlotBinding],
+        bindings: Sequence[SlotAssignment],
     ) -> tuple[
         Int32Array,
         tuple[list[int], list[float], list[list[int]], list[list[float]]] | None,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minisgl.config import EngineConfig
-from minisgl.engine.api import SlotBinding
+from minisgl.engine.api import SlotAssignment
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cpu_loading import load_cpu_engine
 from minisgl.sampling_params import SamplingParams
@@ -40,7 +40,7 @@ class Driver:
         self._free = np.random.default_rng(5).permutation(pages).astype(np.int32).tolist()
         self.tables: dict[int, list[int]] = {}
         self.lengths: dict[int, int] = {}
-        self._bindings: list[SlotBinding] = []
+        self._assignments: list[SlotAssignment] = []
 
     def bind(
         self, slot: int, tokens: list[int], sampling: SamplingParams = GREEDY, *, share: int | None = None
@@ -50,12 +50,12 @@ class Driver:
         first = [] if share is None else self.tables[share][: len(tokens) // 2 // self._page_size]
         self.tables[slot] = first + [self._free.pop() for _ in range(needed - len(first))]
         self.lengths[slot] = len(first) * self._page_size
-        self._bindings.append(SlotBinding(slot, 100 + slot, GREEDY, np.array(tokens, np.int32), len(tokens)))
+        self._assignments.append(SlotAssignment(slot, 100 + slot, GREEDY, np.array(tokens, np.int32), len(tokens)))
 
     def step(self, parts: dict[int, list[int] | None]) -> tuple[dict[int, int], dict[int, tuple[float, ...]]]:
         """`parts`: slot -> the tokens that it computes, None: the one it sampled. Decode rows first. Returns tokens and
         their log probabilities by slot."""
-        bindings, self._bindings = self._bindings, []
+        assignments, self._assignments = self._assignments, []
         order = sorted(parts, key=lambda slot: parts[slot] is not None)
         ids, positions, out_loc, pages, updates = [], [], [], [], []
         for slot in order:
@@ -69,9 +69,9 @@ class Driver:
                 for at in range(start, start + len(own))
             ]
             self.lengths[slot] = start + len(own)
-        for binding in bindings:
-            updates += [binding.slot, 0, len(self.tables[binding.slot])]
-            pages += self.tables[binding.slot]
+        for assignment in assignments:
+            updates += [assignment.slot, 0, len(self.tables[assignment.slot])]
+            pages += self.tables[assignment.slot]
         array = [
             np.array(one, np.int32)
             for one in (
@@ -86,7 +86,7 @@ class Driver:
                 pages,
             )
         ]
-        tokens, logprobs, _ = self.engine.rust.step(*array, sum(parts[slot] is None for slot in order), bindings)
+        tokens, logprobs, _ = self.engine.rust.step(*array, sum(parts[slot] is None for slot in order), assignments)
         assert logprobs is not None
         rows, own_logprobs, _, top = logprobs
         found = {order[row]: (own, *best) for row, own, best in zip(rows, own_logprobs, top, strict=True)}

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minisgl.engine.api import SlotBinding
+from minisgl.engine.api import SlotAssignment
 from minisgl.engine.device_buffers import Layout, StepInputs, pack
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import RingEntry, StepLimits, StepPlan
@@ -17,8 +17,8 @@ from minisgl.step import RingEntry, StepLimits, StepPlan
 EXAMPLES = settings(max_examples=60, deadline=None)
 
 
-def binding(slot: int, **sampling: Any) -> SlotBinding:
-    return SlotBinding(slot, slot, SamplingParams(**sampling), np.zeros(1, np.int32), 1)
+def assignment(slot: int, **sampling: Any) -> SlotAssignment:
+    return SlotAssignment(slot, slot, SamplingParams(**sampling), np.zeros(1, np.int32), 1)
 
 
 @EXAMPLES
@@ -39,12 +39,12 @@ def test_what_is_packed_is_what_a_step_reads(seed: int) -> None:
         num_page_table_updates=int(rng.integers(0, rows + 1)),
         num_page_ids=int(rng.integers(0, 9)),
     )
-    bound = [binding(i, seed=int(rng.integers(-(2**63), 2**63)), top_k=2**40 if i else -1) for i in range(rows)]
-    layout = Layout.of(plan, len(bound))
+    assigned = [assignment(i, seed=int(rng.integers(-(2**63), 2**63)), top_k=2**40 if i else -1) for i in range(rows)]
+    layout = Layout.of(plan, len(assigned))
     largest = Layout.largest(limits, 8)
     assert layout.size <= largest.size
     block = np.full(largest.size, -7, np.int32)
-    pack(block, layout, entry, bound)
+    pack(block, layout, entry, assigned)
     assert (block[layout.size :] == -7).all()
     inputs = StepInputs(torch.from_numpy(block), layout)
     tokens = plan.num_tokens + plan.padded_rows - plan.num_rows

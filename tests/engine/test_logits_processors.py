@@ -13,7 +13,7 @@ from transformers import LogitsProcessorList, MinPLogitsWarper, RepetitionPenalt
 
 from minisgl.attention import KVPool, TorchSdpa
 from minisgl.config import EngineConfig
-from minisgl.engine.api import EngineInfo, SlotBinding
+from minisgl.engine.api import EngineInfo, SlotAssignment
 from minisgl.engine.logits_processors import LogitsProcessors
 from minisgl.engine.sampler import SamplingRows
 from minisgl.engine.torch_engine import TorchEngine
@@ -22,7 +22,7 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
 from tests.engine.test_torch_engine import VOCAB, Reference, load, reference
 from tests.helpers.engines import Collector
-from tests.helpers.samplers import SAMPLERS, Sampler, binding, draw
+from tests.helpers.samplers import SAMPLERS, Sampler, assignment, draw
 
 __all__ = ["reference"]
 CPU = torch.device("cpu")
@@ -123,7 +123,7 @@ def test_penalties_follow_their_definitions(num_pages: int) -> None:
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_changes_follow_their_definitions_token_by_token(kind: str) -> None:
-    """In slots that are bound anew halfway through."""
+    """In slots that are assigned anew halfway through."""
     sampler = SAMPLERS[kind](len(CASES), VOCAB)
     prompt = [10, 3, 5, 3, 20]
     asks = [SamplingParams(temperature=0, seed=0, max_tokens=40, **one) for one in CASES.values()]  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def test_changes_follow_their_definitions_token_by_token(kind: str) -> None:
     for step in range(40):
         if step % 13 == 0:
             for slot, params in enumerate(asks):
-                sampler.bind(binding(slot, params, prompt, outputs[slot]))
+                sampler.assign(assignment(slot, params, prompt, outputs[slot]))
         position = len(prompt) + step
         rows = [FakeModel.row((output or prompt)[-1], position - 1).numpy() for output in outputs]
         for output, token in zip(
@@ -181,7 +181,7 @@ def test_nothing_ends_a_request_before_min_tokens() -> None:
     assert fake.tokens[2] == [11] * 9 and fake.reasons[2] is FinishReason.LENGTH
 
 
-def test_top_p_of_zero_is_greedy_among_rows_that_are_drawn() -> None:
+def test_top_p_of_zero_is_greedy_among_sampled_rows() -> None:
     fake = fake_engine()
     fake.run(
         {
@@ -198,16 +198,16 @@ def test_a_slot_forgets_the_request_before(kind: str) -> None:
     sampler = SAMPLERS[kind](1, VOCAB)
     logits = np.random.default_rng(0).standard_normal((1, VOCAB), np.float32)
     asks = SamplingParams(seed=0, max_tokens=1, frequency_penalty=1.0)
-    sampler.bind(binding(0, asks, [1], [2, 2]))
+    sampler.assign(assignment(0, asks, [1], [2, 2]))
     changed = sampler.step(logits, [0], [3]).changed
-    assert logits[0, 2] - changed[0, 2] == pytest.approx(2.0)  # generated twice before it was bound again
-    sampler.bind(binding(0, SamplingParams(seed=0, max_tokens=1), [1], [2, 2]))
+    assert logits[0, 2] - changed[0, 2] == pytest.approx(2.0)  # generated twice before it was assigned again
+    sampler.assign(assignment(0, SamplingParams(seed=0, max_tokens=1), [1], [2, 2]))
     assert sampler.step(logits, [0], [3]).changed.tobytes() == logits.tobytes()
 
 
 def test_rows_without_changes_are_not_copied() -> None:
     changes = LogitsProcessors(VOCAB, (), CPU)
-    changes.bind(binding(0, SamplingParams(seed=0, max_tokens=1), [1], [2, 2]))
+    changes.assign(assignment(0, SamplingParams(seed=0, max_tokens=1), [1], [2, 2]))
     logits = torch.randn(1, VOCAB)
     assert changes.apply(logits, [0], [3]) is logits
 
@@ -228,14 +228,14 @@ def test_a_sequence_goes_on_where_it_was_when_a_slot_is_bound_again(kind: str) -
         ([1], [4, 5, 9], {8}),
     ):
         whole, grown = SAMPLERS[kind](1, VOCAB), SAMPLERS[kind](1, VOCAB)
-        whole.bind(binding(0, asks, prompt, output))
-        grown.bind(binding(0, asks, prompt))
+        whole.assign(assignment(0, asks, prompt, output))
+        grown.assign(assignment(0, asks, prompt))
         for token in output:
             grown.record(0, token)
         assert banned(whole) == banned(grown) == expected
 
 
-def test_what_is_drawn_is_allowed_and_not_bad() -> None:
+def test_what_is_sampled_is_allowed_and_not_bad() -> None:
     allowed, bad = tuple(range(10, 20)), ((11,), (12, 13), (14, 14, 14))
     fake = fake_engine(eos_ids=(15,))
     fake.run(
@@ -269,7 +269,7 @@ def test_repetition_penalty_and_min_p_are_those_of_transformers(kind: str) -> No
     tokens = torch.randint(0, VOCAB, (1, 30), generator=generator)
     sampler = SAMPLERS[kind](1, VOCAB)
     asks = SamplingParams(seed=0, max_tokens=1, repetition_penalty=1.7)
-    sampler.bind(SlotBinding(0, 0, asks, tokens[0].numpy().astype(np.int32), 12))
+    sampler.assign(SlotAssignment(0, 0, asks, tokens[0].numpy().astype(np.int32), 12))
     ours = torch.from_numpy(sampler.step(logits.numpy(), [0], [30]).changed)
     theirs = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.7)])(tokens, logits.clone())  # type: ignore[arg-type]
     torch.testing.assert_close(ours, theirs)

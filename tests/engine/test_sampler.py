@@ -118,7 +118,7 @@ def test_ties_at_the_cut_go_to_lower_ids(kind: str) -> None:
 
 
 @both
-def test_impossible_tokens_are_never_drawn(kind: str) -> None:
+def test_impossible_tokens_are_never_sampled(kind: str) -> None:
     logits = torch.full((4000, 9), float("-inf"))
     logits[:, [3, 4]] = 0.0
     assert set(draw(kind, logits, rows(4000, seed=2)).tolist()) == {3, 4}

@@ -1,4 +1,4 @@
-"""The CPU engine's sampler against the torch engine's: the same bindings and logits, step by step.
+"""The CPU engine's sampler against the torch engine's: the same assignments and logits, step by step.
 
 Tokens are equal, changed logits equal number by number, log probabilities within 1e-5 (over a large vocabulary torch's
 own are that far from float64). Probabilities differ by a common factor and a few units in the last place: a token could
@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl._rust import CpuSampler
-from minisgl.engine.api import SlotBinding
+from minisgl.engine.api import SlotAssignment
 from minisgl.sampling_params import SamplingParams
-from tests.helpers.samplers import Logprobs, RustSampler, TorchSampler, binding
+from tests.helpers.samplers import Logprobs, RustSampler, TorchSampler, assignment
 
 pytestmark = pytest.mark.any_cpu
 SLOTS = 3
@@ -29,7 +29,7 @@ EOS = (0, 2)
 @dataclass(frozen=True)
 class Scenario:
     vocab_size: int
-    steps: list[tuple[list[SlotBinding], int]]  # bindings before a step, and the seed of its logits
+    steps: list[tuple[list[SlotAssignment], int]]  # assignments before a step, and the seed of its logits
 
 
 def mostly(value: object, other: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
@@ -64,8 +64,8 @@ def sampling(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
 def scenarios(draw: st.DrawFn) -> Scenario:
     vocab_size = draw(st.one_of(st.integers(3, 12), st.integers(13, 600)))
     tokens = st.lists(st.integers(0, vocab_size - 1), max_size=8)
-    one = st.builds(binding, st.integers(0, SLOTS - 1), sampling(vocab_size), st.just([1]), tokens)
-    first = [binding(slot, draw(sampling(vocab_size)), [1, *draw(tokens)], draw(tokens)) for slot in range(SLOTS)]
+    one = st.builds(assignment, st.integers(0, SLOTS - 1), sampling(vocab_size), st.just([1]), tokens)
+    first = [assignment(slot, draw(sampling(vocab_size)), [1, *draw(tokens)], draw(tokens)) for slot in range(SLOTS)]
     later = draw(st.lists(st.tuples(mostly([], st.lists(one, max_size=2)), st.integers(0, 2**32 - 1)), max_size=8))
     return Scenario(vocab_size, [(first, draw(st.integers(0, 2**32 - 1))), *later])  # type: ignore[list-item]
 
@@ -97,10 +97,10 @@ def test_both_samplers_draw_the_same(scenario: Scenario) -> None:
     theirs = TorchSampler(SLOTS, scenario.vocab_size, EOS)
     ours = RustSampler(SLOTS, scenario.vocab_size, EOS)
     position = [0] * SLOTS
-    for bindings, seed in scenario.steps:
-        for one in bindings:
-            theirs.bind(one)
-            ours.bind(one)
+    for assignments, seed in scenario.steps:
+        for one in assignments:
+            theirs.assign(one)
+            ours.assign(one)
             position[one.slot] = len(one.tokens)
         logits = logits_of(seed, scenario.vocab_size)
         expected = theirs.step(logits, range(SLOTS), position)
@@ -127,8 +127,8 @@ def test_both_draw_the_same_from_a_large_vocabulary(spread: float) -> None:
     theirs, ours = TorchSampler(len(asks), 151_936), RustSampler(len(asks), 151_936)
     prompt = rng.integers(0, 151_936, 500).tolist()
     for slot, params in enumerate(asks):
-        theirs.bind(binding(slot, params, prompt))
-        ours.bind(binding(slot, params, prompt))
+        theirs.assign(assignment(slot, params, prompt))
+        ours.assign(assignment(slot, params, prompt))
     for step in range(2):
         logits = (rng.standard_normal((len(asks), 151_936)) * spread).astype(np.float32)
         expected = theirs.step(logits, slots, [500 + step] * len(asks))
@@ -150,7 +150,7 @@ def test_the_lowest_temperatures_give_the_most_likely_token(temperature: float) 
     asks = SamplingParams(temperature=temperature, seed=0).check()
     logits = np.array([[1.0, -3.0, 9.0, 5.0]], np.float32) * np.float32(1e4)
     for sampler in (TorchSampler(1, 4), RustSampler(1, 4)):
-        sampler.bind(binding(0, asks, [1]))
+        sampler.assign(assignment(0, asks, [1]))
         assert sampler.step(logits, [0], [1]).tokens == [2]
 
 
@@ -167,7 +167,7 @@ def test_ids_of_no_vocabulary_and_endless_numbers_do_no_harm() -> None:
         bad_token_ids=((3,), (77, 3)),
         repetition_penalty=2.0,
     )
-    sampler.bind(binding(0, asks, [1, 70], [2, 80]))
+    sampler.assign(assignment(0, asks, [1, 70], [2, 80]))
     logits = np.zeros((1, 8), np.float32)
     assert sampler.step(logits, [0], [4])[0] == [3]
     with pytest.raises(ValueError, match="slot: 1"):
@@ -178,8 +178,8 @@ def test_ids_of_no_vocabulary_and_endless_numbers_do_no_harm() -> None:
 
 def test_prompt_parts_are_those_of_the_torch_engine() -> None:
     sampler = CpuSampler(2, 50, ())
-    sampler.bind(binding(0, SamplingParams(seed=0, prompt_logprobs=4), [10, 11, 12, 13, 14], [15], req_id=9))
-    sampler.bind(binding(1, SamplingParams(seed=0), [10, 11, 12]))
+    sampler.assign(assignment(0, SamplingParams(seed=0, prompt_logprobs=4), [10, 11, 12, 13, 14], [15], req_id=9))
+    sampler.assign(assignment(1, SamplingParams(seed=0), [10, 11, 12]))
     assert sampler.prompt_part(0, 0, 2) == (9, 1, [11, 12], 4)
     assert sampler.prompt_part(0, 2, 6) == (9, 3, [13, 14], 4)
     assert sampler.prompt_part(0, 4, 2) is None and sampler.prompt_part(1, 0, 2) is None

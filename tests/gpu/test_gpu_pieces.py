@@ -16,7 +16,7 @@ from minisgl.engine.device_sampler import DeviceSampler
 from minisgl.engine.device_streams import Stream
 from minisgl.engine.graph import Outputs
 from minisgl.sampling_params import SamplingParams
-from tests.engine.test_device_sampler import bind_all
+from tests.engine.test_device_sampler import assign_all
 from tests.helpers.gpu import PLACE, REHEARSAL, only_on_a_gpu
 from tests.kernels.test_kv_store import check_store
 from tests.kernels.test_pages import check_tables
@@ -102,7 +102,7 @@ def test_equal_logits_give_the_draws_of_the_cpu(vocab: int, may_differ: int) -> 
     found = []
     for place in (PLACE, torch.device("cpu")):
         on_device = DeviceSampler(rows + 1, place)
-        bind_all(on_device, params, place)
+        assign_all(on_device, params, place)
         there = torch.from_numpy(slots).long().to(place)
         chosen = on_device.sample(logits.to(place), there, position.to(place), on_device.needs(slots))
         found.append(chosen.cpu().tolist())

@@ -33,7 +33,7 @@ def on_the_cpu(folder: Path, wanted: Wanted) -> Run:
 
 
 def mixed(seed: int) -> Wanted:
-    """Drawn, greedy, narrowed, penalized, biased, with log probabilities of tokens and of a prompt."""
+    """Sampled, greedy, narrowed, penalized, biased, with log probabilities of tokens and of a prompt."""
     wanted = requests(seed)
     prompt, params = wanted[2]
     wanted[2] = prompt, replace(params, presence_penalty=0.5, repetition_penalty=1.2, logit_bias={3: 4.0, 7: -100.0})

@@ -210,15 +210,15 @@ def drive(scenario: Scenario, engine: TorchEngine | CudaEngine) -> Collector:
 
 
 class Choices:
-    """What was drawn from what: logits and parameters by (seed, position)."""
+    """What was sampled from what: logits and parameters by (seed, position)."""
 
     def __init__(self) -> None:
-        self._drawn: dict[tuple[int, int], tuple[Tensor, SamplingRows]] = {}
+        self._sampled: dict[tuple[int, int], tuple[Tensor, SamplingRows]] = {}
 
     def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         fields = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seed, rows.position)
         for i, place in enumerate(zip(rows.seed.tolist(), rows.position.tolist(), strict=True)):
-            self._drawn[place] = logits[i : i + 1].clone(), SamplingRows(*(one[i : i + 1] for one in fields))
+            self._sampled[place] = logits[i : i + 1].clone(), SamplingRows(*(one[i : i + 1] for one in fields))
         return sample(logits, rows)
 
     def near_tie(self, scenario: Scenario, got: Collector, expected: Collector) -> bool:
@@ -229,7 +229,7 @@ class Choices:
             if first is None:
                 continue
             assert request.sampling.seed is not None
-            logits, row = self._drawn[request.sampling.seed, len(request.prompt) + first]
+            logits, row = self._sampled[request.sampling.seed, len(request.prompt) + first]
             generator = torch.Generator().manual_seed(0)
             for _ in range(200):
                 moved = logits + (torch.rand(logits.shape, generator=generator) - 0.5) * 2 * ROUNDING
@@ -285,5 +285,5 @@ def run(scenario: Scenario, *, heed: bool = True) -> dict[str, int]:
         "aborted": reasons.count(FinishReason.ABORT),
         "failed": reasons.count(FinishReason.ERROR),
         "in graphs": sum(graph.count for graph in graphs),
-        "drawn": sum(r.sampling.temperature > 0 for r in scenario.requests),
+        "sampled": sum(r.sampling.temperature > 0 for r in scenario.requests),
     }

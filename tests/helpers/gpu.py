@@ -22,7 +22,7 @@ from minisgl.attention import backend, flashinfer
 from minisgl.attention.backend import Machine
 from minisgl.config import EngineConfig
 from minisgl.engine import cuda_loading, sampler
-from minisgl.engine.api import EngineInfo, SlotBinding, StepHandle
+from minisgl.engine.api import EngineInfo, SlotAssignment, StepHandle
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.device_sampler import Needs
 from minisgl.engine.loading import load_engine
@@ -109,9 +109,9 @@ class Recorded:
     def info(self) -> EngineInfo:
         return self.engine.info
 
-    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
-        self._owner |= {binding.slot: binding.req_id for binding in bindings}
-        return self.engine.launch(plan, buffers, bindings)
+    def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
+        self._owner |= {assignment.slot: assignment.req_id for assignment in assignments}
+        return self.engine.launch(plan, buffers, assignments)
 
     def close(self) -> None:
         self.engine.close()
@@ -225,7 +225,7 @@ def assert_alike(got: Run, expected: Run, within: float, *, at_least: float = 0.
         mine, theirs = engine_logits(got, req_id), engine_logits(expected, req_id)
         assert len(mine) == len(theirs), f"request {req_id}: {len(mine)} tokens, not {len(theirs)}"
         same = np.cumsum(np.array(got.tokens[req_id]) != np.array(tokens)) == 0
-        follows = 1 + int(same[:-1].sum())  # the first that differs is drawn from logits that are still alike
+        follows = 1 + int(same[:-1].sum())  # the first that differs is sampled from logits that are still alike
         mine, theirs = mine[:follows], theirs[:follows]
         off = (mine - theirs).abs().masked_fill(mine == theirs, 0).amax(-1)  # equal infinities are alike
         assert float(off.max()) <= within, (

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from minisgl.engine.api import EngineStepError, SlotBinding, StepHandle
+from minisgl.engine.api import EngineStepError, SlotAssignment, StepHandle
 from minisgl.engine.echo import EchoEngine, EchoModel
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
@@ -189,7 +189,7 @@ class Driver:
         self.step += 1
         self.plane.check()
         self._inspect(plan)
-        handle = self.engine.launch(plan, self.plane.buffers, self._bindings(plan))
+        handle = self.engine.launch(plan, self.plane.buffers, self._assignments(plan))
         previous, self.previous = self.previous, (plan, handle)
         ended_before = sum(seen.reason != FinishReason.NONE for seen in self.seen.values())
         if previous is not None and not self._commit(*previous):
@@ -249,14 +249,14 @@ class Driver:
             assert cached_len % self.scenario.config.page_size == 0
             assert cached_len < len(self.specs[req_id].prompt) + len(self.seen[req_id].tokens) + 1
 
-    def _bindings(self, plan: StepPlan) -> list[SlotBinding]:
+    def _assignments(self, plan: StepPlan) -> list[SlotAssignment]:
         entry = self.plane.buffers.ring[plan.ring_index]
         found = []
         for i in range(plan.num_assigned):
             spec = self.specs[int(entry.assigned_ids[i])]
             tokens = np.array(spec.prompt, np.int32)
             sampling = SamplingParams(seed=spec.seed)
-            found.append(SlotBinding(int(entry.assigned[i, 0]), spec.req_id, sampling, tokens, len(tokens)))
+            found.append(SlotAssignment(int(entry.assigned[i, 0]), spec.req_id, sampling, tokens, len(tokens)))
         return found
 
     def _commit(self, plan: StepPlan, handle: StepHandle) -> bool:

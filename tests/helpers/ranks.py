@@ -17,7 +17,7 @@ import torch
 
 from minisgl.distributed import GroupError
 from minisgl.distributed.torch_group import TorchGroup
-from minisgl.engine.api import Engine, EngineInfo, EngineStepError, SlotBinding, StepHandle, StepResult
+from minisgl.engine.api import Engine, EngineInfo, EngineStepError, SlotAssignment, StepHandle, StepResult
 from minisgl.heartbeat import Activity
 from minisgl.runner.rank_messages import Stop, decode, encode
 from minisgl.runner.ranks import RankDied, RankEngine
@@ -133,10 +133,10 @@ class _Worker:
     def info(self) -> EngineInfo:
         return self._engine.info
 
-    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
+    def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
         if self._tamper is not None:
             self._tamper(self._rank, plan, buffers)
-        handle = self._engine.launch(plan, buffers, bindings)
+        handle = self._engine.launch(plan, buffers, assignments)
         return _Step(handle, plan.step, self._failed, getattr(self._engine, "_device", None))
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from minisgl._rust import CpuSampler
-from minisgl.engine.api import SlotBinding
+from minisgl.engine.api import SlotAssignment
 from minisgl.engine.logits_processors import LogitsProcessors
 from minisgl.engine.logprobs import LogprobSlots
 from minisgl.engine.sampler import SamplingRows, sample
@@ -25,57 +25,57 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Drawn:
+class Sampled:
     tokens: list[int]
-    changed: Floats  # the logits that they were drawn from
+    changed: Floats  # the logits that they were sampled from
     logprobs: list[Logprobs | None]
 
 
 class Sampler(Protocol):
-    def bind(self, binding: SlotBinding) -> None: ...
-    def step(self, logits: Floats, slots: Sequence[int], positions: Sequence[int]) -> Drawn: ...
+    def assign(self, assignment: SlotAssignment) -> None: ...
+    def step(self, logits: Floats, slots: Sequence[int], positions: Sequence[int]) -> Sampled: ...
     def record(self, slot: int, token: int) -> None: ...
 
 
 class TorchSampler:
     def __init__(self, num_slots: int, vocab_size: int, eos_ids: Sequence[int] = ()) -> None:
         self._slots = _Slots(num_slots)
-        self._changes = LogitsProcessors(vocab_size, eos_ids, CPU)
+        self._processors = LogitsProcessors(vocab_size, eos_ids, CPU)
         self._logprobs = LogprobSlots(num_slots)
 
-    def bind(self, binding: SlotBinding) -> None:
-        self._slots.bind(binding)
-        self._changes.bind(binding)
-        self._logprobs.bind(binding)
+    def assign(self, assignment: SlotAssignment) -> None:
+        self._slots.assign(assignment)
+        self._processors.assign(assignment)
+        self._logprobs.assign(assignment)
 
-    def step(self, logits: Floats, slots: Sequence[int], positions: Sequence[int]) -> Drawn:
+    def step(self, logits: Floats, slots: Sequence[int], positions: Sequence[int]) -> Sampled:
         raw = torch.from_numpy(logits)
-        changed = self._changes.apply(raw, slots, positions)
+        changed = self._processors.apply(raw, slots, positions)
         rows = self._slots.rows(torch.tensor(slots), torch.tensor(positions))
         tokens = sample(changed, rows)
-        self._changes.record(tokens, slots)
+        self._processors.record(tokens, slots)
         logprobs: list[Logprobs | None] = [None] * len(slots)
         asked = self._logprobs.of_sampled(np.arange(len(slots)), np.array(slots, np.int64), raw, tokens)
         if asked is not None:
             for i, row in enumerate(asked.rows.tolist()):
                 logprobs[row] = (asked.token_logprobs[i], list(asked.top_ids[i]), list(asked.top_logprobs[i]))
-        return Drawn(tokens.tolist(), changed.numpy(), logprobs)
+        return Sampled(tokens.tolist(), changed.numpy(), logprobs)
 
     def record(self, slot: int, token: int) -> None:
-        self._changes.record(torch.tensor([token]), [slot])
+        self._processors.record(torch.tensor([token]), [slot])
 
 
 class RustSampler:
     def __init__(self, num_slots: int, vocab_size: int, eos_ids: Sequence[int] = ()) -> None:
         self._sampler = CpuSampler(num_slots, vocab_size, eos_ids)
 
-    def bind(self, binding: SlotBinding) -> None:
-        self._sampler.bind(binding)
+    def assign(self, assignment: SlotAssignment) -> None:
+        self._sampler.bind(assignment)
 
-    def step(self, logits: Floats, slots: Sequence[int], positions: Sequence[int]) -> Drawn:
+    def step(self, logits: Floats, slots: Sequence[int], positions: Sequence[int]) -> Sampled:
         changed = logits.copy()
         tokens, logprobs = self._sampler.step(changed, slots, positions)
-        return Drawn(tokens, changed, logprobs)
+        return Sampled(tokens, changed, logprobs)
 
     def record(self, slot: int, token: int) -> None:
         self._sampler.record(slot, token)
@@ -84,10 +84,10 @@ class RustSampler:
 SAMPLERS: dict[str, type[TorchSampler | RustSampler]] = {"torch": TorchSampler, "rust": RustSampler}
 
 
-def binding(
+def assignment(
     slot: int, sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int] = (), req_id: int = 0
-) -> SlotBinding:
-    return SlotBinding(slot, req_id, sampling, np.array([*prompt, *output], np.int32), len(prompt))
+) -> SlotAssignment:
+    return SlotAssignment(slot, req_id, sampling, np.array([*prompt, *output], np.int32), len(prompt))
 
 
 def draw(kind: str, logits: Tensor, rows: SamplingRows) -> Tensor:
@@ -104,6 +104,6 @@ def draw(kind: str, logits: Tensor, rows: SamplingRows) -> Tensor:
             min_p=float(rows.min_p[row]),
             seed=int(rows.seed[row]),
         )
-        sampler.bind(binding(row, sampling, ()))
+        sampler.bind(assignment(row, sampling, ()))
     tokens, _ = sampler.step(logits.float().contiguous().numpy().copy(), range(count), rows.position.tolist())
     return torch.tensor(tokens)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minisgl.distributed import ALONE, GroupError
-from minisgl.engine.api import EngineStepError, SlotBinding, StepHandle
+from minisgl.engine.api import EngineStepError, SlotAssignment, StepHandle
 from minisgl.engine.echo import EchoEngine
 from minisgl.runner.rank_messages import NewBuffers, RankStep, decode
 from minisgl.runner.ranks import RankDied, RankEngine
@@ -129,7 +129,7 @@ class Broken:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
+    def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
         def wait() -> None:
             raise self._error
 
@@ -155,7 +155,7 @@ def test_only_an_error_that_all_ranks_have_leaves_them_alive(error: Exception, k
 class Refuses:
     """An engine whose launches end with an error."""
 
-    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
+    def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
         raise RuntimeError("out of memory")
 
 

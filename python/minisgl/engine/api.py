@@ -33,7 +33,7 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SlotBinding:
+class SlotAssignment:
     """Whose request a slot holds from this plan on. `tokens` is the whole sequence known at this moment, of which the
     first `num_prompt` are the prompt (penalties count them apart); `sampling.seed` is resolved, never None."""
 
@@ -92,9 +92,9 @@ class Engine(Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
-    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
-        """Queue a plan (zero rows too: slots and page-table changes count). `plan` and the ring entry stay untouched
-        until the handle is done; `bindings` belong to the plan's `bound` entries, in their order."""
+    def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
+        """Queue a plan (zero rows too: slots and page-table updates count). `plan` and the ring entry stay untouched
+        until the handle is done; `assignments` belong to the plan's `assigned` entries, in their order."""
 
     def close(self) -> None:
         """Stop threads and free memory. Idempotent; a step under way is finished first."""

@@ -1,7 +1,7 @@
 """The engine that runs real models on the CPU without torch: tensors, kernels and sampling are in Rust
 (rust/minisgl-cpu).
 
-Keeps true: a plan's bindings, page-table updates and rows take effect in one thread, in launch order; forwards run
+Keeps true: a plan's assignments, page-table updates and rows take effect in one thread, in launch order; forwards run
 without the GIL; a step with NaN or infinities is an error, and the KV pool is wiped.
 """
 
@@ -16,7 +16,7 @@ from minisgl.engine.api import (
     EngineInfo,
     EngineStepError,
     PromptLogprobs,
-    SlotBinding,
+    SlotAssignment,
     StepHandle,
     StepLogprobs,
     StepResult,
@@ -40,15 +40,15 @@ class CpuEngine:
         """For measurements."""
         return self._rust
 
-    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
-        entry, bound = buffers.ring[plan.ring_index], list(bindings)
-        return self._thread.submit(lambda: self._run(plan, entry, bound))
+    def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
+        entry, assigned = buffers.ring[plan.ring_index], list(assignments)
+        return self._thread.submit(lambda: self._run(plan, entry, assigned))
 
     def close(self) -> None:
         self._thread.close()
         self._rust.close()
 
-    def _run(self, plan: StepPlan, entry: RingEntry, bindings: list[SlotBinding]) -> StepResult:
+    def _run(self, plan: StepPlan, entry: RingEntry, assignments: list[SlotAssignment]) -> StepResult:
         rows, tokens = plan.num_rows, plan.num_tokens
         try:
             sampled, logprobs, prompts = self._rust.step(
@@ -62,7 +62,7 @@ class CpuEngine:
                 entry.page_table_updates[: plan.num_page_table_updates].reshape(-1),
                 entry.page_ids[: plan.num_page_ids],
                 plan.num_decode_rows,
-                bindings,
+                assignments,
             )
         except RuntimeError as error:
             raise EngineStepError(str(error)) from error

@@ -27,7 +27,7 @@ from minisgl.distributed import ALONE, Group, GroupError
 from minisgl.engine.api import (
     EngineInfo,
     EngineStepError,
-    SlotBinding,
+    SlotAssignment,
     StepHandle,
 )
 from minisgl.engine.cuda_errors import EngineDeadError, step_failure
@@ -102,7 +102,7 @@ class CudaEngine:
     def info(self) -> EngineInfo:
         return self._info
 
-    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
+    def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
         """Raises `EngineDeadError`, `GroupError`."""
         turn = self._turn = (self._turn + 1) % NUM_BUFFERS
         before = self._steps[turn]
@@ -112,7 +112,7 @@ class CudaEngine:
         step = self._steps[turn] = LaunchedStep(self, plan, entry, staging)
         try:
             with torch.inference_mode():
-                self._queue(plan, entry, staging, list(bindings), step)
+                self._queue(plan, entry, staging, list(assignments), step)
         except (RuntimeError, MemoryError) as error:
             failure = self.failure(plan.step, error)
             if not isinstance(failure, EngineStepError):
@@ -147,16 +147,21 @@ class CudaEngine:
     # ---------------------------------------------------------------------------------------------------- one step
 
     def _queue(
-        self, plan: StepPlan, entry: RingEntry, staging: StagingBuffer, bindings: list[SlotBinding], step: LaunchedStep
+        self,
+        plan: StepPlan,
+        entry: RingEntry,
+        staging: StagingBuffer,
+        assignments: list[SlotAssignment],
+        step: LaunchedStep,
     ) -> None:
-        device, layout = self._device, Layout.of(plan, len(bindings))
-        staging.copy_in(device, layout, entry, bindings)
+        device, layout = self._device, Layout.of(plan, len(assignments))
+        staging.copy_in(device, layout, entry, assignments)
         step.start = device.forward.record_event()
         size, block = layout.size, self._block
         device.forward.run("take in", lambda: _copy(block[:size], staging.inputs_device[:size]))
         inputs = StepInputs(block, layout)
-        device.forward.run("apply", lambda: self._apply(inputs, bindings))
-        self._remember(bindings)
+        device.forward.run("apply", lambda: self._apply(inputs, assignments))
+        self._remember(assignments)
         if not plan.num_rows:
             step.computed = step.end = device.forward.record_event()
             return
@@ -174,13 +179,13 @@ class CudaEngine:
         step.computed = device.forward.record_event()
         step.end = staging.copy_out(device, step.computed, plan.num_samples + 1)
 
-    def _remember(self, bindings: list[SlotBinding]) -> None:
+    def _remember(self, assignments: list[SlotAssignment]) -> None:
         """What launches decide by, before the forward stream is so far."""
-        self._sampler.remember(bindings)
-        for binding in bindings:
-            self._prompt_slots.discard(binding.slot)
-            if binding.sampling.prompt_logprobs is not None:
-                self._prompt_slots.add(binding.slot)
+        self._sampler.remember(assignments)
+        for assignment in assignments:
+            self._prompt_slots.discard(assignment.slot)
+            if assignment.sampling.prompt_logprobs is not None:
+                self._prompt_slots.add(assignment.slot)
 
     def _graph_for(self, plan: StepPlan, entry: RingEntry) -> Graph | None:
         """None: eager. A graph leaves no hidden states, of which log probabilities of prompts are made."""
@@ -190,13 +195,13 @@ class CudaEngine:
             return None
         return self._graphs.get(plan.padded_rows)
 
-    def _apply(self, inputs: StepInputs, bindings: list[SlotBinding]) -> None:
-        for binding in bindings:
-            self._logprobs.bind(binding)  # prompts go through the head on all ranks
+    def _apply(self, inputs: StepInputs, assignments: list[SlotAssignment]) -> None:
+        for assignment in assignments:
+            self._logprobs.assign(assignment)  # prompts go through the head on all ranks
         if self._group.rank == 0:
-            self._sampler.bind(inputs.bound)
-            for binding in bindings:
-                self._logits_processors.bind(binding)
+            self._sampler.assign(inputs.assigned)
+            for assignment in assignments:
+                self._logits_processors.assign(assignment)
         apply_updates(self._page_table, inputs.page_table_updates, inputs.page_ids)
 
     def _rows(self, entry: RingEntry, inputs: StepInputs, num_decode: int) -> AttentionRows:

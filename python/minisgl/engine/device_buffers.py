@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minisgl.engine.api import SlotBinding
+from minisgl.engine.api import SlotAssignment
 from minisgl.engine.device_streams import Device, DeviceEvent
 from minisgl.kernels.pages import UPDATE_FIELDS
 from minisgl.step import Int32Array, RingEntry, StepLimits, StepPlan
 
-BOUND_FIELDS = 7  # slot, top_k, seed (low, high), temperature, top_p, min_p (the bits of float32)
+ASSIGNED_FIELDS = 7  # slot, top_k, seed (low, high), temperature, top_p, min_p (the bits of float32)
 _ROW_FIELDS = ("req_slots", "seq_lens", "last_page_len")
 _INDPTR_FIELDS = ("qo_indptr", "kv_indptr")
 _TOKEN_FIELDS = ("input_ids", "positions", "out_loc")
@@ -33,7 +33,7 @@ class Layout:
     samples: int = 0
     page_table_updates: int = 0
     page_ids: int = 0
-    bound: int = 0
+    assigned: int = 0
 
     @staticmethod
     def of(plan: StepPlan, num_assigned: int) -> Layout:
@@ -55,7 +55,7 @@ class Layout:
         sizes["sample_rows"] = self.samples
         sizes["page_table_updates"] = self.page_table_updates * UPDATE_FIELDS
         sizes["page_ids"] = self.page_ids
-        sizes["bound"] = self.bound * BOUND_FIELDS
+        sizes["assigned"] = self.assigned * ASSIGNED_FIELDS
         found, at = {}, 0
         for name, size in sizes.items():
             found[name] = (at, at + size)
@@ -64,7 +64,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        return self.fields()["bound"][1]
+        return self.fields()["assigned"][1]
 
 
 class StepInputs:
@@ -79,10 +79,10 @@ class StepInputs:
         self.sample_rows = view["sample_rows"]
         self.page_table_updates = view["page_table_updates"].view(layout.page_table_updates, UPDATE_FIELDS)
         self.page_ids = view["page_ids"]
-        self.bound = view["bound"].view(layout.bound, BOUND_FIELDS)
+        self.assigned = view["assigned"].view(layout.assigned, ASSIGNED_FIELDS)
 
 
-def pack(buffer: Int32Array, layout: Layout, entry: RingEntry, bindings: Sequence[SlotBinding]) -> None:
+def pack(buffer: Int32Array, layout: Layout, entry: RingEntry, assignments: Sequence[SlotAssignment]) -> None:
     """Write the live regions of `entry` into `buffer`."""
     at = layout.fields()
     for name in (*_TOKEN_FIELDS, *_ROW_FIELDS, *_INDPTR_FIELDS, "sample_rows", "page_ids"):
@@ -92,18 +92,18 @@ def pack(buffer: Int32Array, layout: Layout, entry: RingEntry, bindings: Sequenc
     updates = buffer[start:end].reshape(-1, UPDATE_FIELDS)
     updates[:, :3] = entry.page_table_updates[: layout.page_table_updates]
     updates[:, 3] = np.cumsum(updates[:, 2]) - updates[:, 2]
-    start, end = at["bound"]
-    if bindings:
-        buffer[start:end] = np.concatenate([_bound(binding) for binding in bindings])
+    start, end = at["assigned"]
+    if assignments:
+        buffer[start:end] = np.concatenate([_assigned(assignment) for assignment in assignments])
 
 
-def _bound(binding: SlotBinding) -> Int32Array:
-    sampling = binding.sampling
+def _assigned(assignment: SlotAssignment) -> Int32Array:
+    sampling = assignment.sampling
     assert sampling.seed is not None
     seed = np.array([sampling.seed], np.int64).view(np.int32)  # low half first
     temperature, top_p = (0.0, 1.0) if sampling.is_greedy else (sampling.temperature, sampling.top_p)
     floats = np.array([temperature, top_p, sampling.min_p], np.float32).view(np.int32)
-    head = np.array([binding.slot, min(sampling.top_k, _INT32_MAX)], np.int32)
+    head = np.array([assignment.slot, min(sampling.top_k, _INT32_MAX)], np.int32)
     return np.concatenate([head, seed, floats])
 
 
@@ -120,9 +120,9 @@ class StagingBuffer:
         self.outputs_host = device.host_buffer(max_rows + 1)  # tokens by row; whether all is finite
         self.outputs_device = torch.zeros(max_rows + 1, dtype=torch.int32, device=torch_device)
 
-    def copy_in(self, device: Device, layout: Layout, entry: RingEntry, bindings: Sequence[SlotBinding]) -> None:
+    def copy_in(self, device: Device, layout: Layout, entry: RingEntry, assignments: Sequence[SlotAssignment]) -> None:
         """Pack the inputs and queue the copy; the forward stream waits for it."""
-        pack(self._inputs_array, layout, entry, bindings)
+        pack(self._inputs_array, layout, entry, assignments)
         to, source = self.inputs_device[: layout.size], self.inputs_host[: layout.size]
         device.copy_in.run("copy in", lambda: _copy(to, source))
         device.forward.wait_event(device.copy_in.record_event())

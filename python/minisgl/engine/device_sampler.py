@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from minisgl.engine import sampler
-from minisgl.engine.api import SlotBinding
+from minisgl.engine.api import SlotAssignment
 from minisgl.step import Int32Array
 
 Renormalise = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -40,22 +40,22 @@ class DeviceSampler:
         self._ints = torch.zeros(num_slots, 2, dtype=torch.int64, device=device)  # top_k, seed
         self._renormalise = renormalise or sampler.truncate
 
-    def remember(self, bindings: Sequence[SlotBinding]) -> None:
-        """The host's part of `bind`."""
-        for binding in bindings:
-            slot, sampling = binding.slot, binding.sampling
+    def remember(self, assignments: Sequence[SlotAssignment]) -> None:
+        """The host's part of `assign`."""
+        for assignment in assignments:
+            slot, sampling = assignment.slot, assignment.sampling
             self._sampled[slot] = not sampling.is_greedy
             self._min_p_asked[slot] = sampling.min_p > 0
             self._truncated[slot] = sampling.top_k > 0 or sampling.top_p < 1
 
-    def bind(self, bound: Tensor) -> None:
-        """`bound` [n, BOUND_FIELDS] int32 of `device_buffers`, on the device."""
-        if not len(bound):
+    def assign(self, assigned: Tensor) -> None:
+        """`assigned` [n, ASSIGNED_FIELDS] int32 of `device_buffers`, on the device."""
+        if not len(assigned):
             return
-        slots = bound[:, 0].long()
-        seed = (bound[:, 3].long() << 32) | (bound[:, 2].long() & 0xFFFFFFFF)
-        self._ints[slots] = torch.stack((bound[:, 1].long(), seed), 1)
-        self._floats[slots] = bound[:, 4:7].contiguous().view(torch.float32)
+        slots = assigned[:, 0].long()
+        seed = (assigned[:, 3].long() << 32) | (assigned[:, 2].long() & 0xFFFFFFFF)
+        self._ints[slots] = torch.stack((assigned[:, 1].long(), seed), 1)
+        self._floats[slots] = assigned[:, 4:7].contiguous().view(torch.float32)
 
     def needs(self, slots: Int32Array) -> Needs:
         sampled = self._sampled[slots]

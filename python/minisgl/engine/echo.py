@@ -28,7 +28,7 @@ from minisgl.engine.api import (
     EngineInfo,
     EngineStepError,
     PromptLogprobs,
-    SlotBinding,
+    SlotAssignment,
     StepHandle,
     StepLogprobs,
     StepResult,
@@ -111,26 +111,26 @@ class EchoEngine:
         self._page_table[max_rows] = num_pages
         self._last_token = np.zeros(max_rows + 1, np.int32)
         self._seeds = np.zeros(max_rows + 1, np.uint64)
-        self._scored: dict[int, SlotBinding] = {}  # those that asked for log probabilities, by slot
+        self._scored: dict[int, SlotAssignment] = {}  # those that asked for log probabilities, by slot
         self._thread = ForwardThread("echo-forward", threaded=worker_thread)
 
     @property
     def info(self) -> EngineInfo:
         return self._info
 
-    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
-        entry, bound = buffers.ring[plan.ring_index], list(bindings)
-        return self._thread.submit(lambda: self._forward(plan, entry, bound))
+    def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
+        entry, assigned = buffers.ring[plan.ring_index], list(assignments)
+        return self._thread.submit(lambda: self._forward(plan, entry, assigned))
 
     def close(self) -> None:
         self._thread.close()
 
     # ----------------------------------------------------------------------------------------------------- forward
 
-    def _forward(self, plan: StepPlan, entry: RingEntry, bindings: list[SlotBinding]) -> StepResult:
+    def _forward(self, plan: StepPlan, entry: RingEntry, assignments: list[SlotAssignment]) -> StepResult:
         if self._gate is not None:
             self._gate(plan.step)
-        self._bind(plan, entry, bindings)
+        self._bind(plan, entry, assignments)
         rows = plan.padded_rows
         num_tokens = int(entry.qo_indptr[rows])
         out_loc = entry.out_loc[:num_tokens]
@@ -170,13 +170,13 @@ class EchoEngine:
             tokens[sampled] = self._last_token[slots[sampled]] = chosen
         return StepResult(tokens, self._logprobs(sampled, slots, tokens), self._prompt_logprobs(plan, entry))
 
-    def _bind(self, plan: StepPlan, entry: RingEntry, bindings: list[SlotBinding]) -> None:
-        for binding in bindings:
-            self._page_table[binding.slot] = self._poison_page
-            self._scored.pop(binding.slot, None)
-            if binding.sampling.logprobs is not None or binding.sampling.prompt_logprobs is not None:
-                self._scored[binding.slot] = binding
-            self._seeds[binding.slot] = (binding.sampling.seed or 0) & MASK
+    def _bind(self, plan: StepPlan, entry: RingEntry, assignments: list[SlotAssignment]) -> None:
+        for assignment in assignments:
+            self._page_table[assignment.slot] = self._poison_page
+            self._scored.pop(assignment.slot, None)
+            if assignment.sampling.logprobs is not None or assignment.sampling.prompt_logprobs is not None:
+                self._scored[assignment.slot] = assignment
+            self._seeds[assignment.slot] = (assignment.sampling.seed or 0) & MASK
         at = 0
         for slot, column, count in entry.page_table_updates[: plan.num_page_table_updates].tolist():
             self._page_table[slot, column : column + count] = entry.page_ids[at : at + count]
@@ -216,8 +216,8 @@ class EchoEngine:
     def _logprobs(self, sampled: Int32Array, slots: npt.NDArray[np.int64], tokens: Int32Array) -> StepLogprobs | None:
         if not self._scored:
             return None
-        bindings = [(row, self._scored.get(int(slots[row]))) for row in sampled.tolist()]
-        wanted = {row: one.sampling.logprobs for row, one in bindings if one and one.sampling.logprobs is not None}
+        assignments = [(row, self._scored.get(int(slots[row]))) for row in sampled.tolist()]
+        wanted = {row: one.sampling.logprobs for row, one in assignments if one and one.sampling.logprobs is not None}
         if not wanted:
             return None
         asked, counts = list(wanted), list(wanted.values())
@@ -227,16 +227,16 @@ class EchoEngine:
     def _prompt_logprobs(self, plan: StepPlan, entry: RingEntry) -> list[PromptLogprobs]:
         found = []
         for row in range(plan.num_rows) if self._scored else ():
-            binding = self._scored.get(int(entry.req_slots[row]))
-            if binding is None:
+            assignment = self._scored.get(int(entry.req_slots[row]))
+            if assignment is None:
                 continue
-            count = binding.sampling.prompt_logprobs
+            count = assignment.sampling.prompt_logprobs
             start, end = int(entry.qo_indptr[row]), int(entry.qo_indptr[row + 1])
             first = int(entry.positions[start]) + 1
-            tokens = binding.tokens[first : min(first + end - start, binding.num_prompt)].tolist()
+            tokens = assignment.tokens[first : min(first + end - start, assignment.num_prompt)].tolist()
             if count is not None and tokens:
                 scored = made_up_logprobs(tokens, [count] * len(tokens), self._info.vocab_size)
-                found.append(PromptLogprobs(binding.req_id, first, *scored))
+                found.append(PromptLogprobs(assignment.req_id, first, *scored))
         return found
 
     # ------------------------------------------------------------------------------------------------------- audit

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.engine.api import SlotBinding
+from minisgl.engine.api import SlotAssignment
 from minisgl.sampling_params import SamplingParams
 
 _ANY = -1  # before a sequence that is shorter than the longest: whatever was generated
@@ -45,16 +45,18 @@ class _BadSequences:
 class _SlotProcessors:
     """One slot's. `counts` [vocab] float32 of generated tokens, `in_prompt` [vocab] bool; both only for penalties."""
 
-    def __init__(self, binding: SlotBinding, vocab_size: int, eos_ids: Sequence[int], device: torch.device) -> None:
-        sampling = binding.sampling
+    def __init__(
+        self, assignment: SlotAssignment, vocab_size: int, eos_ids: Sequence[int], device: torch.device
+    ) -> None:
+        sampling = assignment.sampling
         self._sampling = sampling
-        self._first_free = binding.num_prompt + sampling.min_tokens  # the first position at which it may end
+        self._first_free = assignment.num_prompt + sampling.min_tokens  # the first position at which it may end
         ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(eos_ids))
         self._ends = _ids(sorted(ends) if sampling.min_tokens else [], device)
         self._bias_ids = _ids(list(sampling.logit_bias), device)
         values = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32)
         self._bias = values.to(device, non_blocking=True)
-        output = binding.tokens[binding.num_prompt :].tolist()
+        output = assignment.tokens[assignment.num_prompt :].tolist()
         self._bad = _BadSequences(sampling.bad_token_ids, output, device) if sampling.bad_token_ids else None
         self._forbidden: Tensor | None = None
         if sampling.allowed_token_ids:
@@ -64,10 +66,10 @@ class _SlotProcessors:
         self._counts: Tensor | None = None
         self._in_prompt: Tensor | None = None
         if _has_penalties(sampling):
-            tokens = torch.from_numpy(binding.tokens.astype("int64"))
-            counts = torch.bincount(tokens[binding.num_prompt :], minlength=vocab_size)
+            tokens = torch.from_numpy(assignment.tokens.astype("int64"))
+            counts = torch.bincount(tokens[assignment.num_prompt :], minlength=vocab_size)
             self._counts = counts.float().to(device, non_blocking=True)
-            in_prompt = torch.bincount(tokens[: binding.num_prompt], minlength=vocab_size) > 0
+            in_prompt = torch.bincount(tokens[: assignment.num_prompt], minlength=vocab_size) > 0
             self._in_prompt = in_prompt.to(device, non_blocking=True)
 
     def apply(self, logits: Tensor, position: int) -> None:
@@ -112,10 +114,10 @@ class LogitsProcessors:
         self._device = device
         self._slots: dict[int, _SlotProcessors] = {}
 
-    def bind(self, binding: SlotBinding) -> None:
-        self._slots.pop(binding.slot, None)
-        if binding.sampling.has_logits_processors:
-            self._slots[binding.slot] = _SlotProcessors(binding, self._vocab_size, self._eos_ids, self._device)
+    def assign(self, assignment: SlotAssignment) -> None:
+        self._slots.pop(assignment.slot, None)
+        if assignment.sampling.has_logits_processors:
+            self._slots[assignment.slot] = _SlotProcessors(assignment, self._vocab_size, self._eos_ids, self._device)
 
     def apply(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> Tensor:
         """logits [n, vocab] of the rows' next tokens, at `positions` -> the same, or a float32 copy, processed."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from minisgl.engine.api import PromptLogprobs, SlotBinding, StepLogprobs
+from minisgl.engine.api import PromptLogprobs, SlotAssignment, StepLogprobs
 from minisgl.step import RingEntry, StepPlan
 
 _CHUNK = 128  # prompt positions that go through the head at once
@@ -24,14 +24,14 @@ class LogprobSlots:
 
     def __init__(self, num_slots: int) -> None:
         self._sampled = np.full(num_slots, -1, np.int32)
-        self._prompts: dict[int, SlotBinding] = {}
+        self._prompts: dict[int, SlotAssignment] = {}
 
-    def bind(self, binding: SlotBinding) -> None:
-        sampling = binding.sampling
-        self._sampled[binding.slot] = -1 if sampling.logprobs is None else sampling.logprobs
-        self._prompts.pop(binding.slot, None)
+    def assign(self, assignment: SlotAssignment) -> None:
+        sampling = assignment.sampling
+        self._sampled[assignment.slot] = -1 if sampling.logprobs is None else sampling.logprobs
+        self._prompts.pop(assignment.slot, None)
         if sampling.prompt_logprobs is not None:
-            self._prompts[binding.slot] = binding
+            self._prompts[assignment.slot] = assignment
 
     def of_sampled(
         self, rows: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], logits: Tensor, chosen: Tensor
@@ -75,25 +75,25 @@ class LogprobSlots:
         """The same, computed on the device; the calls copy it to the host."""
         found = []
         for row in range(plan.num_rows) if self._prompts else ():
-            binding = self._prompts.get(int(entry.req_slots[row]))
-            if binding is None:
+            assignment = self._prompts.get(int(entry.req_slots[row]))
+            if assignment is None:
                 continue
             start, end = int(entry.qo_indptr[row]), int(entry.qo_indptr[row + 1])
             first = int(entry.positions[start]) + 1
-            count = min(end - start, binding.num_prompt - first)
+            count = min(end - start, assignment.num_prompt - first)
             if count > 0:
-                found.append(_of_prompt(binding, first, hidden[start : start + count], head))
+                found.append(_of_prompt(assignment, first, hidden[start : start + count], head))
         return found
 
 
 def _of_prompt(
-    binding: SlotBinding, first: int, hidden: Tensor, head: Callable[[Tensor], Tensor]
+    assignment: SlotAssignment, first: int, hidden: Tensor, head: Callable[[Tensor], Tensor]
 ) -> Callable[[], PromptLogprobs]:
-    top_count = binding.sampling.prompt_logprobs or 0
+    top_count = assignment.sampling.prompt_logprobs or 0
     chunks = []
     for at in range(0, len(hidden), _CHUNK):
         chunk = hidden[at : at + _CHUNK]
-        tokens = binding.tokens[first + at : first + at + len(chunk)].astype(np.int64)
+        tokens = assignment.tokens[first + at : first + at + len(chunk)].astype(np.int64)
         chunks.append(_top(head(chunk), torch.from_numpy(tokens).to(hidden.device, non_blocking=True), top_count))
 
     def fetch() -> PromptLogprobs:
@@ -105,7 +105,7 @@ def _of_prompt(
             own += found[0]
             top_ids += found[1]
             top += found[2]
-        return PromptLogprobs(binding.req_id, first, own, top_ids, top)
+        return PromptLogprobs(assignment.req_id, first, own, top_ids, top)
 
     return fetch
 

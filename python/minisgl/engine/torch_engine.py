@@ -1,9 +1,9 @@
 """The engine that runs real models with torch, on the CPU: paged KV, variable-length batches, sampling, one forward
 thread.
 
-Keeps true: a plan's bindings, page-table updates and rows take effect in the forward thread, in launch order; a token
-that the host does not know yet comes from `last_token`, which the forward before wrote; a step with NaN or infinities
-is an error, and the KV pool is wiped.
+Keeps true: a plan's assignments, page-table updates and rows take effect in the forward thread, in launch order; a
+token that the host does not know yet comes from `last_token`, which the forward before wrote; a step with NaN or
+infinities is an error, and the KV pool is wiped.
 
 With several ranks each does all of this on its shard, except sampling: rank 0 has the logits and broadcasts the tokens.
 The model's output is bit for bit the same on all ranks, because collectives are, so all ranks fail the same steps. Any
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttentionRows, KVPool
 from minisgl.distributed import ALONE, Group
-from minisgl.engine.api import EngineInfo, EngineStepError, SlotBinding, StepHandle, StepResult
+from minisgl.engine.api import EngineInfo, EngineStepError, SlotAssignment, StepHandle, StepResult
 from minisgl.engine.logits_processors import LogitsProcessors
 from minisgl.engine.logprobs import LogprobSlots
 from minisgl.engine.sampler import SamplingRows, sample
@@ -40,8 +40,8 @@ class _Slots:
         self.min_p = torch.zeros(num_slots, dtype=torch.float32)
         self.seed = torch.zeros(num_slots, dtype=torch.int64)
 
-    def bind(self, binding: SlotBinding) -> None:
-        slot, sampling = binding.slot, binding.sampling
+    def assign(self, assignment: SlotAssignment) -> None:
+        slot, sampling = assignment.slot, assignment.sampling
         assert sampling.seed is not None
         self.temperature[slot] = 0.0 if sampling.is_greedy else sampling.temperature
         self.top_k[slot] = sampling.top_k
@@ -87,17 +87,17 @@ class TorchEngine:
     def info(self) -> EngineInfo:
         return self._info
 
-    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
-        entry, bound = buffers.ring[plan.ring_index], list(bindings)
-        return self._thread.submit(lambda: self._run(plan, entry, bound))
+    def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
+        entry, assigned = buffers.ring[plan.ring_index], list(assignments)
+        return self._thread.submit(lambda: self._run(plan, entry, assigned))
 
     def close(self) -> None:
         self._thread.close()
 
     # ----------------------------------------------------------------------------------------------------- forward
 
-    def _run(self, plan: StepPlan, entry: RingEntry, bindings: list[SlotBinding]) -> StepResult:
-        self._apply(plan, entry, bindings)
+    def _run(self, plan: StepPlan, entry: RingEntry, assignments: list[SlotAssignment]) -> StepResult:
+        self._apply(plan, entry, assignments)
         if not plan.num_rows:
             return StepResult(np.empty(0, np.int32))
         try:
@@ -110,11 +110,11 @@ class TorchEngine:
                 raise
             raise EngineStepError(f"{type(error).__name__}: {error}") from error
 
-    def _apply(self, plan: StepPlan, entry: RingEntry, bindings: list[SlotBinding]) -> None:
-        for binding in bindings:
-            self._slots.bind(binding)
-            self._logits_processors.bind(binding)
-            self._logprobs.bind(binding)
+    def _apply(self, plan: StepPlan, entry: RingEntry, assignments: list[SlotAssignment]) -> None:
+        for assignment in assignments:
+            self._slots.assign(assignment)
+            self._logits_processors.assign(assignment)
+            self._logprobs.assign(assignment)
         at = 0
         pages = torch.from_numpy(entry.page_ids[: plan.num_page_ids].astype(np.int64)).to(self._device)
         for slot, column, count in entry.page_table_updates[: plan.num_page_table_updates].tolist():

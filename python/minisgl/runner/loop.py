@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minisgl.engine import api as engine_api
-from minisgl.engine.api import Engine, EngineStepError, SlotBinding, StepHandle, StepLogprobs, StepResult
+from minisgl.engine.api import Engine, EngineStepError, SlotAssignment, StepHandle, StepLogprobs, StepResult
 from minisgl.heartbeat import Activity
 from minisgl.message import (
     AbortRequest,
@@ -188,11 +188,11 @@ class StepLoop:
 
     def _launch(self, plan: StepPlan) -> StepHandle:
         buffers = self._control_plane.buffers
-        return self._engine.launch(plan, buffers, self._bindings(plan) if plan.num_assigned else ())
+        return self._engine.launch(plan, buffers, self._assignments(plan) if plan.num_assigned else ())
 
-    def _bindings(self, plan: StepPlan) -> list[SlotBinding]:
+    def _assignments(self, plan: StepPlan) -> list[SlotAssignment]:
         entry = self._control_plane.buffers.ring[plan.ring_index]
-        bindings = []
+        assignments = []
         for i in range(plan.num_assigned):
             slot, cached_len = entry.assigned[i].tolist()
             req_id = int(entry.assigned_ids[i])
@@ -202,8 +202,8 @@ class StepLoop:
                 request.admitted = True
                 self._new_ids.append(req_id)
                 self._new_cached_lens.append(cached_len)
-            bindings.append(SlotBinding(slot, req_id, request.sampling, request.tokens, request.num_prompt))
-        return bindings
+            assignments.append(SlotAssignment(slot, req_id, request.sampling, request.tokens, request.num_prompt))
+        return assignments
 
     # ----------------------------------------------------------------------------------------------- out of a step
 

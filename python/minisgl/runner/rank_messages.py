@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from minisgl.config import EngineConfig
-from minisgl.engine.api import SlotBinding
+from minisgl.engine.api import SlotAssignment
 from minisgl.message import EngineFailed, Heartbeat
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.digest import live_regions
@@ -44,7 +44,7 @@ class NewBuffers(msgspec.Struct, frozen=True, array_like=True, tag="buffers"):
     ring_len: int
 
 
-class RankBinding(msgspec.Struct, frozen=True, array_like=True):
+class RankAssignment(msgspec.Struct, frozen=True, array_like=True):
     slot: int
     req_id: int
     sampling: SamplingParams
@@ -59,7 +59,7 @@ class RankStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     step: int
     plan: tuple[int, ...]
     data: bytes
-    bindings: tuple[RankBinding, ...]
+    assignments: tuple[RankAssignment, ...]
     in_flight: int = 0
 
 
@@ -89,13 +89,13 @@ def make_buffers(sizes: NewBuffers) -> StepBuffers:
     return StepBuffers(StepLimits(*sizes.limits), sizes.padded_rows, sizes.ring_len)
 
 
-def pack(plan: StepPlan, buffers: StepBuffers, bindings: list[SlotBinding], in_flight: int = 0) -> RankStep:
+def pack(plan: StepPlan, buffers: StepBuffers, assignments: list[SlotAssignment], in_flight: int = 0) -> RankStep:
     data = b"".join(region.tobytes() for region in live_regions(plan, buffers.ring[plan.ring_index]))
-    bound = (RankBinding(b.slot, b.req_id, b.sampling, b.tokens.tobytes(), b.num_prompt) for b in bindings)
-    return RankStep(plan.step, _values(plan, _PLAN), data, tuple(bound), in_flight)
+    sent = (RankAssignment(b.slot, b.req_id, b.sampling, b.tokens.tobytes(), b.num_prompt) for b in assignments)
+    return RankStep(plan.step, _values(plan, _PLAN), data, tuple(sent), in_flight)
 
 
-def unpack(step: RankStep, buffers: StepBuffers) -> tuple[StepPlan, list[SlotBinding]]:
+def unpack(step: RankStep, buffers: StepBuffers) -> tuple[StepPlan, list[SlotAssignment]]:
     """Write the step into its entry of `buffers`."""
     plan, at = StepPlan(*step.plan), 0
     for region in live_regions(plan, buffers.ring[plan.ring_index]):
@@ -103,8 +103,8 @@ def unpack(step: RankStep, buffers: StepBuffers) -> tuple[StepPlan, list[SlotBin
         at += region.nbytes
     if at != len(step.data):
         raise ValueError(f"a step of {len(step.data)} bytes, not {at}")
-    bindings = [
-        SlotBinding(b.slot, b.req_id, b.sampling, np.frombuffer(b.tokens, np.int32), b.num_prompt)
-        for b in step.bindings
+    assignments = [
+        SlotAssignment(b.slot, b.req_id, b.sampling, np.frombuffer(b.tokens, np.int32), b.num_prompt)
+        for b in step.assignments
     ]
-    return plan, bindings
+    return plan, assignments

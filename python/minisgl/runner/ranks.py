@@ -24,7 +24,7 @@ import zmq
 
 from minisgl.config import EngineConfig, Limits
 from minisgl.distributed import Group, GroupError
-from minisgl.engine.api import Engine, EngineInfo, EngineStepError, SlotBinding, StepHandle, StepResult
+from minisgl.engine.api import Engine, EngineInfo, EngineStepError, SlotAssignment, StepHandle, StepResult
 from minisgl.heartbeat import Watchdog, look_every_s
 from minisgl.message import EngineFailed, Heartbeat, RankUsage
 from minisgl.runner.rank_messages import (
@@ -287,20 +287,20 @@ class RankEngine:
     def info(self) -> EngineInfo:
         return self._engine.info
 
-    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
+    def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
         """Raises `RankDied`."""
         self._ranks.check()
         if buffers is not self._buffers:
             self._begin(sizes_of(buffers))
             self._buffers = buffers
         self._make_room(plan)
-        bound, step = list(bindings), plan.step
-        self._ranks.send(encode(pack(plan, buffers, bound, len(self._in_flight))))
+        assigned, step = list(assignments), plan.step
+        self._ranks.send(encode(pack(plan, buffers, assigned, len(self._in_flight))))
         self._sent[plan.ring_index] = step
         self._unacked[step] = len(self._ranks.processes)
         self._in_flight.add(step)
         with _all_or_none(self._ranks):
-            handle = self._engine.launch(plan, buffers, bound)
+            handle = self._engine.launch(plan, buffers, assigned)
         return _Handle(handle, self._ranks, lambda: self._in_flight.discard(step))
 
     def usage(self) -> list[RankUsage]:

@@ -95,8 +95,8 @@ def work(engine: Engine, jobs: Jobs, launched: Callable[[int], None], activity: 
             if not in_flight:
                 activity.enter("forward", job.step)
             assert buffers is not None
-            plan, bindings = unpack(job, buffers)
-            in_flight.append((job.step, engine.launch(plan, buffers, bindings)))
+            plan, assignments = unpack(job, buffers)
+            in_flight.append((job.step, engine.launch(plan, buffers, assignments)))
             launched(plan.step)
         elif isinstance(job, Stop):
             break

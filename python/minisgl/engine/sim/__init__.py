@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.engine.api import EngineInfo, SlotBinding, StepHandle, StepResult
+from minisgl.engine.api import EngineInfo, SlotAssignment, StepHandle, StepResult
 from minisgl.engine.sim.clock import Clock, RealClock
 from minisgl.engine.sim.profile import Profile, StepLoad
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
@@ -65,10 +65,10 @@ class SimEngine:
     def info(self) -> EngineInfo:
         return self._info
 
-    def launch(self, plan: StepPlan, buffers: StepBuffers, bindings: Sequence[SlotBinding]) -> StepHandle:
+    def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
         entry = buffers.ring[plan.ring_index]
-        for binding in bindings:  # spread, so that neighbouring seeds give unlike texts
-            self._seeds[binding.slot] = ((binding.sampling.seed or 0) * GOLDEN) & MASK
+        for assignment in assignments:  # spread, so that neighbouring seeds give unlike texts
+            self._seeds[assignment.slot] = ((assignment.sampling.seed or 0) * GOLDEN) & MASK
         start = end = self._clock.now()
         if self._profile.takes_time and plan.num_rows:
             start = max(start, self._busy_until)
