@@ -167,7 +167,7 @@ def test_ids_of_no_vocabulary_and_endless_numbers_do_no_harm() -> None:
         bad_token_ids=((3,), (77, 3)),
         repetition_penalty=2.0,
     )
-    sampler.assign(assignment(0, asks, [1, 70], [2, 80]))
+    sampler.bind(assignment(0, asks, [1, 70], [2, 80]))
     logits = np.zeros((1, 8), np.float32)
     assert sampler.step(logits, [0], [4])[0] == [3]
     with pytest.raises(ValueError, match="slot: 1"):
@@ -178,8 +178,8 @@ def test_ids_of_no_vocabulary_and_endless_numbers_do_no_harm() -> None:
 
 def test_prompt_parts_are_those_of_the_torch_engine() -> None:
     sampler = CpuSampler(2, 50, ())
-    sampler.assign(assignment(0, SamplingParams(seed=0, prompt_logprobs=4), [10, 11, 12, 13, 14], [15], req_id=9))
-    sampler.assign(assignment(1, SamplingParams(seed=0), [10, 11, 12]))
+    sampler.bind(assignment(0, SamplingParams(seed=0, prompt_logprobs=4), [10, 11, 12, 13, 14], [15], req_id=9))
+    sampler.bind(assignment(1, SamplingParams(seed=0), [10, 11, 12]))
     assert sampler.prompt_part(0, 0, 2) == (9, 1, [11, 12], 4)
     assert sampler.prompt_part(0, 2, 6) == (9, 3, [13, 14], 4)
     assert sampler.prompt_part(0, 4, 2) is None and sampler.prompt_part(1, 0, 2) is None

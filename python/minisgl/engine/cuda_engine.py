@@ -31,11 +31,11 @@ from minisgl.engine.api import (
     StepHandle,
 )
 from minisgl.engine.cuda_errors import EngineDeadError, step_failure
-from minisgl.engine.device_buffers import Layout, StagingBuffer, StepInputs
+from minisgl.engine.device_buffers import Layout, StagingBuffer, StepInputs, copy
 from minisgl.engine.device_sampler import DeviceSampler, Needs, Renormalise
 from minisgl.engine.device_streams import Device
 from minisgl.engine.graph import Capture, Graph, Outputs, capture_all
-from minisgl.engine.launched_step import DeferredLogprobs, LaunchedStep
+from minisgl.engine.launched_step import LaunchedStep
 from minisgl.engine.logits_processors import LogitsProcessors
 from minisgl.engine.logprobs import LogprobSlots
 from minisgl.kernels.pages import apply_updates
@@ -84,9 +84,8 @@ class CudaEngine:
         self._logprobs = LogprobSlots(slots)
         max_padded = max(limits.max_rows, *info.graph_sizes, 1)
         size = Layout.largest(limits, max_padded).size
-        self._block = torch.zeros(
-            size, dtype=torch.int32, device=place
-        )  # inputs of the step that the forward stream is at
+        # inputs of the step that the forward stream is at
+        self._block = torch.zeros(size, dtype=torch.int32, device=place)
         self._staging = [StagingBuffer(device, place, size, max_padded) for _ in range(NUM_BUFFERS)]
         device.synchronize()
         self._steps: list[LaunchedStep | None] = [None] * NUM_BUFFERS
@@ -108,11 +107,10 @@ class CudaEngine:
         before = self._steps[turn]
         if before is not None:
             before.resolve()
-        entry, staging = buffers.ring[plan.ring_index], self._staging[turn]
-        step = self._steps[turn] = LaunchedStep(self, plan, entry, staging)
+        step = self._steps[turn] = LaunchedStep(self, plan, buffers.ring[plan.ring_index], self._staging[turn])
         try:
             with torch.inference_mode():
-                self._queue(plan, entry, staging, list(assignments), step)
+                self._queue(step, list(assignments))
         except (RuntimeError, MemoryError) as error:
             failure = self.failure(plan.step, error)
             if not isinstance(failure, EngineStepError):
@@ -146,36 +144,27 @@ class CudaEngine:
 
     # ---------------------------------------------------------------------------------------------------- one step
 
-    def _queue(
-        self,
-        plan: StepPlan,
-        entry: RingEntry,
-        staging: StagingBuffer,
-        assignments: list[SlotAssignment],
-        step: LaunchedStep,
-    ) -> None:
+    def _queue(self, step: LaunchedStep, assignments: list[SlotAssignment]) -> None:
+        plan, entry, staging = step.plan, step.entry, step.buffer
         device, layout = self._device, Layout.of(plan, len(assignments))
         staging.copy_in(device, layout, entry, assignments)
         step.start = device.forward.record_event()
         size, block = layout.size, self._block
-        device.forward.run("take in", lambda: _copy(block[:size], staging.inputs_device[:size]))
+        device.forward.run("take in", lambda: copy(block[:size], staging.inputs_device[:size]))
         inputs = StepInputs(block, layout)
         device.forward.run("apply", lambda: self._apply(inputs, assignments))
         self._remember(assignments)
         if not plan.num_rows:
             step.computed = step.end = device.forward.record_event()
             return
-        sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)
-        needs = self._sampler.needs(entry.req_slots[sampled])
+        needs = self._sampler.needs(entry.req_slots[step.sampled])
         if (graph := self._graph_for(plan, entry)) is not None:
             rows = self._rows(entry, inputs, layout.rows)
             device.forward.run("prepare", lambda: self._attention.prepare(rows, self._page_table))
             device.forward.run("graph", graph.replay)
-            device.forward.run(
-                "sample", lambda: self._finish(plan, entry, staging, inputs, needs, graph.outputs, None, step.logprobs)
-            )
+            device.forward.run("sample", lambda: self._finish(step, inputs, needs, graph.outputs, None))
         else:
-            device.forward.run("forward", lambda: self._eager(plan, entry, staging, inputs, needs, step.logprobs))
+            device.forward.run("forward", lambda: self._eager(step, inputs, needs))
         step.computed = device.forward.record_event()
         step.end = staging.copy_out(device, step.computed, plan.num_samples + 1)
 
@@ -220,22 +209,14 @@ class CudaEngine:
         ids = torch.where(ids < 0, self._last_token[(-1 - ids).clamp_(min=0)], ids)
         return forward(ids, inputs.positions.long(), self._attention.attend)
 
-    def _eager(
-        self,
-        plan: StepPlan,
-        entry: RingEntry,
-        staging: StagingBuffer,
-        inputs: StepInputs,
-        needs: Needs,
-        deferred: DeferredLogprobs,
-    ) -> None:
+    def _eager(self, step: LaunchedStep, inputs: StepInputs, needs: Needs) -> None:
         layout = inputs.layout
-        num_decode = layout.rows if layout.tokens == layout.rows else plan.num_decode_rows
-        self._attention.prepare(self._rows(entry, inputs, num_decode), self._page_table)
+        num_decode = layout.rows if layout.tokens == layout.rows else step.plan.num_decode_rows
+        self._attention.prepare(self._rows(step.entry, inputs, num_decode), self._page_table)
         hidden = self._hidden(inputs, self._forward_model)
         last = inputs.qo_indptr[1:][inputs.sample_rows.long()].long() - 1
         outputs = Outputs(self._model.logits(hidden[last]), hidden.isfinite().all().reshape(1))
-        self._finish(plan, entry, staging, inputs, needs, outputs, hidden, deferred)
+        self._finish(step, inputs, needs, outputs, hidden)
 
     def _capturable(self, size: int) -> Callable[[], Outputs]:
         """The forward of a step of `size` rows with one token each. Its own inputs are padding."""
@@ -294,23 +275,15 @@ class CudaEngine:
                 self._device.forward.record_event().synchronize()
 
     def _finish(
-        self,
-        plan: StepPlan,
-        entry: RingEntry,
-        staging: StagingBuffer,
-        inputs: StepInputs,
-        needs: Needs,
-        outputs: Outputs,
-        hidden: Tensor | None,
-        deferred: DeferredLogprobs,
+        self, step: LaunchedStep, inputs: StepInputs, needs: Needs, outputs: Outputs, hidden: Tensor | None
     ) -> None:
-        """Sample, tell all ranks, remember the tokens, leave them for the copy out. After a graph, logits are of all
-        rows, padding included, and there is no `hidden`."""
-        count = plan.num_samples
+        """Sample, broadcast the tokens, write them to `last_token` and for the copy out. After a graph, logits are of
+        all rows, padding included, and there is no `hidden`."""
+        count = step.plan.num_samples
         if hidden is not None:
-            prompts = self._logprobs.deferred_prompts(plan, entry, hidden, self._model.logits)
-            deferred.prompts = prompts if self._group.rank == 0 else []
-        out = staging.outputs_device[: count + 1]
+            prompts = self._logprobs.deferred_prompts(step.plan, step.entry, hidden, self._model.logits)
+            step.logprobs.prompts = prompts if self._group.rank == 0 else []
+        out = step.buffer.outputs_device[: count + 1]
         rows = inputs.sample_rows.long()
         slots = inputs.req_slots[rows].long()
         chosen: Tensor | None = None
@@ -319,31 +292,18 @@ class CudaEngine:
             if count:
                 logits = outputs.logits
                 if hidden is None:
-                    logits = logits[:count] if count == plan.num_rows else logits[rows]
-                chosen = self._sample(plan, entry, logits, slots, inputs.seq_lens[rows].long(), needs, deferred)
+                    logits = logits[:count] if count == step.plan.num_rows else logits[rows]
+                chosen = self._sample(step, logits, slots, inputs.seq_lens[rows].long(), needs)
                 out[:count] = chosen
         self._group.broadcast(out)
         if count:
             self._last_token[slots] = chosen if chosen is not None else out[:count].long()
 
-    def _sample(
-        self,
-        plan: StepPlan,
-        entry: RingEntry,
-        logits: Tensor,
-        slots: Tensor,
-        position: Tensor,
-        needs: Needs,
-        deferred: DeferredLogprobs,
-    ) -> Tensor:
-        sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)
+    def _sample(self, step: LaunchedStep, logits: Tensor, slots: Tensor, position: Tensor, needs: Needs) -> Tensor:
+        entry, sampled = step.entry, step.sampled
         host_slots = entry.req_slots[sampled].astype(np.int64)
-        changed = self._logits_processors.apply(logits, host_slots.tolist(), entry.seq_lens[sampled].tolist())
-        chosen = self._sampler.sample(changed, slots, position, needs)
+        processed = self._logits_processors.apply(logits, host_slots.tolist(), entry.seq_lens[sampled].tolist())
+        chosen = self._sampler.sample(processed, slots, position, needs)
         self._logits_processors.record(chosen, host_slots.tolist())
-        deferred.sampled = self._logprobs.deferred_sampled(sampled, host_slots, logits, chosen)
+        step.logprobs.sampled = self._logprobs.deferred_sampled(sampled, host_slots, logits, chosen)
         return chosen
-
-
-def _copy(to: Tensor, source: Tensor) -> None:
-    to.copy_(source)

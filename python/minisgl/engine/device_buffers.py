@@ -124,16 +124,16 @@ class StagingBuffer:
         """Pack the inputs and queue the copy; the forward stream waits for it."""
         pack(self._inputs_array, layout, entry, assignments)
         to, source = self.inputs_device[: layout.size], self.inputs_host[: layout.size]
-        device.copy_in.run("copy in", lambda: _copy(to, source))
+        device.copy_in.run("copy in", lambda: copy(to, source))
         device.forward.wait_event(device.copy_in.record_event())
 
     def copy_out(self, device: Device, computed: DeviceEvent, num_values: int) -> DeviceEvent:
         """Queue the copy of the outputs behind the forward; the event returned is its end."""
         device.copy_out.wait_event(computed)
         to, source = self.outputs_host[:num_values], self.outputs_device[:num_values]
-        device.copy_out.run("copy out", lambda: _copy(to, source))
+        device.copy_out.run("copy out", lambda: copy(to, source))
         return device.copy_out.record_event()
 
 
-def _copy(to: Tensor, source: Tensor) -> None:
+def copy(to: Tensor, source: Tensor) -> None:
     to.copy_(source, non_blocking=True)

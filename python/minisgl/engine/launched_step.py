@@ -43,10 +43,12 @@ class LaunchedStep:
 
     def __init__(self, engine: Owner, plan: StepPlan, entry: RingEntry, buffer: StagingBuffer) -> None:
         self._engine = engine
+        self.plan = plan  # this and the entry are only the forward's to read: another step may have them later
+        self.entry = entry
+        self.buffer = buffer
+        self.sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)
         self._step = plan.step
         self._num_rows = plan.num_rows
-        self._sampled = entry.sample_rows[: plan.num_samples].copy()
-        self._buffer = buffer
         self.logprobs = DeferredLogprobs()
         self.start: DeviceEvent | None = None
         self.computed: DeviceEvent | None = None  # the forward has ended
@@ -83,12 +85,12 @@ class LaunchedStep:
         tokens = np.full(self._num_rows, -1, np.int32)
         if not self._num_rows:
             return StepResult(tokens)
-        count = len(self._sampled)
-        outputs = self._buffer.outputs_host[: count + 1].numpy()
+        count = len(self.sampled)
+        outputs = self.buffer.outputs_host[: count + 1].numpy()
         if not outputs[count]:
             self._engine.wipe()
             raise EngineStepError(_NOT_FINITE)
-        tokens[self._sampled] = outputs[:count]
+        tokens[self.sampled] = outputs[:count]
         logprobs = None if self.logprobs.sampled is None else self.logprobs.sampled()
         return StepResult(tokens, logprobs, [fetch() for fetch in self.logprobs.prompts])
 

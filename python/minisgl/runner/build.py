@@ -167,7 +167,7 @@ def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlane
 def choose_control_plane(
     config: EngineConfig, info: EngineInfo, tell: Tell = lambda line: None, narrate: Narrate | None = None
 ) -> Chosen:
-    """The control plane that `config` asks for; a shadow's lines go to `tell`, what each step does to `narrate` if the
+    """The scheduler that `config` asks for; a shadow's lines go to `tell`, what each step does to `narrate` if the
     log level is debug. Raises `ConfigError`."""
     if config.max_seq_len is not None and config.max_seq_len > info.context_len:
         raise ConfigError(f"max_seq_len: {config.max_seq_len}: the model's context is {info.context_len}")
@@ -180,7 +180,7 @@ def choose_control_plane(
 
 
 def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig, tell: Tell) -> ControlPlane:
-    """The control plane with what `config` hangs around it: a fault, a shadow, a recorder, from the inside out."""
+    """The scheduler in the wrappers that `config` asks for: a fault, a shadow, a recorder, from the inside out."""
     plane = chosen.control_plane
     if config.debug.faulty_control_plane:
         plane = make_faulty(plane, config.debug.faulty_control_plane)
@@ -215,5 +215,5 @@ def build_control_plane(config: EngineConfig, info: EngineInfo, narrate: Narrate
 
 
 def build_fallback(config: EngineConfig, info: EngineInfo, narrate: Narrate | None = None) -> ControlPlane:
-    """What goes on serving when the control plane breaks: the reference, with an empty cache."""
+    """What goes on serving when the scheduler breaks: the reference, with an empty cache."""
     return _narrated(config, choose("python", control_plane_config(config, info)).control_plane, narrate)

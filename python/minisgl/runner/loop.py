@@ -112,7 +112,7 @@ class StepLoop:
     def step(self, messages: Sequence[ToEngine]) -> None:
         """Take in `messages`, schedule and launch one step, commit the one before (without overlap: this one).
 
-        Raises `ControlPlaneError` if there is no other control plane to go on with, or what a dead engine raises; both
+        Raises `ControlPlaneError` if there is no other scheduler to go on with, or what a dead engine raises; both
         end the loop.
         """
         timers = self.timers
