@@ -37,6 +37,23 @@ def track(report: Report, text: str, items: Iterable[T], total: int) -> Iterator
     report(text, total, total)
 
 
+def counter(report: Report, text: str) -> Callable[[int, int], None]:
+    """Reports a count (done, total) under `text`, not too often. Threads may call it: lower counts that come late are
+    left out."""
+    last, most = 0.0, -1
+
+    def progress(done: int, total: int) -> None:
+        nonlocal last, most
+        if done <= most:
+            return
+        most = done
+        if done in (0, 1, total) or time.monotonic() - last >= BAR_INTERVAL_S:
+            last = time.monotonic()
+            report(text, done, total)
+
+    return progress
+
+
 def tell_all(*reports: Report) -> Report:
     def tell(text: str, done: int = 0, total: int = 0) -> None:
         for report in reports:

@@ -23,7 +23,7 @@ from minisgl.engine.pool_size import cpu_num_pages
 from minisgl.models.architectures import find_variant
 from minisgl.models.config import ModelConfig, load_config
 from minisgl.models.text_half import has_text_half
-from minisgl.progress import BAR_INTERVAL_S, Report
+from minisgl.progress import Report, counter
 from minisgl.rope import inverse_frequencies
 from minisgl.weights.quantized import quantized_weights
 from minisgl.weights.sources import find_model
@@ -41,7 +41,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     model = load_config(folder)
     if has_text_half(model.architecture):
         raise Unsupported(f"config.json: architectures: {model.architecture}: the CPU engine has no text half of it")
-    context_len = _context_len(config, model)
+    context_len = model.context_len(config.max_seq_len)
     weights = gguf or folder
     if config.quantization is not None and config.load_format != "dummy":
         weights = _refused(partial(quantized_weights, weights, config.quantization, say))
@@ -50,7 +50,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     taken = 0 if config.load_format == "dummy" else _size(weights)
     settings["num_pages"] = num_pages = cpu_num_pages(config, page, context_len, taken=taken)
     settings["max_seq_len"] = min(context_len, num_pages * config.page_size + 1)
-    rust = _refused(lambda: RustEngine(_json(settings), _progress(say)))
+    rust = _refused(lambda: RustEngine(_json(settings), counter(say, "loading weights")))
     about = rust.about()
     forms = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in about["forms"])
     took = time.monotonic() - began
@@ -152,30 +152,6 @@ def _refused(call: Callable[[], T]) -> T:
     except ValueError as error:
         fault, text = error.args if len(error.args) == 2 else ("", str(error))
         raise (Unsupported if fault == "unsupported" else ConfigError)(text) from error
-
-
-def _progress(say: Report) -> Callable[[int, int], None]:
-    last, most = 0.0, 0
-
-    def progress(done: int, total: int) -> None:
-        """From several threads: a report that was overtaken says nothing new."""
-        nonlocal last, most
-        if done <= most:
-            return
-        most = done
-        if done in (1, total) or time.monotonic() - last >= BAR_INTERVAL_S:
-            last = time.monotonic()
-            say("loading weights", done, total)
-
-    return progress
-
-
-def _context_len(config: EngineConfig, model: ModelConfig) -> int:
-    if config.max_seq_len is None:
-        return model.max_position
-    if config.max_seq_len > model.max_position:
-        raise ConfigError(f"--max-seq-len {config.max_seq_len}: the model's context is {model.max_position}")
-    return config.max_seq_len
 
 
 def _size(path: Path) -> int:

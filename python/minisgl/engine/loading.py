@@ -29,7 +29,7 @@ from minisgl.engine.worker import ForwardThread
 from minisgl.models import ModelConfig, load_config, own_name
 from minisgl.models.decoder import Decoder
 from minisgl.models.registry import build_model
-from minisgl.progress import BAR_INTERVAL_S, Report
+from minisgl.progress import Report, counter
 from minisgl.weights.checkpoint import HEAD, TABLE, dummy_weights, has_other_head, load_weights
 from minisgl.weights.sources import resolve_model
 
@@ -65,7 +65,7 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
     model_config = _with_its_head(load_config(folder), folder, config, say)
     dtype_name, why = dtypes.choose(config.dtype, model_config.dtype, device)
     dtype = DTYPES[dtype_name]
-    context_len = _context_len(config, model_config)
+    context_len = model_config.context_len(config.max_seq_len)
     kv_heads = Cut.of_kv_heads(model_config.num_kv_heads, group.rank, group.size).length
     page_size = page_bytes(model_config.num_layers, config.page_size, kv_heads, model_config.head_dim, dtype)
     if config.num_threads is not None:
@@ -172,30 +172,14 @@ def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, do
     return check_device("cuda" if kind == "auto" else config.device, rank, config.tp)
 
 
-def _context_len(config: EngineConfig, model_config: ModelConfig) -> int:
-    if config.max_seq_len is None:
-        return model_config.max_position
-    if config.max_seq_len > model_config.max_position:
-        raise ConfigError(f"--max-seq-len {config.max_seq_len}: the model's context is {model_config.max_position}")
-    return config.max_seq_len
-
-
 def _fill(model: Decoder, folder: Path, config: EngineConfig, say: Report) -> None:
     if config.load_format == "dummy":
         dummy_weights(model.checkpoint(), config.seed, model.shards())
     else:
-        last = 0.0
-
-        def progress(done: int, total: int) -> None:
-            nonlocal last
-            if done in (1, total) or time.monotonic() - last >= BAR_INTERVAL_S:
-                last = time.monotonic()
-                say("loading weights", done, total)
-
         left_out = load_weights(
             model.checkpoint(),
             folder,
-            progress,
+            counter(say, "loading weights"),
             stacked=model.stacked(),
             shards=model.shards(),
             own_name=model.own_name,

@@ -55,6 +55,12 @@ class ModelConfig:
     dtype: str
     eos_ids: tuple[int, ...]
 
+    def context_len(self, max_seq_len: int | None) -> int:
+        """With --max-seq-len. Raises `ConfigError`."""
+        if max_seq_len is not None and max_seq_len > self.max_position:
+            raise ConfigError(f"--max-seq-len {max_seq_len}: the model's context is {self.max_position}")
+        return self.max_position if max_seq_len is None else max_seq_len
+
 
 def load_config(model_dir: str | Path) -> ModelConfig:
     """From config.json, with the EOS ids of generation_config.json added. Raises `ConfigError`."""

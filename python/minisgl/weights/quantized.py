@@ -7,12 +7,11 @@ Keeps true: the kept file's name says which files it is made of, as they are now
 from __future__ import annotations
 
 import hashlib
-import time
 from pathlib import Path
 
 from minisgl import _rust, envs
 from minisgl.config import ConfigError, Quantization
-from minisgl.progress import BAR_INTERVAL_S, Report
+from minisgl.progress import Report, counter
 
 FORMAT = "1"  # part of the name
 
@@ -29,12 +28,5 @@ def quantized_weights(source: Path, quantization: Quantization, say: Report) -> 
     except OSError as error:
         raise ConfigError(f"{source.name}: {error}") from error
     kept = envs.cache_dir() / "quantized" / f"{key.hexdigest()[:32]}-{quantization}-{FORMAT}.gguf"
-    last = 0.0
-
-    def progress(done: int, total: int) -> None:
-        nonlocal last
-        if done in (0, total) or time.monotonic() - last >= BAR_INTERVAL_S:
-            last = time.monotonic()
-            say(f"quantizing {source.name} to {quantization}, once", done, total)
-
+    progress = counter(say, f"quantizing {source.name} to {quantization}, once")
     return kept if _rust.quantize_weights(source, quantization, kept, progress) else source
