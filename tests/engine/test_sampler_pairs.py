@@ -146,7 +146,7 @@ def test_both_draw_the_same_from_a_large_vocabulary(spread: float) -> None:
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-38, 9e-6, 1.1e-5])
 def test_the_lowest_temperatures_give_the_most_likely_token(temperature: float) -> None:
-    """Logits divided by those below would be no numbers."""
+    """Logits divided by those below would be NaN or infinite."""
     asks = SamplingParams(temperature=temperature, seed=0).check()
     logits = np.array([[1.0, -3.0, 9.0, 5.0]], np.float32) * np.float32(1e4)
     for sampler in (TorchSampler(1, 4), RustSampler(1, 4)):

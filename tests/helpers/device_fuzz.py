@@ -173,7 +173,7 @@ def _engine(scenario: Scenario, device: Device | None, place: torch.device = CPU
 
 
 class _Breaking:
-    """The model's forward; those that are `broken`, by number, store values that are no numbers, and give none."""
+    """The model's forward; those that are `broken`, by number, store NaN, and give NaN."""
 
     def __init__(self, model: Decoder, broken: frozenset[int]) -> None:
         self._forward = model.forward
