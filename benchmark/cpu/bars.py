@@ -46,7 +46,7 @@ SMOLLM2 = (
     *_bars("exact", "torch", OFFLINE_POINTS, (6.0, 3.0, 1.7, 1.0), (8.0, 4.0, 2.2, 1.25)),
 )
 QWEN_BLOCKS = tuple(_bars("int8", "llama.cpp", QWEN_POINTS, (1.3, 2.0, 2.0, 2.0)))
-QWEN_BF16 = tuple(_bars("exact", "torch-bf16", QWEN_POINTS, (1.3, None, 1.0, 1.0), (1.5, 1.5, 1.5, 1.5)))
+QWEN_BF16 = tuple(_bars("bf16", "torch-bf16", QWEN_POINTS, (1.3, None, 1.0, 1.0), (1.5, 1.5, 1.5, 1.5)))
 HTTP = (
     *_bars("exact", "llama.cpp", HTTP_POINTS, (1.4, 1.8, 2.0)),
     *_bars("int8", "llama.cpp", HTTP_POINTS, (2.2, 3.3, 3.5)),

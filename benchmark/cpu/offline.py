@@ -54,10 +54,10 @@ class Settings:
 
 
 VARIANTS = {
-    "smollm2": ("exact", "int8", LLAMA, "torch"),
+    "smollm2": ("exact", "bf16", "int8", LLAMA, "torch"),
     "q4_1": ("int8", "exact", LLAMA),
     "q8_0": ("int8", "exact", LLAMA),
-    "bf16": ("exact", "torch-bf16"),
+    "bf16": ("bf16", "exact", "torch-bf16"),
 }
 BARS = {"smollm2": bars.SMOLLM2, "q4_1": bars.QWEN_BLOCKS, "q8_0": bars.QWEN_BLOCKS, "bf16": bars.QWEN_BF16}
 

@@ -27,6 +27,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "exact": {"engine": "cpu", "activations": "exact"},
     "exact-f32": {"engine": "cpu", "activations": "exact", "kv_dtype": "f32"},
     "exact-q8": {"engine": "cpu", "activations": "exact", "kv_dtype": "q8"},
+    "bf16": {"engine": "cpu", "activations": "bf16"},
     "int8": {"engine": "cpu", "activations": "int8"},
     "torch": {"engine": "torch", "dtype": "float32", "device": "cpu"},
     "torch-bf16": {"engine": "torch", "dtype": "bfloat16", "device": "cpu"},

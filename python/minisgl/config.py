@@ -19,7 +19,7 @@ EngineName = Literal["auto", "cpu", "torch", "echo", "sim"]
 ModelSource = Literal["auto", "huggingface", "modelscope"]
 LoadFormat = Literal["auto", "dummy"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Activations = Literal["exact", "int8"]
+Activations = Literal["exact", "bf16", "int8"]
 KvDtype = Literal["f16", "f32", "q8"]
 Quantization = Literal["q8", "q4"]
 GenerationConfig = Literal["auto", "none"]
@@ -63,7 +63,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None  # a file or the template itself, before the tokenizer's
     dtype: Dtype = "auto"
     device: str = "auto"
-    activations: Activations = "exact"  # of the CPU engine: float32, or rounded to int8 in blocks of 32
+    activations: Activations = "exact"  # of the CPU engine: float32; rounded to bfloat16; to int8 in blocks of 32
     kv_dtype: KvDtype = "f16"  # of the CPU engine
     quantization: Quantization | None = None  # of the CPU engine, while it loads; None: as the file has them
     seed: int = 0  # of dummy weights

@@ -108,7 +108,7 @@ def run(driver: Driver, prompts: dict[int, list[int]], steps: int = 6) -> list[A
     return seen
 
 
-@pytest.mark.parametrize("activations", ["exact", "int8"])
+@pytest.mark.parametrize("activations", ["exact", "bf16", "int8"])
 def test_a_row_alone_is_the_row_among_63_others(folder: Path, prompts: dict[int, list[int]], activations: str) -> None:
     settings: dict[str, Any] = {"activations": activations}
     if activations == "int8":

@@ -125,10 +125,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     cpu = parser.add_argument_group("CPU engine")
     cpu.add_argument(
         "--activations",
-        choices=("exact", "int8"),
+        choices=("exact", "bf16", "int8"),
         default=_default("activations"),
-        help="exact: float32; int8: rounded to 8 bits in blocks of 32 in front of each product with 4- and 8-bit "
-        "weights, faster and less exact, as in llama.cpp",
+        help="what a matrix is multiplied with; exact: float32; bf16: rounded to bfloat16, faster where the CPU has AMX; "
+        "int8: with 4- and 8-bit weights rounded to 8 bits in blocks of 32, as in llama.cpp, fastest and least exact",
     )
     cpu.add_argument(
         "--kv-dtype",

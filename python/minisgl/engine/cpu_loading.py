@@ -28,6 +28,11 @@ from minisgl.rope import inverse_frequencies
 from minisgl.weights.quantized import quantized_weights
 from minisgl.weights.sources import find_model
 
+HOW = {
+    "exact": "exact (float32 activations)",
+    "bf16": "activations rounded to bfloat16",
+    "int8": "activations rounded to int8 in blocks of 32",
+}
 T = TypeVar("T")
 
 
@@ -73,10 +78,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
 
 def _details(config: EngineConfig, isa: str, threads: int) -> str:
     """For people: how it computes."""
-    how = "exact (float32 activations)"
-    if config.activations == "int8":
-        how = "activations rounded to int8 in blocks of 32"
-    parts = [isa, f"{threads} thread{'s' if threads > 1 else ''}", how, f"KV {config.kv_dtype}"]
+    parts = [isa, f"{threads} thread{'s' if threads > 1 else ''}", HOW[config.activations], f"KV {config.kv_dtype}"]
     if config.quantization is not None:
         parts.append(f"weights quantised to {config.quantization}")
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-//! How fast the matrix products are on one core: `kernels [isa=..] [form=..] [mode=exact|int8] [rows=..] [shape=..]`
+//! How fast the matrix products are on one core: `kernels [isa=..] [form=..] [mode=exact|bf16|int8] [rows=..] [shape=..]`
 //! prints a line a case: multiply-adds and bytes of weights a second, and the share of what `limits`, built beside it,
 //! measures this core to do at most. Every setting is a list (`rows=1,8`); without one, all there are.
 //!
@@ -23,7 +23,7 @@ const SHAPES: [(&str, usize, usize); 9] = [
     ("qwen_down", 3072, 1024),
     ("qwen_head", 1024, 151_936),
 ];
-const ROWS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 512];
+const ROWS: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 512];
 /// More than a core's own caches; a model may stay in a shared one.
 const WEIGHTS: usize = 48 << 20;
 const SECONDS: f64 = 0.15;
@@ -143,7 +143,7 @@ fn main() {
             .filter(|form| wanted("form", &format!("{form:?}")))
         {
             let matrices = matrices(form, k, n);
-            for mode in [Mode::Exact, Mode::Int8] {
+            for mode in [Mode::Exact, Mode::Bf16, Mode::Int8] {
                 if wanted("mode", &format!("{mode:?}")) && mode.serves(form) {
                     for isa in Isa::here()
                         .into_iter()

@@ -78,9 +78,10 @@ impl Settings {
     fn mode(&self) -> Result<Mode> {
         match self.activations.as_str() {
             "exact" => Ok(Mode::Exact),
+            "bf16" => Ok(Mode::Bf16),
             "int8" => Ok(Mode::Int8),
             other => Err(Error::setting(format!(
-                "--activations {other}: choose exact or int8"
+                "--activations {other}: choose exact, bf16 or int8"
             ))),
         }
     }

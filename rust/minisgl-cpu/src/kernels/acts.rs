@@ -2,7 +2,7 @@
 //!
 //! Block after block of 32 inputs, in it row after row, so that the rows of a tile lie at fixed distances:
 //! f32: [block][row][32] and the block's sum [block][row]; int8: [block][row][32] bytes, and [block][row] each of d,
-//! d times the sum, and the sum itself. Kernels on tiles also keep f32 as sums of three bf16: [block][row][3][32].
+//! d times the sum, and the sum itself. Kernels on tiles also keep f32 as sums of bf16: [block][row][part][32].
 //!
 //! Keeps true: inputs beyond k are zero in every prepared row.
 //! Doesn't know: how many threads write rows.
@@ -15,6 +15,8 @@ use crate::weights::{BLOCK, Form};
 pub enum Mode {
     /// As they come, in f32.
     Exact,
+    /// In f32, each rounded to the nearest bf16 (to even): what an engine computes whose tensors are bf16.
+    Bf16,
     /// 8 bits and a scale for 32 numbers. Serves quantized matrices only.
     Int8,
     /// Both: int8 for quantized matrices, f32 for the others.
@@ -25,7 +27,13 @@ impl Mode {
     /// Whether f32 is there.
     #[must_use]
     pub const fn has_f32(self) -> bool {
-        matches!(self, Self::Exact | Self::Both)
+        !matches!(self, Self::Int8)
+    }
+
+    /// How many bf16 a number is the sum of.
+    #[must_use]
+    pub const fn parts(self) -> usize {
+        if matches!(self, Self::Bf16) { 1 } else { 3 }
     }
 
     /// Whether int8 is there.
@@ -118,7 +126,7 @@ pub struct ActsPtr {
     pub x: *mut f32,
     /// [block][row] sums of 32 numbers.
     pub sum: *mut f32,
-    /// [block][row][3][32]: numbers as sums of three of bf16, for kernels that want them so.
+    /// [block][row][part][32]: numbers as sums of `Mode::parts` of bf16, for kernels that want them so.
     pub parts: *mut u16,
     /// [block][row][32] integers of -127..=127.
     pub q: *mut i8,
@@ -170,7 +178,7 @@ impl ActsPtr {
             ds: take(int8, cells * 4).cast(),
             offset: take(int8, cells * 4).cast(),
             // The last: nobody touches it where no kernel wants it. Tiles may read beyond the last row.
-            parts: take(f32s, cells * BLOCK * 3 * 2 + 16 * 3 * 64).cast(),
+            parts: take(f32s, cells * BLOCK * mode.parts() * 2 + 16 * 3 * 64).cast(),
             mode,
             rows,
             k,

@@ -71,11 +71,11 @@ impl Isa {
         all.filter(|isa| isa.missing().is_empty()).collect()
     }
 
-    /// Whether products of that kind have the bits of the scalar kernel. Tiles have an order of sums of their own for
-    /// bf16, which is the same for every number of rows.
+    /// Whether products of that kind have the bits of the scalar kernel. Tiles of bf16 have an order of sums of their own,
+    /// which is the same for every number of rows.
     #[must_use]
     pub const fn sums_as_scalar(self, form: Form, mode: Mode) -> bool {
-        !matches!(self, Self::Amx) || mode.int8_with(form) || matches!(form, Form::F16 | Form::F32)
+        !matches!(self, Self::Amx) || mode.int8_with(form)
     }
 
     /// What the CPU (or this build) lacks for it.

@@ -84,8 +84,8 @@ impl Kernels {
         Self { isa, table }
     }
 
-    /// For rows that decode: AMX multiplies few rows of 4- and 8-bit weights with f32 more slowly than AVX-512 does, and
-    /// in another order. So what a row is chooses between the two, and never how many there are.
+    /// For rows that decode: AMX multiplies few rows more slowly than AVX-512 does, but for bytes and bf16 weights, and in
+    /// another order. So what a row is chooses between the two, and never how many there are.
     #[must_use]
     pub fn decoding(self) -> Self {
         let table = match self.isa {

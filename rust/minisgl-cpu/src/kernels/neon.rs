@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn lanes_have_the_bits_of_scalar() {
         for form in Form::ALL {
-            for mode in [Mode::Exact, Mode::Both] {
+            for mode in [Mode::Exact, Mode::Bf16, Mode::Both] {
                 for rows in [1, 2, 4, 5, 9] {
                     let case = Case::new(form, mode, (37, 160, rows), rows as u64, rows > 1);
                     let (got, want) = (case.all(Isa::Neon), case.all(Isa::Scalar));

@@ -3,7 +3,7 @@
 //! Keeps true: `mul_add` is one fused operation with one rounding, nothing else is fused or reordered.
 //! Doesn't know: vectors, caches, speed.
 
-use super::{ActsPtr, Product, Table};
+use super::{ActsPtr, Mode, Product, Table};
 use crate::files::blocks::{bf16_to_f32, f16_to_f32};
 use crate::weights::{BLOCK, Form, PANEL};
 
@@ -44,6 +44,9 @@ unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
         let len = BLOCK.min(acts.k - b * BLOCK);
         // SAFETY: the caller's: `k` numbers.
         unsafe { std::ptr::copy_nonoverlapping(x.add(b * BLOCK), v.as_mut_ptr(), len) };
+        if acts.mode == Mode::Bf16 {
+            v = v.map(to_bf16);
+        }
         let cell = b * acts.rows + row;
         if acts.mode.has_f32() {
             // SAFETY: the caller's row, of which every block has a cell.
@@ -64,6 +67,15 @@ unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
             }
         }
     }
+}
+
+/// The nearest number that bf16 has, the even one of two; NaN stays one.
+fn to_bf16(x: f32) -> f32 {
+    let bits = x.to_bits();
+    if x.is_nan() {
+        return x;
+    }
+    f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
 }
 
 /// Integers of -127..=127 and their scale, which is NaN if a number is not finite.

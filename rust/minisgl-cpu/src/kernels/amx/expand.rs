@@ -1,108 +1,19 @@
-//! Blocks of weights as tiles: integers in the order that a tile product wants its second operand.
+//! Blocks of weights as tiles: numbers in the order that a tile product wants its second operand.
 //!
 //! A tile of bytes has row j = inputs 4j..4j+4 of each output (the very layout of Q8), a tile of bf16 row j = inputs
-//! 2j and 2j + 1.
+//! 2j and 2j + 1 (the very layout of Bf16).
 //!
-//! Keeps true: integers are exact in bf16 (8 bits of mantissa hold -128..=128 times a power of two).
-//! Doesn't know: scales.
+//! Doesn't know: activations.
 
 use std::arch::x86_64::*;
 
-/// Integers of Q8 come out times 2^24: a byte in the upper end of a word needs no sign extension.
-pub(super) const Q8_UNIT: f32 = 1.0 / (1 << 24) as f32;
+use crate::kernels::avx512::unpack::{group, steps, weights};
+use crate::kernels::avx512::{BF16, F16, Q4, Q8, halves};
 
-/// Registers that the expansions want.
-#[derive(Clone, Copy)]
-pub(super) struct Tables {
-    /// bf16 of 0..16, twice.
-    numbers: __m512i,
-    /// Bytes 0 and 1, 2 and 3 of each 32 bits as words.
-    words: [__m512i; 2],
-    /// Bytes 1 and 2 of each 32 bits as their upper ends.
-    tops: [__m512i; 2],
-    /// The odd words of two vectors.
-    odd: __m512i,
-}
-
-impl Tables {
-    #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) fn new() -> Self {
-        let bytes = |of: &dyn Fn(usize, u8) -> [u8; 4]| {
-            let mut all = [0u8; 64];
-            for (n, four) in all.chunks_exact_mut(4).enumerate() {
-                four.copy_from_slice(&of(n, (n % 4 * 4) as u8));
-            }
-            // SAFETY: 64 bytes.
-            unsafe { _mm512_loadu_si512(all.as_ptr().cast()) }
-        };
-        let bf16 = |i: usize| ((i as f32).to_bits() >> 16) as u16;
-        let pair = |a: u16, b: u16| {
-            let (a, b) = (a.to_le_bytes(), b.to_le_bytes());
-            [a[0], a[1], b[0], b[1]]
-        };
-        const NONE: u8 = 0x80;
-        Self {
-            numbers: bytes(&|n, _| pair(bf16(2 * n % 16), bf16(2 * n % 16 + 1))),
-            words: [
-                bytes(&|_, at| [at, NONE, at + 1, NONE]),
-                bytes(&|_, at| [at + 2, NONE, at + 3, NONE]),
-            ],
-            tops: [
-                bytes(&|_, at| [NONE, NONE, NONE, at + 1]),
-                bytes(&|_, at| [NONE, NONE, NONE, at + 2]),
-            ],
-            odd: bytes(&|n, _| pair(2 * n as u16 + 1, 32 + 2 * n as u16 + 1)),
-        }
-    }
-}
-
-/// The 16 rows of bf16 pairs of a Q4 block whose numbers are at `from`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn q4_to_bf16(tables: &Tables, from: *const u8, to: *mut u8) {
-    for j in 0..4 {
-        // SAFETY: the caller's: 256 bytes at `from`, 1024 aligned ones at `to`.
-        unsafe {
-            let bytes = _mm512_loadu_si512(from.add(64 * j).cast());
-            for (half, &words) in tables.words.iter().enumerate() {
-                // Only the low bits of a word choose a number, so nothing needs to be masked.
-                let low = _mm512_shuffle_epi8(bytes, words);
-                let high = _mm512_srli_epi16::<4>(low);
-                let row = to.add(64 * (2 * j + half));
-                _mm512_store_si512(row.cast(), _mm512_permutexvar_epi16(low, tables.numbers));
-                _mm512_store_si512(
-                    row.add(512).cast(),
-                    _mm512_permutexvar_epi16(high, tables.numbers),
-                );
-            }
-        }
-    }
-}
-
-/// The 16 rows of bf16 pairs of a Q8 block whose numbers are at `from`, times 2^24.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn q8_to_bf16(tables: &Tables, from: *const u8, to: *mut u8) {
-    let top = _mm512_set1_epi32(0xff00_0000_u32 as i32);
-    for j in 0..8 {
-        // SAFETY: the caller's: 512 bytes at `from`, 1024 aligned ones at `to`.
-        unsafe {
-            let bytes = _mm512_loadu_si512(from.add(64 * j).cast());
-            let tops = [
-                _mm512_slli_epi32::<24>(bytes),
-                _mm512_shuffle_epi8(bytes, tables.tops[0]),
-                _mm512_shuffle_epi8(bytes, tables.tops[1]),
-                _mm512_and_si512(bytes, top),
-            ];
-            for half in 0..2 {
-                let first = _mm512_castps_si512(_mm512_cvtepi32_ps(tops[2 * half]));
-                let second = _mm512_castps_si512(_mm512_cvtepi32_ps(tops[2 * half + 1]));
-                let pairs = _mm512_permutex2var_epi16(first, tables.odd, second);
-                _mm512_store_si512(to.add(64 * (2 * j + half)).cast(), pairs);
-            }
-        }
-    }
-}
+/// Bytes of a block as a tile of bf16.
+pub(super) const TILE: usize = 1024;
+/// The upper half of 32 bits, which is what bf16 has of f32.
+pub(super) const UPPER: i32 = 0xffff_0000_u32 as i32;
 
 /// The 8 rows of bytes of a Q4 block whose numbers are at `from`.
 #[inline]
@@ -117,6 +28,98 @@ pub(super) unsafe fn q4_to_bytes(from: *const u8, to: *mut u8) {
             let row = to.add(64 * j);
             _mm512_store_si512(row.cast(), _mm512_and_si512(bytes, four));
             _mm512_store_si512(row.add(256).cast(), _mm512_and_si512(high, four));
+        }
+    }
+}
+
+/// Parts that hold all of a form's numbers.
+pub(super) const fn parts_of(form: u8) -> usize {
+    match form {
+        BF16 => 1,
+        F16 => 2, // 11 bits of mantissa
+        _ => 3,
+    }
+}
+
+/// A block as `PARTS` tiles, whose sum it is; with one, the numbers rounded to the nearest bf16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
+pub(super) unsafe fn to_bf16<const FORM: u8, const PARTS: usize>(block: *const u8, to: *mut u8) {
+    // SAFETY: the caller's: a block of that form, `PARTS` aligned tiles at `to`.
+    unsafe {
+        let (mut d, mut m) = (_mm512_setzero_ps(), _mm512_setzero_ps());
+        if matches!(FORM, Q4 | Q8) {
+            d = halves(block);
+        }
+        if FORM == Q4 {
+            m = halves(block.add(32));
+        }
+        for g in 0..4 {
+            let v = group::<FORM>(block, g);
+            let mut w = [_mm512_setzero_ps(); 8];
+            steps!(|T| {
+                let x = weights::<FORM, T>(block, g, v);
+                w[T] = match FORM {
+                    Q4 => _mm512_fmadd_ps(x, d, m),
+                    Q8 => _mm512_mul_ps(x, d),
+                    _ => x,
+                };
+            });
+            // Which step of a group has which input: see `unpack::input`.
+            if FORM == Q4 {
+                for (i, row) in [2 * g, 8 + 2 * g].into_iter().enumerate() {
+                    put::<PARTS>(w[i], w[i + 2], to.add(64 * row));
+                    put::<PARTS>(w[i + 4], w[i + 6], to.add(64 * (row + 1)));
+                }
+            } else {
+                for pair in 0..4 {
+                    put::<PARTS>(w[2 * pair], w[2 * pair + 1], to.add(64 * (4 * g + pair)));
+                }
+            }
+        }
+    }
+}
+
+/// Words n and 16 + n side by side.
+static ORDER: Words = Words({
+    let mut order = [0; 32];
+    let mut n = 0;
+    while n < 16 {
+        order[2 * n] = n as u16;
+        order[2 * n + 1] = 16 + n as u16;
+        n += 1;
+    }
+    order
+});
+
+#[repr(align(64))]
+struct Words([u16; 32]);
+
+/// A row of the tiles: inputs `even` and `odd` of each output.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn put<const PARTS: usize>(mut even: __m512, mut odd: __m512, to: *mut u8) {
+    const ODD: __mmask32 = 0xaaaa_aaaa;
+    // SAFETY: the caller's: a row of each of the tiles.
+    unsafe {
+        if PARTS == 1 {
+            let both = _mm512_cvtne2ps_pbh(odd, even);
+            // SAFETY: 32 words either way.
+            let words = std::mem::transmute::<__m512bh, __m512i>(both);
+            let order = _mm512_load_si512(ORDER.0.as_ptr().cast());
+            _mm512_store_si512(to.cast(), _mm512_permutexvar_epi16(order, words));
+            return;
+        }
+        let upper = _mm512_set1_epi32(UPPER);
+        for part in 0..PARTS {
+            let (first, second) = (
+                _mm512_and_si512(_mm512_castps_si512(even), upper),
+                _mm512_and_si512(_mm512_castps_si512(odd), upper),
+            );
+            let row = _mm512_mask_blend_epi16(ODD, _mm512_srli_epi32::<16>(first), second);
+            _mm512_store_si512(to.add(TILE * part).cast(), row);
+            even = _mm512_sub_ps(even, _mm512_castsi512_ps(first));
+            odd = _mm512_sub_ps(odd, _mm512_castsi512_ps(second));
         }
     }
 }

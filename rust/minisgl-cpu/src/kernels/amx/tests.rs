@@ -35,7 +35,7 @@ fn three_parts_are_as_good_as_f32() {
     if !here() {
         return;
     }
-    for form in [Form::Q4, Form::Q8, Form::Bf16] {
+    for form in Form::ALL {
         for seed in 0..5 {
             let case = Case::new(form, Mode::Exact, (64, 1536, 18), seed, false);
             let (tiles, scalar) = (error(&case, Isa::Amx), error(&case, Isa::Scalar));
@@ -56,8 +56,8 @@ fn threads_have_tiles_of_their_own() {
         for thread in 0..8 {
             scope.spawn(move || {
                 let rows = 1 + 7 * thread as usize;
-                for form in [Form::Q4, Form::Q8, Form::Bf16] {
-                    for mode in [Mode::Exact, Mode::Both] {
+                for form in Form::ALL {
+                    for mode in [Mode::Exact, Mode::Bf16, Mode::Both] {
                         let case = Case::new(form, mode, (80, 256, rows), thread, true);
                         let first = case.all(Isa::Amx);
                         let same = |out: &[f32]| {

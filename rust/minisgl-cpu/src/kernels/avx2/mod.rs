@@ -12,7 +12,7 @@ mod small;
 
 use std::arch::x86_64::*;
 
-use super::{ActsPtr, Product, Table};
+use super::{ActsPtr, Mode, Product, Table};
 use crate::weights::{BLOCK, Form, PANEL};
 
 pub(super) static TABLE: Table = Table {

@@ -67,6 +67,9 @@ pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
                     left.saturating_sub(8 * i),
                 );
             }
+            if acts.mode == Mode::Bf16 {
+                v = v.map(|v| to_bf16(v));
+            }
             if acts.mode.has_f32() {
                 for i in 0..4 {
                     _mm256_storeu_ps(acts.x.add(cell * BLOCK + 8 * i), v[i]);
@@ -78,6 +81,17 @@ pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
             }
         }
     }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn to_bf16(x: __m256) -> __m256 {
+    let bits = _mm256_castps_si256(x);
+    let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+    let up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    let near = _mm256_and_si256(up, _mm256_set1_epi32(0xffff_0000_u32 as i32));
+    let nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(x, x);
+    _mm256_blendv_ps(_mm256_castsi256_ps(near), x, nan)
 }
 
 #[inline]

@@ -8,10 +8,11 @@
 mod exact;
 mod int8;
 mod small;
+pub(super) mod unpack;
 
 use std::arch::x86_64::*;
 
-use super::{ActsPtr, Product, Table};
+use super::{ActsPtr, Mode, Product, Table};
 use crate::weights::{BLOCK, Form, PANEL};
 
 pub(super) static TABLE: Table = Table {
@@ -26,14 +27,14 @@ pub(super) static TABLE: Table = Table {
 };
 
 /// `Form` as a constant that functions are compiled for.
-const Q4: u8 = 0;
-const Q8: u8 = 1;
-const F16: u8 = 2;
-const BF16: u8 = 3;
-const F32: u8 = 4;
+pub(super) const Q4: u8 = 0;
+pub(super) const Q8: u8 = 1;
+pub(super) const F16: u8 = 2;
+pub(super) const BF16: u8 = 3;
+pub(super) const F32: u8 = 4;
 
 /// The bytes of a block of a form.
-const fn block_bytes(form: u8) -> usize {
+pub(super) const fn block_bytes(form: u8) -> usize {
     match form {
         Q4 => Form::Q4.block_bytes(),
         Q8 => Form::Q8.block_bytes(),
@@ -62,7 +63,7 @@ unsafe fn matmul(p: &Product<'_>) {
 /// A block's 16 scales or minima.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn halves(at: *const u8) -> __m512 {
+pub(super) unsafe fn halves(at: *const u8) -> __m512 {
     // SAFETY: the caller's: 32 bytes.
     unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
 }

@@ -31,13 +31,16 @@ pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
         let cell = cell(&acts, b, row);
         // SAFETY: the caller's: `k` numbers and the row's cells.
         unsafe {
-            let v = [
+            let mut v = [
                 _mm512_maskz_loadu_ps(lanes(left), x.wrapping_add(b * BLOCK)),
                 _mm512_maskz_loadu_ps(
                     lanes(left.saturating_sub(16)),
                     x.wrapping_add(b * BLOCK + 16),
                 ),
             ];
+            if acts.mode == Mode::Bf16 {
+                v = v.map(|v| to_bf16(v));
+            }
             if acts.mode.has_f32() {
                 _mm512_store_ps(acts.x.add(cell * BLOCK), v[0]);
                 _mm512_store_ps(acts.x.add(cell * BLOCK + 16), v[1]);
@@ -48,6 +51,17 @@ pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
             }
         }
     }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+fn to_bf16(x: __m512) -> __m512 {
+    let bits = _mm512_castps_si512(x);
+    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+    let up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    let near = _mm512_and_si512(up, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+    let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+    _mm512_mask_mov_ps(_mm512_castsi512_ps(near), nan, x)
 }
 
 #[inline]
