@@ -67,6 +67,13 @@ def test_half_precision_pages_change_little(reference: Any, folder: Path) -> Non
     assert float((theirs.exp() * (theirs - ours)).sum(-1).mean()) < 1e-5
 
 
+def test_rounding_to_bfloat16_is_seen_and_small(reference: Any, folder: Path, isa: str) -> None:
+    theirs = reference_logits(reference, IDS).log_softmax(-1)
+    ours = logits(load(folder, kv_dtype="f32", activations="bf16"), IDS).log_softmax(-1)
+    kl = float((theirs.exp() * (theirs - ours)).sum(-1).mean())
+    assert 1e-9 < kl < 2e-3, kl
+
+
 def test_experts_in_one_tensor_are_the_same(tmp_path: Path) -> None:
     reference = tiny_model("qwen3-moe")
     apart = logits(load(save(reference, tmp_path / "apart")), IDS)
