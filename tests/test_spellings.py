@@ -325,7 +325,7 @@ def _why(name: str) -> str:
 class _NoBenchmark:
     @staticmethod
     def add_parser(commands: Any) -> None:
-        commands.add_parser("gate").set_defaults(run=lambda args: 0)
+        commands.add_parser("compare").set_defaults(run=lambda args: 0)
 
 
 def test_known_variables_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:

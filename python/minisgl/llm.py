@@ -1,6 +1,6 @@
 """The offline API: `LLM(model).generate(prompts, params)`, in this process, without a server.
 
-Keeps true: the same step loop, control plane and engine as the server; results come in the order of the prompts.
+The same step loop, scheduler, engine and output processor as the server; results come in the order of the prompts.
 Doesn't know: HTTP, other processes. One call runs at a time.
 """
 
@@ -94,11 +94,11 @@ class LLM:
             raise TypeError("LLM: model: say which")
         # through msgspec, so that a wrong type is an error here and not deep inside
         self.config = EngineConfig.of({**defaults, **settings})
-        if self._tells("warning"):
+        if self._shows("warning"):
             _say_all(f"minisgl: {line}" for line in envs.notices())
-        say = _say if self._tells("info") else _say_nothing
+        say = _say if self._shows("info") else _say_nothing
         early = EarlyTokenizer(self.config)
-        terminal = sys.stderr if self._tells("info") and sys.stderr.isatty() else None
+        terminal = sys.stderr if self._shows("info") and sys.stderr.isatty() else None
         self._engine = build_engine(self.config, Display(say, terminal))
         info = self._engine.info
         self._control_plane = build_control_plane(self.config, info, _say_all)
@@ -167,7 +167,7 @@ class LLM:
 
     # ----------------------------------------------------------------------------------------------------- private
 
-    def _tells(self, level: str) -> bool:
+    def _shows(self, level: str) -> bool:
         return LEVELS.index(level) <= LEVELS.index(self.config.log_level)
 
     def _encode(self, prompt: Prompt) -> Int32Array:
@@ -248,7 +248,7 @@ def _bar(total: int) -> tqdm[NoReturn]:
 
 
 def _say_nothing(text: str) -> None:
-    """Of a level that is not told."""
+    """Of a level that is not shown."""
 
 
 def _say_all(lines: Iterable[str]) -> None:

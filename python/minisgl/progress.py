@@ -1,4 +1,4 @@
-"""What a load tells: lines, and how far a long step is. Bars on a terminal, plain lines elsewhere.
+"""Reports of what is being loaded: lines, and how far a long step is. Bars on a terminal, plain lines elsewhere.
 
 Keeps true: off a terminal nothing but whole lines is written; a long step says so at its beginning and every few
 seconds; one writer draws, so that bars and lines do not mix.
@@ -54,12 +54,12 @@ def counter(report: Report, text: str) -> Callable[[int, int], None]:
     return progress
 
 
-def tell_all(*reports: Report) -> Report:
-    def tell(text: str, done: int = 0, total: int = 0) -> None:
+def to_all(*reports: Report) -> Report:
+    def report_to_all(text: str, done: int = 0, total: int = 0) -> None:
         for report in reports:
             report(text, done, total)
 
-    return tell
+    return report_to_all
 
 
 class Display:

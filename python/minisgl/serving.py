@@ -27,7 +27,7 @@ from minisgl.frontend.engine_client import EngineGone, ProcessClient
 from minisgl.frontend.memory import give_back
 from minisgl.generation_config import read_defaults, show_defaults
 from minisgl.message import EngineReady
-from minisgl.progress import Display, tell_all
+from minisgl.progress import Display, to_all
 from minisgl.runner.launch import EngineProcess
 from minisgl.server.app import Application, build_app
 from minisgl.server.health import Starting
@@ -86,7 +86,7 @@ async def _run(
     try:
         client = ProcessClient(process.to_engine, process.from_engine)
         display = Display(say, sys.stderr if config.log_format == "text" and sys.stderr.isatty() else None)
-        client.on_progress = tell_all(display, starting.report)
+        client.on_progress = to_all(display, starting.report)
         client.on_narration = narrate
         client.start()
         await http.start()
@@ -102,7 +102,7 @@ async def _run(
         await http.stop(at_once=True)
         if client is not None:
             await client.close()
-        loading = client is None or client.info is None  # then it does not hear what it is told
+        loading = client is None or client.info is None  # then it reads no messages yet
         await process.stop(at_once=loading or signals.stop.is_set())
 
 

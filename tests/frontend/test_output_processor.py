@@ -9,7 +9,6 @@ import pytest
 
 from minisgl.frontend.engine_client import InProcessClient
 from minisgl.frontend.output_processor import Delta, OutputProcessor, RequestState, Subscriber, request_states
-from minisgl.llm import LLM
 from minisgl.message import AddRequest, FinishRequest, StepTokens, ToEngine, TokenLogprobs
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
@@ -142,10 +141,3 @@ def test_an_error_comes_with_the_text_before_it() -> None:
     client.receive([one_token(0, ord("a")), failed_step(0, "went wrong")])
     assert output(client, state) == Delta(0, "a", "error")
     assert state.error == "went wrong" and not state.engine_gone
-
-
-def test_the_offline_api_lets_no_minimum_exceed_the_limit() -> None:
-    """As the server does: the context limits both."""
-    with LLM(engine="echo", model="echo", num_pages=8, page_size=4, log_level="error") as llm:
-        [found] = llm.generate([[1, 2, 3]], SamplingParams(min_tokens=10_000, stop=("x",)), progress=False)
-    assert found.outputs[0].finish_reason in ("stop", "length") and found.outputs[0].error is None

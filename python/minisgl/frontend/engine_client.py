@@ -155,7 +155,7 @@ class ProcessClient(EngineClient):
         self.ready = loop.create_future()
         self.ready.add_done_callback(lambda future: future.exception())  # a failure may come with nobody waiting
         loop.add_reader(self._inbox_fd, self._on_readable)
-        loop.call_soon(self._on_readable)  # the descriptor tells of changes only
+        loop.call_soon(self._on_readable)  # the descriptor reports changes only
 
     async def close(self) -> None:
         """Shut down and close the sockets."""
@@ -228,12 +228,12 @@ class ProcessClient(EngineClient):
         began = began or time.perf_counter_ns()
         self.processor.notify(MAX_NOTIFIED)
         self.dispatch.add(time.perf_counter_ns() - began)
-        if self._loop is not None:  # the socket's descriptor tells only once of what is left
+        if self._loop is not None:  # the socket's descriptor reports what is left only once
             self._loop.call_soon(self._notify if self.processor.is_due else self._on_readable)
 
     def _receive(self) -> bool:
         """Take up to `MAX_FRAMES`; whether there may be more. Whatever fails here ends the requests that wait for it:
-        none may hang."""
+        none may wait forever."""
         for _ in range(MAX_FRAMES):
             if not int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return False  # cheaper to ask than to be refused

@@ -3,8 +3,7 @@
 glibc's allocator keeps what is freed, above all in the arenas of other threads than the first, and raises by itself the
 size from which a block is mapped, and so given back, for itself.
 
-Keeps true: where there is another allocator, nothing happens.
-Doesn't know: who freed what.
+With another allocator nothing happens.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The shapes of answers, for the OpenAPI page: what clients may rely on.
 
-Keeps true: an answer has the fields named here; tests hold real answers against them.
+Tests hold real answers against them.
 Doesn't know: how answers are made; they are written as plain dicts, which is faster.
 """
 

@@ -131,7 +131,7 @@ class Sampling(Body):
     bad_words: Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_BAD_WORDS)] | None = _field(
         "Texts that are not generated, at the beginning of a text or after a space, as the tokens that spell them."
     )
-    stream: StrictBool | None = _field("Send the answer piece by piece.")
+    stream: StrictBool | None = _field("Send the answer as it is generated.")
     stream_options: StreamOptions | None = _field("Only with `stream`.")
     truncate_prompt_tokens: Int64 | None = _field(
         "Keep as many of the prompt's last tokens; -1: as many as leave room for `max_tokens`. A prompt of more than "
@@ -139,7 +139,7 @@ class Sampling(Body):
         minimum=-1,
     )
     return_token_ids: StrictBool | None = _field(
-        "Report `prompt_token_ids` and the generated `token_ids`, in a stream with each piece."
+        "Report `prompt_token_ids` and the generated `token_ids`, in a stream with each chunk."
     )
     priority: Annotated[StrictInt, Field(ge=-(2**31) + 1, lt=2**31)] | None = _field(
         "Requests with smaller numbers go first; 0 by default."

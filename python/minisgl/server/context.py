@@ -1,6 +1,6 @@
 """What every handler needs, and the checks that need the model: names, vocabulary, context length.
 
-Keeps true: immutable after start; tokenization happens off the event loop.
+Keeps true: what waits is bounded; text is encoded off the event loop.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ class ServerContext:
         return ApiError(400, text, param=field, code="context_length_exceeded")
 
     def _check_vocabulary(self, sampling: SamplingParams, written: Mapping[str, str]) -> None:
-        """What the model alone can tell."""
+        """What only the model knows."""
         _check_stop(sampling.stop, written.get("stop", "stop"))
         if self.info.simulated:
             for name in ("logprobs", "prompt_logprobs"):
