@@ -1,4 +1,4 @@
-"""The same requests through two servers that differ only in their control plane: are the token ids the same?
+"""The same requests through two servers that differ only in their scheduler: are the token ids the same?
 
     python -m benchmark.token_parity [--engine echo|torch] [--requests 200] [--out FILE]
 

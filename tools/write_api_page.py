@@ -1,6 +1,6 @@
 """Writes the tables of docs/api.md out of the server's bodies, answers and routes: `python -m tools.write_api_page`.
 
-Keeps true: what stands between a `begin` and an `end` mark is made here, the rest of the page by hand; a test fails
+What stands between a `begin` and an `end` mark is made here, the rest of the page by hand; a test fails
 when the page is not what this would write.
 """
 

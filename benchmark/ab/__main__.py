@@ -2,12 +2,9 @@
 
     python -m benchmark.ab --a-revision HEAD~10 --b-revision HEAD -- --engine echo
 
-Two servers may differ in flags, environment or git revision. Each measurement starts a fresh server; the variants
-alternate. Flags after -- are those of `minisgl serve` for both.
-
-Keeps true: every measurement has a fresh server; the variants alternate, and who goes first alternates too, so that
-drift of the machine hits both; a run with a failed request is no result.
-Doesn't know: how a server is measured (point.py), statistics.
+Two servers may differ in flags, environment or git revision. Flags after -- are those of `minisgl serve` for both.
+Every measurement has a fresh server; the variants alternate, and who goes first alternates too, so that drift of the
+machine hits both. A run with a failed request is no result.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmark.ab.point import Load, load_from, measure
+from benchmark.ab.point import PointLoad, measure_point, point_from
 from benchmark.ab.variants import Variant, parse_env, sources
 from minisgl.bench.plots import bar_breakdown
 from minisgl.bench.report import Report, print_result, public_command, table
@@ -38,7 +35,7 @@ NEITHER = ("steps", "rows_per_step")
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmark.ab",
-        description=__doc__.partition("\n\nKeeps true")[0],
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -87,9 +84,9 @@ def run(args: argparse.Namespace, command: str) -> int:
         raise ConfigError(f"--pairs {args.pairs}: must be at least 1")
     if not 0.5 <= args.confidence < 1:
         raise ConfigError(f"--confidence {args.confidence}: must be between 0.5 and 1")
-    load = load_from(shlex.split(args.load))
+    load = point_from(shlex.split(args.load))
     report = None if args.out is None else Report(args.out, "A against B", command=command)
-    runs = compare(variants, args.server_flags, args.pairs, lambda server: measure(server, load))
+    runs = compare(variants, args.server_flags, args.pairs, lambda server: measure_point(server, load))
     differences = paired(variants, runs, args.confidence)
     print(figures_table(variants, differences))
     result = {
@@ -164,7 +161,7 @@ def _write(
     report: Report,
     variants: tuple[Variant, ...],
     shared: Sequence[str],
-    load: Load,
+    load: PointLoad,
     runs: Mapping[str, Sequence[Figures]],
     differences: Mapping[str, PairedDifference],
     result: Mapping[str, Any],

@@ -1,7 +1,6 @@
 """The figures of one server under one load of `minisgl bench serve`, one point of it, measured once.
 
-Keeps true: warm-up is outside the figures; a failed request makes the run no result.
-Doesn't know: variants, pairs.
+Warm-up is outside the figures; a failed request makes the run no result.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import Any
 
 import httpx
 
-from minisgl.bench import load as serve_load
 from minisgl.bench import serve
+from minisgl.bench.load import Server, send
 from minisgl.bench.serve_metrics import figures
 from minisgl.bench.serve_run import load_of, renderer_for, warm_up
 from minisgl.bench.serve_settings import Serve, points_of
@@ -32,7 +31,7 @@ NOT_FOR_A_LOAD = ("base_url", "out", "scenario", "flags", "served_model")
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PointLoad:
     """One point of `bench serve`; `flags` are those that it was made from."""
 
     settings: Serve
@@ -42,7 +41,7 @@ class Load:
         return f"minisgl bench serve {shlex.join(self.flags)}"
 
 
-def load_from(flags: Sequence[str]) -> Load:
+def point_from(flags: Sequence[str]) -> PointLoad:
     """From the load's and the workload's flags of `minisgl bench serve`, for one point. Raises `ConfigError`."""
     commands = argparse.ArgumentParser(prog="--load", allow_abbrev=False).add_subparsers()
     args = serve.add_parser(commands).parse_args(list(flags))
@@ -55,18 +54,18 @@ def load_from(flags: Sequence[str]) -> Load:
     make_workload(settings.workload, settings.workload_settings)  # complaints come before a server is started
     if len(points_of(settings)) != 1 or settings.repeat != 1:
         raise ConfigError("--load: must be one point, measured once: one --concurrency or one --rate; --pairs repeats")
-    return Load(settings, tuple(flags))
+    return PointLoad(settings, tuple(flags))
 
 
-def measure(server: ServerProcess, load: Load) -> dict[str, float]:
+def measure_point(server: ServerProcess, load: PointLoad) -> dict[str, float]:
     """Throughput, latencies in ms, CPU by process, time of the loop's parts. Raises `ConfigError` when one failed."""
     settings = load.settings
-    target = serve_load.Server(server.url, server.model, settings.api_key, server)
+    target = Server(server.url, server.model, settings.api_key, server)
     (point,) = points_of(settings)
     renderer = renderer_for(settings, target)
     warm_up(settings, target, renderer, point, 0)
     before = _stats(server)
-    measured = serve_load.measure(target, load_of(settings, renderer, point, 0), point.label)
+    measured = send(target, load_of(settings, renderer, point, 0), point.label)
     found = figures(measured, settings.slo)
     if found["failed"]:
         raise ConfigError(f"{found['failed']} of {found['requests']} requests failed: {found['failures']}")

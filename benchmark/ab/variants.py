@@ -4,7 +4,6 @@ A revision is a checkout of its own (a git worktree in a temporary folder) with 
 both are gone at the end.
 
 Keeps true: this checkout and its extension stay as they are; a variant without a revision is this checkout.
-Doesn't know: what is measured.
 """
 
 from __future__ import annotations

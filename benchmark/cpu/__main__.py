@@ -1,7 +1,6 @@
 """The CPU engine measured against its bars: `python -m benchmark.cpu PART`, from the repository's root.
 
-Keeps true: every part ends with one line of JSON on stdout; with `--out` it writes raw.json and a report.
-Doesn't know: how anything is measured.
+Every part ends with one line of JSON on stdout; with `--out` it writes raw.json and a report.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the CPU engine has to reach: ratios against others in the same run, and limits of its own.
 
-Keeps true: a bar names the figure it is about, and whose figure it is divided by; a missing figure is no verdict.
-Doesn't know: how anything is measured.
+A bar names the figure it is about, and whose figure it is divided by; a missing figure is no verdict.
 """
 
 from __future__ import annotations

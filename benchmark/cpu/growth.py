@@ -6,8 +6,7 @@ the end of a sweep, log(time ratio) / log(size ratio): 1 is linear. A sum like w
 so the end says how it goes on. A prefill has a part that grows with the square of its length (each token attends to all
 before it), a small one up to some thousand tokens: its exponent may be that much larger.
 
-Keeps true: in each sweep one size changes and everything else stays.
-Doesn't know: other engines than ours.
+In each sweep one size changes and everything else stays.
 """
 
 from __future__ import annotations

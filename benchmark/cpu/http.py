@@ -4,8 +4,7 @@ N clients ask at once for `NUM_OUT` tokens after prompts of about `NUM_IN`; the 
 the first request to the last token. ITL is the time between two pieces of one answer, p99 over all answers of all
 rounds, alone and with a busy neighbour: another process that keeps one core busy.
 
-Keeps true: all servers are alive, one is asked at a time, in turns; no server gets a prompt twice.
-Doesn't know: bars other than by name.
+All servers are alive, one is asked at a time, in turns; no server gets a prompt twice.
 """
 
 from __future__ import annotations

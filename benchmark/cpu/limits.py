@@ -3,8 +3,7 @@
 By the crate's example `limits` (a release build, made by cargo if it is not there): tight loops of each instruction set
 on as many threads. Without cargo: torch's products and sums, which come near.
 
-Keeps true: the figures are of this moment and this machine; each says which way it was found.
-Doesn't know: engines.
+The figures are of this moment and this machine; each says which way it was found.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 The random ones are GGUF files (Q4_1, Q8_0, BF16) that llama.cpp reads too: the tokenizer is the embedded model's, with
 made-up tokens up to the size of the vocabulary. They are written once into a folder that the caller names.
 
-Keeps true: the same weights in every type, from one seed, so far as a type can hold them.
-Doesn't know: what is measured.
+The same weights in every type, from one seed, so far as a type can hold them.
 """
 
 from __future__ import annotations

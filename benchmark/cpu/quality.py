@@ -6,8 +6,7 @@ distribution from the reference's (nats), the share of positions with the same l
 probabilities (of the prompt's own next tokens; of the reference's likeliest; of any token of the vocabulary), and the
 perplexity of the prompts over the reference's. `max_dlogprob` is the largest of the first two kinds.
 
-Keeps true: all variants see the same tokens; sums in float64.
-Doesn't know: speeds.
+All variants see the same tokens; sums in float64.
 """
 
 from __future__ import annotations

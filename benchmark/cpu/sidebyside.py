@@ -1,7 +1,6 @@
 """Variants in turns: every round asks each one every point, and the next round goes through them the other way.
 
-Keeps true: a variant that fails is told with its reason and ends no other; prompts depend on round and point alone.
-Doesn't know: what variants are, which bars there are.
+A variant that fails is told with its reason and ends no other; prompts depend on round and point alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How large a GGUF model is: what a token reads and multiplies.
-
-Doesn't know: speeds.
-"""
+"""How large a GGUF model is: what a token reads and multiplies."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ A file "never seen" has a cache folder of its own that is empty; the system's ca
 Times begin with the process. Memory is read after some requests: all that is resident less the weights file and the KV
 pages in use, with file-backed pages (libraries, the file itself) told apart.
 
-Keeps true: every start is a fresh process; medians of `rounds`; what a part started is gone with it.
-Doesn't know: what makes a start slow.
+Every start is a fresh process; medians of `rounds`; what a part started is gone with it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 MT-Bench's first questions in chat form. An answer is compared token by token; at its first difference the margin is
 what our exact logits say between our token and llama.cpp's there: a near tie says rounding, a wide gap would say a bug.
 
-Keeps true: both continue the same ids; a margin is computed after what both have in common.
-Doesn't know: speeds.
+Both continue the same ids; a margin is computed after what both have in common.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """One engine of ours under measurement, in a process of its own: `python -m benchmark.cpu.variant`.
 
 The first line of its standard input is an `EngineConfig` as JSON, each further one a question; every line is answered
-by one. It sleeps while others are asked. What runs is the server's step loop, control plane and engine.
+by one. It sleeps while others are asked. What runs is the server's step loop, scheduler and engine.
 
-Keeps true: all prompts differ, so no cache of prefixes helps; loading is outside the figures.
-Doesn't know: other variants, repeats.
+All prompts differ, so no cache of prefixes helps; loading is outside the figures.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@
         tok_s = variant.ask(Point("decode", 8, 128, 64), seed=(0, 1))["decode_tok_s"]
 
 Keeps true: what a variant started is gone with it; a variant that this checkout or machine does not have says why.
-Doesn't know: which points are measured, in which order.
 """
 
 from __future__ import annotations

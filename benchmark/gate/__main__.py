@@ -2,10 +2,7 @@
 
     python -m benchmark.gate benchmark/gates/release.yaml [--only TEXT] [--out DIR]
 
-Exit code 0 if all passed; a gate that could not run counts as failed.
-
-Keeps true: a gate that could not run counts as failed; one gate's failure never stops the others.
-Doesn't know: how a gate comes to its result.
+Exit code 0 if all passed. A gate that could not run counts as failed; one gate's failure never stops the others.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ class Verdict:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmark.gate",
-        description=__doc__.partition("\n\nKeeps true")[0],
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

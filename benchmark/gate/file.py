@@ -6,9 +6,8 @@
         checks:
           - {field: us.rust_hotpath.decode_256, at_most: 5}
 
-Keeps true: a misspelt key, a kind without what it needs, a check without a bound and two gates of one name are errors
+A misspelt key, a kind without what it needs, a check without a bound and two gates of one name are errors
 with the file's name; nothing is a default that lets a gate pass.
-Doesn't know: how a gate is run.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     command: `run` ends with code 0, and its last line on stdout is JSON that meets `checks` (without checks the code
     alone decides). variation: `run`, `repeats` times; checks see cv (of `field`), median and values. start_stop: a
     server with `flags` started and stopped `repeats` times; checks see start_s, stop_s (medians); anything left behind
-    fails. shadow: a seeded load on the echo engine with both control planes; any difference fails.
+    fails. shadow: a seeded load on the echo engine with both schedulers; any difference fails.
     """
 
     name: str

@@ -1,8 +1,7 @@
 """How each kind of gate comes to its result, a dictionary that its checks look into.
 
-Keeps true: what cannot be run is `CouldNotRun`, never a result; a command that takes too long is ended with everything
+What cannot be run is `CouldNotRun`, never a result; a command that takes too long is ended with everything
 it started.
-Doesn't know: bounds, verdicts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""A seeded load with both control planes under the same calls, in this process: do their decisions differ?
+"""A seeded load with both schedulers under the same calls, in this process: do their decisions differ?
 
 The load is made to reach every decision: shared prefixes, a pool that is too small (eviction and retraction), requests
 that are aborted, and new ones while others run.
 
 Keeps true: the same seed gives the same calls.
-Doesn't know: how decisions are compared (scheduler/shadow.py).
 """
 
 from __future__ import annotations

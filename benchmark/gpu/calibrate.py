@@ -6,8 +6,7 @@ For each model with a profile: predicted over measured time of its steps, by kin
 overhead that a roofline fitted to these steps has. Decode steps decide bandwidth and overhead, steps of many tokens
 the arithmetic.
 
-Keeps true: the same points give the same figures; a profile's file is not changed.
-Doesn't know: how steps were measured.
+The same points give the same figures; a profile's file is not changed.
 """
 
 from __future__ import annotations

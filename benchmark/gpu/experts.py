@@ -4,9 +4,8 @@ Side by side, by the number of tokens: the fused Triton form, eager and as a CUD
 same work through torch's own grouped product where it takes the type. And what reading the weights in use, or the
 multiplications, would take at best. `--sweep` tries other tiles and names the fastest for each number of tokens.
 
-Keeps true: forms take turns, forwards and backwards; weights are of several layers in turn, so that they come from
+Forms take turns, forwards and backwards; weights are of several layers in turn, so that they come from
 memory; what was measured is written after each line, so that a run that is cut off leaves what it has.
-Doesn't know: attention, routers: experts are drawn evenly.
 """
 
 from __future__ import annotations

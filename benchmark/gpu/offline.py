@@ -9,9 +9,8 @@ of one run the time of each part of a step.
     python benchmark/gpu/offline.py --out FOLDER --trace           # 20 decode steps under torch's profiler, too
     python benchmark/gpu/offline.py --rehearse                     # a tiny shape on the CPU: does it run?
 
-Keeps true: each model has a process of its own; raw figures and the report are rewritten after each run, so that a
+Each model has a process of its own; raw figures and the report are rewritten after each run, so that a
 killed benchmark leaves what it had.
-Doesn't know: text, sockets.
 """
 
 from __future__ import annotations

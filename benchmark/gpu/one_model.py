@@ -1,12 +1,11 @@
 """All runs of one model in one process: `python benchmark/gpu/one_model.py` reads a job as JSON, prints a JSON line for
 each run when it has ended.
 
-The engine is loaded once; each run has a control plane and a step loop of its own, with an empty prefix cache. A
+The engine is loaded once; each run has a scheduler and a step loop of its own, with an empty prefix cache. A
 warm-up with all sequences comes first, so that kernels are compiled and memory taken before anything is timed.
 
-Keeps true: variants differ by the control plane and by overlap only, and take turns (A B C D, D C B A, ...); a run
+Variants differ by the scheduler and by overlap only, and take turns (A B C D, D C B A, ...); a run
 begins only if one as long as the longest so far ends before the deadline; a line is written whole or not at all.
-Doesn't know: other models, reports.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ MAX_TRACE_BYTES = 10 * 2**20
 
 
 class ModelJob(msgspec.Struct, frozen=True, kw_only=True):
-    """`variants`: (control plane, overlap). `deadline` as `time.time` gives it."""
+    """`variants`: (scheduler, overlap). `deadline` as `time.time` gives it."""
 
     work: OfflineJob
     variants: tuple[tuple[str, bool], ...]

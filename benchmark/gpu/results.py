@@ -1,7 +1,6 @@
 """The GPU benchmark's records as lines, tables and a plot.
 
-Keeps true: every figure shown is in raw.json; medians are over the runs of a variant, and say of how many.
-Doesn't know: how anything is measured.
+Every figure shown is in raw.json; medians are over the runs of a variant, and say of how many.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def _of_model(records: Sequence[Record], bars: dict[str, dict[str, float]]) -> l
 
 
 def _runs(runs: Sequence[Record]) -> str:
-    head = ("control plane", "overlap", "runs", "output tok/s", "full batch: step ms", "idle ms", "idle %")
+    head = ("scheduler", "overlap", "runs", "output tok/s", "full batch: step ms", "idle ms", "idle %")
     head += ("launch ms", "roofline %", "host ms a step", "of it waiting")
     rows = []
     for variant in dict.fromkeys((run["control_plane"], run["overlap"]) for run in runs):

@@ -1,7 +1,6 @@
 """Shapes of models that people run, as config.json alone: with --load-format dummy they need no weights.
 
-Keeps true: sizes are those of the published configurations.
-Doesn't know: tokenizers.
+Sizes are those of the published configurations.
 """
 
 from __future__ import annotations

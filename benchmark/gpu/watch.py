@@ -1,8 +1,7 @@
 """What a benchmark notes of each step of a CUDA engine, and the figures that follow.
 
-Keeps true: without `parts` nothing is added to what the engine records by itself; device times are read when all steps
+Without `parts` nothing is added to what the engine records by itself; device times are read when all steps
 are through; a step counts as idle time only what lies between the end of the forward before it and its own start.
-Doesn't know: requests, variants, reports.
 """
 
 from __future__ import annotations

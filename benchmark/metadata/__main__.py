@@ -1,4 +1,4 @@
-"""Time of building a step's metadata: per-request Python loops beside `schedule()` of both control planes, in one run.
+"""Time of building a step's metadata: per-request Python loops beside `schedule()` of both schedulers, in one run.
 
     python -m benchmark.metadata [--steps 300] [--out FOLDER]
 
@@ -31,7 +31,7 @@ TOKEN = 7
 
 
 class Scenario:
-    """One control plane under a load; `step` runs the next step and returns the plan and the time of `schedule`."""
+    """One scheduler under a load; `step` runs the next step and returns the plan and the time of `schedule`."""
 
     def __init__(self, plane: ControlPlane, num_rows: int) -> None:
         self.plane = plane

@@ -4,7 +4,7 @@
 
 Both decode greedily in bfloat16 with the same threads, 128 tokens in, 64 out, in turns; the figure is tokens per second
 after the first token of every sequence is there, median of the repeats. minisgl runs its real path: step loop,
-reference control plane, torch engine. transformers runs `generate` with its default SDPA attention and dynamic cache.
+reference scheduler, torch engine. transformers runs `generate` with its default SDPA attention and dynamic cache.
 The last line of stdout is JSON.
 
 Each variant has a process of its own, which sleeps while the other one runs: in one process their OpenMP teams

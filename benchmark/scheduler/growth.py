@@ -5,8 +5,7 @@
 A decode step is to be O(batch) whatever the cache holds and however long the contexts are; an eviction O(1) to O(log n)
 per page. Plots are logarithmic on both axes.
 
-Keeps true: in each sweep one size changes and everything else stays; the cases assert their load.
-Doesn't know: bars. (The cases at fixed sizes have those.)
+In each sweep one size changes and everything else stays; the cases assert their load.
 """
 
 from __future__ import annotations

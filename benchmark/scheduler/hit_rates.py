@@ -3,8 +3,7 @@
 One request at a time, page size 512, as the blocks of the trace. The plain LRU knows blocks by id, touches those of a
 prompt from first to last and forgets the oldest; what counts is the unbroken run of known blocks from the first on.
 
-Keeps true: both count the same thing: prompt tokens found, of all prompt tokens; a block that is not whole is no page.
-Doesn't know: time. (Requests follow one another in the order of the trace.)
+Both count the same thing: prompt tokens found, of all prompt tokens; a block that is not whole is no page.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def lru_runs(blocks: list[tuple[int, ...]], capacity: int) -> int:
 
 
 def radix(requests: list[TraceRequest], num_pages: int, cache: CachePolicy, backend: str = "rust_hotpath") -> int:
-    """Prompt tokens that the control plane's cache finds. A request that runs holds its pages out of `num_pages`."""
+    """Prompt tokens that the scheduler's cache finds. A request that runs holds its pages out of `num_pages`."""
     config = ControlPlaneConfig(
         num_pages=num_pages,
         page_size=BLOCK,

@@ -4,9 +4,8 @@
 
 Rust is timed in Rust (`rust/minisgl-core/benches/prefix_cache.rs`, built by cargo), the reference from Python.
 
-Keeps true: both work on the same trees, of `NUM_NODES` nodes at each timed operation; what prepares one is off the
+Both work on the same trees, of `NUM_NODES` nodes at each timed operation; what prepares one is off the
 clock.
-Doesn't know: requests, steps.
 
 A match counts as a use, so it includes a lock and its release on the way down.
 """

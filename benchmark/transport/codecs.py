@@ -5,7 +5,6 @@ works with: a list of (request id, token, reason), or the prompt as an int32 arr
 spared the conversion that its form needs.
 
 Keeps true: every codec carries the same facts; `benchmark.transport` checks it before the clock starts.
-Doesn't know: sockets; the bytes travel alike.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`minisgl bench offline`: deterministic jobs, both control planes, honest figures."""
+"""`minisgl bench offline`: deterministic jobs, both schedulers, honest figures."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_a_closed_loop_sends_when_an_answer_has_come(engine: EngineConfig) -> No
 
 
 def test_the_same_settings_give_the_same_result(engine: EngineConfig, tmp_path: Path) -> None:
-    """Both control planes too: they decide the same."""
+    """Both schedulers too: they decide the same."""
     rng = np.random.default_rng(3)
     lines = [
         {

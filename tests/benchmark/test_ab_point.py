@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmark.ab import point
-from benchmark.ab.point import load_from
+from benchmark.ab.point import point_from
 from minisgl.bench.server_process import Launch, ServerProcess
 from minisgl.config import ConfigError
 
@@ -16,7 +16,7 @@ SMALL = ["--concurrency", "2", "--num-requests", "4", "--input-len", "8", "8", "
 
 def test_a_real_server() -> None:
     with ServerProcess(Launch(("--engine", "sim"))) as server:
-        found = point.measure(server, load_from([*SMALL, "--slo-ttft-ms", "600000"]))
+        found = point.measure_point(server, point_from([*SMALL, "--slo-ttft-ms", "600000"]))
     assert found["output_tok_s"] > 0 and found["goodput_requests_s"] > 0
     assert 0 < found["ttft_p50_ms"] <= found["ttft_p99_ms"] <= found["e2e_p99_ms"]
     assert found["http_rss_mib"] > 1 and found["scheduler_us_per_step"] > 0
@@ -35,7 +35,7 @@ def test_a_failed_request_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
         ServerProcess(Launch(("--engine", "echo"))) as server,
         pytest.raises(ConfigError, match=r"1 of 4 .*status 500"),
     ):
-        point.measure(server, load_from(SMALL))
+        point.measure_point(server, point_from(SMALL))
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_a_failed_request_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_no_load_is_refused(flags: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        load_from(flags)
+        point_from(flags)
 
 
 def test_a_load_is_named_by_its_flags() -> None:
-    assert load_from(SMALL).describe().startswith("minisgl bench serve --concurrency 2 --num-requests 4")
-    assert load_from([]).settings.concurrency == (64,)
+    assert point_from(SMALL).describe().startswith("minisgl bench serve --concurrency 2 --num-requests 4")
+    assert point_from([]).settings.concurrency == (64,)
 
 
 def test_steps_come_from_the_server_s_own_counts() -> None:

@@ -4,7 +4,7 @@ With MINISGL_GPU_REHEARSAL=1 they run on the CPU, the engine through `--device i
 with MINISGL_GPU_REHEARSAL=late on the device of the tests that runs each job as late as it may. A rehearsal shows that
 the tests can run. What passes in it is reported as skipped, "rehearsed on cpu": it was not seen on a GPU.
 
-Keeps true: without a device each test says why it is skipped; what a test took of the device is free for the next one;
+Without a device each test says why it is skipped; what a test took of the device is free for the next one;
 a test that broke the device is named, and the run ends.
 """
 

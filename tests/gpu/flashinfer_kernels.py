@@ -4,8 +4,7 @@ FlashInfer compiles a module when it is first used, one after the other; here ni
 needs nvcc and no GPU, so it can run on another machine, whose result travels: `--save FILE` packs what is compiled, and
 `--take FILE` puts such a file where FlashInfer looks before it compiles.
 
-Keeps true: a module that does not compile is named, and the others are made.
-Doesn't know: whether a kernel runs (test_gpu_kernels.py).
+A module that does not compile is named, and the others are made.
 """
 
 from __future__ import annotations

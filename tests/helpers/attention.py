@@ -1,6 +1,6 @@
 """Random steps for attention backends, on any device, and what torch makes of the same in float32.
 
-Keeps true: what a step has on the device lies where it lay for the step before, as an engine's block does; a step's
+What a step has on the device lies where it lay for the step before, as an engine's block does; a step's
 pages are its own; both pools hold the same before a step.
 """
 

@@ -3,9 +3,8 @@
 A scenario is a model, sizes, requests with the steps at which they come and are aborted, steps whose numbers are none,
 and how late the device is. Both engines are driven by the real step loop; any difference is an `AssertionError`.
 
-Keeps true: a scenario follows from its draws alone; models are shared, KV pools are not. Where rounding
+A scenario follows from its draws alone; models are shared, KV pools are not. Where rounding
 decides which token comes next, nothing after it can be compared, and the scenario counts as a near tie.
-Doesn't know: FlashInfer, streams.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Routed experts, drawn and computed plainly: what every form of them is compared with.
 
-Keeps true: the expected values come from a loop over tokens in float64.
-Doesn't know: how a form cuts its work.
+The expected values come from a loop over tokens in float64.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ names, in float32, on the CPU.
 `module` stands in for all of it. `with_plain_kernels` takes the package itself, where it is installed, and puts plain
 softmax in the place of its compiled kernels: all of its Python runs, and what it hands to C++ is checked.
 
-Keeps true: signatures are those of flashinfer 0.6.7 (`test_flashinfer_package.py` compares them with the package's);
+Signatures are those of flashinfer 0.6.7 (`test_flashinfer_package.py` compares them with the package's);
 what a plan copies, checks and refuses is that, too; a plan under CUDA graphs copies into the buffers that it was made
 with, and `run` reads these; a kernel runs only after a plan for the lengths that it finds in its buffers.
 """

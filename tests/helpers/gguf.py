@@ -1,7 +1,6 @@
 """GGUF files of tiny models, laid out as llama.cpp's converter does.
 
-Keeps true: the file has the very numbers of the model, or what ggml's quantization makes of them.
-Doesn't know: minisgl.
+The file has the very numbers of the model, or what ggml's quantization makes of them.
 """
 
 from __future__ import annotations

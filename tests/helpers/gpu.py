@@ -1,8 +1,7 @@
 """What the tests under tests/gpu share: the device, runs of the CUDA engine with all their logits, and comparisons.
 
-Keeps true: logits are taken where tokens are sampled from them, of graphs too; two runs are compared only as far as
+Logits are taken where tokens are sampled from them, of graphs too; two runs are compared only as far as
 their histories are the same.
-Doesn't know: what is under test.
 """
 
 from __future__ import annotations

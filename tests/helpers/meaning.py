@@ -1,6 +1,6 @@
 """What tests of meaning ask the embedded model: only what it is sure of.
 
-Keeps true: each token of an answer lies more than `MARGIN` before the next likeliest one in float32, which
+Each token of an answer lies more than `MARGIN` before the next likeliest one in float32, which
 tests/weights/test_gguf_smollm2.py measures; nearer ones fall to how a machine rounds. Everything asked has an end.
 """
 

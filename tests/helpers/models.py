@@ -1,6 +1,6 @@
 """Tiny checkpoints made by transformers, and a dense attention to run our models without an engine.
 
-Keeps true: nothing of minisgl's attention or scheduling takes part; one sequence at a time.
+Nothing of minisgl's attention or scheduling takes part; one sequence at a time.
 """
 
 from __future__ import annotations

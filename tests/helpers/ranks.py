@@ -1,6 +1,6 @@
 """Several ranks in one process: a real gloo group each, on a thread of its own, and one engine made of theirs.
 
-Keeps true: rank 0 is the real `RankEngine`, the others run the real workers' loop; what they get of a step passed
+Rank 0 is the real `RankEngine`, the others run the real workers' loop; what they get of a step passed
 through the messages that real ones get, into buffers of their own.
 """
 

@@ -2,7 +2,6 @@
 
 Keeps true: every plan is checked as an engine would see it (`EngineView`), and the control plane checks itself after
 every call.
-Doesn't know: models. Sampled tokens come from a function of (request id, position).
 """
 
 from __future__ import annotations

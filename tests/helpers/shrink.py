@@ -1,7 +1,6 @@
 """The smallest run that still diverges, by leaving out steps, then events, then parts of them.
 
-Keeps true: what is returned diverges; the number of runs is bounded.
-Doesn't know: what the difference is. (Any will do.)
+What is returned diverges; the number of runs is bounded.
 """
 
 from __future__ import annotations

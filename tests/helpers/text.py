@@ -1,6 +1,6 @@
 """Tokenizers for the tests of the text path, and whole-text models to hold the streams against.
 
-Keeps true: the models look at the whole text at once and share no code with what they check.
+The models look at the whole text at once and share no code with what they check.
 """
 
 from __future__ import annotations

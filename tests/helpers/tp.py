@@ -1,6 +1,6 @@
 """The CUDA engine of one of several ranks, on devices of the CPU.
 
-Keeps true: each rank has a device of its own; a late one also gets on while nobody waits for it, as a real one does.
+Each rank has a device of its own; a late one also gets on while nobody waits for it, as a real one does.
 """
 
 from __future__ import annotations

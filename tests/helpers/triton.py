@@ -1,9 +1,8 @@
 """Triton kernels without a GPU: compiled for one that is not there (with a stand-in for the driver, a launch compiles
 and stops), and run by Triton's interpreter.
 
-Keeps true: kernels are launched by the code that launches them on a GPU, so that types, constants, warps and what
+Kernels are launched by the code that launches them on a GPU, so that types, constants, warps and what
 Triton specialises on are those of a real call; a machine that has a GPU is not touched.
-Doesn't know: whether a result is right.
 """
 
 from __future__ import annotations

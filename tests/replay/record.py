@@ -5,7 +5,6 @@ reason why decisions changed.
 
 Keeps true: events and tokens come from an integer generator that is written out here, so that every machine, Python
 version and implementation sees the same ones.
-Doesn't know: whether the decisions are good; other tests do.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Requests that are refused for their size, many at once: what they may take, and whom they may not disturb.
 
-Keeps true: no text that cannot fit reaches the tokenizer, no value of a body with too many of them becomes an object,
+No text that cannot fit reaches the tokenizer, no value of a body with too many of them becomes an object,
 large bodies are in hand in turns and small ones do not wait, and nothing of a refused request stays.
 """
 

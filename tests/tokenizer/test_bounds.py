@@ -1,6 +1,6 @@
 """Long texts: how few tokens they can have, and ids piece by piece, against encoding the whole.
 
-Keeps true: no tokenizer here gives a text fewer tokens than its bound says, nor other ids in pieces.
+No tokenizer here gives a text fewer tokens than its bound says, nor other ids in pieces.
 """
 
 from __future__ import annotations

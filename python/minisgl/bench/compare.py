@@ -4,8 +4,7 @@ A variant that cannot start, or fails, is listed with the reason. A round asks e
 for each `--concurrency`, and one long prompt for a single token; the next round has other prompts, and goes through the
 variants the other way round. Figures are medians of the rounds; the first round warms up and is not counted.
 
-Keeps true: a variant gets no prompt twice, so no cache of prefixes helps; what could not be measured is empty.
-Doesn't know: how a variant is started or asked (compare_variants.py).
+A variant gets no prompt twice, so no cache of prefixes helps; what could not be measured is empty.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """llama.cpp's server as a variant of `minisgl bench compare`: a program of its own, run by whatever interpreter has the
 package xllamacpp. Arguments: GGUF file, threads, sequences at once, tokens of each.
 
-Keeps true: the first line of stdout is JSON with its address; it ends with its standard input.
-Doesn't know: minisgl, which may not be installed beside it.
+The first line of stdout is JSON with its address; it ends with its standard input.
 """
 
 from __future__ import annotations

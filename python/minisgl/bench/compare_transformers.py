@@ -4,8 +4,7 @@ has the package. Arguments: model folder, dtype, threads, `whole` or `stream`.
 A line of JSON comes in ({"prompts": [...], "num_out": n}), a line goes out (times in seconds, tokens). `whole`: one
 call for all prompts, padded on the left; nothing is there before the end. `stream`: a TextIteratorStreamer, one prompt.
 
-Keeps true: exactly `num_out` tokens each, greedy; the first line says that the model is loaded.
-Doesn't know: minisgl, which may not be installed beside it.
+Exactly `num_out` tokens each, greedy; the first line says that the model is loaded.
 """
 
 from __future__ import annotations

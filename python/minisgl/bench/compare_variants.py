@@ -4,7 +4,6 @@
         times = variant.ask(prompts, num_out)
 
 Keeps true: what a variant started is gone with it; a variant that cannot start, or fails, says why and ends no other.
-Doesn't know: what is asked, in which order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Request files with text: conversations as ShareGPT's exports have them, a JSON list or JSON lines of objects with
 `conversations`, a list of turns with `from` (human, gpt, ...) and `value`.
 
-Keeps true: what cannot be asked (no question with an answer after it) is counted, never dropped in silence; what is no
+What cannot be asked (no question with an answer after it) is counted, never dropped in silence; what is no
 such file is refused with its place and the reason.
-Doesn't know: what is sent, in which order.
 """
 
 from __future__ import annotations

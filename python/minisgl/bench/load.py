@@ -1,8 +1,7 @@
 """One load on one server: the generator runs, and meanwhile the server's processes are looked at.
 
-Keeps true: what is sampled costs little (a few reads of /proc twice a second); a server that is not local is measured
+What is sampled costs little (a few reads of /proc twice a second); a server that is not local is measured
 from outside alone.
-Doesn't know: which loads there are, what is made of the figures.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ def generator() -> Callable[..., LoadResult]:
     return run_load
 
 
-def measure(server: Server, load: Load, label: str) -> Measured:
+def send(server: Server, load: Load, label: str) -> Measured:
     """Send `load`, with a bar called `label` on a terminal. Raises `ConfigError` for a load that makes no sense."""
     watch, samples = Watch(server.own), list[Sample]()
     began, looked = time.monotonic(), 0.0

@@ -1,8 +1,7 @@
-"""`minisgl bench offline`: both control planes over the same sequences, in turns, and what the report says.
+"""`minisgl bench offline`: both schedulers over the same sequences, in turns, and what the report says.
 
-Keeps true: every run is a fresh process (`offline_run`); the variants alternate, and who goes first alternates too;
+Every run is a fresh process (`offline_run`); the variants alternate, and who goes first alternates too;
 variants that gave different tokens are said to differ.
-Doesn't know: how a run is timed.
 """
 
 from __future__ import annotations
@@ -166,7 +165,7 @@ def _variant(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _figures(result: Mapping[str, Any]) -> str:
-    head = ("control plane", "output tok/s", "total tok/s", "wall s", "CPU s", "steps", "schedule + commit us/step")
+    head = ("scheduler", "output tok/s", "total tok/s", "wall s", "CPU s", "steps", "schedule + commit us/step")
     keys = ("output_tok_s", "total_tok_s", "wall_s", "cpu_s", "num_steps", "scheduler_step_us")
     return table(head, [(name, *(variant[key] for key in keys)) for name, variant in result["variants"].items()])
 
@@ -190,7 +189,7 @@ def _write(report: Report, result: Mapping[str, Any], runs: Runs) -> None:
         "Time of a step",
         "Mean us per step: the scheduler's two calls (requests are taken in before the first), the engine's launch and "
         "the wait for it, and the rest of the loop (replies built).",
-        table(("control plane", *PARTS, "other"), rows),
+        table(("scheduler", *PARTS, "other"), rows),
         bar_breakdown(report.folder / "steps.png", parts, title="Mean time of a step", y_label="us"),
     )
     report.write({"result": result, "runs": runs})

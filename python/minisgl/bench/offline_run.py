@@ -1,11 +1,10 @@
 """One measured run of the step loop, in a process of its own: `python -m minisgl.bench.offline_run`.
 
 Reads an `OfflineJob` as JSON from stdin and prints the result as one JSON line. All sequences are there at the start;
-what runs is the server's step loop with its control plane and engine, without text and sockets.
+what runs is the server's step loop with its scheduler and engine, without text and sockets.
 
 Keeps true: the same job gives the same prompts, lengths and (on an exact engine) tokens; loading and a short warm-up
 are outside the figures; the four timed parts and `other` add up to the wall time.
-Doesn't know: repeats, other variants.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ Every function writes one PNG and returns the Markdown that shows it, for a sect
 folder. Without matplotlib (the extra `bench`) nothing is written and the Markdown says so: a missing plot never costs a
 measurement.
 
-Keeps true: no display is needed, and no global state of matplotlib is touched.
-Doesn't know: what the figures mean.
+No display is needed, and no global state of matplotlib is touched.
 """
 
 from __future__ import annotations

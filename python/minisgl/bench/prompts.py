@@ -1,7 +1,4 @@
-"""Questions that people wrote, from the folder that MINISGL_DATA names: MT-Bench and GSM8K.
-
-Doesn't know: what is done with them.
-"""
+"""Questions that people wrote, from the folder that MINISGL_DATA names: MT-Bench and GSM8K."""
 
 from __future__ import annotations
 

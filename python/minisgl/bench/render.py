@@ -5,7 +5,6 @@ word, and what the chat template adds); with it a number of tokens becomes a num
 OpenAI-compatible server that reports its usage.
 
 Keeps true: equal keys give equal text whose beginning does not depend on its length; bodies are JSON, encoded once.
-Doesn't know: how bodies are sent.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@
     report.write(raw)            # FOLDER/raw.json and FOLDER/README.md, with the environment
     print_result(summary)        # the last line of stdout
 
-Keeps true: what a report shows is in its raw JSON; NaN and infinities are null there.
-Doesn't know: how anything is measured.
+What a report shows is in its raw JSON; NaN and infinities are null there.
 """
 
 from __future__ import annotations

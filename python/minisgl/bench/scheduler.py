@@ -1,7 +1,6 @@
 """`minisgl bench scheduler`: the time of a step's scheduling, both implementations in one run.
 
-Keeps true: a debug build of the extension is refused, and a missing one.
-Doesn't know: what a case does, or how its times are taken (scheduler_cases.py).
+A debug build of the extension is refused, and a missing one.
 """
 
 from __future__ import annotations

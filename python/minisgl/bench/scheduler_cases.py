@@ -2,7 +2,6 @@
 
 Keeps true: the load is asserted, not assumed (rows, pages given out, a full pool), so that a faster figure cannot come
 from less work; arrivals are built before the clock starts, as the tokenizer hands them over.
-Doesn't know: which implementation it drives. No engine: sampled tokens are constants.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`minisgl bench serve`: flags of the serving benchmark.
-
-Doesn't know: how anything is sent or computed.
-"""
+"""`minisgl bench serve`: flags of the serving benchmark."""
 
 from __future__ import annotations
 

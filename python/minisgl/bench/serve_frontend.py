@@ -3,8 +3,7 @@
 64 and 256 clients, chat streaming, 200 tokens in, 128 out, the Qwen3 tokenizer from MINISGL_DATA, `--engine sim
 --sim-profile null`, `rust_hotpath`; then 256 cold connections at once, and an idle server.
 
-Keeps true: a figure that this run has not measured is left out, not guessed.
-Doesn't know: how a load is measured.
+A figure that this run has not measured is left out, not guessed.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ TTFT: to the first event with text. E2E: to the last one. TPOT: (last - first) /
 text of a stream; a server may put several tokens into one, `tokens_per_event` says how many. In flight: sent and not
 over. Queued: sent and without text.
 
-Keeps true: a failed request is counted with its reason and enters no latency, no throughput and no goodput.
-Doesn't know: how anything was sent.
+A failed request is counted with its reason and enters no latency, no throughput and no goodput.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The result of `minisgl bench serve`: one line a point, and a report with plots.
 
-Keeps true: with repeats, a point's figure is the median of its repeats, whose figures are all in the raw JSON.
-Doesn't know: how anything was measured.
+With repeats, a point's figure is the median of its repeats, whose figures are all in the raw JSON.
 """
 
 from __future__ import annotations

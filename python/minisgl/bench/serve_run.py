@@ -1,8 +1,7 @@
 """Carries out `minisgl bench serve`: points (a concurrency, a rate, a trace), each warmed up and repeated.
 
-Keeps true: no point sends a text that an earlier one has sent, so a warm prefix cache cannot flatter a later point; a
+No point sends a text that an earlier one has sent, so a warm prefix cache cannot flatter a later point; a
 point with a failed request makes the exit code 1.
-Doesn't know: flags, how latencies are computed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minisgl.bench.load import Load, Server, calibrate, first_model, measure, model_facts, of_itself
+from minisgl.bench.load import Load, Server, calibrate, first_model, model_facts, of_itself, send
 from minisgl.bench.render import Renderer
 from minisgl.bench.report import Report, print_result
 from minisgl.bench.serve_frontend import frontend_extras, frontend_table
@@ -80,7 +79,7 @@ def _measurements(settings: Serve, server: Server, points: Sequence[Point]) -> I
             warm_up(settings, server, renderer, point, run)
             for reason, count in load.left_out.items():
                 print(f"minisgl bench serve: {point.label}: {count} {reason}", file=sys.stderr)
-            measured = measure(server, load, point.label)
+            measured = send(server, load, point.label)
             yield Measurement(
                 point, repeat, measured, {**figures(measured, settings.slo), "left_out": dict(load.left_out)}
             )
@@ -137,4 +136,4 @@ def warm_up(settings: Serve, server: Server, renderer: Renderer, point: Point, r
     clients = least if point.mode == "closed" else min(16, count)
     bodies = [renderer.body(request) for request in workload.requests]
     load = Load(bodies=bodies, chains=workload.chains, endpoint=settings.endpoint, concurrency=clients)
-    measure(server, replace(load, timeout_s=settings.timeout_s, threads=settings.threads), f"{point.label}, warm-up")
+    send(server, replace(load, timeout_s=settings.timeout_s, threads=settings.threads), f"{point.label}, warm-up")

@@ -1,7 +1,4 @@
-"""What `minisgl bench serve` is asked to measure, and what it measured: settings, points, measurements.
-
-Doesn't know: flags, how anything is sent, reports.
-"""
+"""What `minisgl bench serve` is asked to measure, and what it measured: settings, points, measurements."""
 
 from __future__ import annotations
 

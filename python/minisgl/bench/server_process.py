@@ -6,7 +6,6 @@
 
 Keeps true: the server has a folder for temporary files of its own and a session of its own (Ctrl-C reaches the caller
 alone); it ends with the caller, however that ends, because it watches its standard input.
-Doesn't know: what is asked of it.
 """
 
 from __future__ import annotations

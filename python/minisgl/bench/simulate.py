@@ -1,7 +1,6 @@
 """`minisgl bench simulate`: what a trace would see on hardware that is not there, in virtual time.
 
-Keeps true: the result depends on the settings alone: same seed, same report. It says that it is simulated.
-Doesn't know: how a run goes (virtual_run.py).
+The result depends on the settings alone: same seed, same report. It says that it is simulated.
 """
 
 from __future__ import annotations

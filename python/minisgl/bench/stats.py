@@ -4,7 +4,6 @@ The interval is Student's t over the pairs: exact for normal differences, good f
 many requests, and honest about few pairs (it becomes wide; a bootstrap of few pairs becomes too narrow).
 
 Keeps true: no randomness; the same samples give the same figures.
-Doesn't know: what was measured.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ Mooncake: JSON lines of timestamp (ms), input_length, output_length, hash_ids (o
 Qwen-Bailian: JSON lines with chat_id, parent_chat_id, type and turn beside these, timestamp in seconds, blocks of 16.
 Azure LLM inference: CSV of TIMESTAMP, ContextTokens, GeneratedTokens, without blocks.
 
-Keeps true: a file is of one format, which its first line tells, never its name; a line that does not fit ends the
+A file is of one format, which its first line tells, never its name; a line that does not fit ends the
 reading with its number and the reason. The last block of a prompt may be in part, so ids are ceil(tokens / block).
-Doesn't know: where files lie, what is made of the requests.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Formats: Mooncake, Qwen-Bailian, Azure LLM inference (trace_formats.py). The pro
 tokens are drawn from the blocks' ids, so that equal ids give equal tokens.
 
 Keeps true: the same file and seed give the same requests; arrivals ascend and begin at 0.
-Doesn't know: what is done with them.
 """
 
 from __future__ import annotations

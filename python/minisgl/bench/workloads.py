@@ -9,7 +9,6 @@ sent one after the other, like the turns of a chat.
 
 Keeps true: the same name and settings give the same workload; lengths are aims in tokens, the server's counts of what
 was sent are reported beside them.
-Doesn't know: HTTP, tokenizers, servers.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Each is a module with `add_parser(commands)` and `run(args) -> int`, like the other commands, named in `COMMANDS`; one
 whose flags are an engine's lies in cli/, the others in bench/. Only the module that is asked for is imported.
 
-Keeps true: every benchmark ends with one line of compact JSON on stdout and an exit code.
-Doesn't know: what is measured.
+Every benchmark ends with one line of compact JSON on stdout and an exit code.
 """
 
 from __future__ import annotations

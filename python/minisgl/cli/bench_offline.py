@@ -1,7 +1,4 @@
-"""`minisgl bench offline`: flags of the offline benchmark.
-
-Doesn't know: how it is measured.
-"""
+"""`minisgl bench offline`: flags of the offline benchmark."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
         choices=BACKENDS,
         help="which to compare (default: both, or the one of --cpu-backend)",
     )
-    job.add_argument("--repeats", type=int, default=3, help="runs of each control plane, in turns")
+    job.add_argument("--repeats", type=int, default=3, help="runs of each scheduler, in turns")
     job.add_argument(
         "--out", type=Path, metavar="DIR", help="write raw.json and a report with plots (default: nothing)"
     )

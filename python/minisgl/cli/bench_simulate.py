@@ -1,7 +1,4 @@
-"""`minisgl bench simulate`: flags of the simulation in virtual time.
-
-Doesn't know: how it is simulated.
-"""
+"""`minisgl bench simulate`: flags of the simulation in virtual time."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         "simulate",
         help="a trace on simulated hardware, in virtual time",
-        description="A production trace through the server's step loop and control plane, with step times of a "
+        description="A production trace through the server's step loop and scheduler, with step times of a "
         "simulated device and a clock that is only counted: an hour in seconds. Same flags and seed, same result.",
         formatter_class=Formatter,
         allow_abbrev=False,

@@ -1,4 +1,4 @@
-"""Control plane by control plane: the report says what the runs say, and can be written again from the raw data."""
+"""Scheduler by scheduler: the report says what the runs say, and can be written again from the raw data."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmark.ab.point import load_from
-from benchmark.online import control_planes
-from benchmark.online.control_planes import PROFILES
+from benchmark.ab.point import point_from
+from benchmark.online import schedulers
+from benchmark.online.schedulers import PROFILES
 
 
 def pretended(variants: Any, shared: Any, pairs: int, measure: Any) -> dict[str, list[dict[str, float]]]:
@@ -25,15 +25,15 @@ def pretended(variants: Any, shared: Any, pairs: int, measure: Any) -> dict[str,
 
 
 def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(control_planes, "compare", pretended)
+    monkeypatch.setattr(schedulers, "compare", pretended)
     profiles = list(PROFILES)[:2]
-    assert control_planes.main(["--out", str(tmp_path), "--pairs", "3", "--profile", *profiles]) == 0
+    assert schedulers.main(["--out", str(tmp_path), "--pairs", "3", "--profile", *profiles]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["profiles"]
     assert found[profiles[0]]["output_tok_s"]["estimate"] == pytest.approx(0.2)
     report = (tmp_path / "README.md").read_text()
     assert "| +20 % [+20, +20] |" in report and "-50 %" in report
     (tmp_path / "README.md").unlink()
-    assert control_planes.main(["--out", str(tmp_path), "--again"]) == 0
+    assert schedulers.main(["--out", str(tmp_path), "--again"]) == 0
     assert (tmp_path / "README.md").read_text() == report
 
 
@@ -41,5 +41,5 @@ def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_loads_fit_their_servers(name: str) -> None:
     profile = PROFILES[name]
     rows = int(profile.flags[profile.flags.index("--max-running-requests") + 1])
-    settings = load_from(profile.load.split()).settings
+    settings = point_from(profile.load.split()).settings
     assert max(settings.concurrency, default=0) <= rows

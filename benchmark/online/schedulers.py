@@ -1,6 +1,6 @@
-"""The same load through `python` and `rust_hotpath`, on several profiles: what the choice of a control plane changes.
+"""The same load through `python` and `rust_hotpath`, on several profiles: what the choice of a scheduler changes.
 
-    python -m benchmark.online.control_planes --out FOLDER [--pairs 6] [--profile NAME ...]
+    python -m benchmark.online.schedulers --out FOLDER [--pairs 6] [--profile NAME ...]
 
 Each profile is measured as `benchmark.ab` does: a fresh server for every run, variants in alternating order, paired
 differences. Writes raw.json and a report; the last line of stdout is JSON. The simulated profiles read a tokenizer: the
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmark.ab.__main__ import Figures, compare, figures_table, paired
-from benchmark.ab.point import load_from, measure
+from benchmark.ab.point import measure_point, point_from
 from benchmark.ab.variants import Variant
 from minisgl.bench.plots import bar_breakdown
 from minisgl.bench.report import Report, print_result, read_raw, table
@@ -65,12 +65,12 @@ PROFILES: dict[str, Profile] = {
 
 def run_profile(profile: Profile, tokenizer: str, pairs: int) -> dict[str, list[Figures]]:
     model = ("--model", tokenizer) if "sim" in profile.flags else ()
-    load = load_from(profile.load.split())
-    return compare(VARIANTS, (*profile.flags, *model), pairs, lambda server: measure(server, load))
+    load = point_from(profile.load.split())
+    return compare(VARIANTS, (*profile.flags, *model), pairs, lambda server: measure_point(server, load))
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmark.online.control_planes", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="benchmark.online.schedulers", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for raw.json and README.md")
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument(
@@ -81,8 +81,8 @@ def main(args: Sequence[str] | None = None) -> int:
     options = parser.parse_args(args)
     if options.again:
         return _again(options.out)
-    command = f"python -m benchmark.online.control_planes --pairs {options.pairs} --out FOLDER"
-    report = Report(options.out, "Control plane by control plane", command=command)
+    command = f"python -m benchmark.online.schedulers --pairs {options.pairs} --out FOLDER"
+    report = Report(options.out, "Scheduler by scheduler", command=command)
     runs, found = {}, {}
     for name in options.profile:
         print(name, file=sys.stderr, flush=True)
@@ -90,7 +90,7 @@ def main(args: Sequence[str] | None = None) -> int:
         found[name] = paired(VARIANTS, runs[name], 0.95)
         print(f"\n{name}\n\n{figures_table(VARIANTS, found[name])}", flush=True)
         _write(report, runs, found, options.pairs)  # kept, whatever comes later
-    print_result({"benchmark": "control_planes", "profiles": {name: _short(one) for name, one in found.items()}})
+    print_result({"benchmark": "schedulers", "profiles": {name: _short(one) for name, one in found.items()}})
     return 0
 
 
