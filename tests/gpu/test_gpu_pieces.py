@@ -33,17 +33,17 @@ def test_streams_keep_their_order() -> None:
     """Slow work in the forward stream: the copy that waits for it brings its result."""
     device, _ = _open(PLACE)
     host = device.host_buffer(4)
-    there, out = (torch.zeros(4, dtype=torch.int32, device=PLACE) for _ in range(2))
+    inputs_device, out = (torch.zeros(4, dtype=torch.int32, device=PLACE) for _ in range(2))
     back = device.host_buffer(4)
     matrix = torch.randn(*[64 if REHEARSAL else 4096] * 2, device=PLACE)
     device.synchronize()
     for turn in range(1, 20):
         host.fill_(turn)
-        _do(device.copy_in, lambda: there.copy_(host, non_blocking=True))
+        _do(device.copy_in, lambda: inputs_device.copy_(host, non_blocking=True))
         device.forward.wait_event(device.copy_in.record_event())
         start = device.forward.record_event()
         _do(device.forward, lambda: matrix @ matrix)
-        _do(device.forward, lambda: torch.add(there, 1, out=out))
+        _do(device.forward, lambda: torch.add(inputs_device, 1, out=out))
         computed = device.forward.record_event()
         device.copy_out.wait_event(computed)
         _do(device.copy_out, lambda: back.copy_(out, non_blocking=True))
@@ -76,8 +76,8 @@ def test_noise_is_that_of_the_cpu() -> None:
     rng = np.random.default_rng(0)
     seed = torch.from_numpy(rng.integers(-(2**63), 2**63, 4096))
     position = torch.from_numpy(rng.integers(0, 2**31, 4096))
-    there = sampler.uniforms(seed.to(PLACE), position.to(PLACE)).cpu()
-    assert torch.equal(there, sampler.uniforms(seed, position))
+    on_device = sampler.uniforms(seed.to(PLACE), position.to(PLACE)).cpu()
+    assert torch.equal(on_device, sampler.uniforms(seed, position))
 
 
 @pytest.mark.parametrize(("vocab", "may_differ"), [(300, 1), (32_000, 8), (151_936, 24)])
@@ -103,8 +103,8 @@ def test_equal_logits_give_the_draws_of_the_cpu(vocab: int, may_differ: int) -> 
     for place in (PLACE, torch.device("cpu")):
         on_device = DeviceSampler(rows + 1, place)
         assign_all(on_device, params, place)
-        there = torch.from_numpy(slots).long().to(place)
-        chosen = on_device.sample(logits.to(place), there, position.to(place), on_device.needs(slots))
+        slots_device = torch.from_numpy(slots).long().to(place)
+        chosen = on_device.sample(logits.to(place), slots_device, position.to(place), on_device.needs(slots))
         found.append(chosen.cpu().tolist())
     differ = [row for row in range(rows) if found[0][row] != found[1][row]]
     assert len(differ) <= may_differ
@@ -139,9 +139,9 @@ class _OnDevice:
 
     def __getattr__(self, name: str) -> Any:
         def call(*tensors: torch.Tensor) -> None:
-            there = [tensor.to(PLACE) for tensor in tensors]
-            getattr(self._module, name)(*there)
-            for tensor, copy in zip(tensors, there, strict=True):
+            copies = [tensor.to(PLACE) for tensor in tensors]
+            getattr(self._module, name)(*copies)
+            for tensor, copy in zip(tensors, copies, strict=True):
                 if tensor.is_contiguous():
                     tensor.copy_(copy)
 

@@ -248,15 +248,15 @@ def assert_as_exact_as_transformers(got: Run, model: Any, wanted: Wanted, *, exp
     other = torch.cat([reference_logits(model, p, got.tokens[i]) - exact[i] for i, (p, _) in wanted.items()])
     rms, allowed = (float(errors.square().mean().sqrt()) for errors in (mine, other))
     most, largest = (float(errors.abs().max()) for errors in (mine, other))
-    usual, usual_there = (
+    usual, usual_transformers = (
         float(errors.abs().flatten().sort().values[errors.numel() * 9 // 10]) for errors in (mine, other)
     )
-    text = f"rms {rms:.4f} (transformers {allowed:.4f}), 90 % under {usual:.4f} ({usual_there:.4f}), "
+    text = f"rms {rms:.4f} (transformers {allowed:.4f}), 90 % under {usual:.4f} ({usual_transformers:.4f}), "
     text += f"largest {most:.3f} ({largest:.3f})"
     print(text)
     assert rms > 0, "nothing was rounded"
     if experts:
-        assert usual <= 2 * usual_there and rms <= 3 * allowed, text
+        assert usual <= 2 * usual_transformers and rms <= 3 * allowed, text
     else:
         assert rms <= 1.5 * allowed and most <= 3 * largest, text
 

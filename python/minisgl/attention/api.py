@@ -45,12 +45,12 @@ class AttentionBackend(Protocol):
     `prepare` itself is never captured."""
 
     def prepare(self, rows: AttentionRows, page_table: Tensor) -> None:
-        """Make what all layers of a step share. `page_table` [slots, pages per request], int32 or int64, holds
-        the step's changes."""
+        """Make what all layers of a step share. `page_table` [slots, pages per request], int32 or int64, has
+        the step's updates."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [tokens, heads, d], k and v [tokens, kv_heads, d] -> [tokens, heads, d]; see `models.Attend`. Stores, then
         reads."""
 
     def read(self, layer: int, q: Tensor) -> Tensor:
-        """The second half of `attend`: what the step stores is there."""
+        """The second half of `attend`, once the step's K and V are stored."""

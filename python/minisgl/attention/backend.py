@@ -33,7 +33,7 @@ class Machine:
 
     device_type: str  # cpu, cuda
     capability: tuple[int, int]  # of the CUDA device; (0, 0) elsewhere
-    installed: frozenset[str]  # backends whose packages are there
+    installed: frozenset[str]  # backends whose packages are installed
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`decode`: which takes rows of one token, where it is another one."""
+    """`decode`: the backend for rows of one token, if it is another one."""
 
     name: str
     reason: str
@@ -103,7 +103,7 @@ def _choice(asked: str, reason: str, machine: Machine) -> Choice:
 
 
 def _has_fa3(machine: Machine) -> bool:
-    return machine.capability[0] == 9  # they are made of instructions that only Hopper has
+    return machine.capability[0] == 9  # its instructions are Hopper's only
 
 
 def _obstacle(asked: str, machine: Machine, shape: Shape) -> str:

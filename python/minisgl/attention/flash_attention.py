@@ -41,7 +41,7 @@ class FlashAttention:
         self._device = device
         self._windows = [(-1, -1) if window is None else (window - 1, 0) for window in windows]
         self._sizes = frozenset(graph_sizes)
-        # a graph's rows come with their whole page table: how wide the longest row is changes from step to step
+        # a graph gets whole rows of the page table: the length of the longest row changes from step to step
         self._tables = torch.zeros(max(graph_sizes, default=0), max_pages_per_row, dtype=torch.int32, device=device)
         self._decode = False
         self._step: dict[str, Any] = {}

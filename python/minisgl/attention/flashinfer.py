@@ -27,7 +27,7 @@ from minisgl.attention.kv_pool import KVPool
 from minisgl.kernels.pages import gather_pages
 
 _NO_WINDOW = -1
-_LINES_OF_A_COMPILER = 4  # the last it said
+_LINES_OF_A_COMPILER = 4  # the last ones are shown
 _Int32 = npt.NDArray[np.int32]
 
 
@@ -59,7 +59,7 @@ class _Planned:
             self.wrapper.plan(*args, **settings)
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, OSError) as error:  # no compiler, no ninja, or what they say
+        except (RuntimeError, OSError) as error:  # no compiler, no ninja, or their errors
             said = str(error).splitlines() or [type(error).__name__]
             text = " / ".join([said[0], *said[1:][-_LINES_OF_A_COMPILER:]])
             raise BackendError(

@@ -35,13 +35,13 @@ class Heads:
 
 
 def workspace_bytes(heads: Heads, multiprocessors: int, graph_sizes: Sequence[int]) -> int:
-    pieces = _BLOCKS * multiprocessors // heads.kv  # eager plans cut rows only as long as there are no more
-    needs = [_partial_bytes(heads, pieces, _tile(heads, 2**31))]
+    splits = _BLOCKS * multiprocessors // heads.kv  # eager plans split rows only up to so many
+    needs = [_partial_bytes(heads, splits, _tile(heads, 2**31))]
     if heads.tensor_cores:
         tile = _tile(heads, heads.group)
         for size in graph_sizes:  # a graph keeps room for each row's own tiles
             tiles = -(-size * heads.group // tile) + size - 1
-            needs.append(_partial_bytes(heads, max(pieces, tiles), tile))
+            needs.append(_partial_bytes(heads, max(splits, tiles), tile))
     else:
         needs.append(_partial_bytes(heads, _MOST_BLOCKS * multiprocessors // heads.kv, 1))
     return max(_LEAST, *needs)
@@ -54,6 +54,6 @@ def _tile(heads: Heads, queries: int) -> int:
     return 64 if queries > 16 else 16
 
 
-def _partial_bytes(heads: Heads, pieces: int, tile: int) -> int:
+def _partial_bytes(heads: Heads, splits: int, tile: int) -> int:
     """Unnormalised outputs and their scales, each at an address of its own alignment."""
-    return heads.query * pieces * tile * (heads.dim + 1) * _FLOAT32 + 32
+    return heads.query * splits * tile * (heads.dim + 1) * _FLOAT32 + 32

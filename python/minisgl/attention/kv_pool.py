@@ -41,15 +41,14 @@ class KVPool:
         """Back to zeros, after a forward that may have stored NaN."""
         for tensors in (self.k, self.v):
             for layer, tensor in enumerate(tensors):
-                if tensor.device.type == "cpu":  # gives back what was taken
+                if tensor.device.type == "cpu":  # gives the memory back
                     tensors[layer] = _zeros(tuple(tensor.shape), tensor.dtype, tensor.device)
-                else:  # graphs know where it lies
+                else:  # graphs have its address
                     tensor.zero_()
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """torch writes its zeros; numpy asks the system for memory that is zero when it is first read, which costs nothing
-    for pages that nobody uses."""
+    """torch writes zeros; numpy gets memory from the system that is zero at first use, so unused pages cost nothing."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

@@ -74,7 +74,7 @@ class TorchSdpa:
         self._num_decode = rows.num_decode
         longest = int(rows.seq_lens.max())
         self._reads = {}
-        by_need: dict[int | None, _Reads] = {}  # a window that no row outgrows is none
+        by_need: dict[int | None, _Reads] = {}  # a window that is longer than every row has no effect
         for window in set(self._windows):
             need = None if window is None or window >= longest else window
             if need not in by_need:

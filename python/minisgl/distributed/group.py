@@ -41,7 +41,7 @@ class Group(Protocol):
         all later ones. From any thread; returns at once."""
 
     def close(self) -> None:
-        """What was captured in graphs must be gone. Idempotent, takes seconds at most."""
+        """After graphs with its collectives are freed. Idempotent, takes seconds at most."""
 
 
 class _Alone:

@@ -33,7 +33,7 @@ class Cut:
         return cls.of(heads, rank, ranks) if heads >= ranks else cls(rank * heads // ranks, 1, heads)
 
     def times(self, factor: int) -> Cut:
-        """Of heads to their values."""
+        """From heads to their values."""
         return Cut(self.start * factor, self.length * factor, self.whole * factor)
 
 

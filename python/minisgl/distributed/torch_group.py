@@ -23,7 +23,7 @@ from torch import Tensor
 from minisgl.distributed.group import GroupError
 
 MEET_TIMEOUT = timedelta(minutes=5)  # ranks import torch at their own pace
-COLLECTIVE_TIMEOUT = timedelta(hours=1)  # whoever started the ranks watches them
+COLLECTIVE_TIMEOUT = timedelta(hours=1)  # the watchdog is faster
 STORE_TIMEOUT = timedelta(milliseconds=100)
 CLOSE_TIMEOUT_S = 5.0
 
@@ -49,7 +49,7 @@ class TorchGroup:
         self._from_zero.rootTensor = 0
         self._to_zero = _on_this_stream(dist.GatherOptions())
         self._to_zero.rootRank = 0
-        self.least(0)  # a rank that left now would look like one that crashed to those still connecting
+        self.least(0)  # to ranks that still connect, a rank that left now would look crashed
         if device.type == "cuda":  # a thread of NCCL's group goes on reading the file, and `close` waits for it
             store.set_timeout(STORE_TIMEOUT)
 
@@ -133,6 +133,7 @@ def _on_this_stream(options: Any) -> Any:
 
 
 def _abort(group: list[Any]) -> None:
-    """Takes `group` out of its list, so that the object goes here, in a thread that may wait for those of its own."""
-    with contextlib.suppress(RuntimeError):  # its end is what was wanted
+    """Takes `group` out of its list, so that it is destroyed in this thread, which may wait for the group's own
+    threads."""
+    with contextlib.suppress(RuntimeError):  # it was to end
         group.pop().abort()

@@ -27,14 +27,14 @@ class EngineInfo:
     page_size: int
     device: str
     dtype: str
-    simulated: str = ""  # the profile of a simulated engine: neither its texts nor its times are a model's
+    simulated: str = ""  # the profile of a simulated engine: its texts and times are not a model's
     details: str = ""  # for people: how it computes, such as instruction set, threads and what is rounded
     graph_sizes: tuple[int, ...] = ()  # row counts to which steps of one token a row are padded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotAssignment:
-    """Whose request a slot holds from this plan on. `tokens` is the whole sequence known at this moment, of which the
+    """Which request a slot holds from this plan on. `tokens` is the whole sequence known at this moment, of which the
     first `num_prompt` are the prompt (penalties count them apart); `sampling.seed` is resolved, never None."""
 
     slot: int

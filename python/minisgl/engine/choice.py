@@ -20,8 +20,8 @@ TOOL = "nvidia-smi"
 
 
 def choose_engine(config: EngineConfig) -> tuple[EngineName, str]:
-    """The engine for `config`, and why it is not the CPU engine, empty where it is: then a model that it does not
-    support is still torch's, unless a flag needs the CPU engine. Raises `ConfigError`."""
+    """The engine for `config`, and why it is not the CPU engine; empty if it is. A model that the CPU engine does not
+    support then goes to torch, unless a flag needs the CPU engine. Raises `ConfigError`."""
     if config.engine != "auto":
         return config.engine, ""
     wanted, against = next(config.of_cpu_only(), ""), next(config.not_of_cpu(), "")
@@ -40,7 +40,7 @@ def may_fall_back(config: EngineConfig) -> bool:
 
 
 def cuda_is_there() -> bool:
-    """Whether torch can use a CUDA device; asked of torch only where something looks like one."""
+    """Whether torch can use a CUDA device; torch is asked only if something looks like one."""
     if envs.cuda_visible_devices() in ("", "-1"):
         return False
     if not DRIVER.exists() and not any(any(DEV.glob(name)) for name in DEVICES) and shutil.which(TOOL) is None:

@@ -64,7 +64,7 @@ class CudaEngine:
         say: Report = lambda text, done=0, total=0: None,
         free_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`info.graph_sizes` are captured with `capture`; `forward` is the model's, or what a compiler made of it."""
+        """`info.graph_sizes` are captured with `capture`; `forward` is the model's, or a compiled one."""
         self._model = model
         self._info = info
         self._pool = pool
@@ -129,8 +129,8 @@ class CudaEngine:
         self._device.forward.run("wipe", clear)
 
     def close(self) -> None:
-        """The graphs go too: a communicator that one of them uses could not end. A dead engine's steps may never end:
-        nobody waits for them."""
+        """Frees the graphs, too: a communicator in one of them could not end. A dead engine's steps may never end: they
+        are not waited for."""
         for step in self._steps:
             if step is not None and not self._dead:
                 step.resolve()
@@ -169,7 +169,7 @@ class CudaEngine:
         step.end = staging.copy_out(device, step.computed, plan.num_samples + 1)
 
     def _remember(self, assignments: list[SlotAssignment]) -> None:
-        """What launches decide by, before the forward stream is so far."""
+        """The host's part of an assignment, for launches before the forward stream has applied it."""
         self._sampler.remember(assignments)
         for assignment in assignments:
             self._prompt_slots.discard(assignment.slot)
@@ -177,7 +177,7 @@ class CudaEngine:
                 self._prompt_slots.add(assignment.slot)
 
     def _graph_for(self, plan: StepPlan, entry: RingEntry) -> Graph | None:
-        """None: eager. A graph leaves no hidden states, of which log probabilities of prompts are made."""
+        """None: eager. A graph leaves no hidden states, which log probabilities of prompts need."""
         if plan.num_tokens != plan.num_rows:
             return None
         if self._prompt_slots and not self._prompt_slots.isdisjoint(entry.req_slots[: plan.num_rows].tolist()):

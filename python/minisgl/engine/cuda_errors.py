@@ -14,12 +14,11 @@ from minisgl.engine.api import EngineStepError
 
 
 class EngineDeadError(RuntimeError):
-    """The device's context is broken, or nobody knows: no later step can be trusted."""
+    """The device's context is broken, or may be: no later step can be trusted."""
 
 
 def step_failure(step: int, error: BaseException, ranks: int = 1) -> EngineStepError | EngineDeadError | GroupError:
-    """What `error`, raised by step `step`'s launch or found when it was waited for, means for the engine, which is one
-    of `ranks`."""
+    """What `error`, raised by the launch of `step` or by waiting for it, means for an engine that is one of `ranks`."""
     if isinstance(error, EngineStepError | EngineDeadError | GroupError):
         return error
     if isinstance(error, torch.OutOfMemoryError):  # the allocator refused; nothing was launched

@@ -161,7 +161,7 @@ def build_cuda_engine(
 
 
 def _open(device: torch.device) -> tuple[Device, Capture]:
-    """Where the engine queues its work, and what captures it. The forward queue goes after the weights."""
+    """Where the engine queues its work, and what captures it. The forward stream waits for the weights."""
     if device.type != "cuda":
         return InlineDevice(), RunAgain
     queues = CudaDevice(device)
@@ -216,7 +216,7 @@ def _backend(
 def compiled(model: Decoder) -> ModelForward:
     """The model's forward, compiled for any number of tokens; attention stays as it is, the same object each call."""
     inner = torch.compile(model.forward, dynamic=True)
-    kept: list[Attend] = []  # one object: the compiler would take another one for another program
+    kept: list[Attend] = []  # one object: for another one the compiler would compile again
 
     def forward(ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         if not kept:

@@ -47,5 +47,5 @@ def obstacle(name: str) -> str:
 
 
 def _cpu_has(instructions: str) -> bool:
-    """What cpuid says, by a name that torch keeps for itself: where a torch lacks it, nothing is certain, so no."""
+    """What cpuid says, by a private function of torch; a torch without it: no."""
     return bool(getattr(torch.cpu, f"_is_{instructions}_supported", bool)())

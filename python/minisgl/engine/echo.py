@@ -18,7 +18,7 @@ take effect in launch order, in the worker thread; a slot's page-table row is po
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +65,7 @@ def _mix(value: U64, salt: U64) -> U64:
 def made_up_logprobs(
     tokens: Sequence[int], counts: Sequence[int], vocab_size: int
 ) -> tuple[list[float], list[list[int]], list[list[float]]]:
-    """What the echo engine says of `tokens` with `counts` alternatives each: their own, the ids and theirs."""
+    """Log probabilities of `tokens`; for each of them `counts` alternatives, ids and log probabilities."""
     ids = [[(token + i) % vocab_size for i in range(count)] for token, count in zip(tokens, counts, strict=True)]
     logprobs = [[(i + 1) * math.log(0.5) for i in range(count)] for count in counts]
     return [math.log(0.5)] * len(tokens), ids, logprobs
@@ -74,8 +74,7 @@ def made_up_logprobs(
 class EchoEngine:
     """`alphabet` are the ids it generates, `eos_ids` end about one token in `EOS_ONE_IN`; none: texts go on.
 
-    For tests: `fail_steps` are steps whose forward writes garbage and raises `EngineStepError`; `gate`, called in the
-    worker before each forward with the step's number, may block.
+    For tests: `fail_steps` are steps whose forward writes garbage and raises `EngineStepError`.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class EchoEngine:
         eos_ids: tuple[int, ...] = (EOS_ID,),
         alphabet: Sequence[int] = ALPHABET,
         worker_thread: bool = True,
-        gate: Callable[[int], None] | None = None,
         group: Group = ALONE,
     ) -> None:
         self._info = EngineInfo(
@@ -99,7 +97,6 @@ class EchoEngine:
         self._page_size = page_size
         self._alphabet = np.array(alphabet, np.int32)
         self._eos_ids = eos_ids
-        self._gate = gate
         self._group = group
         self.fail_steps: set[int] = set()
         num_slots = (num_pages + 2) * page_size  # one page for padding rows, one that poisoned entries point to
@@ -128,8 +125,6 @@ class EchoEngine:
     # ----------------------------------------------------------------------------------------------------- forward
 
     def _forward(self, plan: StepPlan, entry: RingEntry, assignments: list[SlotAssignment]) -> StepResult:
-        if self._gate is not None:
-            self._gate(plan.step)
         self._bind(plan, entry, assignments)
         rows = plan.padded_rows
         num_tokens = int(entry.qo_indptr[rows])
@@ -250,7 +245,8 @@ class EchoEngine:
 
 
 class EchoModel:
-    """What a request alone yields, computed on whole sequences with Python integers: no pages, no batch, no chunks."""
+    """The tokens of a request by itself, computed on whole sequences with Python integers: no pages, batch or
+    chunks."""
 
     def __init__(
         self, *, eos_ids: tuple[int, ...] = (EOS_ID,), alphabet: Sequence[int] = ALPHABET, seed: int = 0

@@ -77,7 +77,7 @@ class _CudaGraph:
 
 
 class RunAgain:
-    """A graph that is none, where there are no graphs: it runs the forward again, into the places of the first time."""
+    """Stands in for a graph where there are none: runs the forward again, and copies into the first outputs."""
 
     def __init__(self, forward: Callable[[], Outputs]) -> None:
         self._forward = forward
@@ -88,7 +88,7 @@ class RunAgain:
         self.count += 1
         with torch.inference_mode():
             again = self._forward()
-            if all(self.outputs.logits.stride()):  # ranks that have no logits show one number in their place
+            if all(self.outputs.logits.stride()):  # ranks without logits have a view of one number
                 self.outputs.logits.copy_(again.logits)
             self.outputs.finite.copy_(again.finite)
 
@@ -100,7 +100,7 @@ def capture_all(
     say: Report,
     free_bytes: Callable[[], int] = lambda: 0,
 ) -> dict[int, Graph]:
-    """Capture the forward of each size, the largest first; tells the progress and what memory it took."""
+    """Capture the forward of each size, the largest first; reports the progress and the memory that it took."""
     began, before = time.monotonic(), free_bytes()
     graphs: dict[int, Graph] = {}
     for done, size in enumerate(sorted(sizes, reverse=True), 1):

@@ -43,7 +43,7 @@ class LaunchedStep:
 
     def __init__(self, engine: Owner, plan: StepPlan, entry: RingEntry, buffer: StagingBuffer) -> None:
         self._engine = engine
-        self.plan = plan  # this and the entry are only the forward's to read: another step may have them later
+        self.plan = plan  # it and the entry are read by the forward only: a later step may have them
         self.entry = entry
         self.buffer = buffer
         self.sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)

@@ -104,6 +104,20 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
     )
     if device.type == "cuda" or config.device == INLINE:
         return build_cuda_engine(config, model, model_config, info, pool, say, group)
+    return _build_cpu(config, model, model_config, info, pool, say, thread, group)
+
+
+def _build_cpu(
+    config: EngineConfig,
+    model: Decoder,
+    model_config: ModelConfig,
+    info: EngineInfo,
+    pool: KVPool,
+    say: Report,
+    thread: ForwardThread,
+    group: Group,
+) -> TorchEngine:
+    device, dtype = torch.device(info.device), pool.k[0].dtype
     try:
         choose(config.attention_backend, machine(device), Shape(dtype, model_config.head_dim, config.page_size))
     except BackendError as error:
@@ -116,14 +130,15 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
         pool,
         TorchSdpa(pool, dtype, device, model_config.windows),
         max_rows=config.max_running_requests,
-        max_seq_len=min(context_len, num_pages * config.page_size + 1),
+        max_seq_len=min(info.context_len, info.num_pages * config.page_size + 1),
         thread=thread,
         group=group,
     )
 
 
 def _with_its_head(model_config: ModelConfig, folder: Path, config: EngineConfig, say: Report) -> ModelConfig:
-    """People train a model whose head was tied and forget to say that it no longer is; transformers 5 sees it, too."""
+    """Some checkpoints have a head of their own although their config says that it is tied; transformers 5 uses it,
+    too."""
     if not model_config.tie_word_embeddings or config.load_format == "dummy":
         return model_config
     if not has_other_head(folder, partial(own_name, model_config.architecture)):
@@ -133,7 +148,7 @@ def _with_its_head(model_config: ModelConfig, folder: Path, config: EngineConfig
 
 
 def check_ranks(model_dir: Path, ranks: int) -> None:
-    """Raises `ConfigError` if the model cannot be cut into so many parts."""
+    """Raises `ConfigError` if the model cannot be cut for so many ranks."""
     config = load_config(model_dir)
     if problem := _uncut(config, ranks):
         good = ", ".join(str(n) for n in range(1, config.num_heads + 1) if not _uncut(config, n))

@@ -8,7 +8,7 @@ import psutil
 from minisgl.config import ConfigError, EngineConfig
 
 MEMORY_RATIO = 0.5  # without --memory-ratio
-MAX_POOL_BYTES = 4 * 2**30  # without --num-pages: a laptop has other things to do with its memory
+MAX_POOL_BYTES = 4 * 2**30  # without --num-pages: a laptop needs its memory for other things, too
 
 
 def cpu_num_pages(config: EngineConfig, one: int, context_len: int, *, ranks: int = 1, taken: int = 0) -> int:
@@ -16,7 +16,7 @@ def cpu_num_pages(config: EngineConfig, one: int, context_len: int, *, ranks: in
     weights. Raises `ConfigError`."""
     free = max(0, psutil.virtual_memory().available - taken) // ranks
     if config.num_pages is not None:
-        if config.num_pages * one > free:  # the system would promise it, and kill the process later
+        if config.num_pages * one > free:  # the system would grant it, and kill the process later
             raise ConfigError(
                 f"--num-pages {config.num_pages}: the KV pool would take {config.num_pages * one // 2**20} MiB of "
                 f"{free // 2**20} MiB that are free: at most {free // one} pages fit"

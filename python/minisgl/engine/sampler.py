@@ -76,7 +76,7 @@ def inverse_cdf(probabilities: Tensor, uniform: Tensor) -> Tensor:
     cdf = probabilities.cumsum(-1, dtype=torch.float64)
     total = cdf[:, -1:].contiguous()
     found = torch.searchsorted(cdf, uniform[:, None] * total, right=True).squeeze(-1)
-    # rounding may carry the target to the total: then the last token that has any probability
+    # rounding may make the target the total: then the last token with any probability
     last = torch.searchsorted(cdf, total, right=False).squeeze(-1)
     return torch.minimum(found, last)
 

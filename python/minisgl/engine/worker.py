@@ -35,7 +35,7 @@ class Pending(Generic[T]):
         began = time.perf_counter()
         try:
             self._result.append(self._job())
-        except BaseException as error:  # handed over to whoever waits
+        except BaseException as error:  # `wait` raises it
             self._error = error
         self._span = (began, time.perf_counter())
         self._job = None

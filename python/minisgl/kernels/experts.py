@@ -14,7 +14,7 @@ from minisgl.kernels.triton_available import use_triton
 
 
 def serves(weight: Tensor) -> bool:
-    """Whether `run` takes experts whose weights lie there."""
+    """Whether `run` takes experts with these weights."""
     return use_triton(weight)
 
 

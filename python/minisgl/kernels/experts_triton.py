@@ -107,7 +107,7 @@ def _gate_up(  # type: ignore[no-untyped-def]
     expert, use = _block_of(uses, experts, block, num_uses, BLOCK_M, ALONE)
     if expert < 0:
         return
-    there = use < num_uses
+    valid = use < num_uses
     column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     wanted = column < inner
     k = tl.arange(0, BLOCK_K)
@@ -118,13 +118,13 @@ def _gate_up(  # type: ignore[no-untyped-def]
     upped = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for at in range(0, hidden, BLOCK_K):
         left = k < hidden - at
-        a = tl.load(rows + at, mask=there[:, None] & left[None, :], other=0.0)
+        a = tl.load(rows + at, mask=valid[:, None] & left[None, :], other=0.0)
         mask = wanted[None, :] & left[:, None]
         gated = tl.dot(a, tl.load(gate + at, mask=mask, other=0.0), gated, input_precision="ieee")
         upped = tl.dot(a, tl.load(up + at, mask=mask, other=0.0), upped, input_precision="ieee")
     result = gated / (1.0 + tl.exp(-gated)) * upped
     place = out + use.to(tl.int64)[:, None] * inner + column[None, :]
-    tl.store(place, result.to(out.dtype.element_ty), mask=there[:, None] & wanted[None, :])
+    tl.store(place, result.to(out.dtype.element_ty), mask=valid[:, None] & wanted[None, :])
 
 
 @triton.jit(do_not_specialize=["num_uses"])  # type: ignore[untyped-decorator, unused-ignore]
@@ -149,7 +149,7 @@ def _down(  # type: ignore[no-untyped-def]
     expert, use = _block_of(uses, experts, block, num_uses, BLOCK_M, ALONE)
     if expert < 0:
         return
-    there = use < num_uses
+    valid = use < num_uses
     column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     wanted = column < hidden
     k = tl.arange(0, BLOCK_K)
@@ -158,12 +158,12 @@ def _down(  # type: ignore[no-untyped-def]
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for at in range(0, inner, BLOCK_K):
         left = k < inner - at
-        a = tl.load(rows + at, mask=there[:, None] & left[None, :], other=0.0)
+        a = tl.load(rows + at, mask=valid[:, None] & left[None, :], other=0.0)
         b = tl.load(columns + at, mask=wanted[None, :] & left[:, None], other=0.0)
         total = tl.dot(a, b, total, input_precision="ieee")
-    share = tl.load(shares + use, mask=there, other=0.0).to(tl.float32)
+    share = tl.load(shares + use, mask=valid, other=0.0).to(tl.float32)
     place = out + use.to(tl.int64)[:, None] * hidden + column[None, :]
-    tl.store(place, (total * share[:, None]).to(out.dtype.element_ty), mask=there[:, None] & wanted[None, :])
+    tl.store(place, (total * share[:, None]).to(out.dtype.element_ty), mask=valid[:, None] & wanted[None, :])
 
 
 @triton.jit(do_not_specialize=["per_token"])  # type: ignore[untyped-decorator, unused-ignore]

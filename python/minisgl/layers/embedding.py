@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minisgl.distributed import ALONE, Cut, Group, Shard
 
-_PIECE = 4096  # rows of the table that are held in float32 at once, where nothing else gives float32
+_CHUNK = 4096  # rows of the table that are converted to float32 at once
 
 
 class Embedding:
@@ -77,4 +77,4 @@ def _float32_product(x: Tensor, weight: Tensor) -> Tensor:
         product: Tensor = torch.ops.aten.mm.dtype(x, weight.t(), torch.float32)
         return product
     x = x.float()
-    return torch.cat([F.linear(x, piece.float()) for piece in weight.split(_PIECE)], 1)
+    return torch.cat([F.linear(x, chunk.float()) for chunk in weight.split(_CHUNK)], 1)

@@ -27,7 +27,7 @@ def _routed(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: T
 
 @torch.library.custom_op("minisgl::routed_experts", mutates_args=())
 def _opaque(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """One operation to the compiler, which could see through neither form."""
+    """One operation for the compiler, which cannot compile either form."""
     return _routed(x, gate_up, down, chosen, weights)
 
 

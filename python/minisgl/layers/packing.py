@@ -22,8 +22,7 @@ _STEPS = 8  # from one power of two to the next
 
 
 def padded_rows(rows: int) -> int:
-    """The least number that is not below `rows` and of which there are few: all up to 16, then eight to each power of
-    two."""
+    """`rows`, rounded up to one of few numbers: all up to 16, then eight to each power of two."""
     step = 1 << max(0, (rows - 1).bit_length() - _STEPS.bit_length())
     return -(-rows // step) * step
 

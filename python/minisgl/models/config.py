@@ -17,7 +17,7 @@ from minisgl.models.rope import context_length, parse_rope
 from minisgl.models.text_half import has_text_half, text_config
 from minisgl.rope import RopeConfig
 
-WINDOW = 4096  # where a config switches a window on and does not say how long
+WINDOW = 4096  # if a config has a window without a length
 
 
 @dataclass(frozen=True, slots=True)

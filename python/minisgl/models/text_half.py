@@ -28,7 +28,7 @@ def text_config(raw: Mapping[str, Any], architecture: str) -> Mapping[str, Any]:
     if (kind := text.get("model_type", wanted)) != wanted:
         raise ConfigError(f"config.json: text_config: model_type: {kind!r} is not supported: only {wanted}")
     whole = {name: raw[name] for name in _OF_THE_WHOLE if raw.get(name) is not None}
-    # the whole model's word counts: its text half has no head of its own
+    # the whole model's setting counts: its text half has no head of its own
     tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     return {**text, **whole, "tie_word_embeddings": tied}
 

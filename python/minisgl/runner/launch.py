@@ -26,7 +26,7 @@ AT_ONCE_S = 1.0
 
 
 class EngineProcess:
-    """Addresses come first (`create`): the HTTP side binds its sockets when it is there, the child's wait for them."""
+    """Addresses exist from `create` on; the child's sockets wait until the HTTP side has bound its own."""
 
     def __init__(self, config: EngineConfig, folder: Path, step_timeout: float) -> None:
         self._config = config
@@ -34,7 +34,7 @@ class EngineProcess:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: Future[int] = Future()
-        self._ended.set_running_or_notify_cancel()  # who no longer waits cancels nothing
+        self._ended.set_running_or_notify_cancel()  # nobody can cancel it
         self.to_engine = f"ipc://{folder / 'to-engine'}"
         self.from_engine = f"ipc://{folder / 'from-engine'}"
 
@@ -57,7 +57,7 @@ class EngineProcess:
         process = subprocess.Popen([sys.executable, "-m", "minisgl.runner.process"], stdin=subprocess.PIPE, bufsize=0)
         self._process = process
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its end is noticed by who waits for it
+        with contextlib.suppress(BrokenPipeError):  # `wait` notices its end
             process.stdin.write(msgspec.json.encode(config) + b"\n")
         threading.Thread(target=lambda: self._ended.set_result(process.wait()), name="engine-end", daemon=True).start()
 
@@ -68,7 +68,7 @@ class EngineProcess:
         return await asyncio.wrap_future(self._ended)
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """Give the child (which was told to shut down) some time, `at_once` little, then kill it. Removes the
+        """Wait for the child, which has a `Shutdown`, with `at_once` only a little, then kill it. Removes the
         sockets."""
         import asyncio
 
@@ -86,7 +86,7 @@ class EngineProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Whatever `stop` was not there to do."""
+        """If `stop` was not called."""
         if self._process is not None and not self._ended.done():
             self._process.kill()
             self._ended.result()

@@ -256,7 +256,7 @@ class StepLoop:
         if self._in_flight is not None:
             later, self._in_flight = self._in_flight, None
             self._activity.enter("forward", later.plan.step)
-            with contextlib.suppress(EngineStepError):  # stood in for by the same event
+            with contextlib.suppress(EngineStepError):  # the same event stands in for it
                 later.handle.wait()
 
     # ---------------------------------------------------------------------------------------------------- failover

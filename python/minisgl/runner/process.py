@@ -52,7 +52,7 @@ LAST_WORDS_MS = 20_000  # of a process that could not start: the HTTP process ma
 # and the first token of a new request would stand at its end.
 MAX_QUEUED_FRAMES = 2
 SEND_BUFFER_BYTES = 4096
-CONNECT_MS = 5  # between two looks for the HTTP process's sockets, which may come after this process
+CONNECT_MS = 5  # between two attempts: the HTTP process may bind its sockets later
 
 
 @contextlib.contextmanager
@@ -96,7 +96,7 @@ class Link:
         self._full.register(sys.stdin.fileno(), zmq.POLLIN)
 
     def send(self, messages: Sequence[FromEngine]) -> None:
-        """Waits until the HTTP process follows. Raises `ParentGone`."""
+        """Waits while the HTTP process cannot follow. Raises `ParentGone`."""
         frame = self._codec.encode(messages)
         while True:
             try:
@@ -245,7 +245,7 @@ def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
 
 
 def _end_at_once(config: ProcessConfig, reason: str) -> None:
-    """Called in a thread: whatever the loop waits for may never come."""
+    """Called in a thread, because the loop may wait for ever."""
     context = zmq.Context()
     outbox = context.socket(zmq.PUSH)
     outbox.connect(config.from_engine)
@@ -257,7 +257,7 @@ def _end_at_once(config: ProcessConfig, reason: str) -> None:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
-        line = stdin.readline()  # unbuffered: what follows the line must stay visible to the poller
+        line = stdin.readline()  # unbuffered: the poller must see what follows the line
     config = msgspec.json.decode(line, type=ProcessConfig)
     link = Link(config)
     linger_ms = LINGER_MS

@@ -40,7 +40,7 @@ from minisgl.step import StepBuffers, StepPlan
 
 OnDeath = Callable[[str], None]
 STOP_TIMEOUT_S = 5.0
-REASON_TIMEOUT_S = 2.0  # a rank's end shows first as a broken collective
+REASON_TIMEOUT_S = 2.0  # a broken collective is seen before the end of the rank that caused it
 CHECK_INTERVAL_MS = 100
 LINGER_MS = 1000
 
@@ -131,7 +131,7 @@ class Ranks:
         self._fail(f"tensor-parallel rank {rank}{why}")
 
     def _look(self) -> None:
-        """Whether all get on, until one does not."""
+        """Ask the watchdog, until a rank does not get on."""
         while True:
             with self._changed:
                 interval_s = look_every_s(self._step_timeout)
@@ -141,7 +141,7 @@ class Ranks:
                 self._fail(found)
 
     def _fail(self, reason: str) -> None:
-        """The first reason counts: the others are of no use without that rank."""
+        """End all ranks; the first reason counts."""
         with self._changed:
             if self._closing or self._failure:
                 return
@@ -176,7 +176,7 @@ class Ranks:
             raise RankDied(self._failure)
 
     def explain(self, error: GroupError) -> RankDied:
-        """A collective broke: why, as well as is known soon."""
+        """Why a collective broke, after a short wait for the reason."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure, REASON_TIMEOUT_S)
         return RankDied(self._failure or str(error))
@@ -206,7 +206,7 @@ class Ranks:
             process.wait()
 
     def close(self) -> None:
-        """Ask the ranks to end, make sure that they do. Idempotent."""
+        """Ask the ranks to end, kill those that do not. Idempotent."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -238,14 +238,14 @@ def ranks_named(ranks: Sequence[int]) -> str:
 
 @contextlib.contextmanager
 def _all_or_none(ranks: Ranks) -> Iterator[None]:
-    """Around what rank 0 does: whatever ends it alone ends all."""
+    """Around what rank 0 does: an error of rank 0 alone ends all ranks."""
     try:
         yield
     except EngineStepError:  # on every rank alike
         raise
     except GroupError as error:
         raise ranks.explain(error) from error
-    except BaseException:  # the others wait for this rank, for good; or it is they who failed
+    except BaseException:  # the others would wait for this rank for ever; or one of them has failed
         ranks.check()
         ranks.kill()
         raise

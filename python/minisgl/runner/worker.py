@@ -46,12 +46,12 @@ from minisgl.runner.rank_messages import (
 from minisgl.step import StepBuffers
 
 GRACE_S = 10.0
-LOOK_EVERY_S = 0.05  # at a step in flight, while no other comes
+LOOK_EVERY_S = 0.05  # between two looks at the step in flight, while no other comes
 Jobs = queue.SimpleQueue[ToRank]
 
 
 def run(config: RankConfig, send: Callable[[FromRank], None]) -> None:
-    """Returns after `Stop`. Raises what loading or a dead engine raises; what it had then goes with the process."""
+    """Returns after `Stop`. Raises what loading or a dead engine raises; the process frees the rest."""
     group = join_group(config.engine, config.rank, Path(config.rendezvous))
     engine = build_rank(config.engine, group, lambda *report: None)
     context = zmq.Context()
@@ -113,7 +113,7 @@ def _receive(inbox: zmq.Socket[bytes], jobs: Jobs) -> None:
     try:
         while True:
             jobs.put(decode(inbox.recv()))
-    except BaseException:  # a thread that dies alone would leave all ranks waiting
+    except BaseException:  # if only this thread died, all ranks would wait for ever
         traceback.print_exc()
         os._exit(1)
 
@@ -131,7 +131,7 @@ def _end_with_parent() -> None:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0's parent decides
     stdout = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whoever else prints must not speak for this rank
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not reach rank 0 as a message
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         config = msgspec.json.decode(stdin.readline(), type=RankConfig)
     threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()

@@ -98,7 +98,7 @@ def has_other_head(model_dir: str | Path, own_name: Callable[[str], str | None] 
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Of two slices of files: their values, which come into memory piece by piece."""
+    """Of two slices of files: their values, which come into memory chunk by chunk."""
     shape = one.get_shape()
     if shape != other.get_shape() or len(shape) != 2:
         return False

@@ -88,7 +88,7 @@ def write_text_files(file: Path, header: _rust.GgufHeader, folder: Path) -> dict
 
 
 def _factors(file: Path, header: _rust.GgufHeader) -> Sequence[float] | None:
-    """What rotary frequencies are divided by: the one tensor that is part of a config."""
+    """What rotary frequencies are divided by: the one tensor that a config needs."""
     if ROPE_FACTORS not in header["tensors"]:
         return None
     kind, shape = header["tensors"][ROPE_FACTORS]

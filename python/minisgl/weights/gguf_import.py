@@ -47,7 +47,7 @@ _LAYER_NAMES = {
 }
 _EXPERT_NAMES = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _EXPERTS_DIMS = 3
-_PIECE = 1 << 22  # bytes that are decoded at once
+_CHUNK = 1 << 22  # bytes that are decoded at once
 
 
 def import_gguf(file: Path, say: Report) -> Path:
@@ -82,11 +82,11 @@ def _write(file: Path, folder: Path, say: Report) -> None:
 def _copy(
     source: BinaryIO, out: BinaryIO, place: tuple[int, int], kind: str, shape: tuple[int, ...], heads: int
 ) -> None:
-    """A tensor's numbers as they lie, piece by piece; or, whole, as a checkpoint has those of rotated heads."""
+    """A tensor's numbers as they lie, chunk by chunk; or, whole, as a checkpoint has those of rotated heads."""
     start, end = place
     rows = math.prod(shape[:-1])
     row_bytes = (end - start) // rows
-    step = end - start if heads else max(1, _PIECE // row_bytes) * row_bytes
+    step = end - start if heads else max(1, _CHUNK // row_bytes) * row_bytes
     source.seek(start)
     for at in range(start, end, step):
         values = decode(kind, source.read(min(step, end - at)), row_bytes)

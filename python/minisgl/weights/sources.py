@@ -104,7 +104,7 @@ def _from_huggingface(model: str, revision: str | None, patterns: list[str]) -> 
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not sys.stderr.isatty():
-        disable_progress_bars()  # it draws them anywhere
+        disable_progress_bars()  # it draws them even if nobody sees them
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except LocalEntryNotFoundError as error:

@@ -35,7 +35,7 @@ class RealClock:
 
 
 class VirtualClock:
-    """Stands still until somebody sleeps or moves it."""
+    """Moves only when somebody sleeps."""
 
     def __init__(self, now: float = 0.0) -> None:
         self._now = now

@@ -74,7 +74,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     flops: float
     memory: float
     memory_ratio: float
-    overhead_us: float  # of a step: what no kernel hides
+    overhead_us: float  # of a step, beside its kernels
     layer_overhead_us: float  # of a layer: kernels that start, ramp up and drain
     bytes_per_weight: float = 2.0
     bytes_per_kv_value: float = 2.0
