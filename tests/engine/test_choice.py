@@ -15,7 +15,7 @@ from minisgl.cli import main
 from minisgl.config import ConfigError, EngineConfig, Unsupported
 from minisgl.engine import choice
 from minisgl.engine.api import Engine
-from minisgl.engine.choice import choose_engine, cuda_is_there
+from minisgl.engine.choice import choose_engine, cuda_is_available
 from minisgl.engine.echo import EchoEngine
 from minisgl.llm import LLM
 from minisgl.runner import build
@@ -24,12 +24,12 @@ from minisgl.runner.build import build_engine
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "cuda_is_there", lambda: False)
+    monkeypatch.setattr(choice, "cuda_is_available", lambda: False)
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "cuda_is_there", lambda: True)
+    monkeypatch.setattr(choice, "cuda_is_available", lambda: True)
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, load: Callable[..., Engine]) -> list[str]:
@@ -163,12 +163,12 @@ class TestCudaIsThere:
         monkeypatch.setattr("torch.cuda.is_available", lambda: True)
 
     def test_nothing_that_looks_like_one(self, torch_says_yes: None) -> None:
-        assert not cuda_is_there()
+        assert not cuda_is_available()
 
     @pytest.mark.parametrize("sign", ["driver", "nvidia0", "dxg", "tool"])
     def test_torch_is_asked_where_something_does(self, torch_says_yes: None, tmp_path: Path, sign: str) -> None:
         (tmp_path / sign).touch(mode=0o755)
-        assert cuda_is_there()
+        assert cuda_is_available()
 
     @pytest.mark.parametrize("value", ["", "-1"])
     def test_hidden_ones_do_not_count(
@@ -176,12 +176,12 @@ class TestCudaIsThere:
     ) -> None:
         (tmp_path / "driver").touch()
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-        assert not cuda_is_there()
+        assert not cuda_is_available()
 
     def test_without_torch_there_is_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "driver").touch()
         monkeypatch.setitem(sys.modules, "torch", None)
-        assert not cuda_is_there()
+        assert not cuda_is_available()
 
 
 def test_finding_no_gpu_brings_no_torch(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from minisgl.bench.plots import bar_breakdown
 from minisgl.bench.report import Report, print_result, table
 from minisgl.bench.stats import paired_difference
 from minisgl.config import ConfigError, EngineConfig
-from minisgl.engine.choice import cuda_is_there
+from minisgl.engine.choice import cuda_is_available
 from minisgl.engine.sim.profile import load_profile
 
 WITHOUT_MODEL = ("echo", "sim")
@@ -84,7 +84,7 @@ class Offline:
 def _device(engine: EngineConfig) -> str:
     if engine.device != "auto":
         return engine.device
-    return "cuda" if engine.engine != "cpu" and cuda_is_there() else "cpu"
+    return "cuda" if engine.engine != "cpu" and cuda_is_available() else "cpu"
 
 
 def run_offline(settings: Offline, out: Path | None, *, command: str) -> int:

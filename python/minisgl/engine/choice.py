@@ -29,7 +29,7 @@ def choose_engine(config: EngineConfig) -> tuple[EngineName, str]:
         raise ConfigError(f"{wanted}: only the CPU engine has it, which has no {against}: leave one of them out")
     if against:
         return "torch", f"the CPU engine has no {against}"
-    if not wanted and config.device == "auto" and cuda_is_there():
+    if not wanted and config.device == "auto" and cuda_is_available():
         return "torch", "there is a CUDA device"
     return "cpu", ""
 
@@ -39,7 +39,7 @@ def may_fall_back(config: EngineConfig) -> bool:
     return config.engine == "auto" and not any(config.of_cpu_only())
 
 
-def cuda_is_there() -> bool:
+def cuda_is_available() -> bool:
     """Whether torch can use a CUDA device; torch is asked only if something looks like one."""
     if envs.cuda_visible_devices() in ("", "-1"):
         return False
