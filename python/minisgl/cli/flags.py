@@ -127,8 +127,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--activations",
         choices=("exact", "bf16", "int8"),
         default=_default("activations"),
-        help="what a matrix is multiplied with; exact: float32; bf16: rounded to bfloat16, faster where the CPU has AMX; "
-        "int8: with 4- and 8-bit weights rounded to 8 bits in blocks of 32, as in llama.cpp, fastest and least exact",
+        help="what a matrix is multiplied with; exact: float32; bf16: rounded to bfloat16, faster where the CPU has AMX"
+        "; int8: with 4- and 8-bit weights rounded to 8 bits in blocks of 32, as in llama.cpp, fastest and least exact",
     )
     cpu.add_argument(
         "--kv-dtype",
