@@ -7,17 +7,18 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 
 from minisgl.bench import compare, compare_variants
-from minisgl.bench.compare_variants import Missing, Setup, Times, start
+from minisgl.bench.compare_variants import Missing, Setup, Times
 from minisgl.bench.server_process import Launch, ServerProcess
 from minisgl.cli import bench
 from minisgl.config import ConfigError
 
 SMALL = ("--concurrency", "1", "2", "--input-len", "6", "--output-len", "4", "--prefill-len", "9", "--repeats", "2")
+
 ECHO = ("--engine", "echo", "--num-pages", "256", "--max-seq-len", "512")
+
 Asked = list[tuple[str, tuple[str, ...], int]]
 
 
@@ -104,26 +105,6 @@ def test_flags_that_make_no_sense(flags: tuple[str, ...], named: str) -> None:
         bench.main(["compare", *flags])
 
 
-def setup_of(**changes: object) -> Setup:
-    kept = {"model": "smollm2", "dtype": "float32", "gguf": None, "threads": 1, "max_sequences": 1, "max_len": 64}
-    return Setup(**{**kept, "pythons": {}, "urls": {}, "flags": (), **changes})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("variant", "changes", "reason"),
-    [
-        ("vllm", {"pythons": {"vllm": "/no/such/python"}}, "No such file"),
-        ("llama.cpp", {"model": "some/folder"}, "--gguf"),
-        ("transformers", {"model": "/no/such/folder"}, "no such folder"),
-        ("minisgl", {"flags": ("--num-pages", "none")}, "--num-pages"),
-        ("given", {"urls": {"given": "http://127.0.0.1:9"}}, "127.0.0.1:9"),
-    ],
-)
-def test_reasons(variant: str, changes: dict[str, object], reason: str) -> None:
-    with pytest.raises(Missing, match=reason), start(variant, setup_of(**changes)):
-        pass
-
-
 def test_real_variants_in_one_table(capsys: pytest.CaptureFixture[str]) -> None:
     """A server of its own, one that is given, and transformers on the embedded model."""
     with ServerProcess(Launch(flags=ECHO)) as given:
@@ -136,7 +117,7 @@ def test_real_variants_in_one_table(capsys: pytest.CaptureFixture[str]) -> None:
         assert one["prefill_tok_s"] > 0 and (one["ttft_ms"] == {}) == (name == "transformers")
 
 
-def test_an_variant_that_breaks_is_stopped_before_the_others_go_on(
+def test_a_variant_that_breaks_is_stopped_before_the_others_go_on(
     asked: Asked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What hangs computes on, and would be measured with the others."""
@@ -152,15 +133,6 @@ def test_an_variant_that_breaks_is_stopped_before_the_others_go_on(
     assert bench.main(["compare", *SMALL, "--arms", "a", "breaks"]) == 1
     names = [name for name, _, _ in asked]
     assert "a" in names[names.index("breaks is stopped") :] and names[-1] == "a is stopped"
-
-
-def test_what_an_variant_started_goes_with_it() -> None:
-    """A server of many processes, whose first one leaves the others."""
-    with compare_variants.Child(("sh", "-c", "sleep 600 & echo '{\"pid\":' $! '}'; wait")) as child:
-        pid = child.line(60.0)["pid"]
-        assert psutil.Process(pid).is_running()
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        pass
 
 
 def test_a_key_in_the_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from minisgl.bench.load import Measured, Sample
-from minisgl.bench.serve_frontend import frontend_table
 from minisgl.bench.serve_metrics import Slo, figures
 from minisgl.bench.serve_report import median_of
 
 NAN = math.nan
+
 FAILURES = ["", "connect", "status", "broken"]
 
 
@@ -140,30 +140,3 @@ def test_the_middle_of_a_run() -> None:
     found = figures(Measured(result(duration_s=4.0), samples), Slo())
     assert found["steady_output_tok_s"] == pytest.approx(100 * 16 / 14)
     assert of()["steady_output_tok_s"] is None
-
-
-def test_repeats_give_medians_and_sums_of_failures() -> None:
-    repeats = [
-        {"a": 1.0, "failed": 1, "failures": {"x": 1}, "deep": {"b": 1}, "none": None},
-        {"a": 5.0, "failed": 2, "failures": {"x": 1, "y": 1}, "deep": {"b": 2}, "none": None},
-        {"a": 2.0, "failed": 0, "failures": {}, "deep": {"b": 9}, "none": None},
-    ]
-    expected = {"a": 2.0, "failed": 3, "failures": {"x": 2, "y": 1}, "deep": {"b": 2}, "none": None}
-    assert median_of(repeats) == expected
-
-
-def test_targets_are_judged_in_their_direction() -> None:
-    point = {
-        **figures(Measured(result(), cpu_s={"http": 1e-4}, rss_bytes={"http": 2**20}), Slo()),
-        "mode": "closed",
-        "value": 256,
-        "output_tok_s": 70_000.0,
-    }
-    text = frontend_table({"points": [point], "cold": {"last_answered_ms": 400.0}, "idle_cpu_percent": {"http": 0.1}})
-    verdicts = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in text.splitlines()[2:]}
-    assert verdicts["output tok/s, 256 clients"] == "reached"
-    assert verdicts["CPU us/token, HTTP process, 256 clients"] == "stretch"
-    assert verdicts["TTFT p99 ms, 256 clients"] == "missed"
-    assert verdicts["last of 256 cold connections answered, ms"] == "missed"
-    assert verdicts["idle CPU, % of a core"] == "stretch"
-    assert not any("64 clients" in name for name in verdicts)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from minisgl import envs
 from minisgl.config import ConfigError
 from minisgl.models import ARCHITECTURES, MoeConfig, load_config, parse_config
 from minisgl.models.registry import build_model
-from minisgl.rope import RopeConfig, inverse_frequencies
-from tests.helpers.models import VARIANTS, tiny_model
+from minisgl.rope import RopeConfig
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -28,6 +25,7 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 2,
     "vocab_size": 100,
 }
+
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -35,15 +33,20 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
 MISTRAL3 = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {**LLAMA, "model_type": "mistral"}}
+
 MISTRAL = {"architectures": ["MistralForCausalLM"], "sliding_window": 16}
+
 QWEN2 = {
     "architectures": ["Qwen2ForCausalLM"],
     "use_sliding_window": True,
     "sliding_window": 16,
     "max_window_layers": 1,
 }
+
 MOE = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "num_experts": 8,
@@ -77,33 +80,6 @@ def test_the_oldest_spelling_of_the_rope_type() -> None:
 def test_the_context_that_yarn_makes(change: dict[str, Any], context: int) -> None:
     config = parse_config({**LLAMA, "rope_scaling": {**YARN, **change}})
     assert config.max_position == context
-
-
-def test_what_yarn_does_to_attention() -> None:
-    def factor(**change: Any) -> float:
-        return parse_config({**LLAMA, "rope_scaling": {**YARN, **change}}).rope.attention_factor
-
-    assert factor() == factor(mscale=1.0) == pytest.approx(0.1 * math.log(4) + 1)
-    assert factor(mscale=1.0, mscale_all_dim=1.0) == factor(factor=1.0) == 1.0
-    assert factor(attention_factor=0.25, mscale=1.0, mscale_all_dim=2.0) == 0.25
-
-
-@pytest.mark.skipif(transformers.__version__.startswith("4."), reason="it takes the factor from the context lengths")
-@pytest.mark.parametrize("name", [name for name in VARIANTS if "yarn" in name])
-@pytest.mark.parametrize(
-    "change", [{}, {"beta_fast": 4.0, "beta_slow": 3.9}, {"factor": 1.0}, {"attention_factor": 0.7}]
-)
-def test_yarn_tables_equal_transformers(name: str, change: dict[str, Any]) -> None:
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    theirs = tiny_model(name).config
-    theirs.rope_parameters |= change
-    frequencies, attention = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
-    ours = parse_config({**theirs.to_dict(), "architectures": ["LlamaForCausalLM"]})
-    torch.testing.assert_close(
-        torch.from_numpy(inverse_frequencies(ours.rope, ours.head_dim)), frequencies, rtol=1e-6, atol=0
-    )
-    assert ours.rope.attention_factor == pytest.approx(attention)
 
 
 def test_defaults() -> None:

@@ -1,24 +1,17 @@
-"""`--log-level debug` tells what each step computes and sends; below it nothing stands in the way of a step. And
-`generate` shows text while it comes."""
+"""`--log-level debug` tells what each step computes and sends; below it nothing stands in the way of a step."""
 
 from __future__ import annotations
 
-import io
-import logging
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from minisgl import LLM, SamplingParams, cli
-from minisgl.llm import RequestOutput
+from minisgl import LLM, SamplingParams
 from minisgl.runner.build import ECHO_CONTEXT_LEN
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.narrating import NarratingControlPlane
-from minisgl.server import log
 from minisgl.step import Events
 from tests.helpers.scheduler import arrival
 
@@ -84,94 +77,3 @@ def test_many_requests_of_a_step_are_one_line(control_plane: Callable[[ControlPl
     assert lines[-1] == "step 0: sent, a token each: requests 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
     plane.schedule(1, Events())
     assert lines[-1] == "step 1: decode, 10 rows, a token each"
-
-
-@pytest.fixture
-def loggers() -> Iterator[None]:
-    names = ("minisgl", "minisgl.access", "uvicorn")
-    before = {name: (logging.getLogger(name).level, list(logging.getLogger(name).handlers)) for name in names}
-    yield
-    for name, (level, handlers) in before.items():
-        logging.getLogger(name).setLevel(level)
-        logging.getLogger(name).handlers[:] = handlers
-
-
-@pytest.mark.parametrize(
-    ("level", "shown"),
-    [
-        ("debug", ["step", "line", "warning", "error"]),
-        ("info", ["line", "warning", "error"]),
-        ("warning", ["warning", "error"]),
-        ("error", ["error"]),
-    ],
-)
-def test_levels_of_a_server(loggers: None, capsys: pytest.CaptureFixture[str], level: str, shown: list[str]) -> None:
-    log.set_up("text", access=True, level=level)
-    log.narrate(["step"])
-    log.say("line")
-    log.warn("warning")
-    log.complain("error")
-    assert capsys.readouterr().err.split() == shown
-
-
-# --- text while it comes ---
-
-
-def test_text_is_told_while_it_comes() -> None:
-    pieces: list[tuple[str | None, str]] = []
-    with LLM("none", engine="echo") as llm:
-
-        def take(output: RequestOutput, piece: str) -> None:
-            assert output.text.startswith("".join(one for of, one in pieces if of == output.prompt) + piece)
-            pieces.append((output.prompt, piece))
-
-        outputs = llm.generate(["one", "two"], GREEDY, progress=False, on_text=take)
-        assert len(pieces) > 2
-        for output in outputs:
-            assert "".join(piece for of, piece in pieces if of == output.prompt) == output.text
-        pieces.clear()
-        llm.generate("three", GREEDY, progress=False)
-        assert pieces == []
-
-
-def test_who_takes_the_text_may_fail() -> None:
-    with LLM("none", engine="echo") as llm:
-
-        def fail(output: RequestOutput, piece: str) -> None:
-            raise BrokenPipeError
-
-        with pytest.raises(BrokenPipeError):
-            llm.generate(["one", "two"], GREEDY, progress=False, on_text=fail)
-        assert len(llm.generate("one", GREEDY, progress=False)[0].token_ids) == 4
-
-
-class Screen(io.StringIO):
-    """What has been flushed, each time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def flush(self) -> None:
-        self.seen.append(self.getvalue())
-
-
-def test_generate_shows_text_while_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Screen()
-    monkeypatch.setattr("sys.stdout", screen)
-    flags = ["--engine", "echo", "--max-tokens", "24", "--raw", "--sampling-seed", "0"]
-    assert cli.main(["generate", "hello", *flags]) == 0
-    with LLM("none", engine="echo") as llm:
-        params = SamplingParams(temperature=0, max_tokens=24, seed=0)
-        whole = llm.generate("hello", params, progress=False)[0].text
-    assert screen.getvalue() == whole + "\n"
-    assert len([seen for seen in dict.fromkeys(screen.seen) if 0 < len(seen) < len(whole)]) > 3
-
-
-def test_generate_ends_when_nobody_reads() -> None:
-    command = [sys.executable, "-m", "minisgl", "generate", "hi", "--engine", "echo", "--max-tokens", "200"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
-        process.stdout.close()
-        assert process.stderr.read() == ""
-        assert process.wait() == 1

@@ -1,0 +1,38 @@
+"""Whom `bench compare` can ask: why one is missing, and that what it started goes with it."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from minisgl.bench import compare_variants
+from minisgl.bench.compare_variants import Missing, Setup, start
+
+
+def setup_of(**changes: object) -> Setup:
+    kept = {"model": "smollm2", "dtype": "float32", "gguf": None, "threads": 1, "max_sequences": 1, "max_len": 64}
+    return Setup(**{**kept, "pythons": {}, "urls": {}, "flags": (), **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes", "reason"),
+    [
+        ("vllm", {"pythons": {"vllm": "/no/such/python"}}, "No such file"),
+        ("llama.cpp", {"model": "some/folder"}, "--gguf"),
+        ("transformers", {"model": "/no/such/folder"}, "no such folder"),
+        ("minisgl", {"flags": ("--num-pages", "none")}, "--num-pages"),
+        ("given", {"urls": {"given": "http://127.0.0.1:9"}}, "127.0.0.1:9"),
+    ],
+)
+def test_reasons(variant: str, changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(Missing, match=reason), start(variant, setup_of(**changes)):
+        pass
+
+
+def test_what_a_variant_started_goes_with_it() -> None:
+    """A server of many processes, whose first one leaves the others."""
+    with compare_variants.Child(("sh", "-c", "sleep 600 & echo '{\"pid\":' $! '}'; wait")) as child:
+        pid = child.line(60.0)["pid"]
+        assert psutil.Process(pid).is_running()
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        pass

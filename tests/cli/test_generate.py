@@ -1,0 +1,43 @@
+"""`minisgl generate` shows text while it comes."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import pytest
+
+from minisgl import LLM, SamplingParams, cli
+
+
+class Screen(io.StringIO):
+    """What has been flushed, each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def flush(self) -> None:
+        self.seen.append(self.getvalue())
+
+
+def test_generate_shows_text_while_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr("sys.stdout", screen)
+    flags = ["--engine", "echo", "--max-tokens", "24", "--raw", "--sampling-seed", "0"]
+    assert cli.main(["generate", "hello", *flags]) == 0
+    with LLM("none", engine="echo") as llm:
+        params = SamplingParams(temperature=0, max_tokens=24, seed=0)
+        whole = llm.generate("hello", params, progress=False)[0].text
+    assert screen.getvalue() == whole + "\n"
+    assert len([seen for seen in dict.fromkeys(screen.seen) if 0 < len(seen) < len(whole)]) > 3
+
+
+def test_generate_ends_when_nobody_reads() -> None:
+    command = [sys.executable, "-m", "minisgl", "generate", "hi", "--engine", "echo", "--max-tokens", "200"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 1

@@ -1,0 +1,54 @@
+"""YaRN: the tables that stretch a context, against transformers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from minisgl.models import parse_config
+from minisgl.rope import inverse_frequencies
+from tests.helpers.models import VARIANTS, tiny_model
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+}
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def test_what_yarn_does_to_attention() -> None:
+    def factor(**change: Any) -> float:
+        return parse_config({**LLAMA, "rope_scaling": {**YARN, **change}}).rope.attention_factor
+
+    assert factor() == factor(mscale=1.0) == pytest.approx(0.1 * math.log(4) + 1)
+    assert factor(mscale=1.0, mscale_all_dim=1.0) == factor(factor=1.0) == 1.0
+    assert factor(attention_factor=0.25, mscale=1.0, mscale_all_dim=2.0) == 0.25
+
+
+@pytest.mark.skipif(transformers.__version__.startswith("4."), reason="it takes the factor from the context lengths")
+@pytest.mark.parametrize("name", [name for name in VARIANTS if "yarn" in name])
+@pytest.mark.parametrize(
+    "change", [{}, {"beta_fast": 4.0, "beta_slow": 3.9}, {"factor": 1.0}, {"attention_factor": 0.7}]
+)
+def test_yarn_tables_equal_transformers(name: str, change: dict[str, Any]) -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    theirs = tiny_model(name).config
+    theirs.rope_parameters |= change
+    frequencies, attention = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
+    ours = parse_config({**theirs.to_dict(), "architectures": ["LlamaForCausalLM"]})
+    torch.testing.assert_close(
+        torch.from_numpy(inverse_frequencies(ours.rope, ours.head_dim)), frequencies, rtol=1e-6, atol=0
+    )
+    assert ours.rope.attention_factor == pytest.approx(attention)

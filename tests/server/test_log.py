@@ -1,0 +1,38 @@
+"""Levels of a server's log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from minisgl.server import log
+
+
+@pytest.fixture
+def loggers() -> Iterator[None]:
+    names = ("minisgl", "minisgl.access", "uvicorn")
+    before = {name: (logging.getLogger(name).level, list(logging.getLogger(name).handlers)) for name in names}
+    yield
+    for name, (level, handlers) in before.items():
+        logging.getLogger(name).setLevel(level)
+        logging.getLogger(name).handlers[:] = handlers
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [
+        ("debug", ["step", "line", "warning", "error"]),
+        ("info", ["line", "warning", "error"]),
+        ("warning", ["warning", "error"]),
+        ("error", ["error"]),
+    ],
+)
+def test_levels_of_a_server(loggers: None, capsys: pytest.CaptureFixture[str], level: str, shown: list[str]) -> None:
+    log.set_up("text", access=True, level=level)
+    log.narrate(["step"])
+    log.say("line")
+    log.warn("warning")
+    log.complain("error")
+    assert capsys.readouterr().err.split() == shown
