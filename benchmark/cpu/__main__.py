@@ -1,11 +1,13 @@
 """The CPU engine measured against its bars: `python -m benchmark.cpu PART`, from the repository's root.
 
-Every part ends with one line of JSON on stdout; with `--out` it writes raw.json and a report.
+Every part ends with one line of JSON on stdout; with `--out` it writes raw.json and a report. Whoever ends it by SIGTERM
+ends what it started.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     args = parser().parse_args(given)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     command = public_command(given).replace("minisgl bench", "python -m benchmark.cpu", 1)
     return run(args, command)
 
