@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmark.cpu import bars
 from benchmark.cpu.sidebyside import missing_table
-from benchmark.cpu.variants import Setup
+from benchmark.cpu.variants import ENGINES, Setup
 from benchmark.offline.agreement import Ours, Sums, texts
 from minisgl.bench.compare_variants import Missing
 from minisgl.bench.report import Report, print_result, table
@@ -35,7 +35,7 @@ from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.weights.sources import resolve_model
 
 ROUNDED = "reference, f16 KV"
-VARIANTS = ("exact", "exact-f32", "exact-q8", "bf16", "int8", ROUNDED, "torch", "torch-bf16")
+VARIANTS = ("exact", "exact-f32", "exact-q8", "bf16", "int8", "from-f32-q8", "from-f32-q4", ROUNDED, "torch", "torch-bf16")
 LONGEST = 1024
 HEAD = ("mean KL", "max KL", "top-1", "mean dlogprob", "max", "max of likeliest", "of any token", "perplexity ratio")
 Logits = Callable[[Sequence[int]], Tensor]
@@ -100,7 +100,10 @@ class CpuLogits:
     """The CPU engine's logits after each token of a prompt. Raises `Missing` where there is no such engine."""
 
     def __init__(self, name: str, threads: int) -> None:
-        setup = Setup(model="smollm2", threads=threads, extra={"num_pages": 256, "max_seq_len": 2048})
+        # `--quantization` wants full weights: the embedded model's as float32
+        full = "quantization" in ENGINES[name]
+        model = str(resolve_model("smollm2", lambda text, done=0, total=0: None)) if full else "smollm2"
+        setup = Setup(model=model, threads=threads, extra={"num_pages": 256, "max_seq_len": 2048})
         try:
             self._engine: Any = build_engine(setup.config(name), lambda text, done=0, total=0: None)
         except ConfigError as error:

@@ -28,6 +28,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     "exact-q8": {"engine": "cpu", "activations": "exact", "kv_dtype": "q8"},
     "bf16": {"engine": "cpu", "activations": "bf16"},
     "int8": {"engine": "cpu", "activations": "int8"},
+    "from-f32-q8": {"engine": "cpu", "quantization": "q8"},
+    "from-f32-q4": {"engine": "cpu", "quantization": "q4"},
     "torch": {"engine": "torch", "dtype": "float32", "device": "cpu"},
     "torch-bf16": {"engine": "torch", "dtype": "bfloat16", "device": "cpu"},
     "echo": {"engine": "echo"},  # a stand-in, for tests of the harness
