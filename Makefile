@@ -70,7 +70,7 @@ python-test: install
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell \
 	$(shell grep -qsw avx2 /proc/cpuinfo && echo MINISGL_CPU_ISA=avx2)
 avx2-test: install
-	$(AVX2) $(PYTEST) tests/engine tests/models tests/weights tests/e2e/test_smollm2.py -m 'any_cpu and not slow'
+	$(AVX2) $(PYTEST) tests/attention tests/engine tests/models tests/weights tests/e2e/test_smollm2.py -m 'any_cpu and not slow'
 
 # What is too long for every change: more fuzzing, whole parity runs, soaks. TIMES=10: ten times the random cases.
 TIMES ?= 1

@@ -8,6 +8,8 @@ import torch
 
 from minisgl.attention import AttentionRows, KVPool, TorchSdpa
 
+pytestmark = pytest.mark.any_cpu
+
 
 def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None) -> torch.Tensor:
     """q [n, heads, d], the last n of k and v [m, kv_heads, d] -> [n, heads, d], by plain softmax."""

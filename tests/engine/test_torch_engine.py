@@ -15,6 +15,8 @@ from minisgl.step import FinishReason
 from tests.helpers.engines import Collector, assert_greedy, greedy
 from tests.helpers.models import save, tiny_model
 
+pytestmark = pytest.mark.any_cpu
+
 VOCAB = 120
 
 ENGINE_VARIANTS = (

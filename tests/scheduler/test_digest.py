@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.digest import output_digest, plan_digest
 from minisgl.step import Abort, StepBuffers
 from tests.helpers.scheduler import Driver, arrival
+
+pytestmark = pytest.mark.usefixtures("each_control_plane")
 
 CONFIG = ControlPlaneConfig(64, 4, 8, 64, 256)
 

@@ -9,6 +9,8 @@ from minisgl.scheduler.reference import ReferenceControlPlane
 from minisgl.step import Events
 from tests.helpers.scheduler import Driver, arrival
 
+pytestmark = pytest.mark.usefixtures("each_control_plane")
+
 
 def _lose_page(plane: ReferenceControlPlane) -> None:
     plane.tree.pool.pop()

@@ -12,6 +12,8 @@ from minisgl.scheduler.reference import ReferenceControlPlane
 from minisgl.step import Abort, Arrival, EventError, Events, FinishReason, ForwardFailed, StepBuffers
 from tests.helpers.scheduler import Driver, arrival, lengths
 
+pytestmark = pytest.mark.usefixtures("each_control_plane")
+
 CONFIG = ControlPlaneConfig(64, 4, 8, 64, 256)
 
 

@@ -8,10 +8,17 @@ from typing import Any
 import pytest
 from gguf import GGUFWriter
 
+from minisgl import envs
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.weights.gguf_import import import_gguf
 from tests.helpers.gguf import START, TOKENS, TOOL, Edit, write_gguf
 from tests.helpers.models import tiny_model
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(envs.CACHE, str(tmp_path / "cache"))
+    return tmp_path / "cache" / "gguf"
 
 
 def _quiet(text: str, done: int = 0, total: int = 0) -> None:
