@@ -20,7 +20,7 @@ from minisgl import envs, spellings
 from minisgl.config import ENGINE_SETTINGS, EngineConfig
 from minisgl.early_tokenizer import EarlyTokenizer
 from minisgl.frontend.engine_client import InProcessClient
-from minisgl.frontend.output_processor import RequestState, Subscriber, request_states, with_bad_words
+from minisgl.frontend.output_processor import RequestState, Subscriber, with_bad_words
 from minisgl.generation_config import read_defaults
 from minisgl.metrics.steps import step_timers
 from minisgl.progress import Display
@@ -196,10 +196,8 @@ class LLM:
         states: list[RequestState] = []
         subscriber = Subscriber(partial(self._update, output, states))
         max_seq_len = self._control_plane.buffers.limits.max_seq_len
-        states += request_states([ids], params, self.tokenizer, max_seq_len, subscriber)
+        states += self._client.submit([ids], params, self.tokenizer, max_seq_len, subscriber)
         output.outputs += [Completion(state.index, token_ids=state.token_ids) for state in states]
-        for state in states:
-            self._client.submit(state)
         return output
 
     def _update(self, output: RequestOutput, states: list[RequestState]) -> None:

@@ -25,8 +25,7 @@ def states(sampling: SamplingParams, subscriber: Subscriber | None = None) -> li
 
 def submitted(sampling: SamplingParams) -> tuple[InProcessClient, RequestState]:
     client = InProcessClient()
-    [state] = states(sampling)
-    client.submit(state)
+    [state] = client.submit([PROMPT], sampling, TOKENIZER, 100, Subscriber(lambda: None))
     return client, state
 
 

@@ -26,8 +26,9 @@ from hypothesis import strategies as st
 from minisgl.config import Limits
 from minisgl.server import request as server_request
 from minisgl.server.bodies import ChatMessage
+from minisgl.server.context import Turns
 from minisgl.server.errors import ApiError
-from minisgl.server.request import SMALL_BYTES, Turns, check_shape
+from minisgl.server.request import SMALL_BYTES, check_shape
 from minisgl.tokenizer import Tokenizer, TooManyTokens
 from tests.helpers.server import CONFIG, MAX_SEQ_LEN, WAIT_S, Frontend, chat_body, check_error, frontend
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from minisgl.frontend.output_processor import OutputProcessor, RequestState
+from minisgl.frontend.output_processor import OutputProcessor, RequestState, Subscriber, request_states
 from minisgl.heartbeat import Watchdog
 from minisgl.message import (
     AbortRequest,
@@ -36,6 +36,9 @@ from minisgl.message import (
     ToEngine,
 )
 from minisgl.metrics.meters import Meter
+from minisgl.sampling_params import SamplingParams
+from minisgl.step import Int32Array
+from minisgl.tokenizer import Tokenizer
 
 LINGER_MS = 500
 ENGINE = 0  # of the watchdog's processes
@@ -70,13 +73,24 @@ class EngineClient(ABC):
     def num_live(self) -> int:
         return len(self.processor.live)
 
-    def submit(self, state: RequestState) -> None:
-        """Raises `EngineGone`."""
+    def submit(
+        self,
+        prompts: Sequence[Int32Array],
+        sampling: SamplingParams,
+        tokenizer: Tokenizer,
+        max_seq_len: int,
+        subscriber: Subscriber,
+        priority: int = 0,
+    ) -> list[RequestState]:
+        """`sampling.n` requests of each prompt, see `request_states`. Raises `EngineGone`."""
         if self._failure is not None:
             raise EngineGone(self._failure)
-        self.processor.add(state, self._next_id)
-        self._next_id += 1
-        self._post(AddRequest(state.req_id, state.prompt.tobytes(), state.sampling, state.priority))
+        states = request_states(prompts, sampling, tokenizer, max_seq_len, subscriber)
+        for state in states:
+            self.processor.add(state, self._next_id)
+            self._next_id += 1
+            self._post(AddRequest(state.req_id, state.prompt.tobytes(), state.sampling, priority))
+        return states
 
     def abort(self, state: RequestState) -> None:
         """Nobody waits for it any more. No-op if it has ended."""

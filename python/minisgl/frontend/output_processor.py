@@ -66,7 +66,6 @@ class RequestState:
         "index",
         "last_time",
         "logprobs",
-        "priority",
         "prompt",
         "prompt_logprobs",
         "reason",
@@ -86,13 +85,11 @@ class RequestState:
         sampling: SamplingParams,
         tokenizer: Tokenizer,
         subscriber: Subscriber,
-        priority: int = 0,
     ) -> None:
         self.index = index  # among the requests of one call
         self.prompt = prompt
         self.sampling = sampling
         self.subscriber = subscriber
-        self.priority = priority
         self.req_id = -1  # from `EngineClient.submit` on, as the next two
         self.sent_at = 0.0
         self.waits = False  # for its first step
@@ -275,7 +272,6 @@ def request_states(
     tokenizer: Tokenizer,
     max_seq_len: int,
     subscriber: Subscriber,
-    priority: int = 0,
 ) -> list[RequestState]:
     """`sampling.n` requests of each prompt; number i * n + j belongs to prompt i. Each has its own seed and a limit,
     which `min_tokens` cannot exceed either."""
@@ -289,7 +285,7 @@ def request_states(
             resolved = msgspec.structs.replace(
                 sampling, n=1, seed=choice_seed(seed, j), max_tokens=max_tokens, min_tokens=min_tokens
             )
-            states.append(RequestState(len(states), prompt, resolved, tokenizer, subscriber, priority))
+            states.append(RequestState(len(states), prompt, resolved, tokenizer, subscriber))
     return states
 
 

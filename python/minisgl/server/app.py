@@ -42,7 +42,7 @@ from minisgl.server.health import add_health
 from minisgl.server.log import say
 from minisgl.server.middleware import Middleware
 from minisgl.server.openapi import POLICY, docs_page, install_openapi
-from minisgl.server.request import MAX_LOGGED_CHARS, REQUEST, ClientGone, HttpRequest
+from minisgl.server.request import REQUEST, ClientGone, HttpRequest
 from minisgl.server.tokenize import detokenize_endpoint, tokenize_endpoint
 from minisgl.tokenizer import Tokenizer
 
@@ -153,10 +153,7 @@ class _Posts:
         try:
             context.check_accepts()
             async with asyncio.timeout(limits.request_timeout):
-                await request.read(receive, context.turns, limits)
-                if context.log_prompts:
-                    request.prompt, request.output = request.body[:MAX_LOGGED_CHARS].decode(errors="replace"), ""
-                body = await request.parse(model, context.info.max_seq_len, context.run)
+                body = await request.read(receive, model, context)
                 context.check_model(body.model)
                 return await endpoint(context, body)
         except TimeoutError as error:

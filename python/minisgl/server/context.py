@@ -1,11 +1,14 @@
 """What every handler needs, and the checks that need the model: names, vocabulary, context length.
 
-Keeps true: what waits is bounded; text is encoded off the event loop.
+Keeps true: what waits is bounded; turns are taken in order, and given back by whoever is cancelled; text is encoded off
+the event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -21,7 +24,6 @@ from minisgl.metrics.server_metrics import Metrics
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.bodies import Conversation
 from minisgl.server.errors import ApiError, bad_value, draining, engine_gone, queue_full
-from minisgl.server.request import Turns
 from minisgl.step import Int32Array
 from minisgl.tokenizer import ChatTemplateError, NotEncodable, Tokenizer, TooManyTokens
 
@@ -33,6 +35,62 @@ T = TypeVar("T")
 TEMPLATE_NAMES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self", "kwargs"}
 )
+
+
+class Turns:
+    """`most` bytes in hand at once, first come, first served. What is larger than that goes alone. When nothing is in
+    hand any more, `when_idle` is called with the bytes that were."""
+
+    def __init__(self, most: int, when_idle: Callable[[int], None]) -> None:
+        self._most = most
+        self._when_idle = when_idle
+        self._held = 0
+        self._given = 0  # since it was idle
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_bytes(self) -> int:
+        """In hand."""
+        return self._held
+
+    async def take(self, size: int) -> int:
+        """Returns what is to be given back."""
+        size = min(size, self._most)
+        if not self._waiting and self._held + size <= self._most:
+            self._held += size
+            return size
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (turn, size)
+        self._waiting.append(entry)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it came in the same moment
+                self.give(size)
+            elif entry in self._waiting:
+                self._waiting.remove(entry)
+                self._go_on()
+            raise
+        return size
+
+    def give(self, size: int) -> None:
+        self._held -= size
+        self._given += size
+        self._go_on()
+        if not self._held:
+            given, self._given = self._given, 0
+            self._when_idle(given)
+
+    def _go_on(self) -> None:
+        while self._waiting and (self._waiting[0][0].done() or self._held + self._waiting[0][1] <= self._most):
+            turn, size = self._waiting.popleft()
+            if not turn.done():  # else cancelled
+                self._held += size
+                turn.set_result(None)
 
 
 class Queue:

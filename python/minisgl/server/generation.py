@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from minisgl.frontend.engine_client import EngineGone
-from minisgl.frontend.output_processor import Delta, Logprob, RequestState, Subscriber, request_states
+from minisgl.frontend.output_processor import Delta, Logprob, RequestState, Subscriber
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, engine_error, engine_gone, too_late
@@ -49,13 +49,13 @@ class Generation:
         self._n = sampling.n
         self._timer: asyncio.TimerHandle | None = None
         max_seq_len, subscriber = context.info.max_seq_len, Subscriber(self.notify)
-        self._states = request_states(prompts, sampling, context.tokenizer, max_seq_len, subscriber, priority)
-        self._open = list(self._states)
         try:
-            for state in self._states:
-                self._client.submit(state)
+            self._states = context.client.submit(
+                prompts, sampling, context.tokenizer, max_seq_len, subscriber, priority
+            )
         except EngineGone as error:
             raise engine_gone(str(error)) from error
+        self._open = list(self._states)
         self._metrics.accepted(len(self._states))
         request.prompt_tokens = sum(map(len, prompts)) * sampling.n
         if self._timeout_s is not None:

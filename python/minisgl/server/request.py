@@ -6,10 +6,10 @@ a body of millions of them would stop every stream for a second and take hundred
 `check_shape` counts the values outside of texts before a large body is parsed, a stretch at a time, between which other
 threads run.
 
-Keeps true: turns are taken in order, and given back by whoever is cancelled; a body of at most `SMALL_BYTES` waits for
-nobody; who sends slowly keeps others waiting for `--slow-client-timeout` at most; a body over the limit is refused
-without being held; every failure is an answer that names the field; a known field that this version cannot honour is
-refused unless its value asks for nothing; no prompt and no output is logged unless that was asked for.
+Keeps true: a body of at most `SMALL_BYTES` waits for nobody; who sends slowly keeps others waiting for
+`--slow-client-timeout` at most; a body over the limit is refused without being held; every failure is an answer that
+names the field; a known field that this version cannot honour is refused unless its value asks for nothing; no prompt
+and no output is logged unless that was asked for.
 Doesn't know: what the fields mean (bodies.py), where log lines go.
 """
 
@@ -20,8 +20,7 @@ import logging
 import re
 import secrets
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -31,6 +30,7 @@ from starlette.types import Receive
 
 from minisgl.config import Limits
 from minisgl.server.bodies import Body, GenerateRequest, GenerateSampling, Sampling
+from minisgl.server.context import ServerContext, Turns
 from minisgl.server.errors import ApiError, bad_value
 from minisgl.server.refused import SAY_INSTEAD
 
@@ -88,12 +88,24 @@ class HttpRequest:
 
     # -------------------------------------------------------------------------------------------------------- body
 
-    @property
-    def is_large(self) -> bool:
-        return self._turns is not None
+    async def read(self, receive: Receive, model: type[B], context: ServerContext) -> B:
+        """The checked body, once. Raises `ClientGone` and `ApiError`: 413 over the limit, 408 if it comes too slowly, 400
+        for what it says."""
+        await self._receive(receive, context.turns, context.limits)
+        if context.log_prompts:
+            self.prompt, self.output = self.body[:MAX_LOGGED_CHARS].decode(errors="replace"), ""
+        data, self.body = self.body, bytearray()
+        if self._turns is None:
+            return parse(data, model)
+        max_seq_len = context.info.max_seq_len
 
-    async def read(self, receive: Receive, turns: Turns, limits: Limits) -> None:
-        """The whole body. Raises `ApiError` 413 over the limit, 408 if it comes too slowly, and `ClientGone`."""
+        def work() -> B:
+            check_shape(data, max_seq_len)
+            return parse(data, model)
+
+        return await context.run(work)
+
+    async def _receive(self, receive: Receive, turns: Turns, limits: Limits) -> None:
         max_bytes, timeout_s, announced = limits.max_body_bytes, limits.slow_client_timeout, self.content_length
         if announced is not None and announced > max_bytes:
             raise _too_large(announced, max_bytes)
@@ -115,27 +127,15 @@ class HttpRequest:
                 raise _too_large(size, max_bytes)
             if not message.get("more_body", False):
                 return
-            if size > SMALL_BYTES and not self.is_large:  # its length was not announced
+            if size > SMALL_BYTES and self._turns is None:  # its length was not announced
                 await self._wait_for_turn(turns, max_bytes)
                 began = clock()
-            if self.is_large and turns.num_waiting and clock() - began > timeout_s:
+            if self._turns is not None and turns.num_waiting and clock() - began > timeout_s:
                 raise _too_slow(f"{size} bytes came in {timeout_s:g} s, and others wait")
 
     async def _wait_for_turn(self, turns: Turns, size: int) -> None:
         self._held = await turns.take(size)
         self._turns = turns
-
-    async def parse(self, model: type[B], max_seq_len: int, run: Callable[[Callable[[], B]], Awaitable[B]]) -> B:
-        """The checked body, once; a large one is parsed by `run`. Raises `ApiError` 400."""
-        data, self.body = self.body, bytearray()
-        if not self.is_large:
-            return parse(data, model)
-
-        def work() -> B:
-            check_shape(data, max_seq_len)
-            return parse(data, model)
-
-        return await run(work)
 
     def body_done(self) -> None:
         """Whatever is kept of it from here on is small: the turn ends. Idempotent."""
@@ -172,62 +172,6 @@ class HttpRequest:
 
     def log(self) -> None:
         _log.info("request", extra={"fields": self.line()})
-
-
-class Turns:
-    """`most` bytes in hand at once, first come, first served. What is larger than that goes alone. When nothing is in
-    hand any more, `when_idle` is called with the bytes that were."""
-
-    def __init__(self, most: int, when_idle: Callable[[int], None]) -> None:
-        self._most = most
-        self._when_idle = when_idle
-        self._held = 0
-        self._given = 0  # since it was idle
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def num_bytes(self) -> int:
-        """In hand."""
-        return self._held
-
-    async def take(self, size: int) -> int:
-        """Returns what is to be given back."""
-        size = min(size, self._most)
-        if not self._waiting and self._held + size <= self._most:
-            self._held += size
-            return size
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (turn, size)
-        self._waiting.append(entry)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # it came in the same moment
-                self.give(size)
-            elif entry in self._waiting:
-                self._waiting.remove(entry)
-                self._go_on()
-            raise
-        return size
-
-    def give(self, size: int) -> None:
-        self._held -= size
-        self._given += size
-        self._go_on()
-        if not self._held:
-            given, self._given = self._given, 0
-            self._when_idle(given)
-
-    def _go_on(self) -> None:
-        while self._waiting and (self._waiting[0][0].done() or self._held + self._waiting[0][1] <= self._most):
-            turn, size = self._waiting.popleft()
-            if not turn.done():  # else cancelled
-                self._held += size
-                turn.set_result(None)
 
 
 def _too_large(size: int, max_bytes: int) -> ApiError:
