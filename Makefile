@@ -62,7 +62,7 @@ rust-lint: install
 rust-test: install
 	$(CARGO) test --quiet --workspace --locked
 
-# Whatever drives a control plane runs under both, by the `control_plane` fixture.
+# Whatever drives a scheduler runs under both, by the `control_plane` fixture.
 python-test: install
 	$(PYTEST)
 
@@ -78,7 +78,7 @@ slow-test: install
 	PROPTEST_CASES=100000 $(CARGO) test --quiet --locked -p minisgl-cpu --test hostile_files
 	$(PYTEST) -m slow -o faulthandler_timeout=7200 --times $(TIMES)
 
-# Recorded decisions of the control plane, driven again and compared.
+# Recorded decisions of the scheduler, driven again and compared.
 replay: install
 	$(BIN)/python -m pytest tests/replay tests/scheduler/test_trace.py tests/cli/test_replay.py
 

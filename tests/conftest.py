@@ -1,6 +1,6 @@
 """Fixtures of all tests, and what a run says at its end of the tests that it left out.
 
-Keeps true: whatever drives a control plane takes it from `control_plane`, and runs under every one; a test that did not
+Keeps true: whatever drives a scheduler takes it from `control_plane`, and runs under every one; a test that did not
 run is counted with its reason, in one process or in several.
 """
 

@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "heartbeat": {"message"},
     "generation_config": {"config", "sampling_params"},
     "early_tokenizer": {"config", "tokenizer", "weights.sources"},
-    # the control plane
+    # the scheduler
     "scheduler": {"step", "_rust"},
     # tensors, from the bottom
     "distributed": set(),
@@ -351,6 +351,12 @@ def test_unsafe_stands_where_it_must() -> None:
         if re.search(r"\bunsafe\b(?!_code)", without_comments(f.read_text()))
     ]
     assert [f for f in files if not UNSAFE.fullmatch(f)] == []
+
+
+def test_rust_lines_are_as_long_as_those_of_python() -> None:
+    crates = ("minisgl-core", "minisgl-loadgen", "minisgl-py")
+    files = [file for crate in crates for file in (ROOT / "rust" / crate).rglob("*.rs")]
+    assert [file for file in files if any(len(line) > 120 for line in file.read_text().splitlines())] == []
 
 
 def test_panics_unwind() -> None:

@@ -208,7 +208,7 @@ class CpuSampler:
         """Request, first position, tokens and number of alternatives of the prompt log probabilities that a row of
         `count` positions from `start` on gives."""
 
-# ---------------------------------------------------------------------------------- pieces, see docs/control-plane.md
+# ---------------------------------------------------------------------------------- functions, see docs/scheduler.md
 
 @final
 class RadixCacheHandle:

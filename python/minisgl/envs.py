@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 CPU_BACKEND = "MINISGL_CPU_BACKEND"
-"""Control plane: python or rust_hotpath. `--cpu-backend` wins. rust_gateway is the latter, until there is a gateway."""
+"""Scheduler: python or rust_hotpath. `--cpu-backend` wins. rust_gateway is the latter, until there is a gateway."""
 
 CPU_ISA = "MINISGL_CPU_ISA"
 """Hold the CPU engine down to an instruction set: scalar, avx2, avx512, amx or neon. Default: the best there is."""
@@ -34,7 +34,7 @@ ECHO_FAIL_STEPS = "MINISGL_ECHO_FAIL_STEPS"
 """For tests of a whole server: steps whose forward fails on the echo engine, separated by commas."""
 
 SHADOW = "MINISGL_CPU_BACKEND_SHADOW"
-"""1: the other control plane gets the same calls, and their decisions are compared."""
+"""1: the other scheduler gets the same calls, and their decisions are compared."""
 
 SHADOW_REPORT = "MINISGL_CPU_BACKEND_SHADOW_REPORT"
 """File for the differences, a JSON line each."""
@@ -46,7 +46,7 @@ SHADOW_MAX_DIFFS = "MINISGL_CPU_BACKEND_SHADOW_MAX_DIFFS"
 """Stop comparing after as many differences. Default: 100."""
 
 FAULTY_CONTROL_PLANE = "MINISGL_FAULTY_CONTROL_PLANE"
-"""For tests of a whole server: where its control plane breaks, such as commit:40:after."""
+"""For tests of a whole server: where its scheduler breaks, such as commit:40:after."""
 
 TRANSPORT_LATENCY_STATS = "MINISGL_TRANSPORT_LATENCY_STATS"
 """1: measure encoding, decoding and queueing of the messages between the processes."""

@@ -198,7 +198,7 @@ def _greet(config: ServerConfig, address: tuple[str, int], ready: EngineReady, s
     details = f" ({ready.engine_details})" if ready.engine_details else ""
     say(
         f"{config.model_name}: {ready.engine} engine, {ready.device} {ready.dtype}{details}, "
-        f"control plane {ready.cpu_backend}, context {ready.max_seq_len}, "
+        f"scheduler {ready.cpu_backend}, context {ready.max_seq_len}, "
         f"KV pool {ready.num_pages} pages of {ready.page_size} tokens"
     )
     if config.managed:

@@ -1,4 +1,4 @@
-"""The data that crosses the seam between the control plane and the engine.
+"""The data that crosses the seam between the scheduler and the engine.
 
 `Events` go into ``ControlPlane.schedule``, a `StepPlan` comes out and its arrays lie in a `StepBuffers`; the
 engine runs the plan; the sampled tokens go into ``ControlPlane.commit``, a `StepOutput` comes out.

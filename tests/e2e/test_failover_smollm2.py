@@ -1,4 +1,4 @@
-"""The control plane breaks while the embedded model serves: the tokens are those of a server in which it did not."""
+"""The scheduler breaks while the embedded model serves: the tokens are those of a server in which it did not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bodies() -> list[dict[str, Any]]:
 
 
 def answers(order: str) -> list[dict[str, Any]]:
-    """The choice of each request, from a server whose control plane breaks as `order` says."""
+    """The choice of each request, from a server whose scheduler breaks as `order` says."""
     env = {"MINISGL_CPU_BACKEND": "rust_hotpath"} | ({"MINISGL_FAULTY_CONTROL_PLANE": order} if order else {})
     with (
         serving(*ARGS, "--no-access-log", env=env) as server,

@@ -1,5 +1,5 @@
 """Whatever engine computes models, under the real step loop: against transformers, in any cut of the work, with others
-in the batch, aborted, and with a control plane that breaks."""
+in the batch, aborted, and with a scheduler that breaks."""
 
 from __future__ import annotations
 

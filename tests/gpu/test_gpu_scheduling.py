@@ -1,4 +1,4 @@
-"""What the control planes ask of the CUDA engine in all its forms gives what each request gets alone on the CPU."""
+"""What the schedulers ask of the CUDA engine in all its forms gives what each request gets alone on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two control planes under the same random events: every plan, live array, output and count must be equal.
+"""Two schedulers under the same random events: every plan, live array, output and count must be equal.
 
 Nothing is computed: sampled tokens are drawn like the events. `Draw` is a function (low, high) -> int, so that the same
 runs come from a seed or from hypothesis, which shrinks.

@@ -1,4 +1,4 @@
-"""Random scenarios for a control plane, driven with the echo engine and judged by whole sequences.
+"""Random scenarios for a scheduler, driven with the echo engine and judged by whole sequences.
 
 A scenario is a configuration and requests with arrival steps and planned disturbances; `run` drives it through the
 Protocols only, checks the invariants after every call, audits the KV of every cached page when nothing is in flight,
@@ -28,7 +28,7 @@ ALPHABET = (0, 1)
 
 
 class WalkableControlPlane(ControlPlane, Protocol):
-    """A control plane whose cache a test may walk."""
+    """A scheduler whose cache a test may walk."""
 
     def tree_pages(self) -> list[tuple[tuple[int, ...], int]]: ...
 

@@ -1,6 +1,6 @@
-"""Drives a control plane without an engine, and keeps an engine's view of slots and page tables beside it.
+"""Drives a scheduler without an engine, and keeps an engine's view of slots and page tables beside it.
 
-Keeps true: every plan is checked as an engine would see it (`EngineView`), and the control plane checks itself after
+Keeps true: every plan is checked as an engine would see it (`EngineView`), and the scheduler checks itself after
 every call.
 """
 
@@ -96,7 +96,7 @@ class EngineView:
 
 
 class Driver:
-    """A control plane, the engine's view, and the answers so far."""
+    """A scheduler, the engine's view, and the answers so far."""
 
     def __init__(self, sampler: Sampler | None = None, buffers: StepBuffers | None = None, **config: object) -> None:
         values: dict[str, object] = {
@@ -161,7 +161,7 @@ class Driver:
             if not self.schedule() or not overlap:
                 while self.uncommitted:
                     self.commit()
-        raise AssertionError("the control plane did not come to an end")
+        raise AssertionError("the scheduler did not come to an end")
 
     @property
     def plan(self) -> StepPlan:

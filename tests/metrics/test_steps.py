@@ -19,7 +19,7 @@ from tests.helpers.sim import Sim, constant, request
 
 
 def test_writing_the_arrays_of_a_step_has_a_meter_of_its_own(each_control_plane: str) -> None:
-    """Both control planes, and one behind others that record and compare."""
+    """Both schedulers, and one behind others that record and compare."""
     config = ControlPlaneConfig(
         num_pages=64, page_size=16, max_running_requests=8, max_prefill_length=64, context_len=99
     )

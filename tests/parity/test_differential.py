@@ -1,4 +1,4 @@
-"""The Rust control plane beside the Python reference: the same events give the same plans, bit for bit."""
+"""The Rust scheduler beside the Python reference: the same events give the same plans, bit for bit."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def forget_the_minimum(patch: pytest.MonkeyPatch) -> None:
 def test_a_divergence_comes_with_a_minimal_list_of_events(
     change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one control plane changed on purpose, at the first seed that notices."""
+    """Of one scheduler changed on purpose, at the first seed that notices."""
     change(monkeypatch)
     with pytest.raises(AssertionError, match=r"seed \d+: ") as caught:
         for seed in range(20):

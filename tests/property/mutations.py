@@ -1,4 +1,4 @@
-"""Ways to break the reference control plane on purpose. Each is a function that patches it; the fuzzer must notice."""
+"""Ways to break the reference scheduler on purpose. Each is a function that patches it; the fuzzer must notice."""
 
 from __future__ import annotations
 

@@ -18,5 +18,5 @@ def test_noticed(mutation, monkeypatch: pytest.MonkeyPatch) -> None:
         try:
             run(make_scenario(draw_from(seed)), ReferenceControlPlane)
         except Exception:
-            return  # an assertion of the driver, or a check of the control plane itself
+            return  # an assertion of the driver, or a check of the scheduler itself
     pytest.fail(f"{MAX_SCENARIOS} scenarios did not notice")

@@ -1,4 +1,4 @@
-"""The control planes decide what they decided when the corpus was recorded.
+"""The schedulers decide what they decided when the corpus was recorded.
 
 A refactor must leave every digest as it is. A change of policy records the corpus anew (`tests/replay/record.py`) and
 says why in its commit.
@@ -28,7 +28,7 @@ MAX_BYTES = 600_000
 
 
 def difference(name: str, make: Factory) -> str | None:
-    """The first call of a recorded trace in which a control plane decides otherwise."""
+    """The first call of a recorded trace in which a scheduler decides otherwise."""
     trace = read_trace(CORPUS / (name + SUFFIX))
     recorded = [RECORDED[name][at : at + DIGITS] for at in range(0, len(RECORDED[name]), DIGITS)]
     assert len(recorded) == len(trace.calls)

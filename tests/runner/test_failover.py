@@ -1,4 +1,4 @@
-"""The control plane breaks at any step, before or after a call took effect: no stream notices, nothing leaks."""
+"""The scheduler breaks at any step, before or after a call took effect: no stream notices, nothing leaks."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_no_stream_notices(primary: str, overlap: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_failed_forward_beside_a_broken_control_plane(seed: int) -> None:
-    """The forward of step 20 fails, and the control plane breaks when it is told, or around it."""
+    """The forward of step 20 fails, and the scheduler breaks when it is told, or around it."""
     for order in (
         "schedule:21:before",
         "schedule:22:before",

@@ -1,4 +1,4 @@
-"""Real panics of the Rust control plane, in an extension that is built for it: an error, a dead object, and a failover
+"""Real panics of the Rust scheduler, in an extension that is built for it: an error, a dead object, and a failover
 that no stream notices."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which control plane serves, and what is said of it."""
+"""Which scheduler serves, and what is said of it."""
 
 from __future__ import annotations
 

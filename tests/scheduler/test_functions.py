@@ -1,4 +1,4 @@
-"""The pieces of the Rust control plane that stand by themselves: the page about them, and what the server does."""
+"""Functions of the Rust scheduler that stand by themselves: the page about them, and what the server does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.reference import ReferenceControlPlane
 from minisgl.step import Arrival, Events, Int32Array
 
-PAGE = Path(__file__).parents[2] / "docs" / "control-plane.md"
+PAGE = Path(__file__).parents[2] / "docs" / "scheduler.md"
 
 
 def int32(*numbers: int) -> Int32Array:

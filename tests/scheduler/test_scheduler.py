@@ -1,4 +1,4 @@
-"""Seeded random events against the control plane alone, which checks itself after every call."""
+"""Seeded random events against the scheduler alone, which checks itself after every call."""
 
 from __future__ import annotations
 

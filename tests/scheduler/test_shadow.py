@@ -33,7 +33,7 @@ def test_a_shadow_that_differs_is_reported_and_left_out_in_the_end(tmp_path: Pat
         make_control_plane("python", other),
         report=report,
         max_diffs=5,
-        tell=(told := list[str]()).append,
+        notify=(told := list[str]()).append,
     )
     load(plane)
     assert len(told) == 2 and "differs first in commit(" in told[0] and "left out from now on" in told[1]

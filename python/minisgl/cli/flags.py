@@ -195,7 +195,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     steps.add_argument(
         "--cpu-backend",
         choices=("python", "rust_hotpath"),
-        help="control plane (default: MINISGL_CPU_BACKEND, else rust_hotpath if the extension loads)",
+        help="scheduler (default: MINISGL_CPU_BACKEND, else rust_hotpath if the extension loads)",
     )
     steps.add_argument(
         "--disable-overlap-schedule", action="store_true", help="schedule a step only after the one before it"
@@ -203,7 +203,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     steps.add_argument(
         "--record-trace",
         metavar="FILE",
-        help="write every call of the control plane, for minisgl replay (default: none)",
+        help="write every call of the scheduler, for minisgl replay (default: none)",
     )
     steps.add_argument(
         "--profile-steps",

@@ -1,7 +1,7 @@
-"""`minisgl replay FILE`: drive control planes with a recorded trace, compare their decisions, time them; with
+"""`minisgl replay FILE`: drive schedulers with a recorded trace, compare their decisions, time them; with
 `--report`, say what a shadow reported.
 
-Keeps true: parsing imports no control plane.
+Keeps true: parsing imports no scheduler.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from minisgl.cli.flags import Commands, Formatter, say
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         "replay",
-        help="drive control planes with a recorded trace and compare them",
+        help="drive schedulers with a recorded trace and compare them",
         formatter_class=Formatter,
         allow_abbrev=False,
     )

@@ -1,6 +1,6 @@
 """How products of routed experts are cut into blocks.
 
-Keeps true: which tile a step takes follows from the number of its tokens alone.
+Which tile a step takes follows from the number of its tokens alone.
 """
 
 from __future__ import annotations

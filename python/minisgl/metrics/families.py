@@ -48,7 +48,7 @@ def _about(info: EngineReady, stats: EngineStats | None) -> Iterable[Metric]:
     yield family
     fallbacks = CounterMetricFamily(
         "minisgl:control_plane_fallbacks",
-        "starts with another control plane than the one that was asked for",
+        "starts with another scheduler than the one that was asked for",
         labels=("reason",),
     )
     fallbacks.add_metric(("extension_missing",), float(bool(info.cpu_backend_fallback)))
@@ -76,7 +76,7 @@ def _requests_and_pages(stats: EngineStats) -> Iterable[Metric]:
         ("prompt_tokens", "prompt tokens of admitted requests", stats.num_prompt_tokens_total),
         ("cached_tokens", "prompt tokens found in the prefix cache", stats.num_cached_tokens_total),
         ("retractions", "requests put back to waiting for lack of pages", stats.num_retracted_total),
-        ("control_plane_calls", "calls of the control plane", stats.num_control_plane_calls_total),
+        ("control_plane_calls", "calls of the scheduler", stats.num_control_plane_calls_total),
         ("control_plane_failovers", "times that it broke and was replaced", stats.num_failovers_total),
     )
     for name, text, value in counters:

@@ -195,7 +195,7 @@ def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig,
                 report=Path(config.debug.shadow_report) if config.debug.shadow_report else None,
                 every_n=config.debug.shadow_every_n,
                 max_diffs=config.debug.shadow_max_diffs,
-                tell=tell,
+                notify=tell,
             )
     if config.debug.record_trace:
         try:

@@ -1,4 +1,4 @@
-"""What a control plane is: the Protocol that the reference and the Rust implementation share.
+"""What a scheduler is: the Protocol that the reference and the Rust implementation share.
 
 Keeps true: two calls per engine step, whatever the batch size; the same events give the same plans, bit for bit.
 Doesn't know: tensors, text, sockets, the wall clock.
@@ -25,7 +25,7 @@ def need(ok: bool, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ControlPlaneConfig:
-    """Everything a control plane decides by. `context_len` limits prompt + generated tokens of one request;
+    """Everything a scheduler decides by. `context_len` limits prompt + generated tokens of one request;
     `max_prefill_length` is the token budget of a step; `graph_sizes` are the padded row counts, ascending."""
 
     num_pages: int

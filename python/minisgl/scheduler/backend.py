@@ -1,6 +1,6 @@
-"""Chooses the control plane.
+"""Chooses the scheduler.
 
-Keeps true: a name that means nothing is an error that lists the valid ones; where the extension is missing the
+A name that means nothing is an error that lists the valid ones; where the extension is missing the
 reference serves, and the reason is told.
 Doesn't know: environment variables (envs.py reads them), engines.
 """
@@ -28,10 +28,10 @@ class Chosen:
 
 
 def choose(name: str, config: ControlPlaneConfig) -> Chosen:
-    """The control plane called `name`, or auto; the reference where the extension is missing. Raises `ValueError` for a
+    """The scheduler called `name`, or auto; the reference where the extension is missing. Raises `ValueError` for a
     name that is unknown and for a configuration that cannot be."""
     if name not in (*BACKENDS, AUTO):
-        raise ValueError(f"unknown control plane {name!r}; valid: {', '.join(BACKENDS)}")
+        raise ValueError(f"unknown scheduler {name!r}; valid: {', '.join(BACKENDS)}")
     if name != "python":
         try:
             return Chosen("rust_hotpath", make_rust_hotpath(config))
@@ -41,7 +41,7 @@ def choose(name: str, config: ControlPlaneConfig) -> Chosen:
 
 
 def make_control_plane(name: str, config: ControlPlaneConfig) -> ControlPlane:
-    """The control plane called `name` and no other. Raises `ValueError`, `ExtensionMissing`."""
+    """The scheduler called `name` and no other. Raises `ValueError`, `ExtensionMissing`."""
     if name == "rust_hotpath":
         return make_rust_hotpath(config)
     return choose(name, config).control_plane

@@ -1,4 +1,4 @@
-"""64-bit digests of what a control plane says, by which two of them are compared.
+"""64-bit digests of what a scheduler says, by which two of them are compared.
 
 Keeps true: equal plans, or outputs, have equal digests on every machine; only live regions count.
 Doesn't know: who made the plan.

@@ -1,6 +1,6 @@
-"""A control plane that fails on order, for tests of what happens then.
+"""A scheduler that fails on order, for tests of what happens then.
 
-Keeps true: until it fails it is the one inside; afterwards it refuses every call, as a broken one does.
+Until it fails it is the one inside; afterwards it refuses every call, as a broken one does.
 """
 
 from __future__ import annotations

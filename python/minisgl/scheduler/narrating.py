@@ -1,6 +1,6 @@
-"""A control plane that tells what each step does, for people who learn: `--log-level debug`.
+"""A scheduler that tells what each step does, for people who learn: `--log-level debug`.
 
-Keeps true: it decides nothing; lines hold counts and request numbers, never a token or a text.
+It decides nothing; lines hold counts and request numbers, never a token or a text.
 Doesn't know: where lines go.
 """
 

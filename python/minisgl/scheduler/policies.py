@@ -1,4 +1,4 @@
-"""The names of what a control plane may be told to do, for configurations: nothing else of it comes with them."""
+"""The names of what a scheduler may be told to do, for configurations: nothing else of it comes with them."""
 
 from __future__ import annotations
 

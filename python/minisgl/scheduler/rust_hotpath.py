@@ -1,6 +1,6 @@
-"""The Rust control plane, `minisgl._rust.ControlPlane`, as a `ControlPlane`.
+"""The Rust scheduler, `minisgl._rust.ControlPlane`, as a `ControlPlane`.
 
-Keeps true: it decides bit for bit as `scheduler.reference` does. The extension's own object is what serves: no Python
+It decides bit for bit as `scheduler.reference` does. The extension's own object is what serves: no Python
 stands between the step loop and it.
 Doesn't know: why it was chosen (backend.py).
 """

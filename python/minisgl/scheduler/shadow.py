@@ -1,4 +1,4 @@
-"""Two control planes under the same calls: one serves, the other is compared with it.
+"""Two schedulers under the same calls: one serves, the other is compared with it.
 
 Keeps true: what is served comes from the primary alone; a shadow that differs too often, or fails, is left out from
 then on; every difference stands in the report with the calls that led to it.
@@ -33,7 +33,7 @@ class ShadowSummary:
 
 
 class ShadowControlPlane(WrappedControlPlane):
-    """Compares every `every_n`-th step and the counts after it; gives up after `max_diffs` differences. `tell` gets a
+    """Compares every `every_n`-th step and the counts after it; gives up after `max_diffs` differences. `notify` gets a
     line at the first difference, and when it gives up."""
 
     def __init__(
@@ -44,14 +44,14 @@ class ShadowControlPlane(WrappedControlPlane):
         report: Path | None = None,
         every_n: int = 1,
         max_diffs: int = 100,
-        tell: Callable[[str], None] = lambda line: None,
+        notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         super().__init__(primary)
         self._shadow = shadow
         self._report = report
         self._every_n = max(1, every_n)
         self._max_diffs = max_diffs
-        self._tell = tell
+        self._notify = notify
         self._trail: deque[dict[str, Any]] = deque(maxlen=TRAIL)
         self.summary = ShadowSummary()
 
@@ -105,7 +105,7 @@ class ShadowControlPlane(WrappedControlPlane):
 
     def _stop(self, why: str) -> None:
         self.summary.stopped = why
-        self._tell(f"shadow: left out from now on: {why}")
+        self._notify(f"shadow: left out from now on: {why}")
 
     def _same(self, what: str, one: object, two: object) -> None:
         if one != two:
@@ -115,7 +115,7 @@ class ShadowControlPlane(WrappedControlPlane):
         self.summary.num_diffs += 1
         if self.summary.num_diffs == 1:
             call = self._trail[-1]
-            self._tell(f"shadow: differs first in {call['call']}({call['step']}): {what}")
+            self._notify(f"shadow: differs first in {call['call']}({call['step']}): {what}")
         if self.summary.num_diffs == self._max_diffs:
             self._stop(f"{self._max_diffs} differences")
         if self._report is not None:

@@ -1,7 +1,7 @@
 """Reading what a shadow reported: which differences, how many, and the first of them with the calls that led to it.
 
-Keeps true: a report that was cut off is read up to the cut.
-Doesn't know: control planes.
+A report that was cut off is read up to the cut.
+Doesn't know: schedulers.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Recorded calls of a control plane, and driving another one with them.
+"""Recorded calls of a scheduler, and driving another one with them.
 
 A trace is a file of msgpack frames, each behind its length (4 bytes, little-endian): first the configuration, then one
-frame a call, written before the call is made, so that a call which breaks the control plane is in it.
+frame a call, written before the call is made, so that a call which breaks the scheduler is in it.
 
 A file may be compressed with gzip afterwards, as the corpus in `tests/replay` is.
 
-Keeps true: a trace that was cut off is read up to the cut; the same trace gives the same digests on every machine.
+A trace that was cut off is read up to the cut; the same trace gives the same digests on every machine.
 Doesn't know: engines. (The recorded tokens stand in for one.)
 """
 

@@ -1,6 +1,6 @@
-"""A control plane around another one: whoever adds something to some calls says only these.
+"""A scheduler around another one: whoever adds something to some calls says only these.
 
-Keeps true: what is not overridden is the inner one's.
+What is not overridden is the inner one's.
 """
 
 from __future__ import annotations

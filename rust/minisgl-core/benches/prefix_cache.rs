@@ -4,7 +4,7 @@
 //!
 //! Prints the time of each operation in us, a line each. `benchmark/scheduler/tree.py` runs it and holds its bars.
 //!
-//! Keeps true: the tree has `NUM_NODES` nodes at each timed operation; what prepares one is off the clock, and so is fresh
+//! The tree has `NUM_NODES` nodes at each timed operation; what prepares one is off the clock, and so is fresh
 //! memory: a node that comes takes the place of one that went, as in a server whose pool is full.
 //! The trees are those of `benchmark/scheduler/tree.py`, which times the reference in the same way.
 

@@ -1,8 +1,8 @@
 //! Panics on order, for tests of what happens then. Without the cargo feature `test-panics` there is nothing here.
 //!
-//! Keeps true: a call panics at most at the one moment that was ordered.
+//! A call panics at most at the one moment that was ordered.
 
-/// A call of the control plane.
+/// A call of the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Call {

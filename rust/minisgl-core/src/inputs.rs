@@ -3,7 +3,7 @@
 //! Keeps true: an event that passes can be applied without an error.
 //! Doesn't know: how events are applied. (Whether a prompt fits is no error of the event: the request is answered.)
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 use crate::api::{Error, Result, broken};
 use crate::numbers::ToUsize;
@@ -13,11 +13,12 @@ use crate::step::{Arrival, Event};
 #[derive(Debug, Default)]
 pub struct CheckedEvents {
     events: Vec<Event>,
-    arrived: HashSet<i64>,
+    arrived: BTreeSet<i64>,
 }
 
 impl CheckedEvents {
-    /// Check `event` and add it. `is_live`: whether an id is in use; `oldest_in_flight`: the next step due for its commit.
+    /// Check `event` and add it. `is_live`: whether an id is in use; `oldest_in_flight`: the next step due for its
+    /// commit.
     pub(crate) fn add(
         &mut self,
         event: Event,
@@ -127,8 +128,8 @@ fn arrival_error(arrival: &Arrival) -> Option<(&'static str, String)> {
     None
 }
 
-/// The sampled tokens of a step must be there, one a row, and those of sampling rows not negative: such a one would look
-/// like a placeholder when it comes back.
+/// The sampled tokens of a step must be there, one a row, and those of sampling rows not negative: such a one would
+/// look like a placeholder when it comes back.
 pub(crate) fn check_tokens(
     step: i64,
     num_rows: usize,

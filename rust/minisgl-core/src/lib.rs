@@ -1,7 +1,7 @@
 //! The scheduler as pure logic: no Python, no I/O, no clock, no environment, no unsafe.
 //!
-//! One module here is one module of Python (`minisgl.scheduler` and its `reference`), with the same names, policies, orders
-//! and tie-breaks: the same events give the same plans and buffers, bit for bit.
+//! One module here is one module of Python (`minisgl.scheduler` and its `reference`), with the same names, policies,
+//! orders and tie-breaks: the same events give the same plans and buffers, bit for bit.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::as_conversions)] // `numbers` names them

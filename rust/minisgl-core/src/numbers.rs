@@ -1,7 +1,7 @@
 //! Conversions between the kinds of integers in here, and what makes them sound.
 //!
-//! Requests, slots, pages and tokens are counted by 32 bits, so that arrays of them are small. What a step writes for the
-//! engine is int32. Each method asserts in debug builds that its number fits.
+//! Requests, slots, pages and tokens are counted by 32 bits, so that arrays of them are small. What a step writes for
+//! the engine is int32. Each method asserts in debug builds that its number fits.
 #![allow(clippy::as_conversions)]
 
 /// The largest sizes of 32 bits.

@@ -4,8 +4,8 @@
 //! has already is freed; the lock goes last, deepest node first.
 //! Doesn't know: why the request gives up, what becomes of its slot.
 //!
-//! Pages may be given out again at once, while a step in flight still reads them: forwards run in one ordered stream, so
-//! whoever gets them writes later.
+//! Pages may be given out again at once, while a step in flight still reads them: forwards run in one ordered stream,
+//! so whoever gets them writes later.
 
 use crate::api::CachePolicy;
 use crate::api::{Result, broken};
@@ -14,15 +14,15 @@ use crate::numbers::ToUsize;
 use crate::radix::RadixTree;
 use crate::request::{Index, Requests};
 
-/// Whom to retract so that `for_request` gets a page: the last one started. Never itself (it waits), and never one in the
-/// plan: rows are planned in order, so whoever stands behind `for_request` is not in it yet.
+/// Whom to retract so that `for_request` gets a page: the last one started. Never itself (it waits), and never one in
+/// the plan: rows are planned in order, so whoever stands behind `for_request` is not in it yet.
 pub(crate) fn pick_victim(started: &DecodeSet, for_request: Index) -> Option<Index> {
     let last = started.indices().last();
     last.copied().filter(|&last| last != for_request)
 }
 
-/// Full pages of the tail enter the tree below the node that the request locks (without a cache they don't), the rest is
-/// freed by ascending column, the lock is released. The request is synchronized.
+/// Full pages of the tail enter the tree below the node that the request locks (without a cache they don't), the rest
+/// is freed by ascending column, the lock is released. The request is synchronized.
 ///
 /// The tail's KV goes as far as inputs were scheduled. Their tokens are all known by now: only the token that the last
 /// scheduled row makes can be unknown, and it is no input yet.

@@ -100,9 +100,9 @@ impl Scheduler {
         into.add(event, |id| self.state.live.contains_key(&id), oldest)
     }
 
-    /// Take in `events`, decide step `step`, write its arrays into `entry`. The first call may name any step; the others go
-    /// on from there. `decided` is called once the step is decided and before the rest of its arrays is written, so that
-    /// who has a clock can tell the one from the other.
+    /// Take in `events`, decide step `step`, write its arrays into `entry`. The first call may name any step; the
+    /// others go on from there. `decided` is called once the step is decided and before the rest of its arrays is
+    /// written, so that who has a clock can tell the one from the other.
     ///
     /// # Errors
     /// `Error::Broken`; the object is dead then.
@@ -228,7 +228,7 @@ impl Scheduler {
     fn require_alive(&self) -> Result<()> {
         match &self.dead {
             None => Ok(()),
-            Some(why) => broken(format!("the control plane is dead: {why}")),
+            Some(why) => broken(format!("the scheduler is dead: {why}")),
         }
     }
 

@@ -57,7 +57,8 @@ impl Limits {
     }
 }
 
-/// The arrays of one step, in the order of the Python side's `RingEntry`. `page_table_updates` are rows of 3, `assigned` of 2.
+/// The arrays of one step, in the order of the Python side's `RingEntry`. `page_table_updates` are rows of 3,
+/// `assigned` of 2.
 #[allow(missing_docs)]
 pub struct RingEntry<'a> {
     pub input_ids: &'a mut [i32],

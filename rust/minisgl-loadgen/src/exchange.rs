@@ -1,6 +1,6 @@
 //! One request and its answer, over a connection that may be used again.
 //!
-//! Keeps true: an exchange that ended badly leaves no connection behind; only a request that was never written is sent
+//! An exchange that ended badly leaves no connection behind; only a request that was never written is sent
 //! a second time.
 
 use std::sync::atomic::Ordering::Relaxed;

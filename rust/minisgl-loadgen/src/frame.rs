@@ -1,7 +1,7 @@
 //! What an event of an OpenAI-compatible stream says, read without parsing its JSON.
 //!
 //! A key is searched with its quotes and colon: inside a JSON string its quotes would be escaped, so text that a model
-//! wrote cannot be taken for one. Keeps true: no allocation. Doesn't know: HTTP, time.
+//! wrote cannot be taken for one. Nothing is allocated. Doesn't know: HTTP, time.
 
 use memchr::memmem;
 
@@ -139,13 +139,16 @@ mod tests {
 
     #[test]
     fn usage_with_and_without_details() {
-        let full = br#"{"usage": {"prompt_tokens": 12, "completion_tokens":34,"prompt_tokens_details":{"cached_tokens":8}}}"#;
+        let full = concat!(
+            r#"{"usage": {"prompt_tokens": 12, "completion_tokens":34,"#,
+            r#""prompt_tokens_details":{"cached_tokens":8}}}"#
+        );
         let expected = Usage {
             prompt: Some(12),
             completion: Some(34),
             cached: Some(8),
         };
-        assert_eq!(usage(full), Some(expected));
+        assert_eq!(usage(full.as_bytes()), Some(expected));
         assert_eq!(usage(br#"{"usage":null,"choices":[]}"#), None);
         let short = usage(br#"{"usage":{"completion_tokens":5}}"#)
             .map(|u| (u.prompt, u.completion, u.cached));

@@ -1,6 +1,6 @@
 //! Carries out a plan: threads with a runtime of one thread each, that share nothing but counters.
 //!
-//! Keeps true: in an open loop no request waits for another one's answer; a cancelled run ends within a tenth of a
+//! In an open loop no request waits for another one's answer; a cancelled run ends within a tenth of a
 //! second, and what was in flight counts as failed. Doesn't know: what a request's answer means.
 
 use std::future::Future;

@@ -1,6 +1,6 @@
 //! Splits a byte stream into server-sent events, however the bytes were cut on their way.
 //!
-//! Keeps true: an event is given out once, when its blank line is there; lines end with LF or CR LF.
+//! An event is given out once, when its blank line is there; lines end with LF or CR LF.
 //! Doesn't know: what is in an event.
 
 use memchr::memchr;
@@ -65,7 +65,10 @@ mod tests {
         events
     }
 
-    const STREAM: &str = ": hello\n\ndata: {\"a\":\"\u{e4}\u{1f600}\"}\n\nevent: x\ndata:one\ndata: two\n\ndata: [DONE]\n\n";
+    const STREAM: &str = concat!(
+        ": hello\n\ndata: {\"a\":\"\u{e4}\u{1f600}\"}\n\n",
+        "event: x\ndata:one\ndata: two\n\ndata: [DONE]\n\n"
+    );
     const EVENTS: [&str; 3] = ["{\"a\":\"\u{e4}\u{1f600}\"}", "one\ntwo", "[DONE]"];
 
     #[test]

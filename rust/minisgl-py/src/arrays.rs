@@ -1,6 +1,6 @@
 //! numpy arrays in and out of functions that stand by themselves.
 //!
-//! Keeps true: an argument is a contiguous int32 array; a result is a new one, which its receiver may write.
+//! An argument is a contiguous int32 array; a result is a new one, which its receiver may write.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

@@ -1,4 +1,4 @@
-//! The arrays that Python allocated and the control plane writes in place. All `unsafe` code of the crate is here.
+//! The arrays that Python allocated and the scheduler writes in place. All `unsafe` code of the crate is here.
 //!
 //! Keeps true: an array is bound only if it has the right type, is contiguous, writable, large enough, and overlaps no
 //! other; while it is bound, Python cannot resize or free its memory.
@@ -18,8 +18,8 @@ struct Array<T: Element> {
     _owner: PyBuffer<T>, // keeps the memory where it is
 }
 
-// SAFETY: the memory belongs to the buffer's owner, which any thread may hold; it is only touched through `&mut self` of
-// the Python object, under the GIL.
+// SAFETY: the memory belongs to the buffer's owner, which any thread may hold; it is only touched through `&mut self`
+// of the Python object, under the GIL.
 unsafe impl<T: Element + Send> Send for Array<T> {}
 // SAFETY: as above; nothing is reachable through `&self`.
 unsafe impl<T: Element + Sync> Sync for Array<T> {}
@@ -217,8 +217,8 @@ impl View {
         if len == 0 {
             return &[]; // an empty array may have no memory
         }
-        // SAFETY: the buffer holds `len` contiguous numbers and keeps them there; the GIL is held, and no Python code runs
-        // before the slice is gone.
+        // SAFETY: the buffer holds `len` contiguous numbers and keeps them there; the GIL is held, and no Python code
+        // runs before the slice is gone.
         unsafe { slice::from_raw_parts(self.buffer.buf_ptr().cast::<i32>(), len) }
     }
 }

@@ -34,7 +34,8 @@ pub(crate) struct ControlPlane {
     buffers: Py<PyAny>,
     #[pyo3(get)]
     config: Py<PyAny>,
-    /// What writing the last step's arrays took, but for the columns of decode rows, which are written as they are decided.
+    /// What writing the last step's arrays took, but for the columns of decode rows, which are written as they are
+    /// decided.
     #[pyo3(get)]
     metadata_ns: u64,
 }

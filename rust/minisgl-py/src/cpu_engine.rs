@@ -99,7 +99,7 @@ impl CpuEngine {
         Ok(found)
     }
 
-    /// Run a step: its arrays without padding rows, `page_table_updates` flat, and the bindings of the slots that it binds.
+    /// Run a step: its arrays without padding rows, `page_table_updates` flat, and bindings of slots.
     /// Gives (tokens by row, log probabilities or None, list of prompts').
     #[allow(clippy::too_many_arguments)] // a step has as many
     fn step<'py>(

@@ -1,6 +1,6 @@
 //! `minisgl._rust.run_load`: the load generator, run beside Python.
 //!
-//! Keeps true: the generator's threads never touch Python; the calling thread gives the GIL up while it waits, and looks
+//! The generator's threads never touch Python; the calling thread gives the GIL up while it waits, and looks
 //! for signals ten times a second.
 
 use std::sync::atomic::Ordering::Relaxed;

@@ -47,8 +47,8 @@ impl From<Plan> for StepPlan {
     }
 }
 
-/// The entries of a commit. The arrays are made when they are asked for, once. Token and row of an end without a token are
-/// -1, and the reason of what goes on is 0.
+/// The entries of a commit. The arrays are made when they are asked for, once. Token and row of an end without a token
+/// are -1, and the reason of what goes on is 0.
 #[pyclass(frozen, module = "minisgl._rust")]
 pub(crate) struct StepOutput {
     #[pyo3(get)]

@@ -1,4 +1,4 @@
-"""The reference control plane: readable first, complete, and the oracle that others are compared with.
+"""The reference scheduler: readable first, complete, and the oracle that others are compared with.
 
 Read `scheduler` for the step, `admission` for what may start, `radix` for the cache. One module here is one module of
 the Rust crate.

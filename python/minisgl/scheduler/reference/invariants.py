@@ -1,6 +1,6 @@
 """Checks everything that must hold between two calls, from scratch.
 
-Keeps true: nothing is changed by a check; a broken invariant is a `ControlPlaneError` that says which.
+Nothing is changed by a check; a broken invariant is a `ControlPlaneError` that says which.
 Doesn't know: what is in the KV pool (the echo engine's audit compares that with the tree).
 """
 

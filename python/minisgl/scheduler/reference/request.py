@@ -1,4 +1,4 @@
-"""One request as the control plane sees it, and the sorted lists that requests stand in.
+"""One request as the scheduler sees it, and the sorted lists that requests stand in.
 
 Keeps true: a request is known by its object for life (ids are never reused); its order key never changes.
 Doesn't know: the radix tree's inside, the pool, steps other than the last that held a row of it.

@@ -1,4 +1,4 @@
-"""The control plane as a whole: takes events, decides steps, takes tokens.
+"""The scheduler as a whole: takes events, decides steps, takes tokens.
 
 Keeps true: every schedule gets exactly one commit (or the `ForwardFailed` that stands in for it); every accepted
 request leaves exactly one end; a request slot is not assigned again before the last step that holds a row of it is
@@ -169,7 +169,7 @@ class ReferenceControlPlane(SchedulerState):
         request = make_request(arrival, self._num_arrivals, limit, self.config.eos_ids, caches)
         self._num_arrivals += 1
         if len(request.tokens) >= limit:
-            self._tell_end(request.req_id, FinishReason.ERROR)
+            self._add_end(request.req_id, FinishReason.ERROR)
             return
         self.live[request.req_id] = request
         self.waiting.add(request)
@@ -179,7 +179,7 @@ class ReferenceControlPlane(SchedulerState):
         request = self.live.get(req_id)
         if request is not None:
             self._end(request)
-            self._tell_end(req_id, reason)
+            self._add_end(req_id, reason)
 
     def _forward_failed(self) -> None:
         """The requests with a row in the failed step end, retracted ones too; everyone else starts from zero, with
@@ -194,12 +194,12 @@ class ReferenceControlPlane(SchedulerState):
         for request in failed:
             if request.state is not State.ENDED:
                 self._end(request)
-                self._tell_end(request.req_id, FinishReason.ERROR)
+                self._add_end(request.req_id, FinishReason.ERROR)
         self.tree.pool.reset()
         self.tree.reset()
         self.slots.reset()
 
-    def _tell_end(self, req_id: int, reason: FinishReason) -> None:
+    def _add_end(self, req_id: int, reason: FinishReason) -> None:
         self._ends.append((req_id, -1, reason, -1))
 
     # ------------------------------------------------------------------------------------------- ends, retraction
@@ -353,7 +353,7 @@ class ReferenceControlPlane(SchedulerState):
 
     def _require_alive(self) -> None:
         if self._dead is not None:
-            raise ControlPlaneError(f"the control plane is dead: {self._dead}")
+            raise ControlPlaneError(f"the scheduler is dead: {self._dead}")
 
     @contextmanager
     def _changing(self, call: str) -> Iterator[None]:

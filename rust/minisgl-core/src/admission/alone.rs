@@ -1,12 +1,13 @@
-//! Admission over numbers alone, for tests, replay scripts and people who build on it: the scheduler's own loop, without
-//! requests and a cache.
+//! Admission over numbers alone, for tests, replay scripts and people who build on it: the scheduler's own loop,
+//! without requests and a cache.
 
 use super::{RATIO_MAX, ReserveRatio, Share, Waiting, admit, share};
 use crate::api::{Result, argument};
 use crate::numbers::{MAX_I32, ToI64, ToU64, ToUsize};
 use crate::page_pool::PageSize;
 
-/// A waiting request: the tokens of its sequence, how many of its first pages are cached, and the tokens it may yet make.
+/// A waiting request: the tokens of its sequence, how many of its first pages are cached, and the tokens it may yet
+/// make.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub struct Candidate {
@@ -34,8 +35,8 @@ pub struct Room {
     pub any_started: bool,
 }
 
-/// How many of `candidates` start, in order, and the tokens that each computes in its first chunk and the pages it takes:
-/// what the scheduler decides for prompts that have nothing in common but what is matched.
+/// How many of `candidates` start, in order, and the tokens that each computes in its first chunk and the pages it
+/// takes: what the scheduler decides for prompts that have nothing in common but what is matched.
 ///
 /// # Errors
 /// `Error::Argument`: no page size, a ratio above 1, a candidate without tokens to compute or without output.

@@ -1,6 +1,6 @@
 //! How much of a prompt a step takes in, and whether a waiting request may start.
 //!
-//! Keeps true: sizing changes nothing, so what fails leaves no trace; integers only, so that two implementations agree.
+//! Sizing changes nothing, so what fails leaves no trace; integers only, so that two implementations agree.
 //! Doesn't know: the order of requests, who is retracted when pages lack.
 //!
 //! A request holds on admission only the pages of its first chunk. Whether it may start is decided by an estimate: its
@@ -41,9 +41,9 @@ impl Chunk {
 
 /// Size the next chunk of a synchronized request that prefills, or of a waiting one. Changes nothing.
 ///
-/// First the match goes on from the request's own node, but leaves at least one token to compute. Then min(`budget`, what
-/// is left) tokens, cut to a page border unless that reaches the end, shrunk to the pages that are free or evictable
-/// (those matched are about to be protected). Nothing, if the page-table entries exceed `max_page_changes`.
+/// First the match goes on from the request's own node, but leaves at least one token to compute. Then min(`budget`,
+/// what is left) tokens, cut to a page border unless that reaches the end, shrunk to the pages that are free or
+/// evictable (those matched are about to be protected). Nothing, if the page-table entries exceed `max_page_changes`.
 pub(crate) fn size_chunk(
     requests: &Requests,
     index: Index,
@@ -229,8 +229,8 @@ pub(crate) trait Waiting {
     fn start_first(&mut self, chunk: Self::Chunk) -> Result<(usize, usize)>;
 }
 
-/// Start waiting requests in order, to the first that gets nothing: no slot, no budget, no pages, or more than the estimate
-/// allows. With nothing started the first in line may start whatever the estimate says.
+/// Start waiting requests in order, to the first that gets nothing: no slot, no budget, no pages, or more than the
+/// estimate allows. With nothing started the first in line may start whatever the estimate says.
 pub(crate) fn admit(waiting: &mut impl Waiting, mut budget: i64) -> Result<()> {
     let mut needed = None;
     while waiting.num_free_slots() > 0 && (budget > 0 || !waiting.any_prefills()) {

@@ -3,8 +3,8 @@
 //! Keeps true: no entry is overwritten before it is flushed, as long as whoever appends flushes those that are `due`.
 //! Doesn't know: where a sequence lies, who holds a slot.
 //!
-//! Entry number t of a slot's sequence stands in plane (t + slot / BLOCK) mod LENGTH: sequences of the same length write
-//! next to each other, and no step has to flush all of them.
+//! Entry number t of a slot's sequence stands in plane (t + slot / BLOCK) mod LENGTH: sequences of the same length
+//! write next to each other, and no step has to flush all of them.
 
 use crate::numbers::{ToU32, ToUsize};
 

@@ -1,13 +1,13 @@
 //! The started requests in request order, as dense columns: what a decode step visits.
 //!
 //! Keeps true: rows are sorted by (priority, arrival), and a request that has started has one.
-//! Doesn't know: which pages are to be had, what else runs in the step.
+//! Doesn't know: how many pages are free, what else runs in the step.
 //!
-//! While a request decodes, its row is the truth and its record in `Requests` is as old as the last `synchronize`, which
-//! whoever reads the record calls first. While it prefills the record is the truth, and the row follows it.
-//! Rows are scheduled, and take their tokens, in *runs* of neighbours: a plain decode step is one run, and each of its
-//! loops goes over plain arrays (`runs`). What each step appends to sequences and to page tables of one-token pages waits
-//! in an `AppendBuffer`; larger pages, which begin less often, are appended at once.
+//! While a request decodes, its row is the truth and its record in `Requests` is as old as the last `synchronize`,
+//! which whoever reads the record calls first. While it prefills the record is the truth, and the row follows it. Rows
+//! are scheduled, and take their tokens, in *runs* of neighbours: a plain decode step is one run, and each of its loops
+//! goes over plain arrays (`runs`). What each step appends to sequences and to page tables of one-token pages waits in
+//! an `AppendBuffer`; larger pages, which begin less often, are appended at once.
 
 mod append_buffer;
 mod columns;

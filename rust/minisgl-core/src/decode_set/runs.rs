@@ -2,7 +2,7 @@
 //!
 //! Keeps true: a row is scheduled only if the token it makes is within the request's limits, which is known before the
 //! token is; its input is the last token of the sequence, known to the host or not.
-//! Doesn't know: where a run ends for reasons of others (prefill rows between, no more pages).
+//! Doesn't know: what ends a run from outside (prefill rows between, no more pages).
 
 use std::ops::Range;
 
@@ -141,8 +141,8 @@ impl DecodeSet {
         Ok(())
     }
 
-    /// The rows from `at` on take `tokens`, one each. `may_end` is called for each row that its token may end, in order, with
-    /// its place among the tokens and its length in tokens.
+    /// The rows from `at` on take `tokens`, one each. `may_end` is called for each row that its token may end, in
+    /// order, with its place among the tokens and its length in tokens.
     pub fn take_tokens(
         &mut self,
         at: usize,

@@ -1,5 +1,5 @@
-//! Single arrays of a step as functions over slices, for tests, replay scripts and people who build on them. The scheduler
-//! writes all of them at once, in place.
+//! Single arrays of a step as functions over slices, for tests, replay scripts and people who build on them. The
+//! scheduler writes all of them at once, in place.
 
 use super::write_places;
 use crate::api::{Result, argument};

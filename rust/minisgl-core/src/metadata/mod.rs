@@ -44,8 +44,8 @@ impl DecidedStep {
     }
 }
 
-/// Write all live regions of `entry` but the columns of decode rows that `DecodeSet::schedule` wrote; returns the header,
-/// but for the ring index and the page counts. `rows` gets the index of each row, `samples` the sampling rows.
+/// Write all live regions of `entry` but the columns of decode rows that `DecodeSet::schedule` wrote; returns the
+/// header, but for the ring index and the page counts. `rows` gets the index of each row, `samples` the sampling rows.
 pub(crate) fn write_step(
     decided: &DecidedStep,
     requests: &Requests,

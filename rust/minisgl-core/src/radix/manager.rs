@@ -1,4 +1,5 @@
-//! The radix tree by itself, for tests, measurements and people who build on it. The scheduler does not go through this.
+//! The radix tree by itself, for tests, measurements and people who build on it. The scheduler does not go through
+//! this.
 //!
 //! Keeps true: a page is in the tree at most once; a page that was evicted, or that the tree had already, is the
 //! caller's; a handle whose nodes may be gone is refused.
@@ -105,8 +106,8 @@ impl RadixCacheManager {
         Ok(())
     }
 
-    /// Let `tokens`, whole pages, enter with the `pages` that hold their KV. Returns how many of the first pages the cache
-    /// had already: the caller keeps its own of those.
+    /// Let `tokens`, whole pages, enter with the `pages` that hold their KV. Returns how many of the first pages the
+    /// cache had already: the caller keeps its own of those.
     ///
     /// # Errors
     /// `Error::Argument`: pages and tokens don't match, or a page that would enter doesn't exist or is in the cache.

@@ -248,9 +248,9 @@ impl RadixTree {
         Ok(id)
     }
 
-    /// Move a handle to the end of `tokens` (whole pages), of which it covers `first_page` pages: over what the tree has
-    /// already, then over `pages` (by column) of whose columns it lacks. Returns the new handle and the number of columns
-    /// that the tree had.
+    /// Move a handle to the end of `tokens` (whole pages), of which it covers `first_page` pages: over what the tree
+    /// has already, then over `pages` (by column) of whose columns it lacks. Returns the new handle and the number of
+    /// columns that the tree had.
     pub fn insert(
         &mut self,
         handle: NodeId,

@@ -1,6 +1,6 @@
 //! Taking the tokens of a step.
 //!
-//! Keeps true: every row's token goes to its request once, in row order; an end that it makes comes with it.
+//! Every row's token goes to its request once, in row order; an end that it makes comes with it.
 //! Doesn't know: how the step was decided.
 
 use super::Scheduler;
@@ -52,8 +52,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The tokens of neighbouring rows of the step, from the `first`-th sampling one on, whose requests are neighbours in
-    /// the decode set, from `place` on. Returns their number.
+    /// The tokens of neighbouring rows of the step, from the `first`-th sampling one on, whose requests are neighbours
+    /// in the decode set, from `place` on. Returns their number.
     fn take_run(
         &mut self,
         place: usize,

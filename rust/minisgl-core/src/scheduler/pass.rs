@@ -61,9 +61,9 @@ impl Scheduler {
         most - self.state.started.num_eligible().to_i64()
     }
 
-    /// Schedule the neighbours from `at` on that may decode now and for which there are pages, free ones or evicted ones;
-    /// where not even the first has one, the last request started is retracted. Returns their number, 0 if the row at
-    /// `at` waits: it may not decode, or is that last one itself.
+    /// Schedule the neighbours from `at` on that may decode now and for which there are pages, free ones or evicted
+    /// ones; where not even the first has one, the last request started is retracted. Returns their number, 0 if the
+    /// row at `at` waits: it may not decode, or is that last one itself.
     fn decode_from(&mut self, at: usize, entry: &mut RingEntry) -> Result<usize> {
         loop {
             let run = self.state.started.run_from(at);
@@ -101,8 +101,8 @@ impl Scheduler {
         Ok(true)
     }
 
-    /// The next chunk of a started request; the number of its tokens, 0 if it gets nothing. Where pages lack altogether,
-    /// the last request started is retracted, and the chunk is matched and sized again.
+    /// The next chunk of a started request; the number of its tokens, 0 if it gets nothing. Where pages lack
+    /// altogether, the last request started is retracted, and the chunk is matched and sized again.
     fn prefill(&mut self, index: Index, budget: i64) -> Result<usize> {
         loop {
             let chunk = self.size_chunk(index, budget);
@@ -116,8 +116,8 @@ impl Scheduler {
         }
     }
 
-    /// The first prefill of a step has at least a page, whatever the budget. Of the page-table entries of a step, one per
-    /// row is kept for decode rows.
+    /// The first prefill of a step has at least a page, whatever the budget. Of the page-table entries of a step, one
+    /// per row is kept for decode rows.
     fn size_chunk(&self, index: Index, budget: i64) -> Chunk {
         let budget = match self.decided.prefill_rows.len() {
             0 => budget.max(self.limits.page_size.to_i64()),
