@@ -154,7 +154,7 @@ def serve(config: ProcessConfig, link: Link) -> None:
             config.engine, engine.info, lambda line: link.send([LoadProgress(line)]), link.narrate
         )
         if chosen.fallback:
-            link.send([LoadProgress(f"control plane: python serves instead of rust_hotpath: {chosen.fallback}")])
+            link.send([LoadProgress(f"scheduler: python serves instead of rust_hotpath: {chosen.fallback}")])
         link.activity.enter("working")
         link.send([_ready(engine, chosen)])
         gc.collect()
@@ -186,7 +186,7 @@ def _run(loop: StepLoop, chosen: Chosen, engine: Engine, link: Link) -> None:
         failovers = loop.num_failovers
         loop.step(link.receive(block=idle))
         if loop.num_failovers > failovers:
-            link.send([LoadProgress(f"control plane: python serves from now on: {loop.failover_reason}")])
+            link.send([LoadProgress(f"scheduler: python serves from now on: {loop.failover_reason}")])
         now = time.monotonic()
         if now - last_sent >= STATS_INTERVAL_S:
             last_sent = now

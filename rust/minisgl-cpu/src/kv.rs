@@ -1,4 +1,4 @@
-//! The KV pool: keys and values of all layers, in pages that the control plane hands out.
+//! The KV pool: keys and values of all layers, in pages that the scheduler hands out.
 //!
 //! Memory order: `[page][layer][kv head][K of the page | V of the page]`. A page's layers lie together, so what the pool
 //! takes of the machine grows with the pages that were ever used: the memory is mapped at once and touched lazily.

@@ -1,4 +1,4 @@
-//! The CPU engine as pure Rust: it runs step plans of the control plane on models from GGUF and safetensors files.
+//! The CPU engine as pure Rust: it runs step plans of the scheduler on models from GGUF and safetensors files.
 //!
 //! `files` reads them, `weights` repacks them once into panels, `kernels` multiplies by panels on whatever instruction
 //! set there is, `kv` holds keys and values in pages, `attention` reads them, `model` is the one decoder of all

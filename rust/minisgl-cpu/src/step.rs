@@ -6,7 +6,7 @@
 use crate::kv::KvShape;
 use crate::sampling::TokenLogprobs;
 
-/// Sizes that the control plane and the engine agree on.
+/// Sizes that the scheduler and the engine agree on.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     /// Pages of the pool, the scratch page aside.

@@ -1,4 +1,4 @@
-//! The rows of a step as the control plane gives them.
+//! The rows of a step as the scheduler gives them.
 //!
 //! Keeps true: what `check` lets through reads no page outside of the pool and no entry outside of the tables.
 //! Doesn't know: how they are divided into work.
