@@ -339,7 +339,7 @@ def test_planted_impurity_is_noticed(source: str) -> None:
 # CPU engine what computes on raw memory or shares it between threads.
 UNSAFE = re.compile(
     r"minisgl-core/tests/warm_decode_step_allocates_nothing\.rs|minisgl-py/src/(?:buffers|cpu_engine)\.rs"
-    r"|minisgl-cpu/src/(?:files/mapping|threads|memory|kv|half|kernels/.*|attention/.*|weights/.*|model/.*)\.rs"
+    r"|minisgl-cpu/src/(?:files/mapping|threads|kv|kv/(?:memory|put)|kernels/.*|attention/.*|weights/.*|model/.*)\.rs"
     r"|minisgl-cpu/(?:tests|benches|examples)/.*\.rs"
 )
 

@@ -1,7 +1,7 @@
 """The CPU engine measured against its bars: `python -m benchmark.cpu PART`, from the repository's root.
 
-Every part ends with one line of JSON on stdout; with `--out` it writes raw.json and a report. Whoever ends it by SIGTERM
-ends what it started.
+Every part ends with one line of JSON on stdout; with `--out` it writes raw.json and a report. Whoever ends it by
+SIGTERM ends what it started.
 """
 
 from __future__ import annotations
