@@ -35,7 +35,18 @@ from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.weights.sources import resolve_model
 
 ROUNDED = "reference, f16 KV"
-VARIANTS = ("exact", "exact-f32", "exact-q8", "bf16", "int8", "from-f32-q8", "from-f32-q4", ROUNDED, "torch", "torch-bf16")
+VARIANTS = (
+    "exact",
+    "exact-f32",
+    "exact-q8",
+    "bf16",
+    "int8",
+    "from-f32-q8",
+    "from-f32-q4",
+    ROUNDED,
+    "torch",
+    "torch-bf16",
+)
 LONGEST = 1024
 HEAD = ("mean KL", "max KL", "top-1", "mean dlogprob", "max", "max of likeliest", "of any token", "perplexity ratio")
 Logits = Callable[[Sequence[int]], Tensor]

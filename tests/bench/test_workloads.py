@@ -166,7 +166,7 @@ def test_a_file_is_a_workload_by_what_is_in_it(tmp_path: Path) -> None:
     assert made.arrivals == (0.0, 3.0) and [one.input_len for one in made.requests] == [40, 41]
     first, second, _ = (body["messages"][0]["content"].split() for body in bodies(str(path), WorkloadSettings()))
     assert len(first) == 40 and first[:32] == second[:32] and first[32:40] != second[32:40]
-    line = Line(overhead=20.0, per_word=1.6)  # small pieces are not rounded one by one, and the end gives way
+    line = Line(overhead=20.0, per_word=1.6)  # small parts are not rounded one by one, and the end gives way
     texts = [json.loads(Renderer("m", "chat", line).body(one))["messages"][0]["content"] for one in made.requests]
     assert [20 + 1.6 * len(text.split()) for text in texts] == pytest.approx([40, 41], abs=0.8)
     assert texts[0].split()[:12] == texts[1].split()[:12]

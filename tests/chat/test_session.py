@@ -11,26 +11,26 @@ import httpx
 import pytest
 
 from minisgl import cli
-from minisgl.chat.client import ChatClient, ChatError, Piece, _events
+from minisgl.chat.client import AnswerChunk, ChatClient, ChatError, _events
 from minisgl.chat.session import Exit, Session
 
 USAGE = {"completion_tokens": 3, "prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
-WHOLE = (Piece("a"), Piece("b"), Piece("", "stop"), Piece("", None, USAGE))
+WHOLE = (AnswerChunk("a"), AnswerChunk("b"), AnswerChunk("", "stop"), AnswerChunk("", None, USAGE))
 
 
 class Scripted(ChatClient):
     """Answers with what it was given, and remembers what it was asked."""
 
-    def __init__(self, *pieces: Piece, error: ChatError | None = None) -> None:
-        self.pieces = pieces
+    def __init__(self, *chunks: AnswerChunk, error: ChatError | None = None) -> None:
+        self.chunks = chunks
         self.error = error
         self.bodies: list[dict[str, Any]] = []
         self.closed = 0
 
-    async def answer(self, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
+    async def answer(self, body: dict[str, Any]) -> AsyncGenerator[AnswerChunk, None]:
         self.bodies.append(body)
         try:
-            for piece in self.pieces:
+            for piece in self.chunks:
                 yield piece
             if self.error is not None:
                 raise self.error
@@ -39,12 +39,12 @@ class Scripted(ChatClient):
 
 
 def ask(session: Session, text: str, take: int | None = None) -> list[str]:
-    """The pieces of the answer; with `take`, of an answer stopped after so many."""
+    """The chunks of the answer; with `take`, of an answer stopped after so many."""
 
     async def collect() -> list[str]:
         found: list[str] = []
-        async with contextlib.aclosing(session.ask(text)) as pieces:
-            async for piece in pieces:
+        async with contextlib.aclosing(session.ask(text)) as chunks:
+            async for piece in chunks:
                 found.append(piece)
                 if len(found) == take:
                     break
@@ -84,7 +84,7 @@ def test_a_question_without_an_answer_is_not_kept() -> None:
 
 
 def test_an_empty_answer_is_an_answer() -> None:
-    session = Session(Scripted(Piece("", "stop")), "m")
+    session = Session(Scripted(AnswerChunk("", "stop")), "m")
     assert ask(session, "one") == []
     assert session.messages[-1] == {"role": "assistant", "content": ""} and session.stats is None
 
@@ -92,7 +92,7 @@ def test_an_empty_answer_is_an_answer() -> None:
 def test_a_full_context_names_the_way_out_if_there_is_something_to_forget() -> None:
     client = Scripted(*WHOLE)
     session = Session(client, "m")
-    client.error, client.pieces = ChatError("too many tokens: the context is 8", 400), ()
+    client.error, client.chunks = ChatError("too many tokens: the context is 8", 400), ()
     with pytest.raises(ChatError) as alone:
         ask(session, "long")
     session.messages = [{"role": "user", "content": "x"}]
@@ -119,7 +119,7 @@ def test_the_numbers_of_an_answer() -> None:
 
 def test_the_numbers_without_usage() -> None:
     times: Iterator[float] = iter([1.0, 1.5])
-    session = Session(Scripted(Piece("a", "stop")), "m", clock=lambda: next(times))
+    session = Session(Scripted(AnswerChunk("a", "stop")), "m", clock=lambda: next(times))
     ask(session, "one")
     assert str(session.stats) == "TTFT 500 ms"
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from minisgl.bench.workloads import Key, LoadRequest, Message, Piece
+from minisgl.bench.workloads import Key, LoadRequest, MadeUp, Message
 from minisgl.config import ConfigError
 
 Endpoint = Literal["chat", "completions"]
@@ -89,9 +89,9 @@ class Renderer:
         return msgspec.json.encode(body)
 
     def _text(self, message: Message, taken_off: float) -> str:
-        """Pieces end where all tokens so far end, in words, so that many small ones add up; what is taken off is taken
+        """Parts end where all tokens so far end, in words, so that many small ones add up; what is taken off is taken
         from the end: a common beginning stays one."""
-        whole = sum(part.num_tokens for part in message.parts if isinstance(part, Piece))
+        whole = sum(part.num_tokens for part in message.parts if isinstance(part, MadeUp))
         limit = self._line.words(whole - taken_off)
         texts, tokens, num_words = list[str](), 0, 0
         for part in message.parts:

@@ -114,11 +114,11 @@ class ServerProcess:
         line = b""
         while not line.endswith(b"\n"):
             ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            piece = os.read(self._process.stdout.fileno(), 4096) if ready else b""
-            if not piece:
+            read = os.read(self._process.stdout.fileno(), 4096) if ready else b""
+            if not read:
                 reason = "ended" if ready else f"was not ready after {START_TIMEOUT_S:g} s"
                 raise ServerFailed(f"the server {reason}: {' '.join(self._launch.flags)}\n{self.last_lines()}")
-            line += piece
+            line += read
         return line
 
     def last_lines(self, count: int = 12) -> str:

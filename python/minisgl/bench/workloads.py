@@ -3,8 +3,8 @@
     workload = make_workload("random", WorkloadSettings(num_requests=100, input_len=(200, 200)))
     bodies = [renderer.body(request) for request in workload.requests]
 
-A prompt is made of pieces: text that is there already, or a number of tokens of made-up text, named by a key: equal
-keys give equal text, so prompts share a prefix exactly where their pieces do. Requests are grouped in chains, which are
+A prompt has parts: text that is there already, or a number of tokens of made-up text, named by a key: equal
+keys give equal text, so prompts share a prefix exactly where their parts do. Requests are grouped in chains, which are
 sent one after the other, like the turns of a chat.
 
 Keeps true: the same name and settings give the same workload; lengths are aims in tokens, the server's counts of what
@@ -44,7 +44,7 @@ WARMUP_RUN = 1 << 20  # texts of warm-ups are those of runs from here on
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MadeUp:
     """Made-up text of about so many tokens; equal keys, equal text."""
 
     key: Key
@@ -54,7 +54,7 @@ class Piece:
 @dataclass(frozen=True, slots=True)
 class Message:
     role: Role
-    parts: tuple[str | Piece, ...]
+    parts: tuple[str | MadeUp, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def _uniform(generator: np.random.Generator, lengths: Range, count: int) -> list
     return [int(value) for value in generator.integers(lengths[0], lengths[1] + 1, count)]
 
 
-def _user(*parts: str | Piece) -> Message:
+def _user(*parts: str | MadeUp) -> Message:
     return Message("user", parts)
 
 
@@ -157,7 +157,9 @@ def _random(name: str, settings: WorkloadSettings) -> Workload:
     inputs = _uniform(generator, settings.input_len or (200, 200), settings.num_requests)
     outputs = _uniform(generator, settings.output_len or (128, 128), settings.num_requests)
     keys = _keys(settings)
-    return _single(name, [LoadRequest((_user(Piece(next(keys), i)),), o) for i, o in zip(inputs, outputs, strict=True)])
+    return _single(
+        name, [LoadRequest((_user(MadeUp(next(keys), i)),), o) for i, o in zip(inputs, outputs, strict=True)]
+    )
 
 
 def _keys(settings: WorkloadSettings) -> Iterator[Key]:
@@ -175,8 +177,8 @@ def _shared_prefix(name: str, settings: WorkloadSettings) -> Workload:
     which = generator.integers(0, settings.num_prefixes, settings.num_requests)
     keys, requests = _keys(settings), []
     for prefix, size, out in zip(which, inputs, outputs, strict=True):
-        system = Piece(("prefix", settings.seed, settings.run, int(prefix)), settings.prefix_len)
-        requests.append(LoadRequest((Message("system", (system,)), _user(Piece(next(keys), size))), out))
+        system = MadeUp(("prefix", settings.seed, settings.run, int(prefix)), settings.prefix_len)
+        requests.append(LoadRequest((Message("system", (system,)), _user(MadeUp(next(keys), size))), out))
     return _single(name, requests)
 
 
@@ -190,9 +192,9 @@ def _multi_turn(name: str, settings: WorkloadSettings) -> Workload:
         outputs = _uniform(generator, settings.output_len or (50, 200), turns)
         history: tuple[Message, ...] = ()
         for size, out in zip(inputs, outputs, strict=True):
-            history = (*history, _user(Piece(next(keys), size)))
+            history = (*history, _user(MadeUp(next(keys), size)))
             requests.append(LoadRequest(history, out))
-            history = (*history, Message("assistant", (Piece(next(keys), out),)))
+            history = (*history, Message("assistant", (MadeUp(next(keys), out),)))
         chains.append(turns)
     return Workload(name, tuple(requests), tuple(chains))
 
@@ -211,7 +213,7 @@ def _chat(name: str, settings: WorkloadSettings, *, buckets: Sequence[str]) -> W
     for bucket in drawn:
         _, given, answered = CHAT_BUCKETS[buckets[bucket]]
         size, out = _log_normal(generator, *given), _log_normal(generator, *answered)
-        requests.append(LoadRequest((_user(Piece(next(keys), size)),), out))
+        requests.append(LoadRequest((_user(MadeUp(next(keys), size)),), out))
     return _single(name, requests)
 
 
@@ -227,7 +229,7 @@ def _mt_bench(name: str, settings: WorkloadSettings) -> Workload:
         a, b = _uniform(generator, (low, high), 2)
         opening = _user(first)
         requests.append(LoadRequest((opening,), a))
-        requests.append(LoadRequest((opening, Message("assistant", (Piece(next(keys), a),)), _user(second)), b))
+        requests.append(LoadRequest((opening, Message("assistant", (MadeUp(next(keys), a),)), _user(second)), b))
         chains.append(2)
     return Workload(name, tuple(requests), tuple(chains))
 
@@ -250,12 +252,12 @@ def _trace(name: str, settings: WorkloadSettings) -> Workload:
     most_out = settings.output_len[1] if settings.output_len else 1 << 30
     keys, requests, arrivals = _keys(settings), [], []
     for one in _read(name, _stamp(name))[: settings.num_requests]:
-        left, pieces = min(one.input_len, most_in), list[Piece]()
+        left, blocks = min(one.input_len, most_in), list[MadeUp]()
         for block in one.blocks:
             if left > 0:
-                pieces.append(Piece(("block", settings.seed, settings.run, block), min(left, one.block_len)))
+                blocks.append(MadeUp(("block", settings.seed, settings.run, block), min(left, one.block_len)))
                 left -= one.block_len
-        parts = pieces or [Piece(next(keys), left)]
+        parts = blocks or [MadeUp(next(keys), left)]
         requests.append(LoadRequest((_user(*parts),), min(one.output_len, most_out)))
         arrivals.append(one.arrival_s / settings.time_scale)
     return _single(name, requests, arrivals)

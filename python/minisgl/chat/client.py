@@ -28,7 +28,7 @@ class ChatError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerChunk:
     """A part of an answer. `usage` comes once, at the end, from servers that send it."""
 
     text: str = ""
@@ -70,7 +70,7 @@ class ChatClient:
             raise ChatError(f"{self.base_url}: the server has no model")
         return names
 
-    async def answer(self, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
+    async def answer(self, body: dict[str, Any]) -> AsyncGenerator[AnswerChunk, None]:
         """Stream one chat completion. Close the iterator to stop it."""
         request = {**body, "stream": True, "stream_options": {"include_usage": True}}
         with self._explained():
@@ -81,7 +81,7 @@ class ChatClient:
                 async for data in _events(response):
                     if data == b"[DONE]":
                         return
-                    yield _piece(data)
+                    yield _chunk(data)
         raise ChatError("the server ended the answer before it was complete")
 
     @contextlib.contextmanager
@@ -123,16 +123,16 @@ async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
                 yield line[5:].strip()
 
 
-def _piece(data: bytes) -> Piece:
+def _chunk(data: bytes) -> AnswerChunk:
     try:
         event = json.loads(data)
         if "error" in event:
             raise ChatError(_message(event["error"]))
         usage = event.get("usage")
         if not event["choices"]:
-            return Piece(usage=usage)
+            return AnswerChunk(usage=usage)
         choice = event["choices"][0]
-        return Piece((choice.get("delta") or {}).get("content") or "", choice.get("finish_reason"), usage)
+        return AnswerChunk((choice.get("delta") or {}).get("content") or "", choice.get("finish_reason"), usage)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ChatError(f"the server sent what is no part of an answer: {data[:80]!r}") from error
 

@@ -96,7 +96,7 @@ class Session:
         return f"{name}: no such command: /help lists them"
 
     async def ask(self, text: str) -> AsyncGenerator[str, None]:
-        """Say `text` and yield the answer piece by piece. Raises `ChatError`. Close the iterator to stop the answer."""
+        """Say `text` and yield the answer chunk by chunk. Raises `ChatError`. Close the iterator to stop the answer."""
         question = {"role": "user", "content": text.removeprefix("/") if text.startswith("//") else text}
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         body = {**self._settings, "model": self.model, "messages": [*system, *self.messages, question]}
@@ -105,13 +105,13 @@ class Session:
         shown: list[str] = []
         timing = _Timing(self._clock)
         try:
-            async with contextlib.aclosing(self._client.answer(body)) as pieces:
-                async for piece in pieces:
-                    timing.take(piece.text, piece.usage)
-                    self.finish_reason = piece.finish_reason or self.finish_reason
-                    if piece.text:
-                        shown.append(piece.text)
-                        yield piece.text
+            async with contextlib.aclosing(self._client.answer(body)) as chunks:
+                async for chunk in chunks:
+                    timing.take(chunk.text, chunk.usage)
+                    self.finish_reason = chunk.finish_reason or self.finish_reason
+                    if chunk.text:
+                        shown.append(chunk.text)
+                        yield chunk.text
         except ChatError as error:
             self.finish_reason = None
             if error.status == 400 and "context" in str(error) and self.messages:

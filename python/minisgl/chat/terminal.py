@@ -176,9 +176,9 @@ class Chat:
     async def _show(self, text: str) -> bool:
         """Whether the answer came."""
         try:
-            async with contextlib.aclosing(self._session.ask(text)) as pieces:
-                async for piece in pieces:
-                    self._write(piece.translate(_UNSEEN))
+            async with contextlib.aclosing(self._session.ask(text)) as chunks:
+                async for chunk in chunks:
+                    self._write(chunk.translate(_UNSEEN))
         except ChatError as error:
             self._write(f"\n[{str(error).translate(_UNSEEN)}]\n")
             return False

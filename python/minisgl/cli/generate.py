@@ -69,5 +69,5 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show(output: RequestOutput, piece: str) -> None:
-    print(piece, end="", flush=True)
+def _show(output: RequestOutput, text: str) -> None:
+    print(text, end="", flush=True)

@@ -80,7 +80,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         "--slow-client-timeout",
         type=float,
         default=_limit("slow_client_timeout"),
-        help="seconds that a client may take to read a piece of its stream, or to send its request",
+        help="seconds that a client may take to read what is sent of its stream, or to send its request",
     )
     limits.add_argument(
         "--keep-alive-timeout",

@@ -89,8 +89,8 @@ class HttpRequest:
     # -------------------------------------------------------------------------------------------------------- body
 
     async def read(self, receive: Receive, model: type[B], context: ServerContext) -> B:
-        """The checked body, once. Raises `ClientGone` and `ApiError`: 413 over the limit, 408 if it comes too slowly, 400
-        for what it says."""
+        """The checked body, once. Raises `ClientGone` and `ApiError`: 413 over the limit, 408 if it comes too slowly,
+        400 for what it says."""
         await self._receive(receive, context.turns, context.limits)
         if context.log_prompts:
             self.prompt, self.output = self.body[:MAX_LOGGED_CHARS].decode(errors="replace"), ""
