@@ -56,7 +56,7 @@ def broken_dispatch(**fields: bytes) -> Callable[[Frontend], None]:
         (lambda server: server.engine.send_frame(encode([STATS])[:-1]), "cannot be read"),
         (broken_dispatch(req_ids=np.zeros(1, np.int64).tobytes()), "receiving from the engine failed"),
         (broken_dispatch(req_ids=b"123"), "receiving from the engine failed"),
-        (broken_dispatch(bound_ids=np.zeros(1, np.int64).tobytes()), "receiving from the engine failed"),
+        (broken_dispatch(admitted_ids=np.zeros(1, np.int64).tobytes()), "receiving from the engine failed"),
     ],
     ids=["failed", "died", "empty", "version", "cut", "lengths", "bytes", "bound"],
 )

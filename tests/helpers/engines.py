@@ -47,7 +47,7 @@ class Collector:
     def _take(self, messages: Sequence[FromEngine]) -> None:
         for message in messages:
             assert isinstance(message, StepTokens)
-            bound = np.frombuffer(message.bound_ids, np.int64).tolist()
+            bound = np.frombuffer(message.admitted_ids, np.int64).tolist()
             self.cached |= dict(zip(bound, np.frombuffer(message.cached_lens, np.int32).tolist(), strict=True))
             ids = np.frombuffer(message.req_ids, np.int64).tolist()
             for one in message.logprobs:

@@ -229,7 +229,7 @@ class ScriptedEngine:
             req_ids=np.array([one.request.req_id for one in rows], np.int64).tobytes(),
             tokens=np.array([token for token, _ in entries], np.int32).tobytes(),
             reasons=np.array([reason for _, reason in entries], np.int32).tobytes(),
-            bound_ids=np.array([one.request.req_id for one in bound], np.int64).tobytes(),
+            admitted_ids=np.array([one.request.req_id for one in bound], np.int64).tobytes(),
             cached_lens=np.array(cached, np.int32).tobytes(),
             errors={
                 one.request.req_id: "scripted failure"

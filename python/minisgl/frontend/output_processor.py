@@ -221,7 +221,7 @@ class OutputProcessor:
     def process(self, message: StepTokens) -> None:
         """Add what a step brought to the states of its requests. Raises `ValueError` for arrays that do not fit."""
         live = self.live
-        if message.bound_ids:
+        if message.admitted_ids:
             self._admitted(message)
         for chunk in message.prompt_logprobs:
             if (state := live.get(chunk.req_id)) is not None:
@@ -250,7 +250,7 @@ class OutputProcessor:
 
     def _admitted(self, message: StepTokens) -> None:
         lens = np.frombuffer(message.cached_lens, np.int32).tolist()
-        for req_id, cached_len in zip(np.frombuffer(message.bound_ids, np.int64).tolist(), lens, strict=True):
+        for req_id, cached_len in zip(np.frombuffer(message.admitted_ids, np.int64).tolist(), lens, strict=True):
             if (state := self.live.get(req_id)) is not None:
                 state.cached_len = cached_len
                 self._no_longer_waits(state)

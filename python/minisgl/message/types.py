@@ -142,7 +142,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
 class StepTokens(msgspec.Struct, tag="step", frozen=True, array_like=True):
     """All tokens and ends of one step, the arrays of `step.StepOutput`; one message per step.
 
-    `bound_ids` (int64 bytes) and `cached_lens` (int32 bytes) name the requests admitted for the first time since the
+    `admitted_ids` (int64 bytes) and `cached_lens` (int32 bytes) name the requests admitted for the first time since the
     last message and how many of their prompt tokens were in the cache. `errors` explains reasons of ERROR.
     """
 
@@ -150,7 +150,7 @@ class StepTokens(msgspec.Struct, tag="step", frozen=True, array_like=True):
     req_ids: bytes  # int64
     tokens: bytes  # int32
     reasons: bytes  # int32
-    bound_ids: bytes = b""
+    admitted_ids: bytes = b""
     cached_lens: bytes = b""
     errors: dict[int, str] = {}
     logprobs: tuple[TokenLogprobs, ...] = ()

@@ -309,7 +309,7 @@ class StepLoop:
             req_ids=output.req_ids.tobytes(),
             tokens=output.tokens.tobytes(),
             reasons=output.reasons.tobytes(),
-            bound_ids=np.array(self._new_ids, np.int64).tobytes(),
+            admitted_ids=np.array(self._new_ids, np.int64).tobytes(),
             cached_lens=np.array(self._new_cached_lens, np.int32).tobytes(),
             errors=self._errors(output),
             logprobs=_join_logprobs(output.rows, result.logprobs) if result.logprobs is not None else (),
