@@ -23,7 +23,7 @@ from minisgl.scheduler.narrating import Narrate, NarratingControlPlane
 from minisgl.scheduler.shadow import ShadowControlPlane
 from minisgl.scheduler.trace import RecordingControlPlane
 
-Tell = Callable[[str], None]
+Say = Callable[[str], None]
 ECHO_CONTEXT_LEN = 8192
 ECHO_NUM_PAGES = 8192
 
@@ -165,9 +165,9 @@ def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlane
 
 
 def choose_control_plane(
-    config: EngineConfig, info: EngineInfo, tell: Tell = lambda line: None, narrate: Narrate | None = None
+    config: EngineConfig, info: EngineInfo, say: Say = lambda line: None, narrate: Narrate | None = None
 ) -> Chosen:
-    """The scheduler that `config` asks for; a shadow's lines go to `tell`, what each step does to `narrate` if the
+    """The scheduler that `config` asks for; a shadow's lines go to `say`, what each step does to `narrate` if the
     log level is debug. Raises `ConfigError`."""
     if config.max_seq_len is not None and config.max_seq_len > info.context_len:
         raise ConfigError(f"max_seq_len: {config.max_seq_len}: the model's context is {info.context_len}")
@@ -175,11 +175,11 @@ def choose_control_plane(
         chosen = choose(config.cpu_backend, control_plane_config(config, info))
     except ValueError as error:
         raise ConfigError(f"--cpu-backend {config.cpu_backend}: {error}") from error
-    plane = _wrapped(config, chosen, control_plane_config(config, info), tell)
+    plane = _wrapped(config, chosen, control_plane_config(config, info), say)
     return replace(chosen, control_plane=_narrated(config, plane, narrate))
 
 
-def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig, tell: Tell) -> ControlPlane:
+def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig, say: Say) -> ControlPlane:
     """The scheduler in the wrappers that `config` asks for: a fault, a shadow, a recorder, from the inside out."""
     plane = chosen.control_plane
     if config.debug.faulty_control_plane:
@@ -187,7 +187,7 @@ def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig,
     if config.debug.shadow:
         other = choose("python" if chosen.name == "rust_hotpath" else "rust_hotpath", settings)
         if other.fallback:
-            tell(f"shadow: nothing is compared: {other.fallback}")
+            say(f"shadow: nothing is compared: {other.fallback}")
         else:
             plane = ShadowControlPlane(
                 plane,
@@ -195,7 +195,7 @@ def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig,
                 report=Path(config.debug.shadow_report) if config.debug.shadow_report else None,
                 every_n=config.debug.shadow_every_n,
                 max_diffs=config.debug.shadow_max_diffs,
-                notify=tell,
+                notify=say,
             )
     if config.debug.record_trace:
         try:
