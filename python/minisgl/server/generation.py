@@ -176,6 +176,8 @@ class Generation:
         return found
 
     def _output(self, state: RequestState, now: float) -> Delta | None:
+        if not (state.tokens or state.reason):
+            return None  # of several choices, others have something
         if state.reason is _ERROR:
             self._open.remove(state)
             self._end(state, "error")
