@@ -129,25 +129,18 @@ fn insert_1024(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
 
 fn main() -> std::result::Result<(), String> {
     // cargo adds `--bench` of its own
-    let arguments: Vec<String> = std::env::args()
-        .skip(1)
-        .filter(|one| !one.starts_with("--"))
-        .collect();
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|one| !one.starts_with("--")).collect();
     let [case, repeats] = arguments.as_slice() else {
         return Ok(()); // as a test: nothing to measure
     };
-    let repeats: usize = repeats
-        .parse()
-        .map_err(|error| format!("{repeats}: {error}"))?;
+    let repeats: usize = repeats.parse().map_err(|error| format!("{repeats}: {error}"))?;
     let mut times = Vec::with_capacity(repeats);
     let done = match case.as_str() {
         "evict_one" => evict_one(repeats, &mut times),
         "match_1024" => match_1024(repeats, &mut times),
         "insert_1024" => insert_1024(repeats, &mut times),
         other => {
-            return Err(format!(
-                "{other}: must be evict_one, match_1024 or insert_1024"
-            ));
+            return Err(format!("{other}: must be evict_one, match_1024 or insert_1024"));
         }
     };
     done.map_err(|error| format!("{error:?}"))?;

@@ -95,11 +95,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Event {
-                index,
-                field,
-                reason,
-            } => write!(f, "event {index}: {field}: {reason}"),
+            Self::Event { index, field, reason } => write!(f, "event {index}: {field}: {reason}"),
             Self::Argument { name, reason } => write!(f, "{name}: {reason}"),
             Self::Broken(what) => f.write_str(what),
         }

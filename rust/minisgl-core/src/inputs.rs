@@ -54,13 +54,7 @@ fn check_event(
     is_known: impl Fn(i64) -> bool,
     oldest_in_flight: Option<i64>,
 ) -> Result<()> {
-    let refuse = |field: &'static str, reason: String| {
-        Err(Error::Event {
-            index,
-            field,
-            reason,
-        })
-    };
+    let refuse = |field: &'static str, reason: String| Err(Error::Event { index, field, reason });
     match event {
         Event::Arrival(arrival) => {
             if let Some((field, reason)) = arrival_error(arrival) {
@@ -77,10 +71,7 @@ fn check_event(
             }
             if Some(*step) != oldest_in_flight {
                 let oldest = oldest_in_flight.map_or("None".into(), |step| step.to_string());
-                return refuse(
-                    "step",
-                    format!("{step} is not the oldest step in flight ({oldest})"),
-                );
+                return refuse("step", format!("{step} is not the oldest step in flight ({oldest})"));
             }
             Ok(())
         }
@@ -108,9 +99,7 @@ fn arrival_error(arrival: &Arrival) -> Option<(&'static str, String)> {
         return too_small("num_generated", 0);
     }
     if num_prompt.checked_add(num_generated) != i64::try_from(length).ok() {
-        let reason = format!(
-            "{num_prompt} and num_generated {num_generated} don't add up to {length} tokens"
-        );
+        let reason = format!("{num_prompt} and num_generated {num_generated} don't add up to {length} tokens");
         return Some(("num_prompt", reason));
     }
     if arrival.max_tokens < 1 {
@@ -130,12 +119,7 @@ fn arrival_error(arrival: &Arrival) -> Option<(&'static str, String)> {
 
 /// The sampled tokens of a step must be there, one a row, and those of sampling rows not negative: such a one would
 /// look like a placeholder when it comes back.
-pub(crate) fn check_tokens(
-    step: i64,
-    num_rows: usize,
-    sample_rows: &[u32],
-    tokens: &[i32],
-) -> Result<()> {
+pub(crate) fn check_tokens(step: i64, num_rows: usize, sample_rows: &[u32], tokens: &[i32]) -> Result<()> {
     if tokens.len() != num_rows {
         return broken(format!(
             "tokens of step {step}: int32 ({},) for {num_rows} rows",

@@ -37,13 +37,9 @@ fn check_page_owners(state: &SchedulerState) -> Result<()> {
         match owners.get_mut(page.to_usize()) {
             Some(count) => {
                 *count += 1;
-                need(*count == 1, || {
-                    format!("pages [{page}] have more than one owner")
-                })
+                need(*count == 1, || format!("pages [{page}] have more than one owner"))
             }
-            None => need(false, || {
-                format!("pages [{page}] have no owner, or don't exist")
-            }),
+            None => need(false, || format!("pages [{page}] have no owner, or don't exist")),
         }
     };
     for &page in state.tree.pool.free_pages() {
@@ -62,9 +58,7 @@ fn check_page_owners(state: &SchedulerState) -> Result<()> {
     }
     match owners.iter().position(|&count| count == 0) {
         None => Ok(()),
-        Some(page) => need(false, || {
-            format!("pages [{page}] have no owner, or don't exist")
-        }),
+        Some(page) => need(false, || format!("pages [{page}] have no owner, or don't exist")),
     }
 }
 
@@ -83,10 +77,7 @@ fn check_locks(state: &SchedulerState) -> Result<()> {
         }
     }
     for id in state.tree.ids() {
-        let (counted, handles) = (
-            state.tree.node(id).lock,
-            locks.get(&id).copied().unwrap_or(0),
-        );
+        let (counted, handles) = (state.tree.node(id).lock, locks.get(&id).copied().unwrap_or(0));
         need(counted == handles, || {
             format!("a node has {counted} locks and {handles} handles")
         })?;
@@ -111,59 +102,36 @@ fn check_started(state: &SchedulerState, index: Index) -> Result<()> {
         },
     )?;
     let row = state.started.find(index).map(|at| state.started.row(at));
-    need(
-        row.is_some_and(|row| row.is_of(index, &state.requests)),
-        || format!("{}: its row differs from its record", who()),
-    )?;
-    need(
-        state.requests.tokens(index).len() == request.len.to_usize(),
-        || format!("{}: wrong length", who()),
-    )?;
+    need(row.is_some_and(|row| row.is_of(index, &state.requests)), || {
+        format!("{}: its row differs from its record", who())
+    })?;
+    need(state.requests.tokens(index).len() == request.len.to_usize(), || {
+        format!("{}: wrong length", who())
+    })?;
     let (tokens, pages) = state.tree.path(state.requests.handle(index));
     need(pages.len() == cold.num_tree_pages, || {
-        format!(
-            "{}: it locks {} pages, not {}",
-            who(),
-            pages.len(),
-            cold.num_tree_pages
-        )
+        format!("{}: it locks {} pages, not {}", who(), pages.len(), cold.num_tree_pages)
     })?;
     need(state.requests.pages(index).starts_with(&pages), || {
-        format!(
-            "{}: its page table differs from the path that it locks",
-            who()
-        )
+        format!("{}: its page table differs from the path that it locks", who())
     })?;
     need(state.requests.tokens(index).starts_with(&tokens), || {
         format!("{}: it locks other tokens than its own", who())
     })?;
     let length = request.len + request.num_pending;
     need(length <= request.max_len, || {
-        format!(
-            "{}: {length} tokens scheduled, the limit is {}",
-            who(),
-            request.max_len
-        )
+        format!("{}: {length} tokens scheduled, the limit is {}", who(), request.max_len)
     })?;
-    need(
-        request.is_prefilling() || request.kv_len == length - 1,
-        || format!("{}: KV of {} tokens of {length}", who(), request.kv_len),
-    )
+    need(request.is_prefilling() || request.kv_len == length - 1, || {
+        format!("{}: KV of {} tokens of {length}", who(), request.kv_len)
+    })
 }
 
 fn check_lists(state: &SchedulerState) -> Result<()> {
     check_order(state.waiting.iter(), &state.requests, State::Waiting)?;
-    check_order(
-        state.started.indices().iter().copied(),
-        &state.requests,
-        State::Started,
-    )?;
+    check_order(state.started.indices().iter().copied(), &state.requests, State::Started)?;
     let mut listed = BTreeSet::new();
-    for index in state
-        .waiting
-        .iter()
-        .chain(state.started.indices().iter().copied())
-    {
+    for index in state.waiting.iter().chain(state.started.indices().iter().copied()) {
         let req_id = state.requests.get(index).req_id;
         need(listed.insert(req_id), || "a request is in two lists".into())?;
         need(state.live.get(&req_id) == Some(&index), || {
@@ -175,9 +143,7 @@ fn check_lists(state: &SchedulerState) -> Result<()> {
     })?;
     for index in state.waiting.iter() {
         let (request, cold) = (state.requests.get(index), state.requests.cold(index));
-        let holds = cold.handle.is_some()
-            || !state.requests.pages(index).is_empty()
-            || request.slot != NO_SLOT;
+        let holds = cold.handle.is_some() || !state.requests.pages(index).is_empty() || request.slot != NO_SLOT;
         need(!holds, || {
             format!("request {} waits and holds something", request.req_id)
         })?;
@@ -185,11 +151,7 @@ fn check_lists(state: &SchedulerState) -> Result<()> {
     Ok(())
 }
 
-fn check_order(
-    list: impl Iterator<Item = Index>,
-    requests: &Requests,
-    expected: State,
-) -> Result<()> {
+fn check_order(list: impl Iterator<Item = Index>, requests: &Requests, expected: State) -> Result<()> {
     let mut last = None;
     for index in list {
         let order = requests.cold(index).order;
@@ -206,26 +168,18 @@ fn check_order(
 
 fn check_slots(state: &SchedulerState) -> Result<()> {
     let (free, in_use, draining) = state.slots.owners();
-    let mut all: Vec<u32> = free
-        .iter()
-        .chain(&in_use)
-        .chain(&draining)
-        .copied()
-        .collect();
+    let mut all: Vec<u32> = free.iter().chain(&in_use).chain(&draining).copied().collect();
     all.sort_unstable();
-    need(
-        all.iter().copied().eq(0..state.slots.num_slots().to_u32()),
-        || "a slot is lost or doubled".into(),
-    )?;
+    need(all.iter().copied().eq(0..state.slots.num_slots().to_u32()), || {
+        "a slot is lost or doubled".into()
+    })?;
     let mut held: Vec<u32> = state
         .started
         .iter()
         .map(|row| state.requests.get(row.index).slot)
         .collect();
     held.sort_unstable();
-    need(held == in_use, || {
-        "slots in use and started requests differ".into()
-    })
+    need(held == in_use, || "slots in use and started requests differ".into())
 }
 
 /// A live request's pending tokens are those of its sampling rows in flight; nobody is in flight past its step.
@@ -235,10 +189,7 @@ fn check_pending(state: &SchedulerState) -> Result<()> {
         for &index in &flight.rows {
             let request = state.requests.get(index);
             need(request.last_step >= flight.step, || {
-                format!(
-                    "request {} has a row that it does not know of",
-                    request.req_id
-                )
+                format!("request {} has a row that it does not know of", request.req_id)
             })?;
         }
         for &row in &flight.sample_rows {

@@ -28,14 +28,10 @@ pub use api::{CachePolicy, Config, Error, Result, Stats};
 #[cfg(feature = "test-panics")]
 pub use faulty::{Call, Moment};
 pub use inputs::CheckedEvents;
-pub use metadata::arrays::{
-    Metadata, make_input_mapping, make_metadata_buffers, make_positions, make_write_mapping,
-};
+pub use metadata::arrays::{Metadata, make_input_mapping, make_metadata_buffers, make_positions, make_write_mapping};
 pub use radix::{Handle, RadixCacheManager};
 pub use scheduler::Scheduler;
-pub use step::{
-    Arrival, Entry, Event, FinishReason, Limits, Plan, RESERVED_OUTPUT, RingEntry, Sampled,
-};
+pub use step::{Arrival, Entry, Event, FinishReason, Limits, Plan, RESERVED_OUTPUT, RingEntry, Sampled};
 
 /// What was compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,11 +47,7 @@ pub struct BuildInfo {
 pub const fn build_info() -> BuildInfo {
     BuildInfo {
         version: env!("CARGO_PKG_VERSION"),
-        profile: if cfg!(debug_assertions) {
-            "debug"
-        } else {
-            "release"
-        },
+        profile: if cfg!(debug_assertions) { "debug" } else { "release" },
     }
 }
 
@@ -65,11 +57,7 @@ mod tests {
 
     #[test]
     fn profile_follows_the_compiler() {
-        let expected = if cfg!(debug_assertions) {
-            "debug"
-        } else {
-            "release"
-        };
+        let expected = if cfg!(debug_assertions) { "debug" } else { "release" };
         assert_eq!(build_info().profile, expected);
     }
 

@@ -156,13 +156,7 @@ impl Requests {
     }
 
     /// How a request ends that takes `token` as its `len`-th. Stop wins over length.
-    pub fn end_at(
-        &self,
-        index: Index,
-        token: i32,
-        len: u32,
-        eos_ids: &[i32],
-    ) -> Option<FinishReason> {
+    pub fn end_at(&self, index: Index, token: i32, len: u32, eos_ids: &[i32]) -> Option<FinishReason> {
         let request = self.get(index);
         let stops = (request.obeys_eos && eos_ids.contains(&token))
             || (request.has_stop_ids && self.cold(index).stop_ids.contains(&token));
@@ -187,13 +181,8 @@ impl Requests {
     /// Room in the page table for what it may generate, so that rows in lockstep don't all grow theirs in one step.
     pub fn reserve_pages(&mut self, index: Index, page_size: usize) {
         let request = self.get(index);
-        let length = request
-            .max_len
-            .to_usize()
-            .min(request.len.to_usize() + RESERVED_OUTPUT);
-        self.cold_mut(index)
-            .pages
-            .reserve(length.div_ceil(page_size));
+        let length = request.max_len.to_usize().min(request.len.to_usize() + RESERVED_OUTPUT);
+        self.cold_mut(index).pages.reserve(length.div_ceil(page_size));
     }
 
     /// The request holds nothing any more. Its slot is the scheduler's business, and must be taken before.

@@ -26,17 +26,10 @@ pub(crate) fn pick_victim(started: &DecodeSet, for_request: Index) -> Option<Ind
 ///
 /// The tail's KV goes as far as inputs were scheduled. Their tokens are all known by now: only the token that the last
 /// scheduled row makes can be unknown, and it is no input yet.
-pub(crate) fn give_up_pages(
-    requests: &mut Requests,
-    index: Index,
-    tree: &mut RadixTree,
-) -> Result<()> {
+pub(crate) fn give_up_pages(requests: &mut Requests, index: Index, tree: &mut RadixTree) -> Result<()> {
     let (request, cold) = (requests.get(index), requests.cold(index));
     let Some(mut handle) = cold.handle else {
-        return broken(format!(
-            "request {} has no pages to give up",
-            request.req_id
-        ));
+        return broken(format!("request {} has no pages to give up", request.req_id));
     };
     let first = cold.num_tree_pages;
     let full = request.kv_len.to_usize() / tree.page_size();
@@ -47,19 +40,13 @@ pub(crate) fn give_up_pages(
                 request.req_id
             ));
         }
-        let (end, had) = tree.insert(
-            handle,
-            requests.tokens(index),
-            &requests.pages(index)[..full],
-            first,
-        )?;
+        let (end, had) = tree.insert(handle, requests.tokens(index), &requests.pages(index)[..full], first)?;
         handle = end;
         let pages = requests.pages(index);
         let freed = pages[first..had].iter().chain(&pages[full..]);
         tree.pool.push(freed.copied())?;
     } else {
-        tree.pool
-            .push(requests.pages(index)[first..].iter().copied())?;
+        tree.pool.push(requests.pages(index)[first..].iter().copied())?;
     }
     tree.release(handle)?;
     requests.forget_pages(index);

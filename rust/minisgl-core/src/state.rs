@@ -38,11 +38,7 @@ impl SchedulerState {
         let limits = config.limits();
         let rows = limits.max_rows;
         Self {
-            tree: RadixTree::new(
-                PagePool::new(config.num_pages),
-                config.page_size,
-                config.cache,
-            ),
+            tree: RadixTree::new(PagePool::new(config.num_pages), config.page_size, config.cache),
             slots: SlotTable::new(rows),
             ratio: ReserveRatio::new(),
             requests: Requests::default(),

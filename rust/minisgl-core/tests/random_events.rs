@@ -39,9 +39,7 @@ fn draw_config(random: &mut Random) -> Config {
 }
 
 fn draw_arrival(random: &mut Random, req_id: i64) -> Event {
-    let tokens = (0..=random.below(40))
-        .map(|_| random.below(2) as i32)
-        .collect();
+    let tokens = (0..=random.below(40)).map(|_| random.below(2) as i32).collect();
     let mut arrival = arrival(req_id, tokens, 1 + random.below(40) as i64);
     arrival.priority = random.below(2) as i64;
     arrival.no_overlap = random.below(8) == 0;
@@ -51,13 +49,7 @@ fn draw_arrival(random: &mut Random, req_id: i64) -> Event {
 }
 
 /// Commit the oldest steps until `left` are in flight; whoever ends must be live, and is not any more.
-fn commit(
-    bench: &mut Bench,
-    in_flight: &mut Vec<(i64, usize)>,
-    left: usize,
-    live: &mut HashSet<i64>,
-    token: i32,
-) {
+fn commit(bench: &mut Bench, in_flight: &mut Vec<(i64, usize)>, left: usize, live: &mut HashSet<i64>, token: i32) {
     while in_flight.len() > left {
         let (step, num_rows) = in_flight.remove(0);
         bench.commit(step, num_rows, token).unwrap();
@@ -97,10 +89,7 @@ fn run(seed: u64) -> u64 {
     let (mut live, mut next_id, mut in_flight) = (HashSet::new(), 0, Vec::<(i64, usize)>::new());
     let mut step = 0;
     while step < STEPS || !live.is_empty() || !in_flight.is_empty() {
-        assert!(
-            step < 20_000,
-            "seed {seed}: the requests do not come to an end"
-        );
+        assert!(step < 20_000, "seed {seed}: the requests do not come to an end");
         let mut events = match step < STEPS {
             true => draw_events(random, &mut next_id, &mut live),
             false => Vec::new(),

@@ -56,13 +56,7 @@ fn config(page_size: usize, num_pages: usize) -> Config {
 }
 
 /// Allocations of each of `timed` decode steps, after `warm` others; `cached` prompts of one page fill the tree before.
-fn allocations(
-    page_size: usize,
-    num_pages: usize,
-    cached: usize,
-    warm: i64,
-    timed: i64,
-) -> Vec<u64> {
+fn allocations(page_size: usize, num_pages: usize, cached: usize, warm: i64, timed: i64) -> Vec<u64> {
     let mut bench = Bench::new(config(page_size, num_pages));
     let mut step = 0;
     for id in 0..cached as i64 {
@@ -75,9 +69,7 @@ fn allocations(
         step += 1;
     }
     let prompts = (0..BATCH as i64).map(|i| {
-        let tokens = (0..LENGTH as i32)
-            .map(|at| 3 + at + i as i32 * 1000)
-            .collect();
+        let tokens = (0..LENGTH as i32).map(|at| 3 + at + i as i32 * 1000).collect();
         Event::Arrival(arrival(1_000_000 + i, tokens, 1500))
     });
     let plan = bench.schedule(step, prompts.collect()).unwrap();
@@ -109,11 +101,7 @@ fn the_count_counts() {
 fn with_free_pages() {
     for page_size in [1, 4, 16] {
         let counts = allocations(page_size, 70_000, 0, 20, 300);
-        assert_eq!(
-            counts.iter().sum::<u64>(),
-            0,
-            "page size {page_size}: {counts:?}"
-        );
+        assert_eq!(counts.iter().sum::<u64>(), 0, "page size {page_size}: {counts:?}");
     }
 }
 

@@ -40,17 +40,9 @@ pub(crate) async fn exchange(
 ) {
     shared.in_flight.fetch_add(1, Relaxed);
     let connection = idle.take();
-    let result = match timeout(
-        plan.timeout,
-        attempt(plan, shared, start, connection, record),
-    )
-    .await
-    {
+    let result = match timeout(plan.timeout, attempt(plan, shared, start, connection, record)).await {
         Ok(result) => result,
-        Err(_) => Err((
-            Failure::Timeout,
-            format!("not over after {:?}", plan.timeout),
-        )),
+        Err(_) => Err((Failure::Timeout, format!("not over after {:?}", plan.timeout))),
     };
     record.end = Some(start.elapsed().as_secs_f64());
     shared.in_flight.fetch_sub(1, Relaxed);
@@ -77,10 +69,7 @@ async fn attempt(
     };
     let body = &plan.bodies[record.index % plan.bodies.len()];
     record.sent = Some(start.elapsed().as_secs_f64());
-    let answer = match connection
-        .try_send_request(request(&plan.target, body))
-        .await
-    {
+    let answer = match connection.try_send_request(request(&plan.target, body)).await {
         Ok(answer) => answer,
         Err(mut error) => {
             let Some(unsent) = error.take_message() else {
@@ -109,18 +98,13 @@ async fn reusable(idle: Option<Connection>) -> Option<Connection> {
 
 async fn connect(plan: &Plan, start: Instant, record: &mut Record) -> Result<Connection, Failed> {
     let failed = |error: String| (Failure::Connect, error);
-    let stream = timeout(
-        plan.connect_timeout,
-        TcpStream::connect(&plan.target.addresses[..]),
-    )
-    .await
-    .map_err(|_| failed(format!("not connected after {:?}", plan.connect_timeout)))?
-    .map_err(|error| failed(error.to_string()))?;
+    let stream = timeout(plan.connect_timeout, TcpStream::connect(&plan.target.addresses[..]))
+        .await
+        .map_err(|_| failed(format!("not connected after {:?}", plan.connect_timeout)))?
+        .map_err(|error| failed(error.to_string()))?;
     record.connected = Some(start.elapsed().as_secs_f64());
     // a request is one write; without this a delayed acknowledgement could hold back the end of a long one
-    stream
-        .set_nodelay(true)
-        .map_err(|error| failed(error.to_string()))?;
+    stream.set_nodelay(true).map_err(|error| failed(error.to_string()))?;
     let (sender, connection) = http1::handshake(TokioIo::new(stream))
         .await
         .map_err(|error| failed(said(&error)))?;
@@ -136,12 +120,7 @@ fn request(target: &Target, body: &Bytes) -> Request<Full<Bytes>> {
     request
 }
 
-async fn read(
-    answer: Response<Incoming>,
-    shared: &Shared,
-    start: Instant,
-    record: &mut Record,
-) -> Result<(), Failed> {
+async fn read(answer: Response<Incoming>, shared: &Shared, start: Instant, record: &mut Record) -> Result<(), Failed> {
     let ok = answer.status().is_success();
     let streamed = answer
         .headers()
@@ -171,19 +150,12 @@ async fn read(
     if classify(&text) == Frame::Text {
         record.text_at(start.elapsed().as_secs_f64());
         let tokens = record.usage.completion.unwrap_or(0);
-        shared
-            .tokens
-            .fetch_add(u64::try_from(tokens).unwrap_or(0), Relaxed);
+        shared.tokens.fetch_add(u64::try_from(tokens).unwrap_or(0), Relaxed);
     }
     Ok(())
 }
 
-async fn read_events(
-    mut body: Incoming,
-    shared: &Shared,
-    start: Instant,
-    record: &mut Record,
-) -> Result<(), Failed> {
+async fn read_events(mut body: Incoming, shared: &Shared, start: Instant, record: &mut Record) -> Result<(), Failed> {
     let mut splitter = Splitter::default();
     let (mut done, mut error) = (false, None);
     while let Some(frame) = body.frame().await {
@@ -209,9 +181,7 @@ async fn read_events(
                 record.usage = counts;
             }
         });
-        shared
-            .tokens
-            .fetch_add(u64::from(record.text_events - before), Relaxed);
+        shared.tokens.fetch_add(u64::from(record.text_events - before), Relaxed);
     }
     match error {
         Some(text) => Err((Failure::Error, text)),

@@ -46,13 +46,7 @@ pub fn classify(data: &[u8]) -> Frame {
         return Frame::Text;
     }
     match value_of(data, b"\"error\":") {
-        Some(value)
-            if value
-                .first()
-                .is_some_and(|byte| matches!(byte, b'{' | b'"')) =>
-        {
-            Frame::Error
-        }
+        Some(value) if value.first().is_some_and(|byte| matches!(byte, b'{' | b'"')) => Frame::Error,
         _ => Frame::Other,
     }
 }
@@ -82,10 +76,7 @@ fn value_of<'a>(data: &'a [u8], key: &[u8]) -> Option<&'a [u8]> {
 }
 
 fn number(value: &[u8]) -> Option<i64> {
-    let digits = value
-        .iter()
-        .take_while(|byte| byte.is_ascii_digit())
-        .count();
+    let digits = value.iter().take_while(|byte| byte.is_ascii_digit()).count();
     std::str::from_utf8(&value[..digits]).ok()?.parse().ok()
 }
 
@@ -106,23 +97,11 @@ mod tests {
                 r#"{"choices":[{"delta":{"content":null,"reasoning_content":"h"}}]}"#,
                 Frame::Text,
             ),
-            (
-                r#"{"choices":[{"text":"a","finish_reason":null}]}"#,
-                Frame::Text,
-            ),
-            (
-                r#"{"choices":[{"text":"","finish_reason":"length"}]}"#,
-                Frame::Other,
-            ),
-            (
-                r#"{"choices":[],"usage":{"prompt_tokens":3}}"#,
-                Frame::Other,
-            ),
+            (r#"{"choices":[{"text":"a","finish_reason":null}]}"#, Frame::Text),
+            (r#"{"choices":[{"text":"","finish_reason":"length"}]}"#, Frame::Other),
+            (r#"{"choices":[],"usage":{"prompt_tokens":3}}"#, Frame::Other),
             (r#"{"error":{"message":"no"}}"#, Frame::Error),
-            (
-                r#"{"choices":[{"text":"","x":1}],"error":null}"#,
-                Frame::Other,
-            ),
+            (r#"{"choices":[{"text":"","x":1}],"error":null}"#, Frame::Other),
             ("[DONE]", Frame::Done),
         ];
         for (data, frame) in cases {
@@ -150,8 +129,7 @@ mod tests {
         };
         assert_eq!(usage(full.as_bytes()), Some(expected));
         assert_eq!(usage(br#"{"usage":null,"choices":[]}"#), None);
-        let short = usage(br#"{"usage":{"completion_tokens":5}}"#)
-            .map(|u| (u.prompt, u.completion, u.cached));
+        let short = usage(br#"{"usage":{"completion_tokens":5}}"#).map(|u| (u.prompt, u.completion, u.cached));
         assert_eq!(short, Some((None, Some(5), None)));
     }
 }

@@ -76,9 +76,7 @@ pub fn run(plan: Plan, shared: &Arc<Shared>) -> Result<Outcome, PlanError> {
     drop(senders);
     let (mut records, mut cpu_s) = (Vec::new(), 0.0);
     for one in threads {
-        let (of_thread, cpu) = one
-            .join()
-            .map_err(|_| PlanError("a thread panicked".into()))??;
+        let (of_thread, cpu) = one.join().map_err(|_| PlanError("a thread panicked".into()))??;
         records.extend(of_thread);
         cpu_s += cpu;
     }
@@ -127,11 +125,7 @@ fn share(part: usize, whole: usize) -> f64 {
 }
 
 /// A thread of the generator: its records and its CPU seconds.
-fn work(
-    context: &Arc<Context>,
-    number: usize,
-    due: UnboundedReceiver<usize>,
-) -> Result<(Vec<Record>, f64), PlanError> {
+fn work(context: &Arc<Context>, number: usize, due: UnboundedReceiver<usize>) -> Result<(Vec<Record>, f64), PlanError> {
     let cpu_before = thread_cpu_s();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -150,12 +144,7 @@ fn work(
     let result = runtime.block_on(unless_stopped(&context.shared, all));
     drop(runtime); // ends every task
     result.map_err(PlanError)?;
-    let mut records = std::mem::take(
-        &mut *context
-            .records
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner),
-    );
+    let mut records = std::mem::take(&mut *context.records.lock().unwrap_or_else(PoisonError::into_inner));
     for record in &mut records {
         if record.end.is_none() {
             record.failure = Some(Failure::Cancelled);
@@ -165,10 +154,7 @@ fn work(
     Ok((records, thread_cpu_s() - cpu_before))
 }
 
-async fn unless_stopped(
-    shared: &Shared,
-    all: impl Future<Output = Result<(), String>>,
-) -> Result<(), String> {
+async fn unless_stopped(shared: &Shared, all: impl Future<Output = Result<(), String>>) -> Result<(), String> {
     let mut all = std::pin::pin!(all);
     loop {
         match timeout(LOOK_FOR_STOP, &mut all).await {
@@ -179,10 +165,7 @@ async fn unless_stopped(
     }
 }
 
-async fn open_loop(
-    context: &Arc<Context>,
-    mut due: UnboundedReceiver<usize>,
-) -> Result<(), String> {
+async fn open_loop(context: &Arc<Context>, mut due: UnboundedReceiver<usize>) -> Result<(), String> {
     let mut tasks = JoinSet::new();
     while let Some(chain) = due.recv().await {
         let context = Arc::clone(context);
@@ -200,10 +183,7 @@ async fn open_loop(
     join(tasks).await
 }
 
-async fn closed_loop(
-    context: &Arc<Context>,
-    delays: impl Iterator<Item = f64>,
-) -> Result<(), String> {
+async fn closed_loop(context: &Arc<Context>, delays: impl Iterator<Item = f64>) -> Result<(), String> {
     let mut tasks = JoinSet::new();
     for delay in delays {
         let context = Arc::clone(context);
@@ -240,9 +220,7 @@ impl Context {
     fn over(&self) -> bool {
         match self.plan.arrivals {
             Arrivals::At(_) => false,
-            Arrivals::Clients { stop_after_s, .. } => {
-                self.start.elapsed().as_secs_f64() >= stop_after_s
-            }
+            Arrivals::Clients { stop_after_s, .. } => self.start.elapsed().as_secs_f64() >= stop_after_s,
         }
     }
 
@@ -275,10 +253,7 @@ struct Kept<'a> {
 impl Kept<'_> {
     async fn exchange(mut self, idle: &mut Option<Connection>) {
         let Context {
-            plan,
-            shared,
-            start,
-            ..
+            plan, shared, start, ..
         } = self.context;
         exchange(plan, shared, *start, idle, &mut self.record).await;
     }
@@ -287,11 +262,7 @@ impl Kept<'_> {
 impl Drop for Kept<'_> {
     fn drop(&mut self) {
         let record = std::mem::replace(&mut self.record, Record::new(0, 0.0));
-        let mut records = self
-            .context
-            .records
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut records = self.context.records.lock().unwrap_or_else(PoisonError::into_inner);
         records.push(record);
     }
 }

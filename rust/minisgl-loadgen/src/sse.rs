@@ -44,8 +44,7 @@ impl Splitter {
             if self.num_data_lines > 0 {
                 self.data.push(b'\n');
             }
-            self.data
-                .extend_from_slice(value.strip_prefix(b" ").unwrap_or(value));
+            self.data.extend_from_slice(value.strip_prefix(b" ").unwrap_or(value));
             self.num_data_lines += 1;
         }
     }

@@ -40,10 +40,7 @@ pub struct Room {
 ///
 /// # Errors
 /// `Error::Argument`: no page size, a ratio above 1, a candidate without tokens to compute or without output.
-pub fn prefill_admission_plan(
-    candidates: &[Candidate],
-    room: &Room,
-) -> Result<Vec<(usize, usize)>> {
+pub fn prefill_admission_plan(candidates: &[Candidate], room: &Room) -> Result<Vec<(usize, usize)>> {
     if room.page_size == 0 || room.page_size > MAX_I32 {
         return argument("page_size", "must be at least 1");
     }
@@ -104,11 +101,7 @@ impl Waiting for Candidates<'_> {
     fn size_first(&self, budget: i64) -> Option<Self::Chunk> {
         let one = *self.candidates.get(self.plan.len())?;
         let page_size = self.room.page_size;
-        let least = if self.any_prefills() {
-            0
-        } else {
-            page_size.to_i64()
-        };
+        let least = if self.any_prefills() { 0 } else { page_size.to_i64() };
         let rest = one.num_tokens.to_usize() - one.num_matched_pages.to_usize() * page_size;
         let share = share(budget.max(least), rest, self.num_pages, page_size);
         (share.num_tokens > 0).then_some((one, rest, share))
@@ -125,9 +118,7 @@ impl Waiting for Candidates<'_> {
 
     fn start_first(&mut self, (one, rest, share): Self::Chunk) -> Result<(usize, usize)> {
         let samples = u32::from(share.num_tokens == rest);
-        let reserve = self
-            .ratio
-            .reserve_pages(one.max_output - samples, self.size);
+        let reserve = self.ratio.reserve_pages(one.max_output - samples, self.size);
         self.num_pages -= share.num_new_pages;
         self.plan.push((share.num_tokens, share.num_new_pages));
         Ok((

@@ -58,11 +58,7 @@ pub(crate) fn size_chunk(
         None => request.len.to_usize(),
     };
     let num_pages = requests.pages(index).len();
-    let max_match = if request.uses_cache {
-        (length - 1) / size
-    } else {
-        0
-    };
+    let max_match = if request.uses_cache { (length - 1) / size } else { 0 };
     let found = tree.find(
         cold.handle.unwrap_or(ROOT),
         requests.tokens(index),
@@ -114,12 +110,7 @@ pub(crate) fn share(budget: i64, remaining: usize, available: usize, size: usize
 /// They enter before they are computed. That is sound because forwards run in order and a forward stores the KV of all
 /// its rows, layer by layer, before any row attends. A page that the tree has already (a full hit stopped before it)
 /// stays with the request, as does a partial one.
-pub(crate) fn apply_chunk(
-    requests: &mut Requests,
-    index: Index,
-    chunk: &Chunk,
-    tree: &mut RadixTree,
-) -> Result<()> {
+pub(crate) fn apply_chunk(requests: &mut Requests, index: Index, chunk: &Chunk, tree: &mut RadixTree) -> Result<()> {
     let size = tree.page_size();
     let uses_cache = requests.get(index).uses_cache;
     let cold = requests.cold_mut(index);
@@ -172,19 +163,12 @@ impl ReserveRatio {
 }
 
 /// Estimated pages that a started request will yet take: the rest of its prompt and its reserve.
-pub(crate) fn needed_pages(
-    requests: &Requests,
-    row: &Row,
-    ratio: &ReserveRatio,
-    page_size: PageSize,
-) -> usize {
+pub(crate) fn needed_pages(requests: &Requests, row: &Row, ratio: &ReserveRatio, page_size: PageSize) -> usize {
     let reserve = ratio.reserve_pages(row.left, page_size);
     if !row.kind.prefills {
         return reserve; // its prompt has its pages
     }
-    let prompt_pages = page_size
-        .count(requests.get(row.index).prefill_len)
-        .to_usize();
+    let prompt_pages = page_size.count(requests.get(row.index).prefill_len).to_usize();
     prompt_pages - requests.pages(row.index).len() + reserve
 }
 

@@ -43,8 +43,7 @@ impl<T: Copy + Default> AppendBuffer<T> {
     pub fn flush(&self, slot: u32, len: u32, sequence: &mut Vec<T>) {
         let missing = sequence.len().to_u32()..len;
         let planes = &self.planes[..];
-        sequence
-            .extend(missing.map(|at| planes[plane(slot, at) * self.num_slots + slot.to_usize()]));
+        sequence.extend(missing.map(|at| planes[plane(slot, at) * self.num_slots + slot.to_usize()]));
     }
 }
 

@@ -81,14 +81,8 @@ impl DecodeSet {
         let ids = entry.input_ids[to..to + n].iter_mut();
         let places = entry.req_slots[to..to + n].iter_mut();
         let known = &rows.last_token[run.clone()];
-        for ((((id, place), pending), &slot), &known) in
-            ids.zip(places).zip(pending).zip(slots).zip(known)
-        {
-            *id = if *pending == 0 {
-                known
-            } else {
-                -slot.to_i32() - 1
-            };
+        for ((((id, place), pending), &slot), &known) in ids.zip(places).zip(pending).zip(slots).zip(known) {
+            *id = if *pending == 0 { known } else { -slot.to_i32() - 1 };
             *place = slot.to_i32();
             *pending += 1;
         }
@@ -104,12 +98,7 @@ impl DecodeSet {
         Ok(())
     }
 
-    fn take_pages(
-        &mut self,
-        run: Range<usize>,
-        tree: &mut RadixTree,
-        requests: &mut Requests,
-    ) -> Result<()> {
+    fn take_pages(&mut self, run: Range<usize>, tree: &mut RadixTree, requests: &mut Requests) -> Result<()> {
         self.new_pages.clear();
         let size = self.page_size;
         let run = self.head + run.start..self.head + run.end;
@@ -130,8 +119,7 @@ impl DecodeSet {
         }
         self.new_rows.clear();
         let begins = |&at: &usize| size.split(rows.kv_len[at]).1 == 0;
-        self.new_rows
-            .extend(run.filter(begins).map(|at| at.to_u32()));
+        self.new_rows.extend(run.filter(begins).map(|at| at.to_u32()));
         tree.take_each(self.new_rows.len(), &mut self.new_pages)?;
         for (&at, &page) in self.new_rows.iter().zip(&self.new_pages) {
             let at = at.to_usize();

@@ -13,9 +13,7 @@ use crate::page_pool::{Page, PageSize};
 pub fn make_positions(starts: &[i32], extend_lens: &[i32]) -> Result<Vec<i32>> {
     check_rows("starts", starts, extend_lens)?;
     let rows = starts.iter().zip(extend_lens);
-    Ok(rows
-        .flat_map(|(&start, &len)| (start..).take(len.to_usize()))
-        .collect())
+    Ok(rows.flat_map(|(&start, &len)| (start..).take(len.to_usize())).collect())
 }
 
 /// The request slot of each token.
@@ -37,9 +35,7 @@ pub fn make_input_mapping(req_slots: &[i32], extend_lens: &[i32]) -> Result<Vec<
 pub fn make_write_mapping(seq_lens: &[i32], samples: &[i32]) -> Result<Vec<Option<i32>>> {
     same_len("samples", samples.len(), seq_lens.len())?;
     let rows = seq_lens.iter().zip(samples);
-    Ok(rows
-        .map(|(&len, &samples)| (samples != 0).then_some(len))
-        .collect())
+    Ok(rows.map(|(&len, &samples)| (samples != 0).then_some(len)).collect())
 }
 
 fn same_len(name: &'static str, len: usize, expected: usize) -> Result<()> {

@@ -158,8 +158,7 @@ impl Writer<'_, '_> {
         let rows = rows.zip(&entry.kv_indptr[1..=n]).zip(&entry.out_loc[..n]);
         for (((&last, &slot), &column), &out) in rows {
             if last == 1 {
-                entry.page_table_updates[3 * count..3 * count + 3]
-                    .copy_from_slice(&[slot, column, 1]);
+                entry.page_table_updates[3 * count..3 * count + 3].copy_from_slice(&[slot, column, 1]);
                 entry.page_ids[count] = out;
                 count += 1;
             }
@@ -173,20 +172,14 @@ impl Writer<'_, '_> {
 
     fn prefill_row(&mut self, row: usize, prefill: &PrefillRow, requests: &Requests) {
         let request = requests.get(prefill.index);
-        let (tokens, pages) = (
-            requests.tokens(prefill.index),
-            requests.pages(prefill.index),
-        );
+        let (tokens, pages) = (requests.tokens(prefill.index), requests.pages(prefill.index));
         let end = request.kv_len.to_usize();
         let start = end - prefill.num_tokens;
         let size = self.size;
         let to = self.tokens + prefill.num_tokens;
         let entry = &mut *self.entry;
         entry.input_ids[self.tokens..to].copy_from_slice(&tokens[start..end]);
-        for (position, at) in entry.positions[self.tokens..to]
-            .iter_mut()
-            .zip(start.to_i32()..)
-        {
+        for (position, at) in entry.positions[self.tokens..to].iter_mut().zip(start.to_i32()..) {
             *position = at;
         }
         let (first, offset) = size.split(start.to_u32());
@@ -208,10 +201,7 @@ impl Writer<'_, '_> {
         entry.page_table_updates[3 * at + 1] = prefill.first_column.to_i32();
         entry.page_table_updates[3 * at + 2] = new_pages.len().to_i32();
         let first = self.plan.num_page_ids;
-        for (to, &page) in entry.page_ids[first..first + new_pages.len()]
-            .iter_mut()
-            .zip(new_pages)
-        {
+        for (to, &page) in entry.page_ids[first..first + new_pages.len()].iter_mut().zip(new_pages) {
             *to = page.to_i32();
         }
         self.plan.num_page_table_updates += 1;

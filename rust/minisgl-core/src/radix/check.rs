@@ -1,10 +1,43 @@
-//! Checks the shape of the radix tree, from scratch.
+//! What checks and tests ask of the radix tree: its shape, from scratch, and all that it holds.
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::nodes::{NodeId, ROOT};
+use super::nodes::{NO_NODE, NodeId, ROOT};
 use super::tree::RadixTree;
 use crate::api::{CachePolicy, Result, need};
+use crate::page_pool::Page;
+
+impl RadixTree {
+    /// All tokens from the root to the end of `node`.
+    pub fn path(&self, node: NodeId) -> (Vec<i32>, Vec<Page>) {
+        let mut steps = Vec::new();
+        let mut at = node;
+        while at != ROOT && at != NO_NODE {
+            steps.push(at);
+            at = self.node(at).parent;
+        }
+        let (mut tokens, mut pages) = (Vec::new(), Vec::new());
+        for &step in steps.iter().rev() {
+            tokens.extend_from_slice(&self.node(step).tokens);
+            pages.extend_from_slice(&self.node(step).pages);
+        }
+        (tokens, pages)
+    }
+
+    /// Each cached page, with all tokens from the start of the sequence to the page's end, in no order.
+    pub fn tree_pages(&self) -> Vec<(Vec<i32>, Page)> {
+        let size = self.page_size();
+        let mut found = Vec::new();
+        for id in self.ids() {
+            let (tokens, pages) = self.path(id);
+            let own = self.node(id).pages.len();
+            for column in pages.len() - own..pages.len() {
+                found.push((tokens[..(column + 1) * size].to_vec(), pages[column]));
+            }
+        }
+        found
+    }
+}
 
 /// Shape: links, whole pages, keys, counters, and that every unlocked leaf can be found by eviction.
 pub(crate) fn check_tree(tree: &RadixTree) -> Result<()> {
@@ -16,13 +49,10 @@ pub(crate) fn check_tree(tree: &RadixTree) -> Result<()> {
     for id in tree.ids() {
         let node = tree.node(id);
         count += 1;
-        need(!node.pages.is_empty(), || {
-            "a node of the tree has no pages".into()
+        need(!node.pages.is_empty(), || "a node of the tree has no pages".into())?;
+        need(node.tokens.len() == node.pages.len() * tree.page_size(), || {
+            "the tokens of a node don't fill its pages".into()
         })?;
-        need(
-            node.tokens.len() == node.pages.len() * tree.page_size(),
-            || "the tokens of a node don't fill its pages".into(),
-        )?;
         if node.lock == 0 {
             evictable += node.pages.len();
             unlocked.insert(id);
@@ -33,17 +63,15 @@ pub(crate) fn check_tree(tree: &RadixTree) -> Result<()> {
             protected += node.pages.len();
         }
         *children.entry(node.parent).or_default() += 1;
-        need(
-            siblings.insert((node.parent, &node.tokens[..tree.page_size()])),
-            || "two siblings begin alike".into(),
-        )?;
+        need(siblings.insert((node.parent, &node.tokens[..tree.page_size()])), || {
+            "two siblings begin alike".into()
+        })?;
         need(tree.has_page(node.parent, &node.tokens, 0), || {
             "a node is not linked under the key that its tokens begin with".into()
         })?;
-        need(
-            node.parent == ROOT || node.lock <= tree.node(node.parent).lock,
-            || "a node has more locks than its parent".into(),
-        )?;
+        need(node.parent == ROOT || node.lock <= tree.node(node.parent).lock, || {
+            "a node has more locks than its parent".into()
+        })?;
     }
     for id in tree.ids().chain([ROOT]) {
         let known = children.get(&id).copied().unwrap_or(0);
@@ -52,16 +80,10 @@ pub(crate) fn check_tree(tree: &RadixTree) -> Result<()> {
         })?;
     }
     need(evictable == tree.num_evictable(), || {
-        format!(
-            "{evictable} pages are evictable, counted {}",
-            tree.num_evictable()
-        )
+        format!("{evictable} pages are evictable, counted {}", tree.num_evictable())
     })?;
     need(protected == tree.num_protected(), || {
-        format!(
-            "{protected} pages are protected, counted {}",
-            tree.num_protected()
-        )
+        format!("{protected} pages are protected, counted {}", tree.num_protected())
     })?;
     need(count == tree.num_nodes(), || {
         format!("the tree has {count} nodes, counted {}", tree.num_nodes())
@@ -72,7 +94,5 @@ pub(crate) fn check_tree(tree: &RadixTree) -> Result<()> {
     } else {
         unlocked
     };
-    need(known == expected, || {
-        "eviction does not know the unlocked nodes".into()
-    })
+    need(known == expected, || "eviction does not know the unlocked nodes".into())
 }

@@ -61,9 +61,7 @@ impl Nodes {
     }
 
     pub fn two(&mut self, a: NodeId, b: NodeId) -> Option<[&mut Node; 2]> {
-        self.nodes
-            .get_disjoint_mut([a.to_usize(), b.to_usize()])
-            .ok()
+        self.nodes.get_disjoint_mut([a.to_usize(), b.to_usize()]).ok()
     }
 
     /// Nodes that are linked below another.
@@ -119,10 +117,7 @@ impl Nodes {
         let mut at = self.heads[self.head(key)];
         while at != NO_NODE {
             let node = self.get(at);
-            if node.key == key
-                && node.parent == parent
-                && node.tokens[..self.page_size] == *first_page
-            {
+            if node.key == key && node.parent == parent && node.tokens[..self.page_size] == *first_page {
                 return Some(at);
             }
             at = node.chain;
@@ -136,10 +131,7 @@ impl Nodes {
             self.double();
         }
         let node = self.get(id);
-        let (parent, key) = (
-            node.parent,
-            key(node.parent, &node.tokens[..self.page_size]),
-        );
+        let (parent, key) = (node.parent, key(node.parent, &node.tokens[..self.page_size]));
         self.get_mut(id).key = key;
         self.chain(id);
         self.get_mut(parent).num_children += 1;

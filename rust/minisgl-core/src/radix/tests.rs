@@ -34,10 +34,7 @@ fn a_match_costs_what_it_matches_whatever_the_tree_holds() {
         for num_leaves in [10, MANY] {
             let mut tree = grown(num_leaves, policy);
             let tokens: Vec<i32> = (40..48).chain([-1; 100]).collect();
-            assert_eq!(
-                cost(&mut tree, |tree| tree.find(ROOT, &tokens, 0, tokens.len())),
-                8
-            );
+            assert_eq!(cost(&mut tree, |tree| tree.find(ROOT, &tokens, 0, tokens.len())), 8);
         }
     }
 }
@@ -61,10 +58,7 @@ fn an_eviction_costs_the_same_among_many_leaves() {
     for policy in [CachePolicy::Lru, CachePolicy::Lfu] {
         for num_leaves in [100, MANY] {
             let mut tree = grown(num_leaves, policy);
-            assert_eq!(
-                cost(&mut tree, |tree| tree.evict(8 * 50).expect("unlocked")),
-                50
-            );
+            assert_eq!(cost(&mut tree, |tree| tree.evict(8 * 50).expect("unlocked")), 50);
             assert_eq!(cost(&mut tree, |tree| tree.evict(3).expect("unlocked")), 1);
         }
     }

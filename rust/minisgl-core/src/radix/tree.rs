@@ -90,8 +90,7 @@ impl RadixTree {
 
     #[cfg(any(test, feature = "count-ops"))]
     fn count(&self, ops: usize) {
-        self.ops
-            .set(self.ops.get() + crate::numbers::ToU64::to_u64(ops));
+        self.ops.set(self.ops.get() + crate::numbers::ToU64::to_u64(ops));
     }
 
     #[cfg(not(any(test, feature = "count-ops")))]
@@ -113,10 +112,7 @@ impl RadixTree {
         };
         let mut at = first_page;
         while at < max_pages {
-            let Some(id) = self
-                .nodes
-                .child(found.node, &tokens[at * size..(at + 1) * size])
-            else {
+            let Some(id) = self.nodes.child(found.node, &tokens[at * size..(at + 1) * size]) else {
                 break;
             };
             let child = self.nodes.get(id);
@@ -148,36 +144,6 @@ impl RadixTree {
     /// All nodes but the root, in no order.
     pub fn ids(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.nodes.ids()
-    }
-
-    /// All tokens from the root to the end of `node`.
-    pub fn path(&self, node: NodeId) -> (Vec<i32>, Vec<Page>) {
-        let mut steps = Vec::new();
-        let mut at = node;
-        while at != ROOT && at != NO_NODE {
-            steps.push(at);
-            at = self.nodes.get(at).parent;
-        }
-        let (mut tokens, mut pages) = (Vec::new(), Vec::new());
-        for &step in steps.iter().rev() {
-            tokens.extend_from_slice(&self.nodes.get(step).tokens);
-            pages.extend_from_slice(&self.nodes.get(step).pages);
-        }
-        (tokens, pages)
-    }
-
-    /// Each cached page, with all tokens from the start of the sequence to the page's end, in no order.
-    pub fn tree_pages(&self) -> Vec<(Vec<i32>, Page)> {
-        let size = self.page_size;
-        let mut found = Vec::new();
-        for id in self.ids() {
-            let (tokens, pages) = self.path(id);
-            let own = self.node(id).pages.len();
-            for column in pages.len() - own..pages.len() {
-                found.push((tokens[..(column + 1) * size].to_vec(), pages[column]));
-            }
-        }
-        found
     }
 
     // ----------------------------------------------------------------------------------------------------- locks
@@ -223,17 +189,9 @@ impl RadixTree {
     /// Link `pages`, the KV of `tokens`, below `handle` and move the handle onto them. The tree has nothing of it yet.
     pub fn append(&mut self, handle: NodeId, tokens: &[i32], pages: &[Page]) -> Result<NodeId> {
         if pages.is_empty() || tokens.len() != pages.len() * self.page_size {
-            return broken(format!(
-                "{} tokens do not fill {} pages",
-                tokens.len(),
-                pages.len()
-            ));
+            return broken(format!("{} tokens do not fill {} pages", tokens.len(), pages.len()));
         }
-        if self
-            .nodes
-            .child(handle, &tokens[..self.page_size])
-            .is_some()
-        {
+        if self.nodes.child(handle, &tokens[..self.page_size]).is_some() {
             return broken("the radix tree holds these tokens already");
         }
         self.count(tokens.len());
@@ -263,11 +221,7 @@ impl RadixTree {
         let had = first_page + found.pages.len();
         if had < pages.len() {
             let size = self.page_size;
-            handle = self.append(
-                handle,
-                &tokens[had * size..pages.len() * size],
-                &pages[had..],
-            )?;
+            handle = self.append(handle, &tokens[had * size..pages.len() * size], &pages[had..])?;
         }
         Ok((handle, had))
     }
@@ -354,10 +308,7 @@ impl RadixTree {
     fn num_common_pages(&self, child: &Node, tokens: &[i32], at: usize, max_pages: usize) -> usize {
         let size = self.page_size;
         let count = child.pages.len().min(max_pages - at);
-        let (ours, theirs) = (
-            &child.tokens[..count * size],
-            &tokens[at * size..(at + count) * size],
-        );
+        let (ours, theirs) = (&child.tokens[..count * size], &tokens[at * size..(at + count) * size]);
         if ours == theirs {
             return count;
         }

@@ -13,12 +13,7 @@ use crate::state::InFlight;
 use crate::step::{Entry, Sampled};
 
 impl Scheduler {
-    pub(super) fn commit_alive(
-        &mut self,
-        step: i64,
-        tokens: &[i32],
-        into: &mut Vec<Entry>,
-    ) -> Result<()> {
+    pub(super) fn commit_alive(&mut self, step: i64, tokens: &[i32], into: &mut Vec<Entry>) -> Result<()> {
         self.faults.point(Call::Commit, step, Moment::Before);
         let done = match self.state.in_flight.front() {
             Some(flight) if flight.step == step => self.state.in_flight.pop_front(),
@@ -37,9 +32,7 @@ impl Scheduler {
             let index = done.rows[done.sample_rows[at].to_usize()];
             at += match self.state.started.find(index) {
                 Some(place) => self.take_run(place, &done, at, tokens, into, &mut ending),
-                None => {
-                    self.take_late_token(index, done.sample_rows[at], tokens, into, &mut ending)
-                }
+                None => self.take_late_token(index, done.sample_rows[at], tokens, into, &mut ending),
             };
         }
         self.faults.point(Call::Commit, step, Moment::Amid);
@@ -65,23 +58,23 @@ impl Scheduler {
     ) -> usize {
         let row = done.sample_rows[first].to_usize();
         let sampling = done.sample_rows[first..].iter().zip(row.to_u32()..);
-        let rows = done.rows[row..]
-            .iter()
-            .zip(&self.state.started.indices()[place..]);
+        let rows = done.rows[row..].iter().zip(&self.state.started.indices()[place..]);
         let same = sampling.zip(rows);
-        let count = same
-            .take_while(|&((a, b), (c, d))| *a == b && c == d)
-            .count();
+        let count = same.take_while(|&((a, b), (c, d))| *a == b && c == d).count();
         let tokens = &tokens[row..row + count];
         let start = into.len();
         let req_ids = &self.state.started.req_ids(place)[..count];
-        into.extend(req_ids.iter().zip(tokens).zip(row.to_u32()..).map(
-            |((&req_id, &token), row)| Entry {
-                req_id,
-                sampled: Some(Sampled { token, row }),
-                reason: None,
-            },
-        ));
+        into.extend(
+            req_ids
+                .iter()
+                .zip(tokens)
+                .zip(row.to_u32()..)
+                .map(|((&req_id, &token), row)| Entry {
+                    req_id,
+                    sampled: Some(Sampled { token, row }),
+                    reason: None,
+                }),
+        );
         let eos_ids = &self.config.eos_ids;
         let may_end = |requests: &Requests, at: usize, len: u32| {
             let index = done.rows[row + at];
@@ -113,10 +106,7 @@ impl Scheduler {
             return 1;
         }
         let req_id = request.req_id;
-        let reason = self
-            .state
-            .requests
-            .accept(index, token, &self.config.eos_ids);
+        let reason = self.state.requests.accept(index, token, &self.config.eos_ids);
         into.push(Entry {
             req_id,
             sampled: Some(Sampled { token, row }),

@@ -138,9 +138,7 @@ impl Scheduler {
     /// Bring the record of a request up to date.
     fn synchronize(&mut self, index: Index) {
         let now = self.last_step.unwrap_or(0);
-        self.state
-            .started
-            .synchronize(index, now, &mut self.state.requests);
+        self.state.started.synchronize(index, now, &mut self.state.requests);
     }
 
     pub(super) fn synchronize_all(&mut self) {

@@ -76,14 +76,9 @@ impl Scheduler {
                 let rows = &self.state.started.indices()[run.clone()];
                 self.decided.decode_rows.extend_from_slice(rows);
                 let (step, count) = (self.decided.step, run.len());
-                self.state.started.schedule(
-                    run,
-                    step,
-                    &mut self.state.tree,
-                    &mut self.state.requests,
-                    entry,
-                    to,
-                )?;
+                self.state
+                    .started
+                    .schedule(run, step, &mut self.state.tree, &mut self.state.requests, entry, to)?;
                 return Ok(count);
             }
             if !self.retract_for(self.state.started.indices()[at])? {
@@ -123,9 +118,7 @@ impl Scheduler {
             0 => budget.max(self.limits.page_size.to_i64()),
             _ => budget,
         };
-        let room = self.limits.max_page_changes()
-            - self.limits.max_rows
-            - self.decided.num_prefill_page_changes;
+        let room = self.limits.max_page_changes() - self.limits.max_rows - self.decided.num_prefill_page_changes;
         admission::size_chunk(&self.state.requests, index, &self.state.tree, budget, room)
     }
 
@@ -163,9 +156,7 @@ impl Scheduler {
             self.num_prompt_tokens += length;
             self.num_cached_tokens += cached_len.to_u64();
         }
-        self.state
-            .requests
-            .reserve_pages(index, self.limits.page_size);
+        self.state.requests.reserve_pages(index, self.limits.page_size);
         self.decided.assigned.push((index, cached_len));
         self.take_chunk(index, chunk)?;
         self.prefilling |= self.state.requests.get(index).is_prefilling();
@@ -239,9 +230,7 @@ impl Waiting for Scheduler {
         self.start(index, &chunk)?;
         let state = &self.state;
         let row = state.started.find(index).map(|at| state.started.row(at));
-        let own = row.map(|row| {
-            admission::needed_pages(&state.requests, &row, &state.ratio, self.page_size)
-        });
+        let own = row.map(|row| admission::needed_pages(&state.requests, &row, &state.ratio, self.page_size));
         Ok((chunk.num_tokens, own.unwrap_or(0)))
     }
 }

@@ -1,9 +1,7 @@
 //! What the integration tests share: a scheduler with arrays of its own, driven without an engine.
 #![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
-use minisgl_core::{
-    Arrival, CheckedEvents, Config, Entry, Event, Plan, Result, RingEntry, Scheduler,
-};
+use minisgl_core::{Arrival, CheckedEvents, Config, Entry, Event, Plan, Result, RingEntry, Scheduler};
 
 /// The arrays of one step, of the sizes that `minisgl.step.RingEntry` has.
 struct Arrays {
@@ -86,8 +84,7 @@ impl Bench {
     pub fn commit(&mut self, step: i64, num_rows: usize, token: i32) -> Result<()> {
         self.entries.clear();
         self.tokens[..num_rows].fill(token);
-        self.scheduler
-            .commit(step, &self.tokens[..num_rows], &mut self.entries)
+        self.scheduler.commit(step, &self.tokens[..num_rows], &mut self.entries)
     }
 
     /// Ids that the last commit ended.
