@@ -1,4 +1,4 @@
-//! Requests as the scheduler sees them, each in a hot and a cold part, and the sorted lists that they stand in.
+//! Requests as the scheduler sees them, in three parts (hot, sequence, cold), and the sorted lists that they stand in.
 //!
 //! Keeps true: an index names one request until it has ended and no step in flight holds a row of it; its order key
 //! never changes.
@@ -45,12 +45,17 @@ pub(crate) struct Request {
     pub has_stop_ids: bool,
 }
 
-/// The cold part: its sequence, its page table, and what its start and its end need.
+/// What grows: read and appended to every few steps.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sequence {
+    pub tokens: Vec<i32>, // the committed ones, prompt first
+    pub pages: Vec<Page>, // its page table, by column
+}
+
+/// The cold part, for its start and its end.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ColdPart {
-    pub tokens: Vec<i32>,      // the committed ones, prompt first
-    pub pages: Vec<Page>,      // its page table, by column
-    pub num_tree_pages: usize, // of these, the first ones belong to the tree
+    pub num_tree_pages: usize, // of its page table, the first ones belong to the tree
     pub handle: Option<NodeId>,
     pub order: (i64, u64), // priority, arrival counter
     pub num_admissions: u32,
@@ -72,6 +77,7 @@ impl Request {
 #[derive(Default)]
 pub(crate) struct Requests {
     hot: Vec<Request>,
+    sequences: Vec<Sequence>,
     cold: Vec<ColdPart>,
     unused: Vec<Index>,
 }
@@ -93,14 +99,24 @@ impl Requests {
         &mut self.cold[index.to_usize()]
     }
 
+    pub fn sequence_mut(&mut self, index: Index) -> &mut Sequence {
+        &mut self.sequences[index.to_usize()]
+    }
+
+    /// Two parts of a request at once.
+    pub fn parts_mut(&mut self, index: Index) -> (&mut Sequence, &mut ColdPart) {
+        let at = index.to_usize();
+        (&mut self.sequences[at], &mut self.cold[at])
+    }
+
     /// The committed tokens of a synchronized request.
     pub fn tokens(&self, index: Index) -> &[i32] {
-        &self.cold(index).tokens
+        &self.sequences[index.to_usize()].tokens
     }
 
     /// The page table of a synchronized request.
     pub fn pages(&self, index: Index) -> &[Page] {
-        &self.cold(index).pages
+        &self.sequences[index.to_usize()].pages
     }
 
     /// The request of a valid `arrival`, the `count`-th one. `caches` is false without a prefix cache.
@@ -131,6 +147,7 @@ impl Requests {
             }
             None => {
                 self.hot.push(request);
+                self.sequences.push(Sequence::default());
                 self.cold.push(ColdPart::default());
                 self.hot.len().to_u32() - 1
             }
@@ -138,9 +155,10 @@ impl Requests {
         let mut tokens = arrival.tokens;
         // room for what it generates, so that a decode step need not allocate
         tokens.reserve(limit.saturating_sub(tokens.len()).min(RESERVED_OUTPUT));
+        let sequence = self.sequence_mut(index);
+        sequence.tokens = tokens;
+        sequence.pages.clear(); // keeps its room
         let cold = self.cold_mut(index);
-        cold.tokens = tokens;
-        cold.pages.clear(); // keeps its room
         cold.num_tree_pages = 0;
         cold.handle = None;
         cold.order = (arrival.priority, count);
@@ -151,7 +169,7 @@ impl Requests {
 
     /// Forget an ended request of which no row is in flight.
     pub fn free(&mut self, index: Index) {
-        self.cold_mut(index).tokens = Vec::new();
+        self.sequence_mut(index).tokens = Vec::new();
         self.unused.push(index);
     }
 
@@ -171,7 +189,7 @@ impl Requests {
 
     /// Take the token of a request that waits: it was retracted while it was in flight.
     pub fn accept(&mut self, index: Index, token: i32, eos_ids: &[i32]) -> Option<FinishReason> {
-        self.cold_mut(index).tokens.push(token);
+        self.sequence_mut(index).tokens.push(token);
         let request = self.get_mut(index);
         request.len += 1;
         let len = request.len;
@@ -182,7 +200,7 @@ impl Requests {
     pub fn reserve_pages(&mut self, index: Index, page_size: usize) {
         let request = self.get(index);
         let length = request.max_len.to_usize().min(request.len.to_usize() + RESERVED_OUTPUT);
-        self.cold_mut(index).pages.reserve(length.div_ceil(page_size));
+        self.sequence_mut(index).pages.reserve(length.div_ceil(page_size));
     }
 
     /// The request holds nothing any more. Its slot is the scheduler's business, and must be taken before.
@@ -190,7 +208,7 @@ impl Requests {
         let cold = self.cold_mut(index);
         cold.handle = None;
         cold.num_tree_pages = 0;
-        cold.pages.clear();
+        self.sequence_mut(index).pages.clear();
         let request = self.get_mut(index);
         request.kv_len = 0;
         request.prefill_len = 0;

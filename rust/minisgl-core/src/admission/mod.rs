@@ -113,20 +113,20 @@ pub(crate) fn share(budget: i64, remaining: usize, available: usize, size: usize
 pub(crate) fn apply_chunk(requests: &mut Requests, index: Index, chunk: &Chunk, tree: &mut RadixTree) -> Result<()> {
     let size = tree.page_size();
     let uses_cache = requests.get(index).uses_cache;
-    let cold = requests.cold_mut(index);
+    let (sequence, cold) = requests.parts_mut(index);
     let mut handle = cold.handle.unwrap_or(ROOT);
     if uses_cache {
         handle = tree.descend(handle, &chunk.found)?;
     }
-    cold.pages.extend_from_slice(&chunk.found.pages);
-    let first = cold.pages.len();
-    tree.take(chunk.num_new_pages, &mut cold.pages)?;
+    sequence.pages.extend_from_slice(&chunk.found.pages);
+    let first = sequence.pages.len();
+    tree.take(chunk.num_new_pages, &mut sequence.pages)?;
     if uses_cache {
         cold.num_tree_pages = first;
         let full = chunk.num_tokens / size;
-        if full > 0 && !tree.has_page(handle, &cold.tokens, first) {
-            let tokens = &cold.tokens[first * size..(first + full) * size];
-            handle = tree.append(handle, tokens, &cold.pages[first..first + full])?;
+        if full > 0 && !tree.has_page(handle, &sequence.tokens, first) {
+            let tokens = &sequence.tokens[first * size..(first + full) * size];
+            handle = tree.append(handle, tokens, &sequence.pages[first..first + full])?;
             cold.num_tree_pages = first + full;
         }
     }

@@ -188,10 +188,10 @@ impl DecodeSet {
         request.len = row.len();
         request.num_pending = row.num_pending;
         request.last_step = now - i64::from(now.low_u32().wrapping_sub(row.last_step));
-        let cold = requests.cold_mut(index);
+        let sequence = requests.sequence_mut(index);
         let num_pages = self.page_size.count(row.kv_len);
-        self.tokens.flush(row.slot, row.len(), &mut cold.tokens);
-        self.pages.flush(row.slot, num_pages, &mut cold.pages);
+        self.tokens.flush(row.slot, row.len(), &mut sequence.tokens);
+        self.pages.flush(row.slot, num_pages, &mut sequence.pages);
     }
 
     // ------------------------------------------------------------------------------------------------------ counts

@@ -112,7 +112,7 @@ impl DecodeSet {
             self.pages.push(new, &mut self.due);
             for &number in &self.due {
                 let at = run.start + number.to_usize();
-                let pages = &mut requests.cold_mut(rows.index[at]).pages;
+                let pages = &mut requests.sequence_mut(rows.index[at]).pages;
                 self.pages.flush(rows.slot[at], rows.kv_len[at] + 1, pages);
             }
             return Ok(());
@@ -124,7 +124,7 @@ impl DecodeSet {
         for (&at, &page) in self.new_rows.iter().zip(&self.new_pages) {
             let at = at.to_usize();
             rows.last_page[at] = page;
-            requests.cold_mut(rows.index[at]).pages.push(page);
+            requests.sequence_mut(rows.index[at]).pages.push(page);
         }
         Ok(())
     }
@@ -159,7 +159,7 @@ impl DecodeSet {
         for &number in &self.due {
             let at = run.start + number.to_usize();
             let len = rows.kv_len[at] + 1 - rows.num_pending[at];
-            let tokens = &mut requests.cold_mut(rows.index[at]).tokens;
+            let tokens = &mut requests.sequence_mut(rows.index[at]).tokens;
             self.tokens.flush(rows.slot[at], len, tokens);
         }
         if suspicious {
