@@ -34,6 +34,7 @@ def _folder(tmp_path: Path) -> Path:
     tensors = {
         "model.embed_tokens.weight": (50, 64),
         "model.norm.weight": (64,),
+        "model.layers.0.mlp.up_proj.weight": (8, 64),
         "model.layers.0.mlp.gate.weight": (4, 64),
     }
     made = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in tensors.items()}
@@ -49,7 +50,8 @@ def test_a_folder_is_quantized_once(quantization: str, kind: str, tmp_path: Path
     assert steps[-1][1] == steps[-1][2] > 0
     kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(kept).tensors}
     assert kinds == {
-        "model.embed_tokens.weight": kind,
+        "model.embed_tokens.weight": "Q8_0",
+        "model.layers.0.mlp.up_proj.weight": kind,
         "model.norm.weight": "F32",
         "model.layers.0.mlp.gate.weight": "F32",
     }

@@ -13,7 +13,7 @@ from minisgl import _rust, envs
 from minisgl.config import ConfigError, Quantization
 from minisgl.progress import Report, counter
 
-FORMAT = "1"  # part of the name
+FORMAT = "2"  # part of the name
 
 
 def quantized_weights(source: Path, quantization: Quantization, say: Report) -> Path:

@@ -16,7 +16,7 @@ use super::quantize::{Quantization, encode};
 use super::{Kind, Source, TensorView, blocks};
 use crate::{Error, Result};
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const ALIGNMENT: usize = 64;
 const MAX_DIMS: usize = 4;
 /// Numbers that one thread quantizes at once.

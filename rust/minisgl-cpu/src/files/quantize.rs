@@ -19,7 +19,7 @@ const INFINITE: u16 = 0x7c00;
 pub enum Quantization {
     /// Q8_0.
     Q8,
-    /// Q4_1.
+    /// Q4_1; the embedding and the head Q8_0.
     Q4,
 }
 
@@ -45,17 +45,23 @@ impl Quantization {
     }
 
     /// What `tensor` is kept as. Vectors and routers stay as they are: they are small, and much hangs on them; so does
-    /// what is in blocks already.
+    /// what is in blocks already. The embedding and the head have 8 bits at least: every token's choice goes through them.
     #[must_use]
     pub fn kind_of(self, tensor: &TensorView<'_>) -> Kind {
         let full = matches!(tensor.kind(), Kind::F32 | Kind::F16 | Kind::BF16);
         let matrix = tensor.shape().len() > 1 && tensor.k().is_multiple_of(BLOCK);
         let name = tensor.name();
         let small = ["norm.weight", ".mlp.gate.weight", ".ffn_gate_inp.weight"];
-        if full && matrix && !small.iter().any(|end| name.ends_with(end)) {
-            self.kind()
-        } else {
+        if !full || !matrix || small.iter().any(|end| name.ends_with(end)) {
             tensor.kind()
+        } else if matches!(
+            name,
+            "token_embd.weight" | "output.weight" | "lm_head.weight"
+        ) || name.ends_with("embed_tokens.weight")
+        {
+            Kind::Q8_0
+        } else {
+            self.kind()
         }
     }
 }
