@@ -102,7 +102,7 @@ impl Kernels {
         self.isa
     }
 
-    /// Makes row `row` of `acts` from the `acts.k` numbers at `x`.
+    /// Makes row `row` of `acts` from the `acts.k` numbers at `x`, for products by these very kernels.
     ///
     /// # Safety
     /// `x` has `acts.k` readable numbers, `row < acts.rows`, and nobody else uses that row of `acts` meanwhile.

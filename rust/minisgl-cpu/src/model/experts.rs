@@ -110,7 +110,7 @@ impl Worker<'_, '_> {
                     shared
                         .kernels
                         .rms_norm(x, layer.mlp_norm.as_ptr(), hidden, eps, normed);
-                    shared.kernels.prepare(normed, acts, place);
+                    order.kernels(shared, place).prepare(normed, acts, place);
                 }
             },
         );
@@ -149,8 +149,8 @@ impl Worker<'_, '_> {
             |place| {
                 // SAFETY: its piece: a row of `acts`; `inner` was written before the barrier.
                 unsafe {
-                    shared
-                        .kernels
+                    order
+                        .kernels(shared, place)
                         .prepare(buffers.inner.at(place, 0), acts, place)
                 };
             },
@@ -203,6 +203,8 @@ impl Worker<'_, '_> {
         );
         let normed = self.own.row.at(0, 0);
         let panels = experts.router.panels();
+        // one kernel for all, and one row at a time
+        let kernels = shared.kernels.decoding();
         each(
             shared.counter(index, Phase::Route),
             shared.count(),
@@ -215,9 +217,9 @@ impl Worker<'_, '_> {
                     shared
                         .kernels
                         .rms_norm(x, layer.mlp_norm.as_ptr(), hidden, eps, normed);
-                    shared.kernels.prepare(normed, acts, token);
+                    kernels.prepare(normed, acts, token);
                     let rows = token..token + 1;
-                    shared.kernels.matmul(
+                    kernels.matmul(
                         &experts.router,
                         0..panels,
                         acts,

@@ -149,6 +149,15 @@ impl Forward<'_> {
         (start..(start + TOKENS).min(self.count()), self.kernels)
     }
 
+    /// What multiplies a token.
+    pub(super) fn kernels_of(&self, token: usize) -> Kernels {
+        if token < self.tokens.decode {
+            self.kernels.decoding()
+        } else {
+            self.kernels
+        }
+    }
+
     pub(super) fn counter(&self, layer: usize, phase: Phase) -> &Counter {
         &self.buffers.counters[layer * PHASES + phase as usize]
     }

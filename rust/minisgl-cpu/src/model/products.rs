@@ -55,7 +55,7 @@ impl Worker<'_, '_> {
                     );
                     at = normed;
                 }
-                shared.kernels.prepare(at, acts, token);
+                shared.kernels_of(token).prepare(at, acts, token);
             }
         };
         if alone {

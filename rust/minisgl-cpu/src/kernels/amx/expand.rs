@@ -13,7 +13,7 @@ use crate::kernels::avx512::{BF16, F16, Q4, Q8, halves};
 /// Bytes of a block as a tile of bf16.
 pub(super) const TILE: usize = 1024;
 /// The upper half of 32 bits, which is what bf16 has of f32.
-pub(super) const UPPER: i32 = 0xffff_0000_u32 as i32;
+const UPPER: i32 = 0xffff_0000_u32 as i32;
 
 /// The 8 rows of bytes of a Q4 block whose numbers are at `from`.
 #[inline]

@@ -11,13 +11,11 @@ mod expand;
 mod int8;
 mod tile;
 
-use std::arch::x86_64::*;
 use std::cell::RefCell;
 
 use super::{ActsPtr, Product, Table, avx512};
+use crate::weights::Form;
 use crate::weights::memory::Zeroed;
-use crate::weights::{BLOCK, Form};
-use expand::UPPER;
 
 pub(super) use tile::missing;
 
@@ -34,7 +32,7 @@ pub(super) static TABLE: Table = Table {
 
 /// For rows that decode.
 pub(super) static DECODING: Table = Table {
-    prepare,
+    prepare: prepare_decoding,
     matmul: matmul_decoding,
     rms_norm: avx512::TABLE.rms_norm,
     silu_mul: avx512::TABLE.silu_mul,
@@ -53,38 +51,16 @@ const EXPANDED: usize = 768 << 10;
 /// Bytes of activations that many panels use one after the other: they stay in the first level.
 const NEAR: usize = 24 << 10;
 
+/// Tiles take parts and bytes.
 unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
     // SAFETY: the caller's; the CPU has AVX-512.
-    unsafe {
-        (avx512::TABLE.prepare)(x, acts, row);
-        if acts.mode.has_f32() {
-            split(acts, row);
-        }
-    }
+    unsafe { avx512::small::prepare_as::<false, true>(x, acts, row) }
 }
 
-/// Writes a prepared row as sums of up to three: what the upper halves of f32 hold of the number, of the rest, of its
-/// rest.
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn split(acts: ActsPtr, row: usize) {
-    let upper = _mm512_set1_epi32(UPPER);
-    let parts = acts.mode.parts();
-    for b in 0..acts.blocks() {
-        let cell = b * acts.rows + row;
-        for half in 0..2 {
-            // SAFETY: the caller's: the row is prepared, and its own.
-            unsafe {
-                let mut rest = _mm512_loadu_ps(acts.x.add(cell * BLOCK + 16 * half));
-                for part in 0..parts {
-                    let bits = _mm512_and_si512(_mm512_castps_si512(rest), upper);
-                    rest = _mm512_sub_ps(rest, _mm512_castsi512_ps(bits));
-                    let to = acts.parts.add((cell * parts + part) * BLOCK + 16 * half);
-                    let words = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(bits));
-                    _mm256_storeu_si256(to.cast(), words);
-                }
-            }
-        }
-    }
+/// Tiles where weights are bf16, vectors otherwise.
+unsafe fn prepare_decoding(x: *const f32, acts: ActsPtr, row: usize) {
+    // SAFETY: as above.
+    unsafe { avx512::small::prepare_as::<true, true>(x, acts, row) }
 }
 
 /// Few rows of AVX-512 are faster than tiles, but where the weights are tiles as they lie.

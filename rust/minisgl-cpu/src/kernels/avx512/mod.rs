@@ -7,7 +7,7 @@
 
 mod exact;
 mod int8;
-mod small;
+pub(super) mod small;
 pub(super) mod unpack;
 
 use std::arch::x86_64::*;

@@ -26,6 +26,17 @@ fn tree(v: __m512) -> f32 {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
+    // SAFETY: the caller's.
+    unsafe { prepare_as::<true, false>(x, acts, row) }
+}
+
+/// f32 as it is, as parts of bf16, or both, for modes that have it.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(in super::super) unsafe fn prepare_as<const F32: bool, const PARTS: bool>(
+    x: *const f32,
+    acts: ActsPtr,
+    row: usize,
+) {
     for b in 0..acts.blocks() {
         let left = acts.k - b * BLOCK;
         let cell = cell(&acts, b, row);
@@ -41,13 +52,36 @@ pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
             if acts.mode == Mode::Bf16 {
                 v = v.map(|v| to_bf16(v));
             }
-            if acts.mode.has_f32() {
+            if F32 && acts.mode.has_f32() {
                 _mm512_store_ps(acts.x.add(cell * BLOCK), v[0]);
                 _mm512_store_ps(acts.x.add(cell * BLOCK + 16), v[1]);
                 *acts.sum.add(cell) = tree(_mm512_add_ps(v[0], v[1]));
             }
+            if PARTS && acts.mode.has_f32() {
+                split(v, acts, cell);
+            }
             if acts.mode.has_int8() {
                 quantize(v, acts, cell);
+            }
+        }
+    }
+}
+
+/// What the upper halves of f32 hold of the numbers, of the rest, of its rest.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn split(v: [__m512; 2], acts: ActsPtr, cell: usize) {
+    let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+    let parts = acts.mode.parts();
+    for (half, mut rest) in v.into_iter().enumerate() {
+        for part in 0..parts {
+            let bits = _mm512_and_si512(_mm512_castps_si512(rest), upper);
+            rest = _mm512_sub_ps(rest, _mm512_castsi512_ps(bits));
+            let words = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(bits));
+            // SAFETY: the caller's cell.
+            unsafe {
+                let to = acts.parts.add((cell * parts + part) * BLOCK + 16 * half);
+                _mm256_storeu_si256(to.cast(), words);
             }
         }
     }
