@@ -3,6 +3,7 @@ heartbeats and a clock."""
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -240,3 +241,9 @@ def test_usage_is_what_was_said_last() -> None:
     beats = watched.watchdog.beats()
     assert (beats[1].cpu_s, beats[1].resident_bytes) == (0.0, 0)
     assert (beats[2].cpu_s, beats[2].resident_bytes) == (1.5, 7)
+
+
+def test_the_first_heartbeat_waits_for_nothing() -> None:
+    sent: list[Heartbeat] = []
+    HeartbeatThread(lambda: Heartbeat("idle", 0.0), contextlib.nullcontext(sent.append)).close()
+    assert len(sent) == 1

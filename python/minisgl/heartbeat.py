@@ -44,8 +44,8 @@ Sender = AbstractContextManager[Callable[[Heartbeat], None]]
 
 
 class HeartbeatThread:
-    """Sends what `heartbeat` returns, every `INTERVAL_S`. `sender` is entered and left in the thread: a socket belongs
-    to one thread."""
+    """Sends what `heartbeat` returns, at once and every `INTERVAL_S`. `sender` is entered and left in the thread: a
+    socket belongs to one thread."""
 
     def __init__(self, heartbeat: Callable[[], Heartbeat], sender: Sender) -> None:
         self._heartbeat = heartbeat
@@ -61,8 +61,10 @@ class HeartbeatThread:
 
     def _run(self) -> None:
         with self._sender as send:
-            while not self._stop.wait(INTERVAL_S):
+            while True:
                 send(self._heartbeat())
+                if self._stop.wait(INTERVAL_S):
+                    return
 
 
 class Watchdog:
