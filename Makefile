@@ -14,7 +14,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-lo
 # part in how make deals out jobs.
 CARGO := $(if $(shell command -v timeout),timeout --foreground 900,) env -u MAKEFLAGS -u MFLAGS cargo
 
-.PHONY: install serve test lint python-lint rust-lint rust-test python-test avx2-test slow-test fmt bench replay clean
+.PHONY: install serve test lint python-lint rust-lint rust-test python-test avx2-test slow-test client-test browser-test screenshots fmt bench \
+	client-environments replay clean
 
 install: $(STAMP)
 
@@ -78,6 +79,47 @@ slow-test: install
 	PROPTEST_CASES=100000 $(CARGO) test --quiet --locked -p minisgl-cpu --test hostile_files
 	$(PYTEST) -m slow -o faulthandler_timeout=7200 --times $(TIMES)
 
+# Official clients, each in an environment of its own: their pins fight. What is made is kept until its list changes.
+CLIENTS := $(patsubst tests/clients/requirements/%.txt,.clients/%/.installed,$(wildcard tests/clients/requirements/*.txt))
+CLIENTS += $(if $(shell command -v npm),.clients/node/.installed,)
+client-test: install
+	@$(MAKE) --no-print-directory -j 2 client-environments
+	$(PYTEST) tests/clients
+
+client-environments: $(CLIENTS)
+	$(if $(shell command -v npm),,@echo "make: npm is missing: Vercel's AI SDK and openai-node are not tried" >&2)
+
+.clients/node/.installed: tests/clients/node/package.json
+	rm -rf $(@D) && mkdir -p $(@D) && cp $< $(@D)/
+	npm install --prefix $(@D) --no-package-lock --no-audit --no-fund --loglevel error
+	touch $@
+
+.clients/%/.installed: tests/clients/requirements/%.txt
+	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
+# The page in a headless browser: Playwright, in an environment over the project's own, and Debian's chromium.
+BROWSER := .clients/browser
+browser-test: install $(BROWSER)/.installed
+	@command -v chromium chromium-browser >/dev/null || test -n "$$MINISGL_CHROMIUM" || \
+	{ echo "make: browser-test: not run: chromium is missing: apt-get install chromium" >&2; exit 1; }
+	$(if $(shell command -v npm),$(BROWSER)/node/node_modules/.bin/tsc -p tests/web/tsconfig.json,@echo "make: npm is missing: the types of the page's modules are not checked" >&2)
+	PYTHONPATH=$$($(BROWSER)/bin/python -c 'import site; print(site.getsitepackages()[0])') \
+	$(BIN)/python -m pytest tests/web -m browser
+
+$(BROWSER)/.installed: tests/web/requirements.txt
+	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --requirement $< || \
+	{ echo "make: browser-test: not run: playwright could not be installed" >&2; exit 1; }
+	$(if $(shell command -v npm),mkdir $(@D)/node && cp tests/web/node/package.json $(@D)/node/ && \
+	npm install --prefix $(@D)/node --no-package-lock --no-audit --no-fund --loglevel error)
+	touch $@
+
+# Pictures of the page, from real servers, for the docs.
+screenshots: install $(BROWSER)/.installed
+	PYTHONPATH=$$($(BROWSER)/bin/python -c 'import site; print(site.getsitepackages()[0])') $(BIN)/python -m tools.screenshots
+
 # Recorded decisions of the scheduler, driven again and compared.
 replay: install
 	$(BIN)/python -m pytest tests/replay tests/scheduler/test_trace.py tests/cli/test_replay.py
@@ -91,4 +133,4 @@ bench: install
 	$(BIN)/python -m benchmark.offline.decode_speed
 
 clean:
-	rm -rf $(VENV) target
+	rm -rf $(VENV) target .clients

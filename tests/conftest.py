@@ -1,28 +1,66 @@
 """Fixtures of all tests, and what a run says at its end of the tests that it left out.
 
-Keeps true: whatever drives a scheduler takes it from `control_plane`, and runs under every one; a test that did not
-run is counted with its reason, in one process or in several.
+Keeps true: whatever drives a scheduler takes it from `control_plane`, and runs under every one; a server that the tests
+of a file share takes its front end from `front_end`, and they run under both; a test that did not run is counted with
+its reason, in one process or in several.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from minisgl import envs
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
+from tests.helpers.gateway import has_gateway
+from tests.helpers.panicking import panicking_extension
 
 CONTROL_PLANES = ("python", "rust_hotpath")
+FRONT_ENDS = ("rust", "python")
 SLOW_TIMEOUT_S = 1800  # a failure, not a measurement
 _DESELECTED: Counter[str] = Counter()  # by reason
+MARKED = {"slow": "slow (make slow-test)", "browser": "in a browser (make browser-test)"}
 _LEFT_OUT = "left_out"  # its key in what a worker process hands over
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--frontend", choices=FRONT_ENDS, help="of all servers that tests start (default: see front_end)")
     parser.addoption("--times", type=int, default=1, help="of the long random tests (-m slow) so many times the cases")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (chosen := config.getoption("--frontend")) is not None:
+        os.environ[envs.FRONTEND] = chosen  # for servers that are processes
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "front_end" in metafunc.fixturenames:
+        chosen = metafunc.config.getoption("--frontend")
+        names = FRONT_ENDS if chosen is None else (chosen,)
+        if metafunc.definition.get_closest_marker("python_front_end"):
+            names = ("python",)
+        metafunc.parametrize("front_end", names, scope="module", indirect=True)
+
+
+@pytest.fixture(scope="module")
+def front_end(request: pytest.FixtureRequest) -> str:
+    """Both, one after the other, unless `--frontend` chooses one."""
+    name: str = request.param
+    if name == "rust" and not has_gateway():
+        pytest.skip("the extension has no gateway")
+    return name
+
+
+@pytest.fixture(scope="session")
+def panicking(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """An extension that panics on order."""
+    return panicking_extension(tmp_path_factory.mktemp("panicking"))
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +96,8 @@ def each_control_plane(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     for item in items:
-        _DESELECTED["slow (make slow-test)" if item.get_closest_marker("slow") else "not chosen by -m or -k"] += 1
+        marks = (reason for mark, reason in MARKED.items() if item.get_closest_marker(mark))
+        _DESELECTED[next(marks, "not chosen by -m or -k")] += 1
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -68,8 +107,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Each worker process of pytest-xdist collects all tests, and leaves out the same."""
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Each worker process of pytest-xdist collects all tests, and leaves out the same. One that a test ended ends the
+    run: pytest-xdist starts another, gives it nothing to do, and waits for ever."""
+    if error:
+        node.config.pluginmanager.getplugin("dsession").shouldstop = "a test ended its process"
     for reason, count in getattr(node, "workeroutput", {}).get(_LEFT_OUT, {}).items():
         _DESELECTED[reason] = max(_DESELECTED[reason], count)
 

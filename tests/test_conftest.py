@@ -54,6 +54,10 @@ def test_nothing_left_out_is_nothing_said(left_out: Counter[str]) -> None:
 
 def test_processes_that_leave_out_the_same_are_counted_once(left_out: Counter[str]) -> None:
     for count in (5, 5):
-        conftest.pytest_testnodedown(SimpleNamespace(workeroutput={"left_out": {"slow": count}}))
-    conftest.pytest_testnodedown(SimpleNamespace())  # one that died
+        conftest.pytest_testnodedown(SimpleNamespace(workeroutput={"left_out": {"slow": count}}), None)
+    session = SimpleNamespace(shouldstop=None)
+    plugins = SimpleNamespace(getplugin={"dsession": session}.get)
+    died = SimpleNamespace(config=SimpleNamespace(pluginmanager=plugins))
+    conftest.pytest_testnodedown(died, "killed")
+    assert session.shouldstop
     assert left_out == {"slow": 5}

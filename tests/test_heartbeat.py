@@ -4,19 +4,18 @@ heartbeats and a clock."""
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
 from typing import Any, cast
 
 import numpy as np
 import pytest
-import zmq
 
 from minisgl.config import EngineConfig
 from minisgl.engine.api import Engine, SlotAssignment, StepHandle, StepResult
 from minisgl.heartbeat import INTERVAL_S, Activity, HeartbeatThread, Watchdog, look_every_s
-from minisgl.message import AddRequest, EngineReady, FromEngine, Heartbeat, decode_from_engine
+from minisgl.message import AddRequest, EngineReady, FromEngine, Heartbeat
 from minisgl.runner import process
 from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.loop import StepLoop
@@ -32,22 +31,13 @@ WAIT_S = 60.0
 @pytest.fixture
 def beats() -> Iterator[tuple[Activity, Callable[[], Heartbeat]]]:
     """An activity whose heartbeats are sent, and the next of them."""
-    with tempfile.TemporaryDirectory() as folder, zmq.Context() as context, context.socket(zmq.PULL) as inbox:
-        address = f"ipc://{folder}/beats"
-        inbox.bind(address)
-        activity = Activity()
-        thread = HeartbeatThread(activity.heartbeat, process.heartbeat_sender(context, address))
-
-        def next_beat() -> Heartbeat:
-            assert inbox.poll(WAIT_S * 1000), "no beat"
-            (found,) = decode_from_engine(inbox.recv())
-            assert isinstance(found, Heartbeat)
-            return found
-
-        try:
-            yield activity, next_beat
-        finally:
-            thread.close()
+    activity = Activity()
+    sent: SimpleQueue[Heartbeat] = SimpleQueue()
+    thread = HeartbeatThread(activity.heartbeat, contextlib.nullcontext(sent.put))
+    try:
+        yield activity, lambda: sent.get(timeout=WAIT_S)
+    finally:
+        thread.close()
 
 
 class _Hook:
@@ -133,13 +123,16 @@ def test_loading_is_no_stuck_loop(
         def narrate(self, lines: Sequence[str]) -> None:
             pass
 
+        def wake(self) -> None:
+            pass
+
         def send(self, messages: Sequence[FromEngine]) -> None:
             if isinstance(messages[0], EngineReady):
                 seen.append(activity.heartbeat().phase)
 
     monkeypatch.setattr(process, "_run", lambda *rest: None)
     monkeypatch.setattr(process.gc, "freeze", lambda: None)
-    config = ProcessConfig(to_engine="ipc://none", from_engine="ipc://none/x", engine=CONFIG)
+    config = ProcessConfig(address="ipc://none/engine", engine=CONFIG)
     process.serve(config, cast("process.Link", Link()))
     assert seen == ["working"], "from then on a loop that does not begin is a hang"
 

@@ -13,13 +13,23 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 PACKAGE = ROOT / "python" / "minisgl"
 ACROSS = {
+    "clients": "what others have written to talk to such a server",
     "e2e": "whole servers and commands",
+    "gateway": "both front ends under the same requests, and what breaks between them",
     "gpu": "what needs a GPU",
     "parity": "both schedulers under the same events",
     "property": "random load, and the scheduler broken on purpose",
+    "web": "the page in a browser",
     "replay": "the corpus of recorded decisions",
 }
-OF_THE_REPOSITORY = {"test_circles.py", "test_conftest.py", "test_layering.py", "test_mirror.py", "test_namesakes.py"}
+OF_THE_REPOSITORY = {
+    "test_circles.py",
+    "test_conftest.py",
+    "test_layering.py",
+    "test_layering_rust.py",
+    "test_mirror.py",
+    "test_namesakes.py",
+}
 ELSEWHERE = {"benchmark": ROOT / "benchmark", "tools": ROOT / "tools"}  # mirrored too, but flat
 
 

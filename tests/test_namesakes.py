@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from tests.test_layering import CORE, PACKAGE
+from tests.test_layering import PACKAGE
+from tests.test_layering_rust import CORE
 
 PLACES = (PACKAGE, PACKAGE / "scheduler", PACKAGE / "scheduler" / "reference")
 ONLY_RUST = {

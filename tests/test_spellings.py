@@ -26,7 +26,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "from-mini-sglang.md"
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*envs.NO_EFFECT, envs.CPU_BACKEND, *(name for name in envs.ALL if "SHELL" in name)):
+    for name in (*envs.NO_EFFECT, envs.CPU_BACKEND, envs.FRONTEND, *(name for name in envs.ALL if "SHELL" in name)):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -280,14 +280,24 @@ def test_variables_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     assert envs.notices() == []
 
 
-def test_a_gateway_that_is_not_there_yet(
+def test_rust_gateway_is_the_scheduler_and_the_front_end(
     monkeypatch: pytest.MonkeyPatch, serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert serve().frontend == "auto"
     monkeypatch.setenv("MINISGL_CPU_BACKEND", "rust_gateway")
-    assert serve().engine.cpu_backend == "rust_hotpath"
-    err = capsys.readouterr().err
-    assert err.startswith("minisgl: MINISGL_CPU_BACKEND=rust_gateway: there is no gateway in Rust yet")
-    assert len(err.splitlines()) == 1
+    assert (serve().engine.cpu_backend, serve().frontend) == ("rust_hotpath", "rust")
+    assert serve("--cpu-backend", "python").engine.cpu_backend == "python"
+    assert serve("--frontend", "python").frontend == "python"
+    monkeypatch.setenv("MINISGL_FRONTEND", "python")
+    assert (serve().engine.cpu_backend, serve().frontend) == ("rust_hotpath", "python")
+    assert serve("--frontend", "rust").frontend == "rust"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_front_end_that_there_is_not(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("MINISGL_FRONTEND", "go")
+    assert cli.main(["serve"]) == 2
+    assert capsys.readouterr().err == "minisgl serve: MINISGL_FRONTEND: 'go': must be rust or python\n"
 
 
 @pytest.mark.parametrize(

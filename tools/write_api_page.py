@@ -13,10 +13,27 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from minisgl.server import answers, bodies
+from minisgl.server import answers, bodies, embedding_body, sampling_fields, structured
+from minisgl.server.messages import answers as messages_answers
+from minisgl.server.messages import body as messages_body
 from minisgl.server.openapi import ROUTES, bounds, kind
+from minisgl.server.responses import answers as responses_answers
+from minisgl.server.responses import body as responses_body
+from minisgl.server.sampling_fields import Sampling
+from minisgl.server.structured import Structured
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
+MODULES = (
+    bodies,
+    sampling_fields,
+    structured,
+    answers,
+    responses_body,
+    responses_answers,
+    messages_body,
+    messages_answers,
+    embedding_body,
+)
 MARKED = re.compile(r"(<!-- begin (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -37,29 +54,42 @@ def table(model: type[BaseModel], leave_out: frozenset[str] = frozenset()) -> st
 
 def routes() -> str:
     rows = ["| route | what | errors |", "|---|---|---|"]
-    for path, route in ROUTES.items():
-        rows.append(f"| `{route.method.upper()} {path}` | {route.summary} | {', '.join(map(str, route.errors))} |")
+    for route in ROUTES:
+        rows.append(
+            f"| `{route.method.upper()} {route.path}` | {route.summary} | {', '.join(map(str, route.errors))} |"
+        )
     return "\n".join(rows) + "\n"
+
+
+def model_of(name: str) -> type[BaseModel]:
+    found: type[BaseModel] = next(getattr(module, name) for module in MODULES if hasattr(module, name))
+    return found
+
+
+def as_usual(model: type[BaseModel]) -> frozenset[str]:
+    """Fields that mean what they mean in every request that generates."""
+    common = next((one for one in (Sampling, Structured) if model is not one and issubclass(model, one)), None)
+    found = common.model_fields.items() if common is not None else ()
+    return frozenset(name for name, one in found if model.model_fields[name].description == one.description)
 
 
 def part(what: str, name: str) -> str:
     if what == "routes":
         return routes()
     if what == "refused":
-        model = getattr(bodies, name)
+        model = model_of(name)
         rows = ["| field | accepted values |", "|---|---|"]
-        shared = {} if model is bodies.Sampling else bodies.Sampling.NOT_YET
+        shared = {} if model is Sampling else Sampling.NOT_YET
         for field, nothing in model.NOT_YET.items():
             if shared.get(field) == nothing:
                 continue
             rows.append(f"| `{field}` | {', '.join(f'`{json.dumps(value)}`' for value in nothing) or 'none'} |")
         return "\n".join(rows) + "\n"
     if what == "body":
-        model = getattr(bodies, name)
-        shared = model is not bodies.Sampling and issubclass(model, bodies.Sampling)
-        return table(model, frozenset(bodies.Sampling.model_fields) if shared else frozenset())
+        model = model_of(name)
+        return table(model, as_usual(model))
     if what == "answer":
-        return table(getattr(answers, name))
+        return table(model_of(name))
     raise ValueError(f"no such part: {what}")
 
 

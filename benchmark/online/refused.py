@@ -41,6 +41,25 @@ def _message(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
+def _wide(size: int) -> dict[str, Any]:
+    """As many fields as a body may have, with long descriptions."""
+    fields = {f"field_{i}": {"type": "string", "description": "x" * (size // 15_000 - 60)} for i in range(15_000)}
+    return {"type": "object", "properties": fields}
+
+
+def _form(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+
+
+def _tool(schema: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "a", "parameters": schema}}
+
+
+def _parts(kind: str, size: int) -> list[dict[str, Any]]:
+    part = {"type": kind, "text": "hi " * (size // 30_000 - 10)}
+    return [{"role": "user", "content": [part] * 500}] * 20
+
+
 # what to send, for about so many bytes
 KINDS: dict[str, tuple[str, Callable[[int], Any]]] = {
     "spaces": (CHAT, lambda size: {"messages": [_message(" " * size)]}),
@@ -54,6 +73,13 @@ KINDS: dict[str, tuple[str, Callable[[int], Any]]] = {
     "long-messages": (CHAT, lambda size: {"messages": [_message("hi " * (size // 12_288))] * 4000}),
     "empty-lists": (TEXT, lambda size: {"prompt": [[]] * (size // 3)}),
     "tokenize": ("/tokenize", lambda size: {"prompt": "hello, world " * (size // 13)}),
+    "schema": (CHAT, lambda size: {"messages": [_message("hi")], "response_format": _form(_wide(size))}),
+    "tools": (
+        CHAT,
+        lambda size: {"messages": [_message("hi")], "tools": [_tool(_wide(size))], "tool_choice": "required"},
+    ),
+    "blocks": ("/v1/messages", lambda size: {"max_tokens": 1, "messages": _parts("text", size)}),
+    "input-items": ("/v1/responses", lambda size: {"input": _parts("input_text", size)}),
     "detokenize": ("/detokenize", lambda size: {"tokens": [7] * (size // 2)}),
 }
 

@@ -1,7 +1,7 @@
 """minisgl: a compact LLM inference server.
 
-`LLM` and `SamplingParams` are the offline API; `LLM` is imported when first asked for, because it brings torch and the
-HTTP process must stay free of it.
+`LLM`, `SamplingParams` and `structured_outputs` are the offline API; `LLM` is imported when first asked for, because it
+brings torch and the HTTP process must stay free of it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from minisgl.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from minisgl.grammar.offline import structured_outputs
     from minisgl.llm import LLM, Completion, RequestOutput
 
-__all__ = ["LLM", "Completion", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "Completion", "RequestOutput", "SamplingParams", "structured_outputs"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,4 +22,8 @@ def __getattr__(name: str) -> Any:
         from minisgl import llm
 
         return getattr(llm, name)
+    if name == "structured_outputs":
+        from minisgl.grammar.offline import structured_outputs
+
+        return structured_outputs
     raise AttributeError(f"module 'minisgl' has no attribute {name!r}")

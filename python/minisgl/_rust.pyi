@@ -8,18 +8,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minisgl.engine.api import SlotAssignment
-from minisgl.scheduler.api import ControlPlaneConfig, Stats
+from minisgl.routing.api import Placed, RouterConfig
+from minisgl.scheduler.api import ControlPlaneConfig, Stats, TreeView
 from minisgl.step import Events, Int32Array, Int64Array, StepBuffers
 
 __all__ = [
     "ControlPlane",
     "CpuEngine",
     "CpuSampler",
+    "EnginePool",
+    "Gateway",
+    "GatewayDecoder",
+    "GatewayStream",
+    "GatewayTemplate",
+    "GatewayText",
+    "GrammarMatcher",
+    "GrammarTokenizer",
     "RadixCacheHandle",
     "RadixCacheManager",
+    "Router",
     "StepOutput",
     "StepPlan",
     "build_info",
+    "check_grammar",
     "decode_blocks",
     "encode_blocks",
     "gguf_head_bytes",
@@ -30,6 +41,8 @@ __all__ = [
     "make_write_mapping",
     "prefill_admission_plan",
     "quantize_weights",
+    "recode_from_engine",
+    "recode_to_engine",
     "run_load",
 ]
 
@@ -184,6 +197,7 @@ class ControlPlane:
     def schedule(self, step: int, events: Events) -> StepPlan: ...
     def commit(self, step: int, tokens: Int32Array) -> StepOutput: ...
     def stats(self) -> Stats: ...
+    def tree_view(self, limit: int) -> TreeView: ...
     def check(self) -> None: ...
     # for tests
     def tree_pages(self) -> list[tuple[tuple[int, ...], int]]: ...
@@ -198,10 +212,14 @@ class CpuSampler:
     def __new__(cls, num_slots: int, vocab_size: int, eos_ids: Sequence[int]) -> CpuSampler: ...
     def bind(self, binding: SlotAssignment) -> None: ...
     def step(
-        self, logits: NDArray[np.float32], slots: Sequence[int], positions: Sequence[int]
+        self,
+        logits: NDArray[np.float32],
+        slots: Sequence[int],
+        positions: Sequence[int],
+        masks: Sequence[Int32Array | None] | None = None,
     ) -> tuple[list[int], list[tuple[float, list[int], list[float]] | None]]:
-        """Change `logits` [n, vocab_size] in place as the slots ask, and record the tokens [n] that are returned, with
-        the log probability of each, the most likely ids and theirs, where a slot asks."""
+        """Change `logits` [n, vocab_size] in place as the slots ask and `masks` [n] let, and record the tokens [n] that
+        are returned, with the log probability of each, the most likely ids and theirs, where a slot asks."""
 
     def record(self, slot: int, token: int) -> None: ...
     def prompt_part(self, slot: int, start: int, count: int) -> tuple[int, int, list[int], int] | None:
@@ -216,6 +234,21 @@ class RadixCacheHandle:
 
     @property
     def cached_len(self) -> int: ...
+
+@final
+class Router:
+    """`minisgl.routing.api.Router`."""
+
+    def __new__(cls, config: RouterConfig) -> Router: ...
+    def engine_up(self, engine: int, num_pages: int | None = None) -> None: ...
+    def engine_down(self, engine: int) -> list[int]: ...
+    def report(self, engine: int, num_waiting: int, num_running: int) -> None: ...
+    def add(self, req_id: int, tokens: Int32Array, priority: int = 0, key: int = 0, *, again: bool = False) -> None: ...
+    def place(self) -> list[Placed]: ...
+    def remove(self, req_id: int, num_generated: int = 0) -> None: ...
+    def loads(self) -> list[int]: ...
+    @property
+    def num_waiting(self) -> int: ...
 
 @final
 class RadixCacheManager:
@@ -291,10 +324,150 @@ class CpuEngine:
         page_ids: Int32Array,
         num_decode_rows: int,
         bindings: Sequence[SlotAssignment],
+        freed: Int32Array,
     ) -> tuple[
         Int32Array,
         tuple[list[int], list[float], list[list[int]], list[list[float]]] | None,
         list[tuple[int, int, list[float], list[list[int]], list[list[float]]]],
+        list[tuple[int, bytes]],
+        dict[int, str],
     ]: ...
     def prompt_logits(self, tokens: Int32Array) -> bytes: ...
     def close(self) -> None: ...
+
+@final
+class Gateway:
+    """HTTP in front of the Python server: answers by itself what it is sure of, passes all else on. Its threads start
+    with it; they need no interpreter."""
+
+    def __new__(cls, listener_fd: int, engine: str, fallback: str) -> Gateway:
+        """Accept clients on a duplicate of the descriptor. `engine` and `fallback` are the Unix sockets of the engine
+        process and of the Python server. Raises `OSError`."""
+
+    def load(self, tokenizer: str) -> None:
+        """Load this tokenizer.json, for a `serve` that names it. Raises `ValueError`."""
+
+    def serve(self, config: str) -> list[str]:
+        """Answer what it is sure of, from now on. `config`: `server.gateway_config` as JSON. Returns what is passed on,
+        and why. Raises `ValueError`."""
+
+    def drain(self) -> None:
+        """Pass everything on, from now on."""
+
+    def fail(self, reason: str) -> None:
+        """The same, and end what it is answering with this error."""
+
+    def stop(self, grace_s: float) -> None:
+        """Close connections, at the latest after `grace_s`. Idempotent."""
+
+    def publish(
+        self, num_waiting: int, num_waiting_tokens: int, num_live: int, keys: Sequence[tuple[int, int]]
+    ) -> None:
+        """What waits in the Python server: limits count both."""
+
+    @property
+    def num_open(self) -> int:
+        """Requests that it is answering."""
+
+    def readings(self) -> dict[str, Any]:
+        """What it has counted and measured since it started."""
+
+@final
+class EnginePool:
+    """Several engine processes behind one socket: to front ends one engine process, to engine processes a front end.
+    Its thread needs no interpreter.
+
+    An engine that is lost (its connection ends, or it is silent) loses its requests to others, where they go on. The
+    pool connects to its socket again, all the time, and uses it as soon as it is ready. Front ends learn of it by
+    `EngineState`. When no engine is ready or starting, or one is lost before all were ready for the first time, they
+    get `EngineFailed`, and the pool is done."""
+
+    def __new__(cls, config: str) -> EnginePool:
+        """`config` as JSON: `listen` (path of its socket; front ends can connect at once), `engines` (paths of theirs,
+        which need not be there yet), `router` (fields of `routing.api.RouterConfig`; `num_engines` follows from
+        `engines`), `step_timeout` (seconds that a forward may take). Raises `ValueError`, `OSError`."""
+
+    def restarting(self, engine: int, yes: bool) -> None:
+        """While `yes`, a process of this engine is being started, or will be: it counts as starting. Raises
+        `ValueError`."""
+
+    def readings(self) -> dict[str, Any]:
+        """By engine: `loads` (requests there), `states` (as in `EngineState`), `num_losses_total`. Of all: `num_live`
+        requests, `num_waiting` of them in line, `num_moved_total`."""
+
+    def stop(self) -> None:
+        """Close all connections and remove the socket. Idempotent."""
+
+def recode_to_engine(frame: bytes) -> bytes:
+    """For comparing the codecs: a frame without its length, read as the pool reads it, and written as the pool writes
+    it, with its length. `ValueError` if it cannot be read."""
+
+def recode_from_engine(frame: bytes) -> bytes:
+    """The same of what a pool says to front ends."""
+
+@final
+class GatewayText:
+    """The gateway's tokenizer, for comparing it with `minisgl.tokenizer`."""
+
+    def __new__(cls, file: str | None = None, text: str | None = None, cache_bytes: int = ...) -> GatewayText:
+        """Of a tokenizer.json: its file or its text. Raises `ValueError`."""
+
+    def encode(self, text: str, add_special_tokens: bool = True, most: int = ...) -> list[int]: ...
+    def token_bytes(self, token_id: int) -> bytes: ...
+    @property
+    def num_ids(self) -> int: ...
+    @property
+    def caches(self) -> bool:
+        """Whether the text between special tokens is encoded by itself, and kept."""
+
+    def cache_stats(self) -> dict[str, int]: ...
+    def decoder(self, skip_special_tokens: bool = True) -> GatewayDecoder: ...
+    def stream(self, stop: Sequence[str]) -> GatewayStream: ...
+
+@final
+class GatewayDecoder:
+    """See `minisgl.tokenizer.IncrementalDecoder`."""
+
+    def push(self, ids: Sequence[int]) -> str: ...
+    def place(self, token_id: int) -> tuple[int, str]: ...
+    def flush(self) -> str: ...
+
+@final
+class GatewayStream:
+    """See `minisgl.tokenizer.TextStream`."""
+
+    def push(self, ids: Sequence[int], may_stop: bool = True) -> str: ...
+    @property
+    def stopped(self) -> bool: ...
+    def finish(self) -> str: ...
+
+@final
+class GatewayTemplate:
+    """See `minisgl.tokenizer.ChatTemplate`. `ValueError`: the gateway leaves it to Python."""
+
+    def __new__(cls, source: str, content: str, special_tokens: dict[str, str] = ...) -> GatewayTemplate: ...
+    def render(self, messages: str, variables: str, add_generation_prompt: bool) -> str:
+        """`messages` and `variables` are JSON."""
+
+@final
+class GrammarTokenizer:
+    """A tokenizer.json's text as the library llguidance wants it, with at least `vocab_size` ids. The GIL is free
+    meanwhile. Raises `ValueError`."""
+
+    def __new__(cls, tokenizer_json: str, vocab_size: int, eos_ids: Sequence[int]) -> GrammarTokenizer: ...
+
+@final
+class GrammarMatcher:
+    """A `minisgl.grammar.slots.Matcher`. The GIL is free while its grammar is compiled; what is wrong with it is its
+    `error`."""
+
+    def __new__(cls, tokenizer: GrammarTokenizer, grammar: str) -> GrammarMatcher: ...
+    @property
+    def error(self) -> str: ...
+    def restart(self, generated: Sequence[int]) -> None: ...
+    def fill(self, mask: Int32Array) -> None: ...
+    def consume(self, token: int) -> None: ...
+
+def check_grammar(grammar: str, lexer_fuel: int, num_steps: int, first: bytes) -> str:
+    """Why the library llguidance does not take a grammar; empty if it does. It is read, and `num_steps` bytes of an
+    answer are begun with it, each one of `first` if that may come. The GIL is free meanwhile."""

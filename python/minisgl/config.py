@@ -23,7 +23,11 @@ Activations = Literal["exact", "bf16", "int8"]
 KvDtype = Literal["f16", "f32", "q8"]
 Quantization = Literal["q8", "q4"]
 GenerationConfig = Literal["auto", "none"]
+Frontend = Literal["auto", "rust", "python"]
 LogLevel = Literal["error", "warning", "info", "debug"]
+ToolCallParser = Literal["auto", "hermes", "llama3_json", "pythonic", "mistral", "json"]
+ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
+Routing = Literal["round_robin", "least_load", "random", "cache_aware"]
 MODEL_SMOLLM2 = "smollm2"
 _HOST_NAME = re.compile(r"\*|[^\s:/,@\[\]]+|[0-9a-fA-F]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*|\[[0-9a-fA-F:.]+\]")
 _ORIGIN = re.compile(r"\*|null|[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@,]+")
@@ -77,6 +81,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running_requests: int = 64
     max_prefill_length: int = 2048
     cache: CachePolicy = "lru"
+    cache_token_budget: int | None = None  # of what the cache keeps for nobody; None: as much as fits
+    cache_max_prompt: int | None = None  # longer prompts are not kept after their end; None: all are
+    max_pinned_ratio: float = 0.5  # share of the pages that prefixes may pin
+    warm_prefixes: tuple[str, ...] = ()  # texts that are computed and pinned before anything else
     cpu_backend: str = "auto"  # python, rust_hotpath, or auto: the latter if the extension loads
     overlap: bool = True
     num_threads: int | None = None
@@ -105,6 +113,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         at_least("max_seq_len", 2)
         at_least("profile_steps", 0, self.debug)
         at_least("cuda_graph_max_bs", 0)
+        at_least("cache_token_budget", 1)
+        at_least("cache_max_prompt", 1)
+        if not 0.0 <= self.max_pinned_ratio <= 1.0:
+            raise ConfigError(f"max_pinned_ratio: {self.max_pinned_ratio}: must be at least 0 and at most 1")
+        if self.cache == "naive" and self.warm_prefixes:
+            raise ConfigError("--warm-prefix: not with --cache naive: it keeps nothing")
         if self.memory_ratio is not None and not 0.0 < self.memory_ratio <= 1.0:
             raise ConfigError(f"memory_ratio: {self.memory_ratio}: must be above 0 and at most 1")
         if self.engine == "cpu":
@@ -144,9 +158,32 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 ENGINE_SETTINGS = (*EngineConfig.__struct_fields__[:-1], *DebugConfig.__struct_fields__)
 
 
+class AdaptiveMaxTokens(msgspec.Struct, frozen=True):
+    """While more than `threshold` answers are in flight, lengths that no client named are `millionths` of a million of
+    what they are else. A whole number, so that both front ends reckon alike."""
+
+    threshold: int
+    millionths: int
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several callers: what it gets of the engines beside others that wait, and its limits. 0: none."""
+
+    name: str
+    key: str
+    share: int = 1
+    max_inflight: int = 0
+    max_queued_requests: int = 0
+    tokens_per_minute: int = 0
+
+    def __repr__(self) -> str:
+        return f"ApiKey({self.name})"  # whoever shows a configuration does not show keys
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What the HTTP side takes on; times in seconds. `max_queued_*` count what waits for its first step, in the engine
-    or for the tokenizer. A forward that takes `step_timeout` counts as a hang."""
+    or for the tokenizer. A forward that takes `step_timeout` counts as a hang. `context_margin`: tokens of the context
+    that lengths which no client named leave free."""
 
     max_queued_requests: int = 1024
     max_queued_tokens: int = 4_000_000
@@ -157,6 +194,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_timeout: int = 75  # of a connection without a request; what stands before a server often keeps it for 60
     step_timeout: float = 300.0
     drain_timeout: float = 30.0
+    adaptive_max_tokens: AdaptiveMaxTokens | None = None
+    context_margin: int = 0
 
     def check(self) -> None:
         counts = (
@@ -175,25 +214,36 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"--{name.replace('_', '-')} {value}: must be a number of seconds above 0")
         if not 0 <= self.drain_timeout < math.inf:
             raise ConfigError(f"--drain-timeout {self.drain_timeout}: must be a number of seconds, 0 or more")
+        if self.context_margin < 0:
+            raise ConfigError(f"--context-margin {self.context_margin}: must be at least 0")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole server: one HTTP address in front of one engine process."""
+    """The whole server: one HTTP address in front of one engine process, or of several that are alike."""
 
     engine: EngineConfig
+    dp: int | Literal["auto"] = 1  # engine processes; auto: as many as there are CUDA devices for
+    routing: Routing = "cache_aware"  # which of several engines gets a request
+    max_inflight: int | None = None  # requests that all engines have at once; others wait; None: any number
+    max_inflight_per_engine: int | None = None
     host: str = "127.0.0.1"
     port: int = 1919
+    frontend: Frontend = "auto"  # who owns the port; rust: the gateway, which auto takes if the extension has it
     served_model_name: str | None = None
     any_model_name: bool = False  # requests may name any model: there is one
     limits: Limits = Limits()
     api_key: str | None = None
+    api_keys: tuple[ApiKey, ...] = ()  # of --api-key-file, beside `api_key`; number i of a request is `api_keys[i - 1]`
     allowed_hosts: tuple[str, ...] = ()  # names clients may use besides the address, * for any
     cors_origins: tuple[str, ...] = ()  # of web pages that may use the server, * for any
     log_format: Literal["text", "json"] = "text"
     access_log: bool = True
     access_log_probes: bool = False  # lines for what is asked every few seconds, too
     log_prompts: bool = False
+    tool_call_parser: ToolCallParser = "auto"  # in which format the model writes calls of tools
+    reasoning_parser: ReasoningParser = "auto"  # and what it thinks
     metrics_aliases: Literal["none", "vllm"] = "none"
+    demo_load: bool = False  # it sends requests to itself, for people who watch
     managed: bool = False  # started by a program: see managed.py
 
     def check(self) -> ServerConfig:
@@ -202,14 +252,53 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--port {self.port}: must be between 0 and 65535")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
             raise ConfigError("--api-key: must be printable ASCII and not empty")
+        for one in self.api_keys:
+            if one.key == self.api_key:
+                raise ConfigError(f"--api-key-file: the key of {one.name} is that of --api-key, too: give another one")
         for name in self.allowed_hosts:
             if not _HOST_NAME.fullmatch(name):
                 raise ConfigError(f"--allowed-host {name!r}: must be a name or an address without a port, or *")
         for origin in self.cors_origins:
             if not _ORIGIN.fullmatch(origin):
                 raise ConfigError(f"--cors-origin {origin!r}: must be like https://page.example:8080 (no path), or *")
+        self._check_engines()
         self.limits.check()
         return self
+
+    def _check_engines(self) -> None:
+        if self.dp != "auto" and self.dp < 1:
+            raise ConfigError(f"--dp {self.dp}: must be at least 1, or auto")
+        for name in ("max_inflight", "max_inflight_per_engine"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+        if self.dp == 1:
+            return
+        if self.engine.device.startswith("cuda:"):
+            raise ConfigError(
+                f"--device {self.engine.device}: not with --dp {self.dp}: engines get devices in order from cuda:0 on; "
+                "choose them with CUDA_VISIBLE_DEVICES"
+            )
+        if (path := self.engine.debug.record_trace) is not None:
+            raise ConfigError(
+                f"--record-trace {path}: not with --dp {self.dp}: a trace is of one scheduler: use --dp 1"
+            )
+
+    @property
+    def needs_pool(self) -> bool:
+        """Whether something must stand between front ends and engines: `minisgl._rust.EnginePool`. `dp` is a number."""
+        return self.dp != 1 or self.max_inflight is not None or self.inflight_per_engine is not None
+
+    @property
+    def inflight_per_engine(self) -> int | None:
+        """`max_inflight_per_engine`; with API keys it is bounded in any case: shares hold where requests wait."""
+        if self.max_inflight_per_engine is None and self.api_keys:
+            return 2 * self.engine.max_running_requests
+        return self.max_inflight_per_engine
+
+    @property
+    def any_key(self) -> str | None:
+        """One that lets a caller in; None: no key is asked for."""
+        return next((one.key for one in self.api_keys), None) if self.api_key is None else self.api_key
 
     @property
     def model_name(self) -> str:

@@ -190,6 +190,12 @@ def _backends() -> list[Finding]:
 
         return f"{find_smollm2().name} ({find_smollm2().stat().st_size / 1e6:.0f} MB)"
 
+    def gateway() -> str:
+        from minisgl.server.gateway import gateway_class
+
+        gateway_class()
+        return "the gateway: --frontend rust"
+
     return [
         _try("engines", "cpu", cpu_engine),
         _try("engines", "torch", torch_engine),
@@ -197,6 +203,7 @@ def _backends() -> list[Finding]:
         _try("engines", "echo", echo_engine),
         _try("control planes", "python", control_plane("python")),
         _try("control planes", "rust_hotpath", control_plane("rust_hotpath")),
+        _try("front ends", "rust", gateway),
         _try("models", "smollm2", embedded),
     ]
 
@@ -209,6 +216,7 @@ def _environment() -> list[Finding]:
     return [
         Finding("environment", envs.DATA, None, where),
         Finding("environment", envs.CPU_BACKEND, None, envs.cpu_backend() or "not set"),
+        Finding("environment", envs.FRONTEND, None, envs.frontend() or "not set"),
         Finding("environment", envs.CPU_ISA, None, envs.cpu_isa() or "not set"),
         Finding("environment", "import cache", None, "exists" if envs.cache_dir().is_dir() else "empty"),
         *(Finding("environment", "notice", None, line) for line in envs.notices()),

@@ -10,9 +10,13 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 CPU_BACKEND = "MINISGL_CPU_BACKEND"
-"""Scheduler: python or rust_hotpath. `--cpu-backend` wins. rust_gateway is the latter, until there is a gateway."""
+"""Scheduler: python or rust_hotpath. `--cpu-backend` wins. rust_gateway: the latter, with the gateway as front end."""
+
+FRONTEND = "MINISGL_FRONTEND"
+"""Front end: rust or python. `--frontend` wins."""
 
 CPU_ISA = "MINISGL_CPU_ISA"
 """Hold the CPU engine down to an instruction set: scalar, avx2, avx512, amx or neon. Default: the best there is."""
@@ -66,6 +70,7 @@ SHELL_TOP_P = "MINISGL_SHELL_TOP_P"
 ALL = (
     API_KEY,
     CPU_BACKEND,
+    FRONTEND,
     CPU_ISA,
     SHADOW,
     SHADOW_REPORT,
@@ -118,8 +123,6 @@ def notices() -> list[str]:
         elif name not in (*ALL, *OF_TESTS):
             close = difflib.get_close_matches(name, ALL, 1)
             lines.append(f"{name}: unknown variable, ignored" + (f": did you mean {close[0]}?" if close else ""))
-    if os.environ.get(CPU_BACKEND) == RUST_GATEWAY:
-        lines.append(f"{CPU_BACKEND}={RUST_GATEWAY}: there is no gateway in Rust yet: as rust_hotpath")
     return lines
 
 
@@ -189,6 +192,16 @@ def cpu_backend() -> str | None:
     return "rust_hotpath" if value == RUST_GATEWAY else value
 
 
+def frontend() -> Literal["rust", "python"] | None:
+    """Also by `CPU_BACKEND`, whose last step it is."""
+    value = os.environ.get(FRONTEND, "")
+    if value not in ("", "rust", "python"):
+        raise EnvError(f"{FRONTEND}: {value!r}: must be rust or python")
+    if value == "python":
+        return "python"
+    return "rust" if value or os.environ.get(CPU_BACKEND) == RUST_GATEWAY else None
+
+
 def cpu_isa() -> str | None:
     """As it is written; the CPU engine says which there are."""
     return os.environ.get(CPU_ISA) or None
@@ -206,6 +219,12 @@ def disable_overlap_scheduling() -> bool:
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
     """The whole environment with `changes`, for a process that is started with another one."""
     return {**os.environ, **changes}
+
+
+def keep_little() -> None:
+    """Tell the extension's allocator to give back at once what is freed, unless somebody told it something else: once,
+    before the extension is loaded. Child processes inherit it."""
+    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "0")
 
 
 def state_dir() -> Path:

@@ -21,10 +21,11 @@ from minisgl.config import ENGINE_SETTINGS, EngineConfig
 from minisgl.early_tokenizer import EarlyTokenizer
 from minisgl.frontend.engine_client import InProcessClient
 from minisgl.frontend.output_processor import RequestState, Subscriber, with_bad_words
+from minisgl.frontend.prefixes import Prefix
 from minisgl.generation_config import read_defaults
 from minisgl.metrics.steps import step_timers
 from minisgl.progress import Display
-from minisgl.runner.build import build_control_plane, build_engine
+from minisgl.runner.build import build_compiler, build_control_plane, build_engine
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.step import Int32Array
@@ -103,17 +104,23 @@ class LLM:
         info = self._engine.info
         self._control_plane = build_control_plane(self.config, info, _say_all)
         self._client = InProcessClient()
+        self._compiler = build_compiler(info)
         self._loop = StepLoop(
             self._control_plane,
             self._engine,
             self._client.receive,
             overlap=self.config.overlap,
             timers=step_timers(self.config.debug.profile_steps, say),
+            keeps_prefixes=self.config.cache != "naive",
+            has_budget=self.config.cache_token_budget is not None,
+            compiler=self._compiler,
         )
         self.tokenizer = early.take(info.model_dir, _say)
         self.default_params = SamplingParams(**read_defaults(info.model_dir, self.config.generation_config))
         """What a call without `params` samples with: the model's generation_config.json."""
         self._texts: list[tuple[RequestOutput, str]] = []  # of this step
+        for text in self.config.warm_prefixes:
+            self.insert_prefix(text)
 
     # ------------------------------------------------------------------------------------------------------ public
 
@@ -155,8 +162,46 @@ class LLM:
         prompts = [self.tokenizer.encode(text, add_special_tokens=False) for text in rendered]
         return self.generate([p.tolist() for p in prompts], params, progress=progress, on_text=on_text)
 
+    def insert_prefix(self, prefix: Prompt | Sequence[Message], *, pin: bool = True) -> Prefix:
+        """Compute a text, token ids, or the beginning of a conversation, and keep it in the prefix cache: with `pin`
+        until `remove_prefix`, else as long as others are kept. Raises `ParamError` for what cannot be kept."""
+        if isinstance(prefix, str) or not prefix or not isinstance(prefix[0], dict):
+            ids = self._encode(prefix)  # type: ignore[arg-type]
+        else:
+            text = self.tokenizer.apply_chat_template(list(prefix), add_generation_prompt=False)  # type: ignore[arg-type]
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
+        self._check_fits(ids, self.default_params)
+        book = self._client.prefixes
+        found = book.insert(ids, pin=pin)
+        while not book.is_settled(found):
+            self._client.step(self._loop.step)
+        if (refusal := found.refusal) is not None:
+            book.remove(found)
+            self._client.step(self._loop.step)
+            raise ParamError("prefix", len(ids), refusal.reason)
+        return found
+
+    def remove_prefix(self, prefix: Prefix) -> None:
+        """What `insert_prefix` returned may be evicted from now on. No-op if it was removed already."""
+        self._client.prefixes.remove(prefix)
+        self._settle()
+
+    def clear_cache(self) -> int:
+        """Empty the prefix cache, but for what is pinned; how many pages were freed."""
+        self._settle()
+        clearing = self._client.prefixes.clear()
+        self._settle()
+        return sum(clearing.num_pages.values())
+
+    def _settle(self) -> None:
+        self._client.step(self._loop.step)
+        while not self._loop.idle:
+            self._loop.step([])
+
     def close(self) -> None:
         self._loop.timers.close()
+        if self._compiler is not None:
+            self._compiler.close()
         self._engine.close()
 
     def __enter__(self) -> LLM:
@@ -218,6 +263,7 @@ class LLM:
         with _bar(total) if progress else contextlib.nullcontext() as bar:
             try:
                 while self._client.num_live:
+                    self._loop.wait_for_grammar()
                     self._client.step(self._loop.step)
                     texts, self._texts = self._texts, []
                     if on_text is not None:

@@ -50,6 +50,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     `bad_words` are texts, at the beginning of a text or after a space. The engine has no tokenizer: it knows them as
     `bad_token_ids`, sequences which the output must not have; whoever has one fills them in.
 
+    `grammar` is a grammar of the library llguidance, as text: before all of that no ids are left but those that the
+    output can go on with by it. Only the model's own end-of-sequence ids end such a request, where the grammar does, so
+    neither `ignore_eos` nor `min_tokens` can stand beside it, nor `allowed_token_ids`: together they may leave nothing.
+
     Logprobs are natural logarithms of the model's own distribution, before all of that."""
 
     max_tokens: int | None = None
@@ -72,6 +76,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     logprobs: int | None = None  # number of most likely tokens to report beside the sampled one
     prompt_logprobs: int | None = None  # the same for every prompt token but the first; computes the whole prompt
+    grammar: str | None = None
+    embedding: str | None = None  # of the prompt, the only thing wanted: "mean" of all its tokens, or the "last" one
 
     def check(self) -> SamplingParams:
         """Raise `ParamError` at the first bad field, else return self."""
@@ -101,6 +107,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             need(value is None or 0 <= value <= MAX_LOGPROBS, name, value, f"must be between 0 and {MAX_LOGPROBS}")
+        if self.grammar is not None:
+            need(not self.ignore_eos, "ignore_eos", True, "cannot stand beside a grammar: it ends there")
+            reason = "cannot stand beside a grammar: it may end before"
+            need(self.min_tokens == 0, "min_tokens", self.min_tokens, reason)
+            reason = "cannot stand beside a grammar: together they may leave no token"
+            need(not self.allowed_token_ids, "allowed_token_ids", self.allowed_token_ids, reason)
+        pooling = self.embedding
+        need(pooling in (None, "mean", "last"), "embedding", pooling, "must be 'mean' or 'last'")
         self._check_logits_processors()
         return self
 

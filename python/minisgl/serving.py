@@ -12,38 +12,45 @@ import contextlib
 import gc
 import json
 import signal
-import socket
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import uvloop
 
 from minisgl import managed
 from minisgl.config import MODEL_SMOLLM2, ServerConfig
 from minisgl.early_tokenizer import EarlyTokenizer
-from minisgl.frontend.engine_client import EngineGone, ProcessClient
-from minisgl.frontend.memory import give_back
+from minisgl.frontend.engine_client import SHUTTING_DOWN, EngineGone, ProcessClient
+from minisgl.frontend.warming import NotKept, warm
 from minisgl.generation_config import read_defaults, show_defaults
+from minisgl.memory import give_back
 from minisgl.message import EngineReady
 from minisgl.progress import Display, to_all
 from minisgl.runner.launch import EngineProcess
+from minisgl.runner.several import EngineProcesses
+from minisgl.server import gateway_config
 from minisgl.server.app import Application, build_app
+from minisgl.server.demo_load import DemoLoad
+from minisgl.server.gateway import FrontEnd, Gateway
 from minisgl.server.health import Starting
-from minisgl.server.http import HttpServer
-from minisgl.server.log import complain, narrate, say
+from minisgl.server.http import GRACE_S, HttpServer
+from minisgl.server.log import complain, narrate, say, warn
 from minisgl.server.middleware import Middleware
 from minisgl.tokenizer import Tokenizer
 
+DRAINED_S = 0.02  # how often the gateway is asked whether it is
+LAST_WORDS_S = 0.5  # between the end of a process and the end of its connection
+Engines: TypeAlias = EngineProcess | EngineProcesses
 SWITCH_INTERVAL_S = 0.0002  # the thread that encodes prompts waits as long for a busy event loop, not 5 ms
 
 
-def serve(
-    config: ServerConfig, listener: socket.socket, process: EngineProcess, signals: Sequence[int], began: float
-) -> int:
-    """Serve on `listener` with the engine process that is starting; returns the exit code. `signals` came already."""
-    return uvloop.run(_supervise(config, listener, process, signals, began))
+def serve(config: ServerConfig, front_end: FrontEnd, process: Engines, signals: Sequence[int], began: float) -> int:
+    """Serve at `front_end` with the engine process that is starting; returns the exit code. `signals` came already."""
+    return uvloop.run(_supervise(config, front_end, process, signals, began))
 
 
 class _Signals:
@@ -69,22 +76,20 @@ class _Signals:
 
 
 async def _supervise(
-    config: ServerConfig, listener: socket.socket, process: EngineProcess, came: Sequence[int], began: float
+    config: ServerConfig, front_end: FrontEnd, process: Engines, came: Sequence[int], began: float
 ) -> int:
     signals = _Signals(came)
     with managed.until_stdin_ends(signals.interrupt) if config.managed else contextlib.nullcontext():
-        return await _run(config, listener, process, signals, began)
+        return await _run(config, front_end, process, signals, began)
 
 
-async def _run(
-    config: ServerConfig, listener: socket.socket, process: EngineProcess, signals: _Signals, began: float
-) -> int:
+async def _run(config: ServerConfig, front_end: FrontEnd, process: Engines, signals: _Signals, began: float) -> int:
     client: ProcessClient | None = None
     starting = Starting(config.model_name)
-    early = EarlyTokenizer(config.engine)
-    http = HttpServer(Middleware(starting, config), listener, config.limits)
+    early = EarlyTokenizer(config.engine, None if front_end.gateway is None else front_end.gateway.load)
+    http = HttpServer(Middleware(starting, config), front_end.listener, config.limits)
     try:
-        client = ProcessClient(process.to_engine, process.from_engine)
+        client = _client(process)
         display = Display(say, sys.stderr if config.log_format == "text" and sys.stderr.isatty() else None)
         client.on_progress = to_all(display, starting.report)
         client.on_narration = narrate
@@ -93,20 +98,40 @@ async def _run(
         ready = await _until_ready(client, process, signals.drain)
         if ready is None:
             return 0
+        if isinstance(process, EngineProcesses):
+            process.keep(warn)
         tokenizer = await asyncio.to_thread(early.take, ready.model_dir, say)
-        return await _serve(config, http, client, ready, tokenizer, process=process, signals=signals, began=began)
+        if not await _warmed(config, client, ready, tokenizer, signals.drain):
+            return 0
+        return await _serve(
+            config, front_end, http, client, ready, tokenizer, process=process, signals=signals, began=began
+        )
     except EngineGone as error:
         complain(f"minisgl: the engine did not start: {error}")
         return 1
+    except NotKept as error:
+        complain(f"minisgl: {error}")
+        return 1
     finally:
+        await front_end.stop(0.0)
         await http.stop(at_once=True)
+        process.leave()
         if client is not None:
             await client.close()
         loading = client is None or client.info is None  # then it reads no messages yet
         await process.stop(at_once=loading or signals.stop.is_set())
 
 
-async def _until_ready(client: ProcessClient, process: EngineProcess, stopping: asyncio.Event) -> EngineReady | None:
+def _client(process: Engines) -> ProcessClient:
+    if isinstance(process, EngineProcess):
+        return ProcessClient(process.address)
+    client = ProcessClient(process.address, num_engines=process.number)
+    client.on_engine_state = process.heard
+    process.open()
+    return client
+
+
+async def _until_ready(client: ProcessClient, process: Engines, stopping: asyncio.Event) -> EngineReady | None:
     """None if a signal came first. Raises `EngineGone` if the engine cannot start."""
     assert client.ready is not None
     waits: list[asyncio.Future[object]] = [
@@ -127,14 +152,34 @@ async def _until_ready(client: ProcessClient, process: EngineProcess, stopping: 
             wait.cancel()
 
 
+async def _warmed(
+    config: ServerConfig, client: ProcessClient, ready: EngineReady, tokenizer: Tokenizer, stopping: asyncio.Event
+) -> bool:
+    """Compute the prefixes of the configuration. False if a signal came first. Raises `NotKept`, `EngineGone`."""
+    if not (texts := config.engine.warm_prefixes):
+        return True
+    warming = asyncio.ensure_future(warm(client, tokenizer, texts, ready.max_seq_len, client.on_progress))
+    signal_came = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait({warming, signal_came}, return_when=asyncio.FIRST_COMPLETED)
+        if stopping.is_set():
+            return False
+        await warming
+        return True
+    finally:
+        warming.cancel()
+        signal_came.cancel()
+
+
 async def _serve(
     config: ServerConfig,
+    front_end: FrontEnd,
     http: HttpServer,
     client: ProcessClient,
     ready: EngineReady,
     tokenizer: Tokenizer,
     *,
-    process: EngineProcess,
+    process: Engines,
     signals: _Signals,
     began: float,
 ) -> int:
@@ -142,63 +187,118 @@ async def _serve(
     defaults = read_defaults(ready.model_dir, config.engine.generation_config)
     if defaults:
         say(f"sampling defaults of the model: {show_defaults(defaults)} (--generation-config none: without)")
-    app = build_app(client, tokenizer, config, defaults)
+    pool = process.readings if isinstance(process, EngineProcesses) else None
+    app = build_app(client, tokenizer, config, defaults, front_end.gateway, pool)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     http.app = app.middleware
     gc.collect()
     gc.freeze()  # what lives now lives as long as the server: collections need not visit it
     give_back()  # what loading a tokenizer took for a moment is half of this process
     app.context.metrics.start()
-    _greet(config, http.address, ready, time.monotonic() - began)
-    died = asyncio.ensure_future(process.wait())
+    if front_end.gateway is not None:
+        encoded = partial(gateway_config.encoded, config, app, tokenizer, defaults)
+        await asyncio.to_thread(_open, front_end.gateway, process.folder, config, tokenizer, encoded)
+        app.context.opening = False
+    url = _url(front_end)
+    _greet(config, front_end, url, ready, time.monotonic() - began)
+    demo = DemoLoad(url, config.model_name, config.any_key) if config.demo_load else None
+    died = asyncio.ensure_future(_until_gone(client, process))
     stop = asyncio.ensure_future(signals.stop.wait())
     drain = asyncio.ensure_future(signals.drain.wait())
     await asyncio.wait({died, drain}, return_when=asyncio.FIRST_COMPLETED)
+    if demo is not None:
+        demo.stop()
     if not died.done() and not stop.done():
-        await _drain(app, config.limits.drain_timeout, died, stop)
+        await _drain(app, front_end.gateway, config.limits.drain_timeout, died, stop)
     if died.done():
-        await _last_words(client, died.result())
+        _last_words(client, died.result())
     code = 1 if died.done() else 0
     for wait in (died, stop, drain):
         wait.cancel()
+    if front_end.gateway is not None:  # before the engine hears of it; the death of the engine was seen here first
+        await asyncio.to_thread(front_end.gateway.fail, client.failure or SHUTTING_DOWN)
+    process.leave()
     client.shut_down()
     app.context.metrics.stop()
-    await http.stop(at_once=signals.stop.is_set())
+    at_once = signals.stop.is_set()
+    await asyncio.gather(http.stop(at_once=at_once), front_end.stop(0.0 if at_once else GRACE_S))
     return code
 
 
-async def _drain(app: Application, timeout_s: float, died: asyncio.Future[Any], stop: asyncio.Future[Any]) -> None:
+def _open(
+    gateway: Gateway, folder: Path, config: ServerConfig, tokenizer: Tokenizer, encoded: Callable[[], bytes]
+) -> None:
+    """Let the gateway answer by itself. What cannot be costs its speed only. Raises `TokenizerError`."""
+    try:
+        text = encoded()
+        gateway_config.write(text, folder)
+        if config.log_prompts:
+            raise ValueError("--log-prompts: only the Python server knows prompts and answers of its requests")
+        for line in gateway.serve(text.decode()):
+            say(f"gateway: {line}")
+    except (ValueError, OSError) as error:
+        warn(f"the gateway passes every request on: {error}")
+        tokenizer.prepare()
+
+
+async def _drain(
+    app: Application, gateway: Gateway | None, timeout_s: float, died: asyncio.Future[Any], stop: asyncio.Future[Any]
+) -> None:
     """Take no new requests; return when the open ones are answered, at the latest after `timeout_s`."""
     app.context.draining = True
-    middleware = app.middleware
-    text = (
-        f"draining: {middleware.num_open} open requests have {timeout_s:g} s to end; a second signal ends them at once"
-    )
-    say(text)
-    idle: asyncio.Future[Any] = asyncio.ensure_future(middleware.idle.wait())
+    if gateway is not None:
+        gateway.drain()  # the Python server refuses what it passes on
+
+    def num_open() -> int:
+        return app.middleware.num_open + (0 if gateway is None else gateway.readings()["num_open"])
+
+    async def all_answered() -> None:
+        while num_open():
+            await app.middleware.idle.wait()
+            if num_open():
+                await asyncio.sleep(DRAINED_S)
+
+    say(f"draining: {num_open()} open requests have {timeout_s:g} s to end; a second signal ends them at once")
+    idle: asyncio.Future[Any] = asyncio.ensure_future(all_answered())
     await asyncio.wait({died, stop, idle}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     idle.cancel()
-    say(f"drained: {middleware.num_open} requests are cut off")
+    say(f"drained: {num_open()} requests are cut off")
 
 
-async def _last_words(client: ProcessClient, exit_code: int) -> None:
-    """The engine process is dead: say why, as well as is known."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(0.5):
-            while client.failure is None:
-                await asyncio.sleep(0.01)
-    client.fail(f"the engine process died (exit code {exit_code})")
+async def _until_gone(client: ProcessClient, process: Engines) -> int | None:
+    """Until the engine process is dead or has nothing more to say; returns the exit code, None if there is none."""
+    exited = asyncio.ensure_future(process.wait())
+    lost = asyncio.ensure_future(client.lost.wait())
+    try:
+        await asyncio.wait({exited, lost}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({exited, lost}, timeout=LAST_WORDS_S)  # the one comes with the other
+        return exited.result() if exited.done() else None
+    finally:
+        exited.cancel()
+        lost.cancel()
+
+
+def _last_words(client: ProcessClient, exit_code: int | None) -> None:
+    """The engine process is gone: say why, as well as is known."""
+    client.fail(
+        "the engine process ended the connection"
+        if exit_code is None
+        else f"the engine process died (exit code {exit_code})"
+    )
     complain(f"minisgl: {client.failure}")
 
 
-def _greet(config: ServerConfig, address: tuple[str, int], ready: EngineReady, seconds: float) -> None:
-    host, port = address
+def _url(front_end: FrontEnd) -> str:
+    host, port = front_end.address
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # what a client on this machine can connect to
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _greet(config: ServerConfig, front_end: FrontEnd, url: str, ready: EngineReady, seconds: float) -> None:
     details = f" ({ready.engine_details})" if ready.engine_details else ""
     say(
         f"{config.model_name}: {ready.engine} engine, {ready.device} {ready.dtype}{details}, "
-        f"scheduler {ready.cpu_backend}, context {ready.max_seq_len}, "
+        f"scheduler {ready.cpu_backend}, front end {front_end.name}, context {ready.max_seq_len}, "
         f"KV pool {ready.num_pages} pages of {ready.page_size} tokens"
     )
     if config.managed:
@@ -209,5 +309,5 @@ def _greet(config: ServerConfig, address: tuple[str, int], ready: EngineReady, s
     question = "Name the capital of France." if config.engine.model == MODEL_SMOLLM2 else "Hello!"
     messages = [{"role": "user", "content": question}]
     body = {"model": config.model_name, "messages": messages, "temperature": 0, "max_tokens": 30}
-    key = "" if config.api_key is None else ' -H "Authorization: Bearer $MINISGL_API_KEY"'
+    key = "" if config.any_key is None else ' -H "Authorization: Bearer $MINISGL_API_KEY"'
     say(f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'")

@@ -7,6 +7,7 @@ Doesn't know: flags (cli/aliases.py has theirs). docs/from-mini-sglang.md is the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from minisgl.config import ConfigError
@@ -38,6 +39,7 @@ ATTENTION = {
 }
 NO_ATTENTION = {"trtllm": "for Blackwell GPUs only, and not supported"}
 CACHES = {"radix": "lru"}
+ROUTINGS = {"rr": "round_robin", "fsfs": "least_load"}
 SETTINGS = {
     "model_path": "model",
     "max_seq_len_override": "max_seq_len",
@@ -66,6 +68,22 @@ def quantization(value: object) -> str:
     return QUANTIZATIONS.get(name, name)
 
 
+def routing(value: object) -> str:
+    """`fsfs` is mini-sglang's "fewest sequences first served"."""
+    name = str(value).replace("-", "_")
+    return ROUTINGS.get(name, name)
+
+
+def number_of_engines(text: str) -> int | str:
+    """A number, or auto. Raises `ConfigError`."""
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{text!r}: must be a number of engines, or auto") from None
+
+
 def attention_backend(text: str) -> str:
     """A backend's name, or PREFILL,DECODE; one name if both are the same. Raises `ConfigError`."""
     names = [_attention_backend(name.strip(), text) for name in text.split(",")]
@@ -81,6 +99,17 @@ def _attention_backend(name: str, text: str) -> str:
     if known not in ("auto", *ATTENTION_BACKENDS):
         raise ConfigError(f"{text}: {name!r} is none of auto, {', '.join(ATTENTION_BACKENDS)}; short: fi, fa")
     return known
+
+
+def text_or_file(text: str) -> str:
+    """`text`, or with @FILE what stands in the file. Raises `ConfigError`."""
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{text}: cannot be read: {reason}") from error
 
 
 def settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,6 +130,8 @@ def settings(given: Mapping[str, Any]) -> dict[str, Any]:
         found["quantization"] = quantization(found["quantization"])
     if found.get("cache") in CACHES:
         found["cache"] = CACHES[found["cache"]]
+    if isinstance(texts := found.get("warm_prefixes"), (list, tuple)):
+        found["warm_prefixes"] = tuple(text_or_file(one) if isinstance(one, str) else one for one in texts)
     if isinstance(backend := found.get("attention_backend"), str):
         try:
             found["attention_backend"] = attention_backend(backend)

@@ -38,8 +38,9 @@ class Arrival:
     """A new request, or one that is added again with what it generated so far (failover).
 
     `tokens` holds prompt and generated ids, [num_prompt + num_generated] int32. `max_tokens` limits the generated
-    ids, those in `tokens` included. Smaller `priority` goes first. `stop_ids` always end the request;
-    the model's own EOS ids (in `ControlPlaneConfig`) do unless `ignore_eos`; neither before `min_tokens` generated ids.
+    ids, those in `tokens` included. Smaller `priority` goes first: each step of it is worth 64 arrivals. `stop_ids`
+    always end the request; the model's own EOS ids (in `ControlPlaneConfig`) do unless `ignore_eos`; neither before
+    `min_tokens` generated ids.
     """
 
     req_id: int
@@ -53,6 +54,8 @@ class Arrival:
     priority: int = 0
     no_overlap: bool = False  # schedule a row only when the last token is committed
     no_match: bool = False  # compute every prompt token (prompt logprobs)
+    background: bool = False  # gets only what nobody else could: it delays no other request
+    pin: bool = False  # when it ends by itself, the full pages of its prompt stay in the tree until `Unpin`
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,19 @@ class ForwardFailed:
     step: int
 
 
-Event = Arrival | Finish | Abort | ForwardFailed
+@dataclass(frozen=True, slots=True)
+class Unpin:
+    """What the request `req_id` has pinned may be evicted from now on. No-op when nothing is pinned by it."""
+
+    req_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClearCache:
+    """Every page of the tree that no live request and no pin holds becomes free."""
+
+
+Event = Arrival | Finish | Abort | ForwardFailed | Unpin | ClearCache
 
 
 @dataclass(slots=True)

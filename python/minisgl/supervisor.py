@@ -14,11 +14,17 @@ import socket
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import TYPE_CHECKING
 
+from minisgl import envs
 from minisgl.config import ConfigError, ServerConfig
-from minisgl.frontend.memory import keep_little
+from minisgl.memory import keep_little
 from minisgl.runner.launch import EngineProcess
-from minisgl.server.log import set_up, warn
+from minisgl.server.gateway import FrontEnd
+from minisgl.server.log import say, set_up, warn
+
+if TYPE_CHECKING:
+    from minisgl.runner.several import EngineProcesses
 
 
 class EarlySignals:
@@ -39,6 +45,8 @@ class EarlySignals:
 def run_server(config: ServerConfig, *warnings: str) -> int:
     """Serve until a signal or the engine's end; returns the exit code. `warnings` are for the log."""
     began = time.monotonic()
+    if config.dp != 1:
+        config = _with_number(config)
     set_up(config.log_format, access=config.access_log, level=config.engine.log_level)
     for line in warnings:
         warn(f"minisgl: {line}")
@@ -51,16 +59,35 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
     except OSError as error:
         raise ConfigError(f"--host {config.host} --port {config.port}: {error.strerror}: choose another") from error
     keep_little()
+    envs.keep_little()
     signals = EarlySignals()
     try:
-        with listener, EngineProcess.create(config.engine, config.limits.step_timeout) as process:
+        with listener, _engines(config) as process:
             process.start()
-            return _serving()(config, listener, process, signals.came, began)
+            with FrontEnd.open(config.frontend, listener, process.folder, process.socket) as front_end:
+                return _serving()(config, front_end, process, signals.came, began)
     finally:
         signals.restore()
 
 
-def _serving() -> Callable[[ServerConfig, socket.socket, EngineProcess, list[int], float], int]:
+def _with_number(config: ServerConfig) -> ServerConfig:
+    from minisgl.runner.shares import with_number
+
+    return with_number(config)
+
+
+def _engines(config: ServerConfig) -> EngineProcess | EngineProcesses:
+    if not config.needs_pool:
+        return EngineProcess.create(config.engine, config.limits.step_timeout)
+    from minisgl.runner.several import EngineProcesses  # it costs a start that needs none of it
+
+    found = EngineProcesses.create(config)
+    if found.line:
+        say(f"dp: {found.line}")
+    return found
+
+
+def _serving() -> Callable[[ServerConfig, FrontEnd, EngineProcess | EngineProcesses, list[int], float], int]:
     """Imported now: this takes as long as an engine needs to load a small model."""
     gc.disable()  # nothing of what an import makes is garbage
     try:

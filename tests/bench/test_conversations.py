@@ -4,42 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from minisgl import envs
-from minisgl.bench.render import Line, Renderer
 from minisgl.bench.workloads import (
-    CHAT_BUCKETS,
-    WORKLOADS,
     WorkloadSettings,
     make_workload,
 )
 from minisgl.config import ConfigError
-
-MADE_UP = ("random", "shared-prefix", "multi-turn", "chat", *(f"chat-{bucket}" for bucket in CHAT_BUCKETS))
-
-FROM_DATA = tuple(name for name in WORKLOADS if name not in MADE_UP)
-
-TOKENS = Line()  # a word is a token, and nothing is added
-
-
-@pytest.fixture(params=WORKLOADS)
-def name(request: pytest.FixtureRequest) -> str:
-    if request.param in FROM_DATA and envs.data_dir() is None:
-        pytest.skip("MINISGL_DATA is not set")
-    return str(request.param)
-
-
-def bodies(name: str, settings: WorkloadSettings) -> list[dict[str, Any]]:
-    renderer = Renderer("m", "chat", TOKENS)
-    return [json.loads(renderer.body(one)) for one in make_workload(name, settings).requests]
-
-
-def prompt_of(body: dict[str, Any]) -> str:
-    return "\n".join(f"{one['role']}: {one['content']}" for one in body["messages"])
-
+from tests.helpers.bench import bodies, prompt_of
 
 SHAREGPT = [
     {

@@ -11,31 +11,7 @@ import pytest
 from minisgl.bench.load import Measured, Sample
 from minisgl.bench.serve_metrics import Slo, figures
 from minisgl.bench.serve_report import median_of
-
-NAN = math.nan
-
-FAILURES = ["", "connect", "status", "broken"]
-
-
-def result(**changes: Any) -> Any:
-    """Three requests: due at 0, 1, 2; the last one failed at once."""
-    columns: dict[str, Any] = {
-        "scheduled": [0.0, 1.0, 2.0],
-        "sent": [0.0, 1.5, 2.0],
-        "first": [0.1, 1.6, NAN],
-        "last": [0.5, 3.6, NAN],
-        "end": [0.6, 3.7, 2.1],
-        "completion_tokens": [5, 11, -1],
-        "prompt_tokens": [100, 200, -1],
-        "cached_tokens": [-1, 50, -1],
-        "text_events": [3, 11, 0],
-        "failure": [0, 0, 2],
-        "status": [200, 200, 503],
-        "num_gaps": [2, 10, 0],
-    }
-    made: dict[str, Any] = {name: np.array(values) for name, values in columns.items()}
-    made |= {"gaps": np.array([0.1, 0.3] + [0.2] * 10, np.float32), "errors": ["", "", "full"], "failures": FAILURES}
-    return made | {"duration_s": 4.0, "cpu_s": 0.016, "started": 0.0, **changes}
+from tests.helpers.bench import NAN, result
 
 
 def of(slo: Slo | None = None, **changes: Any) -> dict[str, Any]:

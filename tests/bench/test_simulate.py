@@ -18,25 +18,12 @@ from minisgl.config import ConfigError, EngineConfig
 
 PROFILE = {"name": "ten-ms", "table": {"rows": [1], "prefill_tokens": [0], "kv_len": [1], "ms": [[[10]]]}}
 
-MOONCAKE = [
-    {"timestamp": 4000, "input_length": 600, "output_length": 3, "hash_ids": [1, 3]},
-    {"timestamp": 1000, "input_length": 512, "output_length": 0, "hash_ids": [1]},
-    {"timestamp": 3000, "input_length": 1000, "output_length": 9, "hash_ids": [1, 2]},
-]
-
 
 @pytest.fixture
 def engine(tmp_path: Path) -> EngineConfig:
     file = tmp_path / "ten-ms.yaml"
     file.write_text(json.dumps(PROFILE))
     return EngineConfig(engine="sim", sim_profile=str(file), cpu_backend="python", num_pages=400, max_seq_len=2048)
-
-
-@pytest.fixture
-def mooncake(tmp_path: Path) -> str:
-    file = tmp_path / "trace.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in MOONCAKE))
-    return str(file)
 
 
 def run(config: EngineConfig, *requests: TraceRequest, host_s: float = 0.0) -> VirtualRun:

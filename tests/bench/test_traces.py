@@ -10,19 +10,7 @@ import pytest
 
 from minisgl.bench.traces import BLOCK, NAMES, TraceRequest, prompt_tokens, read_trace
 from minisgl.config import ConfigError
-
-MOONCAKE = [
-    {"timestamp": 4000, "input_length": 600, "output_length": 3, "hash_ids": [1, 3]},
-    {"timestamp": 1000, "input_length": 512, "output_length": 0, "hash_ids": [1]},
-    {"timestamp": 3000, "input_length": 1000, "output_length": 9, "hash_ids": [1, 2]},
-]
-
-
-@pytest.fixture
-def mooncake(tmp_path: Path) -> str:
-    file = tmp_path / "trace.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in MOONCAKE))
-    return str(file)
+from tests.helpers.bench import MOONCAKE
 
 
 def test_reading_mooncake(mooncake: str) -> None:

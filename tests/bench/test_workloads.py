@@ -23,12 +23,11 @@ from minisgl.bench.workloads import (
     poisson_arrivals,
 )
 from minisgl.config import ConfigError
+from tests.helpers.bench import bodies, prompt_of
 
 MADE_UP = ("random", "shared-prefix", "multi-turn", "chat", *(f"chat-{bucket}" for bucket in CHAT_BUCKETS))
 
 FROM_DATA = tuple(name for name in WORKLOADS if name not in MADE_UP)
-
-TOKENS = Line()  # a word is a token, and nothing is added
 
 
 @pytest.fixture(params=WORKLOADS)
@@ -36,15 +35,6 @@ def name(request: pytest.FixtureRequest) -> str:
     if request.param in FROM_DATA and envs.data_dir() is None:
         pytest.skip("MINISGL_DATA is not set")
     return str(request.param)
-
-
-def bodies(name: str, settings: WorkloadSettings) -> list[dict[str, Any]]:
-    renderer = Renderer("m", "chat", TOKENS)
-    return [json.loads(renderer.body(one)) for one in make_workload(name, settings).requests]
-
-
-def prompt_of(body: dict[str, Any]) -> str:
-    return "\n".join(f"{one['role']}: {one['content']}" for one in body["messages"])
 
 
 def test_the_same_seed_gives_the_same_workload(name: str) -> None:

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from benchmark.ab.point import point_from
-from benchmark.online import schedulers
-from benchmark.online.schedulers import PROFILES
+from benchmark.online import profiles
+from benchmark.online.front_ends import COMPARISON as FRONT_ENDS
+from benchmark.online.profiles import Profile
+from benchmark.online.schedulers import COMPARISON
+
+PROFILES = COMPARISON.profiles
 
 
 def pretended(variants: Any, shared: Any, pairs: int, measure: Any) -> dict[str, list[dict[str, float]]]:
@@ -25,21 +29,22 @@ def pretended(variants: Any, shared: Any, pairs: int, measure: Any) -> dict[str,
 
 
 def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(schedulers, "compare", pretended)
-    profiles = list(PROFILES)[:2]
-    assert schedulers.main(["--out", str(tmp_path), "--pairs", "3", "--profile", *profiles]) == 0
+    monkeypatch.setattr(profiles, "compare", pretended)
+    names = list(PROFILES)[:2]
+    assert COMPARISON.main(["--out", str(tmp_path), "--pairs", "3", "--profile", *names]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["profiles"]
-    assert found[profiles[0]]["output_tok_s"]["estimate"] == pytest.approx(0.2)
+    assert found[names[0]]["output_tok_s"]["estimate"] == pytest.approx(0.2)
     report = (tmp_path / "README.md").read_text()
     assert "| +20 % [+20, +20] |" in report and "-50 %" in report
     (tmp_path / "README.md").unlink()
-    assert schedulers.main(["--out", str(tmp_path), "--again"]) == 0
+    assert COMPARISON.main(["--out", str(tmp_path), "--again"]) == 0
     assert (tmp_path / "README.md").read_text() == report
 
 
-@pytest.mark.parametrize("name", list(PROFILES))
-def test_loads_fit_their_servers(name: str) -> None:
-    profile = PROFILES[name]
+@pytest.mark.parametrize("profile", [*PROFILES.values(), *FRONT_ENDS.profiles.values()], ids=lambda one: one.load)
+def test_loads_fit_their_servers(profile: Profile) -> None:
+    if profile.measure is not None:
+        return  # it has no load
     rows = int(profile.flags[profile.flags.index("--max-running-requests") + 1])
     settings = point_from(profile.load.split()).settings
     assert max(settings.concurrency, default=0) <= rows

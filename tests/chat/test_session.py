@@ -13,6 +13,7 @@ import pytest
 from minisgl import cli
 from minisgl.chat.client import AnswerChunk, ChatClient, ChatError, _events
 from minisgl.chat.session import Exit, Session
+from minisgl.chat.terminal import DIM, NORMAL, Chat
 
 USAGE = {"completion_tokens": 3, "prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
 WHOLE = (AnswerChunk("a"), AnswerChunk("b"), AnswerChunk("", "stop"), AnswerChunk("", None, USAGE))
@@ -51,6 +52,38 @@ def ask(session: Session, text: str, take: int | None = None) -> list[str]:
         return found
 
     return asyncio.run(collect())
+
+
+def test_what_is_thought_is_shown_and_not_kept() -> None:
+    chunks = (AnswerChunk(thought="h"), AnswerChunk(thought="m"), *WHOLE)
+    session = Session(Scripted(*chunks), "m")
+    thoughts: list[str] = []
+    session.on_thought = thoughts.append
+    assert ask(session, "one") == ["a", "b"] and thoughts == ["h", "m"]
+    assert session.messages[-1] == {"role": "assistant", "content": "ab"}
+
+
+def test_thoughts_are_dim_on_a_terminal_only() -> None:
+    class Once:
+        def __init__(self, interactive: bool) -> None:
+            self.interactive = interactive
+            self.left = ["one"]
+
+        async def read(self) -> str:
+            if not self.left:
+                raise EOFError
+            return self.left.pop()
+
+    async def shown(interactive: bool) -> str:
+        session = Session(Scripted(AnswerChunk(thought="h\x1b"), AnswerChunk(thought="m"), *WHOLE), "m")
+        written: list[str] = []
+        assert await Chat(session, Once(interactive), written.append).run() == 0
+        return "".join(written)
+
+    assert asyncio.run(shown(False)) == "ab\n"
+    text = asyncio.run(shown(True))
+    assert text.endswith("\n\nab\n") and text.startswith(DIM + "h") and text.count(NORMAL) == 2
+    assert text.count("\x1b") == 4  # none of the model's
 
 
 def test_the_conversation_grows_and_is_sent_whole() -> None:

@@ -159,8 +159,18 @@ def test_sharegpts_conversations_are_asked(
     assert point["left_out"] == {"conversations without a question and an answer": 1}
 
 
-def test_a_live_server_tells_percentiles_and_maxima(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("--concurrency", "5", "--num-requests", "10", "--warmup-requests", "0", "--output-len", "9", "9")
+@pytest.fixture
+def python_server() -> Iterator[ServerProcess]:
+    """The gateway's requests are counted in maxima only when somebody looks."""
+    with ServerProcess(Launch(flags=(*ECHO, "--frontend", "python"))) as running:
+        yield running
+
+
+def test_a_live_server_tells_percentiles_and_maxima(
+    python_server: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = python_server
+    flags = ("--concurrency", "5", "--num-requests", "10", "--warmup-requests", "0", "--output-len", "400", "400")
     _, found = bench(capsys, "--base-url", server.url, *flags)
     said = found["of_itself"]
     assert said["requests_in_flight_most"] >= 2 and list(said["schedule_us"]) == list(SUMMARY)

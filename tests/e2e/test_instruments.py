@@ -18,7 +18,7 @@ NUM_TOKENS = 50
 def test_figures_of_both_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where the trace goes
     flags = ("--engine", "sim", "--profile-steps", "20", "--metrics-aliases", "vllm", "--served-model-name", "m/x")
-    with serving(*flags, env={"MINISGL_TRANSPORT_LATENCY_STATS": "1"}) as server:
+    with serving(*flags, "--frontend", "python", env={"MINISGL_TRANSPORT_LATENCY_STATS": "1"}) as server:
         with httpx.Client(base_url=server.url, timeout=60) as http:
             body = {"prompt": "one two three", "max_tokens": NUM_TOKENS}
             assert http.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == NUM_TOKENS
@@ -78,6 +78,7 @@ def _check_trace(folder: Path, lines: list[str]) -> None:
 
 def test_debug_narrates_and_every_line_is_json() -> None:
     flags = ("--engine", "echo", "--log-level", "debug", "--log-format", "json", "--disable-pynccl")
+    flags = (*flags, "--frontend", "python")  # the engine's own numbers of requests begin at 0 with its first front end
     with serving(*flags, env={"MINISGL_CPU_BACKENT": "python"}) as server:
         body = {"model": "smollm2", "prompt": "secret", "max_tokens": 3, "ignore_eos": True}
         assert httpx.post(server.url + "/v1/completions", json=body).status_code == 200

@@ -337,3 +337,13 @@ def test_a_second_signal_does_not_wait_for_a_hung_engine() -> None:
             assert server.stop(signal.SIGTERM) == 0
     finally:
         server.kill()
+
+
+def test_a_killed_server_leaves_nothing(server: ServerProcess) -> None:
+    """The engine process, which then ends by itself, removes the sockets and what else stood beside them."""
+    children = server.children()
+    assert list(Path(server.folder).iterdir())
+    server.process.kill()
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert not alive
+    server.check_no_files()

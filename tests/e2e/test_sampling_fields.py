@@ -23,8 +23,9 @@ TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with serving("--engine", "echo", "--page-size", "4", "--num-pages", "512", "--max-prefill-length", "64") as running:
+def server(front_end: str) -> Iterator[ServerProcess]:
+    flags = ("--engine", "echo", "--page-size", "4", "--num-pages", "512", "--max-prefill-length", "64")
+    with serving(*flags, "--frontend", front_end) as running:
         yield running
 
 
@@ -255,3 +256,44 @@ def test_version_and_model(http: httpx.Client) -> None:
     name = http.get("/v1/models").json()["data"][0]["id"]
     assert http.get(f"/v1/models/{name}").json()["id"] == name
     assert http.get("/v1/models/other").status_code == 404
+
+
+# ------------------------------------------------------------------------------------------------------------- SGLang
+
+
+@pytest.mark.parametrize("start", [None, 0, 2])
+def test_sglang_s_log_probabilities(http: httpx.Client, start: int | None) -> None:
+    """The same of a stream, whose events have all so far."""
+    asked = {
+        "input_ids": [*b"hello"],
+        "sampling_params": {"max_new_tokens": 6, "sampling_seed": 1},
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+        "return_text_in_logprobs": True,
+        **({} if start is None else {"logprob_start_len": start}),
+    }
+    answer = post(http, "/generate", **asked)
+    meta = answer["meta_info"]
+    tokens = [token for token in answer["output_ids"] if token != EOS_ID]
+    assert [one[1] for one in meta["output_token_logprobs"]][: len(tokens)] == tokens
+    assert "".join(one[2] for one in meta["output_token_logprobs"]) == answer["text"]
+    assert all(one[0] == HALF for one in meta["output_token_logprobs"])
+    for top, (_, token, _) in zip(meta["output_top_logprobs"], meta["output_token_logprobs"], strict=True):
+        assert [one[:2] for one in top] == [[HALF, token], [QUARTER, (token + 1) % VOCAB_SIZE]]
+    if start is None:
+        assert "input_token_logprobs" not in meta
+    else:
+        assert [one[1] for one in meta["input_token_logprobs"]] == [*b"hello"][start:]
+        assert (meta["input_token_logprobs"][0][0] is None) == (start == 0)
+    *streamed, last = events(http.post("/generate", json={**asked, "stream": True}).text)
+    assert last == "[DONE]"
+    found = streamed[-1]["meta_info"]
+    assert {name: found[name] for name in found if "logprob" in name} == {
+        name: meta[name] for name in meta if "logprob" in name
+    }
+
+
+def test_sglang_s_triples_without_texts(http: httpx.Client) -> None:
+    meta = post(http, "/generate", text="hi", sampling_params={"max_new_tokens": 3}, return_logprob=True)["meta_info"]
+    assert all(text is None for _, _, text in meta["output_token_logprobs"]) and "output_top_logprobs" not in meta
+    assert "output_token_logprobs" not in post(http, "/generate", text="hi", max_tokens=3)["meta_info"]

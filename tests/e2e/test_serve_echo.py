@@ -27,9 +27,9 @@ LIMIT = 96 * 4 + 1
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
+def server(front_end: str) -> Iterator[ServerProcess]:
     """A pool so small that the requests of a test evict and retract each other."""
-    with serving(*POOL) as running:
+    with serving(*POOL, "--frontend", front_end) as running:
         yield running
 
 

@@ -56,6 +56,16 @@ def test_the_curl_line_that_it_prints_works(server: ServerProcess) -> None:
 
 
 @pytest.mark.any_cpu
+def test_a_gap_is_refused(server: ServerProcess) -> None:
+    """Its tokenizer has no tokens of fill-in-the-middle."""
+    asked = {"prompt": "def f(", "suffix": "):", "max_tokens": 1}
+    answer = httpx.post(server.url + "/v1/completions", json=asked, timeout=ANSWER_S)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "suffix" and "this model has no tokens of fill-in-the-middle" in error["message"]
+
+
+@pytest.mark.any_cpu
 def test_many_at_once_answer_as_alone(server: ServerProcess) -> None:
     """Greedy answers, each alone and then all together. Sums depend on the batch, so words may differ at a
     near-tie; these have none."""

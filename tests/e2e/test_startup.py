@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -185,9 +186,17 @@ def answers(http: httpx.Client) -> bool:
 
 
 def children_of(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:
+    """Once they are what they are to be: one that is stopped before it has left its parent's program holds the parent,
+    too."""
     parent = psutil.Process(process.pid)
-    until(lambda: len(parent.children()) >= count or process.poll() is not None, "it has no engine process")
-    return parent.children()
+
+    def engines() -> list[psutil.Process]:
+        with contextlib.suppress(psutil.Error):
+            return [child for child in parent.children() if "minisgl.runner.process" in child.cmdline()]
+        return []
+
+    until(lambda: len(engines()) >= count or process.poll() is not None, "it has no engine process")
+    return engines()
 
 
 def end(process: subprocess.Popen[str]) -> None:

@@ -86,7 +86,8 @@ class Driver:
                 pages,
             )
         ]
-        tokens, logprobs, _ = self.engine.rust.step(*array, sum(parts[slot] is None for slot in order), assignments)
+        num_decode, freed = sum(parts[slot] is None for slot in order), np.zeros(0, np.int32)
+        tokens, logprobs, *_ = self.engine.rust.step(*array, num_decode, assignments, freed)
         assert logprobs is not None
         rows, own_logprobs, _, top = logprobs
         found = {order[row]: (own, *best) for row, own, best in zip(rows, own_logprobs, top, strict=True)}
@@ -171,7 +172,7 @@ def test_a_step_that_points_out_of_bounds_is_refused(driver: Driver, index: int,
     good = [[5], [1], [1], [0], [2], [1], [0], [], []]
     arrays = [np.array(values if at == index else one, np.int32) for at, one in enumerate(good)]
     with pytest.raises(RuntimeError, match=named):
-        driver.engine.rust.step(*arrays, 0, [])
+        driver.engine.rust.step(*arrays, 0, [], np.zeros(0, np.int32))
     driver.bind(1, [7, 8])
     assert driver.step({1: [7, 8]})[0][1] >= 0, "the engine goes on"
 

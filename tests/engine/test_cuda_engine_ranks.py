@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -23,6 +24,7 @@ from minisgl.runner.loop import StepLoop
 from minisgl.runner.ranks import RankDied
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
+from tests.helpers.grammars import PickyCompiler
 from tests.helpers.models import save, tiny_model
 from tests.helpers.ranks import ThreadRanks, on_ranks
 from tests.helpers.tp import SETTINGS, Recorder, break_forward, cuda_rank
@@ -67,13 +69,19 @@ def requests(seed: int) -> list[Request]:
 
 
 def drive(
-    engine: Engine, config: EngineConfig, wanted: Sequence[Request], *, aborts: Sequence[int] = (), overlap: bool = True
+    engine: Engine,
+    config: EngineConfig,
+    wanted: Sequence[Request],
+    *,
+    aborts: Sequence[int] = (),
+    overlap: bool = True,
+    compiler: Any = None,
 ) -> tuple[Clients, StepLoop]:
     """Three arrivals a step; those in `aborts` are aborted some steps later."""
     clients = Clients()
     plane = build_control_plane(config, engine.info)
     plane.reserve_ratio = 0  # type: ignore[attr-defined]  # the estimate expects no output: rows are retracted
-    loop = StepLoop(plane, engine, clients.take, overlap=overlap)
+    loop = StepLoop(plane, engine, clients.take, overlap=overlap, compiler=compiler)
     waiting, step = list(enumerate(wanted)), 0
     while waiting or not loop.idle:
         now, waiting = waiting[:3], waiting[3:]
@@ -138,6 +146,34 @@ def test_several_ranks_say_what_one_says(
     if graphs:
         for engine in ranks.engines:
             assert any(graph.count for graph in engine.captured)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("kind", "graphs"), [("inline", ()), ("late", ()), ("late", GRAPHS)], ids=["inline", "late", "late-graphs"]
+)
+def test_grammars_are_rank_0s(kind: str, graphs: tuple[int, ...], folders: dict[str, Path], tmp_path: Path) -> None:
+    """The other ranks know of none: they wait in the broadcast until rank 0 has sampled."""
+    folder = folders["llama-bias-untied"]
+    config = config_of(folder)
+    wanted = [
+        (prompt, msgspec.structs.replace(sampling, grammar=str(i) if i % 3 else None))
+        for i, (prompt, sampling) in enumerate(requests(1))
+    ]
+    ranks = ThreadRanks(4, tmp_path, lambda group: cuda_rank(folder, group, kind, graphs))
+    found = []
+    for engine in (ranks, cuda_rank(folder, ALONE, kind, graphs), load_engine(config, _silent)):
+        clients, loop = drive(engine, config, wanted, aborts=(2, 9), compiler=PickyCompiler(VOCAB))
+        assert loop.control_plane.stats().num_retracted_total > 0
+        engine.close()
+        found.append(clients)
+    assert not ranks.errors and not any(ranks.failed_steps)
+    assert not any(engine._grammars or engine._grammar_slots for engine in ranks.engines[1:])  # type: ignore[attr-defined]
+    many, one, cpu = found
+    assert many.tokens == one.tokens == cpu.tokens
+    assert many.reasons == one.reasons == cpu.reasons
+    for i, (_, sampling) in enumerate(wanted):
+        if sampling.grammar is not None:
+            assert PickyCompiler(VOCAB).follows(sampling.grammar, many.tokens.get(i, []))
 
 
 def _silent(text: str, done: int = 0, total: int = 0) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from minisgl._rust import CpuSampler
 from minisgl.engine.api import SlotAssignment
 from minisgl.sampling_params import SamplingParams
+from minisgl.step import Int32Array
 from tests.helpers.samplers import Logprobs, RustSampler, TorchSampler, assignment
 
 pytestmark = pytest.mark.any_cpu
@@ -29,7 +30,7 @@ EOS = (0, 2)
 @dataclass(frozen=True)
 class Scenario:
     vocab_size: int
-    steps: list[tuple[list[SlotAssignment], int]]  # assignments before a step, and the seed of its logits
+    steps: list[tuple[list[SlotAssignment], int]]  # assignments before a step, and the seed of its logits and masks
 
 
 def mostly(value: object, other: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
@@ -79,6 +80,25 @@ def logits_of(seed: int, vocab_size: int) -> np.ndarray[tuple[int, int], np.dtyp
     return logits.astype(np.float32)
 
 
+def masks_of(seed: int, vocab_size: int, asked: list[SamplingParams]) -> list[Int32Array | None] | None:
+    """Of no row, or of some: of many tokens or of few, with words that are full and words that are empty."""
+    rng = np.random.default_rng(seed + 1)
+    if seed % 2:
+        return None
+    masks: list[Int32Array | None] = []
+    for asks in asked:
+        if asks.allowed_token_ids:  # never beside a grammar: together they may leave nothing
+            masks.append(None)
+            continue
+        may = rng.random(vocab_size) < rng.choice([0.0, 0.02, 0.5, 0.98, 1.0])
+        may[rng.integers(vocab_size)] = True
+        packed = np.packbits(may, bitorder="little")
+        words = np.zeros(-(-vocab_size // 32), np.int32)
+        words.view(np.uint8)[: len(packed)] = packed
+        masks.append(words if rng.random() < 0.7 else None)
+    return masks
+
+
 def check_logprobs(ours: Logprobs | None, theirs: Logprobs | None, within: float = 1e-5) -> None:
     if ours is None or theirs is None:
         assert ours is theirs is None
@@ -97,14 +117,15 @@ def test_both_samplers_draw_the_same(scenario: Scenario) -> None:
     theirs = TorchSampler(SLOTS, scenario.vocab_size, EOS)
     ours = RustSampler(SLOTS, scenario.vocab_size, EOS)
     position = [0] * SLOTS
+    asked = [SamplingParams()] * SLOTS
     for assignments, seed in scenario.steps:
         for one in assignments:
             theirs.assign(one)
             ours.assign(one)
-            position[one.slot] = len(one.tokens)
-        logits = logits_of(seed, scenario.vocab_size)
-        expected = theirs.step(logits, range(SLOTS), position)
-        found = ours.step(logits, range(SLOTS), position)
+            position[one.slot], asked[one.slot] = len(one.tokens), one.sampling
+        logits, masks = logits_of(seed, scenario.vocab_size), masks_of(seed, scenario.vocab_size, asked)
+        expected = theirs.step(logits, range(SLOTS), position, masks)
+        found = ours.step(logits, range(SLOTS), position, masks)
         assert np.array_equal(found.changed, expected.changed)
         assert found.tokens == expected.tokens
         for one_of_ours, one_of_theirs in zip(found.logprobs, expected.logprobs, strict=True):
@@ -183,3 +204,15 @@ def test_prompt_parts_are_those_of_the_torch_engine() -> None:
     assert sampler.prompt_part(0, 0, 2) == (9, 1, [11, 12], 4)
     assert sampler.prompt_part(0, 2, 6) == (9, 3, [13, 14], 4)
     assert sampler.prompt_part(0, 4, 2) is None and sampler.prompt_part(1, 0, 2) is None
+
+
+def test_both_agree_on_what_is_greedy() -> None:
+    """A share too small for float32 is no zero: it leaves the most likely tokens, of which the lowest id wins, and not
+    the best by its logit, where probabilities cannot tell them apart."""
+    least = float(np.finfo(np.float32).tiny)
+    params = SamplingParams(seed=1, top_p=1e-240, logit_bias={1: least})
+    theirs, ours = TorchSampler(1, 4), RustSampler(1, 4)
+    for one in (theirs, ours):
+        one.assign(assignment(0, params, [1]))
+    logits = np.zeros((1, 4), np.float32)
+    assert ours.step(logits, [0], [1]).tokens == theirs.step(logits, [0], [1]).tokens == [0]

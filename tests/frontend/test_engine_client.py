@@ -129,7 +129,7 @@ def test_health_says_what_serves() -> None:
             "none",
         )
         assert body["max_seq_len"] == READY.max_seq_len and body["requests_open"] == 0
-        in_metrics = {"meters": {}, "ranks": ()}
+        in_metrics = {"meters": {}, "ranks": (), "prefixes": ()}
         assert body["stats"] | in_metrics == msgspec.to_builtins(msgspec.structs.asdict(STATS))
 
 

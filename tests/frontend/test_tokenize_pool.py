@@ -92,6 +92,7 @@ def test_who_leaves_before_his_turn_in_a_lane_takes_his_text_along() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.python_front_end
 def test_a_long_tool_call_is_rendered_off_the_event_loop(server: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
     """And delays no short text."""
     lanes: list[str] = []
@@ -111,6 +112,7 @@ def test_a_long_tool_call_is_rendered_off_the_event_loop(server: Frontend, monke
     assert lanes == ["encode-long"] * 2
 
 
+@pytest.mark.python_front_end
 def test_a_text_that_has_no_ids_is_a_bad_request(server: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library raises its bare class."""
 
@@ -119,7 +121,7 @@ def test_a_text_that_has_no_ids_is_a_bad_request(server: Frontend, monkeypatch: 
             raise Exception("an unknown token, but `unk_id` is missing")
 
     tokenizer = server.app.context.tokenizer
-    monkeypatch.setattr(tokenizer, "_backend", Backend())
+    monkeypatch.setattr(type(tokenizer), "_backend", Backend())
     with server.http() as http:
         for path, body, field in (
             (TEXT, {"prompt": "x"}, "prompt"),

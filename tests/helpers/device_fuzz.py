@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -38,6 +39,7 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
 from tests.helpers.device import LateDevice
 from tests.helpers.engines import Collector
+from tests.helpers.grammars import PickyCompiler
 from tests.helpers.models import load, save, tiny_model
 
 VOCAB = 60
@@ -100,6 +102,14 @@ def make_scenario(draw: Draw) -> Scenario:
 
 
 def _sampling(draw: Draw) -> SamplingParams:
+    found = _without_grammar(draw)
+    seed = found.seed or 0
+    if seed % 3 == 1 or found.allowed_token_ids:
+        return found
+    return msgspec.structs.replace(found, grammar=str(seed % 1000))
+
+
+def _without_grammar(draw: Draw) -> SamplingParams:
     return SamplingParams(
         max_tokens=draw(1, 25),
         temperature=(0.0, 0.8, 1.3)[draw(0, 2)],
@@ -188,7 +198,8 @@ class _Breaking:
 
 def drive(scenario: Scenario, engine: TorchEngine | CudaEngine) -> Collector:
     """The real step loop, until all have ended."""
-    collector = Collector(engine, scenario.config, overlap=scenario.config.overlap)  # type: ignore[arg-type]
+    overlap: Any = scenario.config.overlap
+    collector = Collector(engine, scenario.config, overlap=overlap, compiler=PickyCompiler(VOCAB))
     last = max(max(request.arrives, request.aborted) for request in scenario.requests)
     forward = _Breaking(engine._model, scenario.broken)
     with pytest.MonkeyPatch.context() as patch:
@@ -278,11 +289,15 @@ def run(scenario: Scenario, *, heed: bool = True) -> dict[str, int]:
     same(got, expected)
     reasons = list(got.reasons.values())
     assert set(got.reasons) == {request.req_id for request in scenario.requests}
+    masked = [request for request in scenario.requests if request.sampling.grammar is not None]
+    for request in masked:
+        assert PickyCompiler(VOCAB).follows(request.sampling.grammar or "", got.tokens.get(request.req_id, []))
     return {
         "retracted": got.plane.stats().num_retracted_total,
         "cached": sum(got.cached.values()),
         "aborted": reasons.count(FinishReason.ABORT),
         "failed": reasons.count(FinishReason.ERROR),
         "in graphs": sum(graph.count for graph in graphs),
+        "masked": sum(len(got.tokens.get(request.req_id, [])) for request in masked),
         "sampled": sum(r.sampling.temperature > 0 for r in scenario.requests),
     }

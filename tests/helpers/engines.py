@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from minisgl import _rust
 from minisgl.config import EngineConfig
 from minisgl.engine.api import Engine
+from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.message import AddRequest, FromEngine, StepTokens
 from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.loop import StepLoop
@@ -36,9 +37,13 @@ def load(engine: str, folder: Path, **settings: object) -> tuple[Engine, EngineC
 class Collector:
     """Runs requests through the step loop and keeps what they got."""
 
-    def __init__(self, engine: Engine, config: EngineConfig, *, overlap: bool = True) -> None:
+    def __init__(
+        self, engine: Engine, config: EngineConfig, *, overlap: bool = True, compiler: GrammarCompiler | None = None
+    ) -> None:
         self.plane = build_control_plane(config, engine.info)
-        self.loop = StepLoop(self.plane, engine, self._take, overlap=overlap)
+        self.loop = StepLoop(self.plane, engine, self._take, overlap=overlap, compiler=compiler)
+        self.errors: dict[int, str] = {}
+        self.embeddings: dict[int, bytes] = {}
         self.tokens: dict[int, list[int]] = {}
         self.reasons: dict[int, FinishReason] = {}
         self.cached: dict[int, int] = {}
@@ -47,6 +52,8 @@ class Collector:
     def _take(self, messages: Sequence[FromEngine]) -> None:
         for message in messages:
             assert isinstance(message, StepTokens)
+            self.errors |= message.errors
+            self.embeddings |= {one.req_id: one.numbers for one in message.embeddings}
             bound = np.frombuffer(message.admitted_ids, np.int64).tolist()
             self.cached |= dict(zip(bound, np.frombuffer(message.cached_lens, np.int32).tolist(), strict=True))
             ids = np.frombuffer(message.req_ids, np.int64).tolist()

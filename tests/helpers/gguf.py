@@ -15,6 +15,8 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFWriter
 from tokenizers.pre_tokenizers import ByteLevel
 
+from tests.helpers.models import tiny_model
+
 _LAYER = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -166,3 +168,16 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def quiet(text: str, done: int = 0, total: int = 0) -> None:
+    """Takes reports of progress."""
+
+
+def written_model(variant: str, **changes: Any) -> Any:
+    """A tiny model with what a GGUF file has a place for."""
+    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}, "intermediate_size": 128}
+    if "moe" in variant:
+        plain["moe_intermediate_size"] = 32
+    no_bias = {"attention_bias": False, "mlp_bias": False}
+    return tiny_model(variant, vocab_size=len(TOKENS), **{**no_bias, **plain, **changes})

@@ -33,7 +33,17 @@ _TINY = {
     "eos_token_id": 2,
     "bos_token_id": 1,
 }
-_LLAMA3_ROPE = {
+CONFIG: dict[str, Any] = {  # the least that a config.json of a Llama has
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+}
+LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
     "factor": 8.0,
@@ -44,7 +54,7 @@ _LLAMA3_ROPE = {
 _YARN_ROPE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 8.0, "original_max_position_embeddings": 32}
 _MOE = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "head_dim": 16}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama3-tied": ("LlamaForCausalLM", {"tie_word_embeddings": True, "rope_parameters": _LLAMA3_ROPE}),
+    "llama3-tied": ("LlamaForCausalLM", {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
     "llama-bias-untied": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     "llama-linear-mha": (
         "LlamaForCausalLM",

@@ -19,7 +19,19 @@ from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.digest import live_regions
 from minisgl.scheduler.reference import ReferenceControlPlane
 from minisgl.scheduler.rust_hotpath import make_rust_hotpath
-from minisgl.step import Abort, Arrival, Event, Events, Finish, ForwardFailed, RingEntry, StepPlan
+from minisgl.step import (
+    Abort,
+    Arrival,
+    ClearCache,
+    Event,
+    EventError,
+    Events,
+    Finish,
+    ForwardFailed,
+    RingEntry,
+    StepPlan,
+    Unpin,
+)
 
 Draw = Callable[[int, int], int]
 PLAN_FIELDS = tuple(one.name for one in fields(StepPlan))
@@ -53,8 +65,12 @@ class Pair:
         self.log = deque(maxlen=self.keep)
 
     def schedule(self, step: int, events: list[Event]) -> StepPlan:
+        """Events that both refuse, in the same words, are told again without their pins."""
         self.log.append((step, events))
         plan, other = self._both(lambda plane: plane.schedule(step, Events(list(events))))
+        self._same("refusal", *(str(one) if isinstance(one, EventError) else None for one in (plan, other)))
+        if isinstance(plan, EventError):
+            return self.schedule(step, without_pins(events))
         for name in PLAN_FIELDS:
             self._same(f"plan.{name}", getattr(plan, name), getattr(other, name))
         regions = zip(
@@ -80,6 +96,7 @@ class Pair:
     def check(self) -> None:
         self.check_pages()
         self._same("tree", sorted(self.ours.tree_pages()), sorted(self.theirs.tree_pages()))
+        self._same("tree view", self.ours.tree_view(5), self.theirs.tree_view(5))
 
     def check_pages(self) -> None:
         """All but the trees, whose paths grow with the square of long prompts."""
@@ -92,7 +109,7 @@ class Pair:
         for i, (name, plane) in enumerate((("python", self.ours), ("rust_hotpath", self.theirs))):
             began = perf_counter()
             try:
-                found.append(call(plane))
+                found.append(_unless_refused(call, plane))
             except (ControlPlaneError, ValueError) as error:
                 raise Divergence(f"{name} fails: {error}", self.config, list(self.log)) from error
             self.seconds[i] += perf_counter() - began
@@ -107,9 +124,19 @@ class Pair:
             raise Divergence(f"{what}: {one} != {two}", self.config, list(self.log))
 
 
+def _unless_refused(call: Callable[[Any], Any], plane: Any) -> Any:
+    """What it returns, or its refusal of a pin."""
+    try:
+        return call(plane)
+    except EventError as error:
+        if error.field != "pin":
+            raise
+        return error
+
+
 def draw_config(draw: Draw) -> ControlPlaneConfig:
     page_size = (1, 4, 16)[draw(0, 2)]
-    return ControlPlaneConfig(
+    config = ControlPlaneConfig(
         num_pages=draw(8, 64 if page_size == 1 else 24),
         page_size=page_size,
         max_running_requests=draw(1, 8),
@@ -118,7 +145,10 @@ def draw_config(draw: Draw) -> ControlPlaneConfig:
         eos_ids=(2,),
         cache=("lru", "lru", "lfu", "naive")[draw(0, 3)],  # type: ignore[arg-type]
         graph_sizes=((), (1, 2, 4, 8))[draw(0, 1)],
+        cache_token_budget=draw(0, 3) * 20 if draw(0, 3) == 0 else 0,
+        cache_max_prompt=draw(1, 30) if draw(0, 3) == 0 else 0,
     )
+    return replace(config, max_pinned_pages=draw(0, config.num_pinnable_pages))
 
 
 def draw_arrival(draw: Draw, req_id: int, limit: int, sequences: list[list[int]]) -> Arrival:
@@ -142,7 +172,22 @@ def draw_arrival(draw: Draw, req_id: int, limit: int, sequences: list[list[int]]
         priority=draw(-1, 1) if draw(0, 3) == 0 else 0,
         no_overlap=draw(0, 7) == 0,
         no_match=draw(0, 7) == 0,
+        background=draw(0, 3) == 0,
     )
+
+
+def without_pins(events: Sequence[Event]) -> list[Event]:
+    return [replace(event, pin=False) if isinstance(event, Arrival) else event for event in events]
+
+
+def draw_steering(draw: Draw, next_id: int) -> list[Event]:
+    """What is done to the cache in a step; ids of requests that may have a pin, or had one, or never lived."""
+    events: list[Event] = []
+    if draw(0, 12) == 0:
+        events.append(Unpin(draw(0, next_id)))
+    if draw(0, 30) == 0:
+        events.append(ClearCache())
+    return events
 
 
 @dataclass(frozen=True)
@@ -241,12 +286,14 @@ def _run(draw: Draw, num_steps: int, script: Script) -> Pair:
     for _ in range(num_steps):
         events: list[Event] = []
         for _ in range(draw(0, 2) if draw(0, load) == 0 else 0):
-            events.append(draw_arrival(draw, next_id, limit, sequences))
-            sequences = [*sequences[-8:], events[-1].tokens.tolist()]  # type: ignore[union-attr]
+            arrived = replace(draw_arrival(draw, next_id, limit, sequences), pin=draw(0, 3) == 0)
+            events.append(arrived)
+            sequences = [*sequences[-8:], arrived.tokens.tolist()]
             next_id += 1
         if player.live and draw(0, 12) == 0:
             req_id = player.live[draw(0, len(player.live) - 1)] if draw(0, 9) else 10**9
             events.append(Abort(req_id) if draw(0, 1) else Finish(req_id))
+        events += draw_steering(draw, next_id)
         ratio = (102, 1024)[draw(0, 1)] if draw(0, 40) == 0 else None
         script.steps.append(ScriptStep(tuple(events), ratio=ratio))
         player.schedule(events, ratio)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +20,19 @@ from minisgl.engine.api import EngineStepError, SlotAssignment, StepHandle
 from minisgl.engine.echo import EchoEngine, EchoModel
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
-from minisgl.step import Abort, Arrival, Events, Finish, FinishReason, ForwardFailed, StepOutput, StepPlan
+from minisgl.step import (
+    Abort,
+    Arrival,
+    ClearCache,
+    EventError,
+    Events,
+    Finish,
+    FinishReason,
+    ForwardFailed,
+    StepOutput,
+    StepPlan,
+    Unpin,
+)
 
 Draw = Callable[[int, int], int]
 EOS = 2
@@ -38,7 +50,8 @@ Factory = Callable[[ControlPlaneConfig], WalkableControlPlane]
 
 @dataclass(slots=True)
 class Spec:
-    """A request and what is done to it. `finish_after` and `abort_after` are counts of delivered tokens, -1: never."""
+    """A request and what is done to it. `finish_after` and `abort_after` are counts of delivered tokens, -1: never, as
+    for `unpin_step`."""
 
     req_id: int
     arrival_step: int
@@ -52,6 +65,9 @@ class Spec:
     no_overlap: bool = False
     finish_after: int = -1
     abort_after: int = -1
+    background: bool = False
+    pin: bool = False
+    unpin_step: int = -1
 
 
 @dataclass(slots=True)
@@ -60,6 +76,7 @@ class Scenario:
     overlap: bool
     specs: list[Spec]
     fail_steps: set[int]
+    clear_steps: set[int]
 
 
 def draw_from(seed: int) -> Draw:
@@ -77,7 +94,10 @@ def make_scenario(draw: Draw) -> Scenario:
         eos_ids=(EOS,),
         cache=("lru", "lru", "lfu", "naive")[draw(0, 3)],  # type: ignore[arg-type]
         graph_sizes=((), (1, 2, 4, 8))[draw(0, 1)],
+        cache_token_budget=draw(0, 3) * 20 if draw(0, 3) == 0 else 0,
+        cache_max_prompt=draw(1, 30) if draw(0, 3) == 0 else 0,
     )
+    config = replace(config, max_pinned_pages=draw(0, config.num_pinnable_pages))
     limit = config.limits().max_seq_len
     specs: list[Spec] = []
     sequences: list[list[int]] = []
@@ -96,12 +116,16 @@ def make_scenario(draw: Draw) -> Scenario:
             no_overlap=draw(0, 7) == 0,
             finish_after=draw(0, 12) if draw(0, 4) == 0 else -1,
             abort_after=draw(0, 12) if draw(0, 4) == 0 else -1,
+            background=draw(0, 4) == 0,
+            pin=draw(0, 2) == 0,
+            unpin_step=draw(1, 60) if draw(0, 2) == 0 else -1,
         )
         specs.append(spec)
         if len(prompt) < limit:
             sequences.append(prompt + alone(spec, limit))
     fail_steps = {draw(1, 40)} if draw(0, 5) == 0 else set()
-    return Scenario(config, bool(draw(0, 1)), specs, fail_steps)
+    clear_steps = {draw(1, 60)} if draw(0, 3) == 0 else set()
+    return Scenario(config, bool(draw(0, 1)), specs, fail_steps, clear_steps)
 
 
 def _prompt(draw: Draw, sequences: list[list[int]], limit: int) -> list[int]:
@@ -160,6 +184,7 @@ class Driver:
         self.failed_step: int | None = None
         self.step = 0
         self.slots_in_flight: set[int] = set()
+        self.pinned: set[int] = set()  # requests that ended by themselves with a pin
 
     def run(self) -> None:
         waiting = sorted(self.scenario.specs, key=lambda spec: (spec.arrival_step, spec.req_id))
@@ -171,6 +196,10 @@ class Driver:
         self.audit()
         for spec in self.scenario.specs:
             self.judge(spec)
+        ends = {self.seen[spec.req_id].reason for spec in self.scenario.specs if spec.pin}
+        if ends <= {FinishReason.ABORT, FinishReason.ERROR}:
+            assert self.plane.stats().num_pinned_pages == 0, "a pin of a request that did not end by itself"
+        self._give_back_pins()
         stats = self.plane.stats()
         assert stats.num_free_pages + stats.num_evictable_pages == self.scenario.config.num_pages, "pages leaked"
         assert stats.num_draining == 0, "slots leaked"
@@ -185,7 +214,7 @@ class Driver:
     def advance(self, arrivals: list[Spec]) -> None:
         nothing_in_flight = self.previous is None
         lives = self.plane.stats().num_live > 0
-        plan = self.plane.schedule(self.step, self._events(arrivals))
+        plan = self._schedule(self._events(arrivals))
         self.step += 1
         self.plane.check()
         self._inspect(plan)
@@ -203,11 +232,29 @@ class Driver:
                 assert ended > ended_before, "requests live, nothing is in flight, and the plan has neither row nor end"
             self.audit()
 
+    def _schedule(self, events: Events) -> StepPlan:
+        """Pins that are refused are asked for no more."""
+        try:
+            return self.plane.schedule(self.step, events)
+        except EventError as error:
+            refused = events.items[error.index]
+            assert error.field == "pin" and isinstance(refused, Arrival)
+            events.items[error.index] = replace(refused, pin=False)
+            self.specs[refused.req_id].pin = False
+            return self._schedule(events)
+
+    def _give_back_pins(self) -> None:
+        for spec in self.specs.values():
+            spec.unpin_step = self.step
+        while spec.unpin_step == self.step or not self.idle:
+            self.advance([])
+
     def _events(self, arrivals: list[Spec]) -> Events:
         events = Events()
         if self.failed_step is not None:
             events.add(ForwardFailed(self.failed_step))
             self.failed_step = None
+            self.pinned.clear()
         for spec in arrivals:
             events.add(
                 Arrival(
@@ -220,6 +267,8 @@ class Driver:
                     priority=spec.priority,
                     no_overlap=spec.no_overlap,
                     no_match=spec.no_match,
+                    background=spec.background,
+                    pin=spec.pin,
                 )
             )
         for req_id, seen in self.seen.items():
@@ -229,6 +278,12 @@ class Driver:
                     events.add(Finish(req_id))
                 if 0 <= spec.abort_after <= len(seen.tokens):
                     events.add(Abort(req_id))
+                if spec.unpin_step == self.step:
+                    events.add(Unpin(req_id))
+                    self.pinned.discard(req_id)
+                    spec.pin = False
+        if self.step in self.scenario.clear_steps:
+            events.add(ClearCache())
         return events
 
     def _inspect(self, plan: StepPlan) -> None:
@@ -279,6 +334,8 @@ class Driver:
             if token >= 0:
                 seen.tokens.append(token)
             seen.reason = FinishReason(reason)
+            if token >= 0 and reason and self.specs[req_id].pin:
+                self.pinned.add(req_id)
 
     # ------------------------------------------------------------------------------------------------------ verdict
 
@@ -310,6 +367,11 @@ class Driver:
         size = self.scenario.config.page_size
         for path, page in self.plane.tree_pages():
             assert self.engine.page_kv(page) == EchoModel.kv(path)[-size:], f"page {page} does not hold {path}"
+        paths = {path for path, _ in self.plane.tree_pages()}
+        for req_id in self.pinned:
+            prompt = self.specs[req_id].prompt
+            full = tuple(prompt[: len(prompt) // size * size])
+            assert not full or full in paths, f"the pin of request {req_id} is gone"
 
     def follow_up(self) -> None:
         """A prompt made of a cached path and one token more finds exactly that path, but for the last whole page."""
@@ -323,6 +385,7 @@ class Driver:
         spec = Spec(10_000, self.step, prompt, 1, seed=0)
         self.specs[spec.req_id], self.seen[spec.req_id] = spec, Seen()
         self.engine.fail_steps = set()
+        self.scenario.clear_steps = set()
         arrivals = [spec]
         while arrivals or not self.idle:
             self.advance(arrivals)

@@ -18,9 +18,11 @@ from minisgl.engine.logprobs import LogprobSlots
 from minisgl.engine.sampler import SamplingRows, sample
 from minisgl.engine.torch_engine import _Slots
 from minisgl.sampling_params import SamplingParams
+from minisgl.step import Int32Array
 
 Logprobs = tuple[float, list[int], list[float]]  # of the token itself, the most likely ids, theirs
 Floats = npt.NDArray[np.float32]
+Masks = Sequence[Int32Array | None] | None  # by row: a bit for each token that may come
 CPU = torch.device("cpu")
 
 
@@ -33,7 +35,7 @@ class Sampled:
 
 class Sampler(Protocol):
     def assign(self, assignment: SlotAssignment) -> None: ...
-    def step(self, logits: Floats, slots: Sequence[int], positions: Sequence[int]) -> Sampled: ...
+    def step(self, logits: Floats, slots: Sequence[int], positions: Sequence[int], masks: Masks = None) -> Sampled: ...
     def record(self, slot: int, token: int) -> None: ...
 
 
@@ -48,9 +50,9 @@ class TorchSampler:
         self._processors.assign(assignment)
         self._logprobs.assign(assignment)
 
-    def step(self, logits: Floats, slots: Sequence[int], positions: Sequence[int]) -> Sampled:
+    def step(self, logits: Floats, slots: Sequence[int], positions: Sequence[int], masks: Masks = None) -> Sampled:
         raw = torch.from_numpy(logits)
-        changed = self._processors.apply(raw, slots, positions)
+        changed = self._processors.apply(torch.from_numpy(masked(logits, masks)), slots, positions)
         rows = self._slots.rows(torch.tensor(slots), torch.tensor(positions))
         tokens = sample(changed, rows)
         self._processors.record(tokens, slots)
@@ -72,9 +74,9 @@ class RustSampler:
     def assign(self, assignment: SlotAssignment) -> None:
         self._sampler.bind(assignment)
 
-    def step(self, logits: Floats, slots: Sequence[int], positions: Sequence[int]) -> Sampled:
+    def step(self, logits: Floats, slots: Sequence[int], positions: Sequence[int], masks: Masks = None) -> Sampled:
         changed = logits.copy()
-        tokens, logprobs = self._sampler.step(changed, slots, positions)
+        tokens, logprobs = self._sampler.step(changed, slots, positions, masks)
         return Sampled(tokens, changed, logprobs)
 
     def record(self, slot: int, token: int) -> None:
@@ -82,6 +84,16 @@ class RustSampler:
 
 
 SAMPLERS: dict[str, type[TorchSampler | RustSampler]] = {"torch": TorchSampler, "rust": RustSampler}
+
+
+def masked(logits: Floats, masks: Masks) -> Floats:
+    """Bit i % 32 of word i // 32 says whether token i may come."""
+    logits = logits.copy()
+    for row, mask in enumerate(masks or ()):
+        if mask is not None:
+            may = np.unpackbits(mask.view(np.uint8), bitorder="little", count=logits.shape[1])
+            logits[row, may == 0] = -np.inf
+    return logits
 
 
 def assignment(

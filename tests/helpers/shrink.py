@@ -85,6 +85,8 @@ def simpler_events(event: Event) -> Iterator[Event]:
         "stop_ids": (),
         "min_tokens": 0,
         "ignore_eos": False,
+        "background": False,
+        "pin": False,
     }
     for name, value in plain.items():
         if getattr(event, name) != value:

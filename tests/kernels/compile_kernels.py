@@ -74,11 +74,17 @@ def call_routing(module: ModuleType) -> None:
                 module.route(torch.empty(3, count, dtype=dtype, device="meta"), k, normalise)
 
 
+def call_token_mask(module: ModuleType) -> None:
+    for shift in (0, 1):
+        module.mask_tokens(torch.zeros(3, 1000), int32(8)[shift : shift + 2], int32(70)[shift : shift + 64].view(2, 32))
+
+
 CALLS: dict[str, Callable[[ModuleType], None]] = {
     "experts_triton": call_experts,
     "kv_store_triton": call_kv_store,
     "pages_triton": call_pages,
     "routing_triton": call_routing,
+    "token_mask_triton": call_token_mask,
 }
 
 
@@ -124,6 +130,9 @@ def test_where_a_step_lies_in_its_block_compiles_nothing_again(compiled: list[Co
     k = torch.zeros(3, 2, 64)
     for shift in (0, 1, 2):
         store.store_kv(*pools, int32(8)[shift : shift + 3], k, k)
+    assert len(compiled) == 1
+    compiled.clear()
+    call_token_mask(kernels("token_mask_triton"))
     assert len(compiled) == 1
 
 

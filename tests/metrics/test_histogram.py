@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from prometheus_client import Histogram as TheirHistogram
 
-from minisgl.metrics.histogram import Histogram
+from minisgl.metrics.histogram import Histogram, percentile
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,17 @@ def test_several_at_once() -> None:
         one.observe(1.5)
     many.observe(1.5, 3)
     assert one.collect() == many.collect()
+
+
+@pytest.mark.parametrize(
+    ("counts", "share", "expected"),
+    [
+        ([0, 0, 0], 50, None),
+        ([4, 0, 0], 50, 0.5),
+        ([1, 1, 0], 90, 1.0 + 2.0 * 0.8),
+        ([0, 0, 3], 50, 3.0),
+        ([0, 2, 0], 100, 3.0),
+    ],
+)
+def test_a_percentile_lies_within_its_bucket(counts: list[int], share: int, expected: float | None) -> None:
+    assert percentile((1.0, 3.0), counts, share) == (expected if expected is None else pytest.approx(expected))

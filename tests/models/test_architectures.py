@@ -52,7 +52,7 @@ def test_a_scaled_down_engine_decodes(name: str, engine: str, tmp_path: Path, mo
         pytest.skip(f"{envs.DATA} is not set")
     raw = json.loads((data / "configs" / f"{name}.config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(scaled_down(raw)))
-    monkeypatch.setattr(Tokenizer, "load", lambda *_: Tokenizer.echo())  # the folder has none
+    monkeypatch.setattr(Tokenizer, "load", lambda *_, **__: Tokenizer.echo())  # the folder has none
     limits = {"num_pages": 64, "max_running_requests": 4, "max_prefill_length": 16}
     with LLM(str(tmp_path), engine=engine, load_format="dummy", **limits) as llm:
         wanted = "bf16" if engine == "cpu" else dtypes.choose("auto", "bfloat16", torch.device("cpu"))[0]
@@ -89,7 +89,7 @@ def test_llm_knows_bad_words_by_its_tokenizer(engine: str, tmp_path: Path, monke
     config = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 4, "max_position_embeddings": 64}
     config |= {name: value for name, value in SCALE.items() if name != "num_experts"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr(Tokenizer, "load", lambda *_: Tokenizer.echo())
+    monkeypatch.setattr(Tokenizer, "load", lambda *_, **__: Tokenizer.echo())
     asks: dict[str, Any] = {"temperature": 1.0, "max_tokens": 40, "seed": 3, "allowed_token_ids": (97, 98, 32)}
     with LLM(str(tmp_path), engine=engine, load_format="dummy", num_pages=8) as llm:
         plain = llm.generate([[1, 2]], SamplingParams(**asks), progress=False)[0].text
@@ -117,7 +117,7 @@ def test_llm_samples_as_the_model_says(engine: str, tmp_path: Path, monkeypatch:
     (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": 299}))
     generation = {"temperature": 0.5, "max_new_tokens": 7, "eos_token_id": [250, 251]}
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-    monkeypatch.setattr(Tokenizer, "load", lambda *_: Tokenizer.echo())
+    monkeypatch.setattr(Tokenizer, "load", lambda *_, **__: Tokenizer.echo())
     with LLM(str(tmp_path), engine=engine, load_format="dummy", num_pages=8) as llm:
         assert llm.default_params == SamplingParams(temperature=0.5, max_tokens=7)
         first, second = (llm.generate([[1, 2, 3]], progress=False)[0].outputs[0] for _ in range(2))

@@ -14,17 +14,7 @@ from minisgl.config import ConfigError
 from minisgl.models import ARCHITECTURES, MoeConfig, load_config, parse_config
 from minisgl.models.registry import build_model
 from minisgl.rope import RopeConfig
-
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "max_position_embeddings": 512,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 100,
-}
+from tests.helpers.models import CONFIG
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -36,7 +26,7 @@ LLAMA3 = {
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
-MISTRAL3 = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {**LLAMA, "model_type": "mistral"}}
+MISTRAL3 = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {**CONFIG, "model_type": "mistral"}}
 
 MISTRAL = {"architectures": ["MistralForCausalLM"], "sliding_window": 16}
 
@@ -56,15 +46,15 @@ MOE = {
 
 
 def test_both_spellings_mean_the_same() -> None:
-    old = parse_config({**LLAMA, "rope_theta": 5e5, "rope_scaling": LLAMA3, "torch_dtype": "bfloat16"})
-    new = parse_config({**LLAMA, "rope_parameters": {**LLAMA3, "rope_theta": 5e5}, "dtype": "bfloat16"})
+    old = parse_config({**CONFIG, "rope_theta": 5e5, "rope_scaling": LLAMA3, "torch_dtype": "bfloat16"})
+    new = parse_config({**CONFIG, "rope_parameters": {**LLAMA3, "rope_theta": 5e5}, "dtype": "bfloat16"})
     assert old == new
     assert old.rope == RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 64)
     assert old.dtype == "bfloat16"
 
 
 def test_the_oldest_spelling_of_the_rope_type() -> None:
-    config = parse_config({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}})
+    config = parse_config({**CONFIG, "rope_scaling": {"type": "linear", "factor": 2.0}})
     assert config.rope == RopeConfig(10_000.0, "linear", 2.0)
 
 
@@ -78,12 +68,12 @@ def test_the_oldest_spelling_of_the_rope_type() -> None:
     ],
 )
 def test_the_context_that_yarn_makes(change: dict[str, Any], context: int) -> None:
-    config = parse_config({**LLAMA, "rope_scaling": {**YARN, **change}})
+    config = parse_config({**CONFIG, "rope_scaling": {**YARN, **change}})
     assert config.max_position == context
 
 
 def test_defaults() -> None:
-    config = parse_config({name: value for name, value in LLAMA.items() if name != "num_key_value_heads"})
+    config = parse_config({name: value for name, value in CONFIG.items() if name != "num_key_value_heads"})
     assert (config.num_kv_heads, config.head_dim) == (4, 16)
     assert config.rope == RopeConfig(10_000.0)
     assert not config.tie_word_embeddings
@@ -91,7 +81,7 @@ def test_defaults() -> None:
 
 
 def test_eos_ids_are_those_of_both_files(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "eos_token_id": 9}))
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "eos_token_id": 9}))
     assert load_config(tmp_path).eos_ids == (9,)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 4]}))
     assert load_config(tmp_path).eos_ids == (4, 9)
@@ -114,7 +104,7 @@ def test_eos_ids_are_those_of_both_files(tmp_path: Path) -> None:
     ],
 )
 def test_windows(change: dict[str, Any], windows: tuple[int | None, ...]) -> None:
-    assert parse_config({**LLAMA, **change}).windows == windows
+    assert parse_config({**CONFIG, **change}).windows == windows
 
 
 @pytest.mark.parametrize(
@@ -127,7 +117,7 @@ def test_windows(change: dict[str, Any], windows: tuple[int | None, ...]) -> Non
     ],
 )
 def test_biases(change: dict[str, Any], biases: tuple[bool, bool, bool]) -> None:
-    config = parse_config({**LLAMA, **change})
+    config = parse_config({**CONFIG, **change})
     assert (config.qkv_bias, config.out_bias, config.mlp_bias) == biases
 
 
@@ -141,15 +131,15 @@ def test_biases(change: dict[str, Any], biases: tuple[bool, bool, bool]) -> None
 )
 def test_the_head_of_a_model_with_a_text_half(whole: dict[str, Any], text: dict[str, Any], tied: bool) -> None:
     raw = {**MISTRAL3, "torch_dtype": "bfloat16", "vocab_size": 7, **whole}
-    config = parse_config({**raw, "text_config": {**LLAMA, "rope_theta": 1e9, **text}})
+    config = parse_config({**raw, "text_config": {**CONFIG, "rope_theta": 1e9, **text}})
     assert (config.vocab_size, config.rope.theta, config.dtype) == (100, 1e9, "bfloat16")
     assert config.tie_word_embeddings is tied
 
 
 def test_experts() -> None:
-    moe = parse_config({**LLAMA, **MOE, "num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}).moe
+    moe = parse_config({**CONFIG, **MOE, "num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}).moe
     assert moe == MoeConfig(8, 2, 16, norm_topk_prob=False, layers=frozenset({1, 5}))
-    new = {**LLAMA, **MOE, "num_local_experts": 8, "norm_topk_prob": True}
+    new = {**CONFIG, **MOE, "num_local_experts": 8, "norm_topk_prob": True}
     del new["num_experts"]
     assert parse_config(new).moe == MoeConfig(8, 2, 16, norm_topk_prob=True, layers=frozenset({0, 1}))
 
@@ -189,7 +179,7 @@ def test_experts() -> None:
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], message: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **change}))
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **change}))
     with pytest.raises(ConfigError, match=message) as caught:
         load_config(tmp_path)
     assert str(caught.value).count("config.json") == 1

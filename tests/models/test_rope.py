@@ -11,25 +11,14 @@ import transformers
 
 from minisgl.models import parse_config
 from minisgl.rope import inverse_frequencies
-from tests.helpers.models import VARIANTS, tiny_model
-
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "max_position_embeddings": 512,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 100,
-}
+from tests.helpers.models import CONFIG, VARIANTS, tiny_model
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
 def test_what_yarn_does_to_attention() -> None:
     def factor(**change: Any) -> float:
-        return parse_config({**LLAMA, "rope_scaling": {**YARN, **change}}).rope.attention_factor
+        return parse_config({**CONFIG, "rope_scaling": {**YARN, **change}}).rope.attention_factor
 
     assert factor() == factor(mscale=1.0) == pytest.approx(0.1 * math.log(4) + 1)
     assert factor(mscale=1.0, mscale_all_dim=1.0) == factor(factor=1.0) == 1.0

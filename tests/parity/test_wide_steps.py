@@ -37,7 +37,7 @@ def arrival(draw: random.Random, req_id: int, shared: list[list[int]]) -> Arriva
 @pytest.mark.parametrize("page_size", [1, 3, 4, 16])
 def test_wide_steps(page_size: int, tight: bool, overlap: bool) -> None:
     draw = random.Random(f"{page_size} {tight} {overlap}")
-    pages = (1800 if tight else 9000) // page_size
+    pages = (1600 if tight else 9000) // page_size
     config = ControlPlaneConfig(pages, page_size, ROWS, 300, 200, eos_ids=(2,), graph_sizes=(1, 8, 64))
     player = Player(config, overlap)
     shared = [[draw.randint(3, 9) for _ in range(30)] for _ in range(4)]

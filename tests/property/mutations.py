@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from minisgl.scheduler import inputs
 from minisgl.scheduler.reference import admission, decode_set, retraction, scheduler
 from minisgl.scheduler.reference.page_pool import PagePool
+from minisgl.scheduler.reference.pins import Pins
 from minisgl.scheduler.reference.radix.tree import Match, Node, RadixTree
 from minisgl.scheduler.reference.request import Request, State
 from minisgl.scheduler.reference.slots import SlotTable
@@ -199,6 +201,62 @@ def admit_on_top_of_the_pool(patch: Patch) -> None:
     patch.setattr(admission, "size_chunk", size_chunk)
 
 
+def pin_without_a_lock(patch: Patch) -> None:
+    original = Pins.take
+
+    def take(self: Pins, request: Request, tree: RadixTree) -> None:
+        had = self.holds(request.req_id)
+        original(self, request, tree)
+        if self.holds(request.req_id) and not had:
+            handle = dict(self.items())[request.req_id].handle
+            assert handle is not None
+            tree.release(handle)
+
+    patch.setattr(Pins, "take", take)
+
+
+def keep_a_pin_after_an_abort(patch: Patch) -> None:
+    original = scheduler.ReferenceControlPlane._end
+
+    def end(self: Any, request: Request, reason: FinishReason) -> None:
+        original(self, request, FinishReason.STOP if reason is FinishReason.ABORT else reason)
+
+    patch.setattr(scheduler.ReferenceControlPlane, "_end", end)
+
+
+def drop_a_pin_at_the_end(patch: Patch) -> None:
+    patch.setattr(Pins, "holds", lambda self, req_id: False)
+
+
+def keep_pins_over_a_failed_forward(patch: Patch) -> None:
+    patch.setattr(Pins, "forget", lambda self, live: None)
+
+
+def pin_beyond_the_limit(patch: Patch) -> None:
+    patch.setattr(inputs, "_check_pin", lambda *args: None)
+
+
+def drop_what_others_hold(patch: Patch) -> None:
+    def drop(self: RadixTree, node: Node, depth: int, keep: int) -> None:
+        if depth > keep and node.parent is not None and not node.children:
+            self._trim(node, min(depth - keep, len(node.pages)))
+
+    patch.setattr(RadixTree, "drop", drop)
+
+
+def lose_a_page_in_the_background(patch: Patch) -> None:
+    """One in the background gives up its place, not its pages."""
+    original = retraction.give_up_pages
+
+    def give_up_pages(request: Request, tree: RadixTree) -> None:
+        if request.is_background and request.state is State.STARTED and tree.num_available == 0:
+            retraction.forget_pages(request)
+        else:
+            original(request, tree)
+
+    patch.setattr(retraction, "give_up_pages", give_up_pages)
+
+
 MUTATIONS: tuple[Callable[[Patch], None], ...] = (
     publish_a_page_too_many,
     hang_under_the_wrong_parent,
@@ -219,4 +277,11 @@ MUTATIONS: tuple[Callable[[Patch], None], ...] = (
     schedule_past_the_limit,
     retract_rows_of_the_plan,
     admit_on_top_of_the_pool,
+    pin_without_a_lock,
+    keep_a_pin_after_an_abort,
+    drop_a_pin_at_the_end,
+    keep_pins_over_a_failed_forward,
+    pin_beyond_the_limit,
+    drop_what_others_hold,
+    lose_a_page_in_the_background,
 )

@@ -21,7 +21,7 @@ import numpy as np
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, Stats
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.trace import RecordingControlPlane, parse_trace, replay
-from minisgl.step import Abort, Arrival, Event, Events, Finish, ForwardFailed
+from minisgl.step import Abort, Arrival, ClearCache, Event, Events, Finish, ForwardFailed, Unpin
 
 CORPUS = Path(__file__).with_name("corpus")
 DIGESTS = CORPUS / "digests.json"
@@ -29,6 +29,7 @@ SUFFIX = ".trace.gz"
 DIGITS = 8  # hexadecimal, of each call's digest: the file stays small
 EOS = 99
 MAX_STEPS = 2000
+MAX_PINNED = 24  # tokens of a prompt: so that no pin is refused
 
 
 class Numbers:
@@ -50,7 +51,9 @@ class Scenario:
     """`num_requests` arrive, `burst` at a time, every `gap` steps; each prompt is `shared_len` common tokens, then own
     ones, some behind an earlier prompt (`follow_ups`, in percent). `told_every` n: at each n-th step one of the
     requests so far is told to end, ended or not: by `Finish` if its id is odd and `finishes` is set, else by `Abort`.
-    One sampled token in `eos_every` ends a sequence."""
+    One sampled token in `eos_every` ends a sequence. `background` and `pins`: so many of them (of those with a short
+    prompt), in percent, are of that kind; `unpin_every` n: at each n-th step one of the requests so far is unpinned; at
+    the steps `clear_at` the cache is emptied."""
 
     num_requests: int
     prompt_len: tuple[int, int]
@@ -63,6 +66,10 @@ class Scenario:
     finishes: bool = False
     fail_at: tuple[int, ...] = ()
     num_priorities: int = 1
+    background: int = 0
+    pins: int = 0
+    unpin_every: int = 0
+    clear_at: tuple[int, ...] = ()
     stops: bool = False  # some have stop ids, a minimum length, or go on after an end of sequence
     eos_every: int = 40
     overlap: bool = True
@@ -120,6 +127,39 @@ SCENARIOS: dict[str, Scenario] = {
     "no_overlap-page4-lfu": Scenario(
         30, (1, 40), (1, 20), overlap=False, stops=True, config={"cache": "lfu", "num_pages": 40}
     ),
+    # more arrivals wait than a step of priority is worth
+    "ageing-page4-lru": Scenario(
+        160, (1, 12), (1, 6), burst=4, gap=2, num_priorities=3, config={"max_running_requests": 4}
+    ),
+    "background-page1-lru": Scenario(
+        50, (4, 60), (1, 30), burst=5, gap=6, background=50, told_every=9, config={"page_size": 1, "num_pages": 200}
+    ),
+    "background-page4-lfu": Scenario(
+        50, (4, 60), (1, 30), burst=5, gap=6, background=50, overlap=False, config={"cache": "lfu", "num_pages": 50}
+    ),
+    "pins-page4-lru": Scenario(
+        50,
+        (1, 40),
+        (1, 20),
+        burst=2,
+        gap=3,
+        follow_ups=30,
+        background=30,
+        pins=40,
+        unpin_every=2,
+        told_every=7,
+        fail_at=(20, 41),
+        clear_at=(30, 60),
+        config={"num_pages": 96, "context_len": 160, "max_pinned_pages": 50},
+    ),
+    "limits-page4-lru": Scenario(
+        50,
+        (1, 60),
+        (1, 20),
+        follow_ups=50,
+        num_priorities=2,
+        config={"num_pages": 96, "cache_token_budget": 130, "cache_max_prompt": 40},
+    ),
     "naive-page4": Scenario(30, (1, 40), (1, 20), shared_len=20, config={"cache": "naive", "num_pages": 64}),
 }
 
@@ -132,6 +172,10 @@ def events_of(scenario: Scenario, step: int, prompts: list[list[int]], numbers: 
     if prompts and scenario.told_every and step % scenario.told_every == 0:
         req_id = numbers.below(len(prompts))
         yield Finish(req_id) if scenario.finishes and req_id % 2 else Abort(req_id)
+    if prompts and scenario.unpin_every and step % scenario.unpin_every == 0:
+        yield Unpin(numbers.below(len(prompts)))
+    if step in scenario.clear_at:
+        yield ClearCache()
 
 
 def arrival(scenario: Scenario, prompts: list[list[int]], numbers: Numbers) -> Arrival:
@@ -150,6 +194,8 @@ def arrival(scenario: Scenario, prompts: list[list[int]], numbers: Numbers) -> A
         min_tokens=numbers.below(6) if scenario.stops else 0,
         ignore_eos=scenario.stops and numbers.below(3) == 0,
         priority=numbers.below(scenario.num_priorities),
+        background=scenario.background > 0 and numbers.below(100) < scenario.background,
+        pin=scenario.pins > 0 and len(tokens) <= MAX_PINNED and numbers.below(100) < scenario.pins,
     )
 
 

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
-from minisgl.scheduler.reference import ReferenceControlPlane, admission, scheduler
+from minisgl.scheduler.reference import ReferenceControlPlane, admission, request, scheduler
+from minisgl.scheduler.reference.pins import Pins
 from minisgl.scheduler.reference.radix.tree import RadixTree
-from minisgl.scheduler.reference.request import Request, make_request
+from minisgl.scheduler.reference.request import Request, RequestQueue, make_request
 from minisgl.scheduler.trace import read_trace, replay
 from minisgl.step import FinishReason
 from tests.replay.record import CORPUS, DIGESTS, DIGITS, SCENARIOS, SUFFIX, drive, record, shortened
@@ -57,7 +58,12 @@ def test_scenarios_reach_what_they_are_for(control_plane: Factory) -> None:
         plane = control_plane(scenario.control_plane_config())
         stats = drive(scenario, plane)
         plane.check()
-        assert ("retract" in name) == (stats.num_retracted_total > 2), name
+        retracts = name.split("-")[0] in ("retraction", "seldom_retracted", "background")
+        assert retracts == (stats.num_retracted_total > 2), name
+        if "pins" in name:
+            assert stats.num_pinned_pages > 0
+        if "limits" in name:
+            assert stats.num_free_pages > 32, "the cache is kept small"
         if "shared_prefix" in name:
             assert stats.num_cached_tokens_total > stats.num_prompt_tokens_total / 2, name
         if "naive" in name:
@@ -71,9 +77,9 @@ def test_scenarios_reach_what_they_are_for(control_plane: Factory) -> None:
 
 def newest_first(patch: pytest.MonkeyPatch) -> None:
     def make(*args: Any) -> Request:
-        request = make_request(*args)
-        priority, count, req_id = request.order
-        return dataclasses.replace(request, order=(priority, -count, req_id))
+        made = make_request(*args)
+        background, age, req_id = made.order
+        return dataclasses.replace(made, order=(background, -age, req_id))
 
     patch.setattr(scheduler, "make_request", make)
 
@@ -93,6 +99,19 @@ def quicker_to_forget(patch: pytest.MonkeyPatch) -> None:
 
 def bolder_estimate(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admission, "RATIO_START", 700)
+
+
+def slower_to_age(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(request, "AGE", 65)
+
+
+def pin_at_the_end(patch: pytest.MonkeyPatch) -> None:
+    """A pin that counts as a use of its pages only as long as its request lives."""
+    patch.setattr(Pins, "holds", lambda self, req_id: False)
+
+
+def background_counts_as_started(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RequestQueue, "num_ordinary", property(len))
 
 
 def evict_pages_in_the_other_order(patch: pytest.MonkeyPatch) -> None:
@@ -122,6 +141,9 @@ def match_a_page_less(patch: pytest.MonkeyPatch) -> None:
         length_wins_over_stop,
         quicker_to_forget,
         bolder_estimate,
+        slower_to_age,
+        pin_at_the_end,
+        background_counts_as_started,
         evict_pages_in_the_other_order,
         match_a_page_less,
     ],

@@ -3,12 +3,7 @@ that no stream notices."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import random
-import shutil
-import subprocess
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,31 +15,8 @@ from minisgl.scheduler.api import ControlPlaneError
 from minisgl.step import Arrival, Events, StepBuffers
 from tests.runner import test_failover as failover
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(900)  # the extension may have to be built
 MOMENTS = ("before", "amid", "after")
-
-
-@pytest.fixture(scope="module")
-def panicking(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    """The extension with the feature `test-panics`, in the debug profile: overflows and debug assertions panic too."""
-    if shutil.which("cargo") is None:
-        pytest.skip("cargo is missing: the extension with test-panics cannot be built")
-    target = ROOT / "target"  # what clippy and cargo's tests have built there is not built again
-    subprocess.run(
-        ["cargo", "build", "--quiet", "--locked", "-p", "minisgl-py", "--features", "extension-module,test-panics"],
-        cwd=ROOT,
-        env=os.environ | {"CARGO_TARGET_DIR": str(target)},
-        check=True,
-        timeout=600,
-    )
-    built = next(target.glob("debug/*_rust.so"), None) or next(target.glob("debug/*_rust.dylib"))
-    copy = tmp_path_factory.mktemp("panicking") / "_rust.abi3.so"
-    shutil.copy(built, copy)
-    spec = importlib.util.spec_from_file_location("panicking._rust", copy)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def plane_of(module: ModuleType) -> Any:

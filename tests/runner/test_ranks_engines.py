@@ -15,6 +15,7 @@ from minisgl.distributed import ALONE, Group
 from minisgl.engine.api import Engine
 from minisgl.engine.echo import EchoEngine, EchoModel
 from minisgl.engine.loading import load_engine
+from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.message import AbortRequest, AddRequest, FromEngine, StepTokens
 from minisgl.runner.build import build_control_plane
 from minisgl.runner.loop import StepLoop
@@ -25,6 +26,8 @@ from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.digest import plan_digest
 from minisgl.scheduler.faulty import make_faulty
 from minisgl.step import FinishReason, StepBuffers, StepPlan
+from tests.helpers.grammars import PERSON, matcher, of_regex, of_schema
+from tests.helpers.grammars import compiler as grammar_compiler
 from tests.helpers.models import assert_greedy, save, tiny_model
 from tests.helpers.ranks import ThreadRanks
 
@@ -62,11 +65,18 @@ class Clients:
 
 
 def drive(
-    engine: Engine, plane: ControlPlane, requests: Sequence[Request], *, aborts: Sequence[int] = ()
+    engine: Engine,
+    plane: ControlPlane,
+    requests: Sequence[Request],
+    *,
+    aborts: Sequence[int] = (),
+    compiler: GrammarCompiler | None = None,
 ) -> tuple[Clients, StepLoop]:
     """A few arrivals a step; those in `aborts` are aborted some steps later."""
     clients = Clients()
-    loop = StepLoop(plane, engine, clients.take, fallback=lambda: make_control_plane("python", PLANE))
+    loop = StepLoop(
+        plane, engine, clients.take, fallback=lambda: make_control_plane("python", PLANE), compiler=compiler
+    )
     waiting = list(enumerate(requests))
     step = 0
     while waiting or not loop.idle:
@@ -130,6 +140,28 @@ def test_echo_texts_do_not_depend_on_the_ranks(
         else:
             assert got == whole
     assert any(reason is FinishReason.ABORT for reason in clients.reasons.values())
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_grammars_do_not_depend_on_the_ranks(size: int, tmp_path: Path) -> None:
+    """Rank 0 alone knows them, in the middle of failed forwards and a failover, too."""
+    grammars = of_schema(PERSON), None, of_regex("[a-c]{60,70}")
+    requests = [
+        (prompt, SamplingParams(max_tokens=70, seed=i, grammar=grammars[i % 3]))
+        for i, (prompt, _) in enumerate(echo_requests(size))
+    ]
+    engine = echo_ranks(size, tmp_path, fail=(9,))
+    plane = make_faulty(make_control_plane("rust_hotpath", PLANE), "commit:30:after")
+    clients, loop = drive(engine, plane, requests, compiler=grammar_compiler())
+    engine.close()
+    assert not engine.errors and loop.num_failovers == 1
+    failed = [i for i, reason in clients.reasons.items() if reason is FinishReason.ERROR]
+    assert 0 < len(failed) <= 8
+    for i, (prompt, params) in enumerate(requests):
+        grammar = None if params.grammar is None else matcher(params.grammar)
+        alone = EchoModel(seed=i).generate(prompt, min(70, 150 - len(prompt)), grammar=grammar)
+        got = clients.tokens.get(i, [])
+        assert got == (alone[: len(got)] if i in failed else alone)
 
 
 def _wrong_page(rank: int, plan: StepPlan, buffers: StepBuffers) -> None:

@@ -17,7 +17,7 @@ GOES_ON, ENDS = FinishReason.NONE, FinishReason.LENGTH
 def tracker(*req_ids: int) -> RequestTracker:
     found = RequestTracker()
     for req_id in req_ids:
-        found.add(req_id, SAMPLING, np.array([10 * req_id, 10 * req_id + 1], np.int32), priority=req_id)
+        found.add(req_id, SAMPLING, np.array([10 * req_id, 10 * req_id + 1], np.int32), 2, priority=req_id)
         found.get(req_id).admitted = True
     return found
 
@@ -42,7 +42,7 @@ def test_what_has_ended_is_forgotten_at_the_next_flush() -> None:
 def test_a_request_that_was_not_admitted_needs_no_flush() -> None:
     requests = tracker(1)
     requests.record(step_output(0, [(1, 5, GOES_ON, 0)]))
-    new = requests.add(2, SAMPLING, np.array([3], np.int32))
+    new = requests.add(2, SAMPLING, np.array([3], np.int32), 1)
     assert requests.get(2) is new
     peeked = requests.peek(1)
     assert peeked is not None and peeked.tokens.tolist() == [10, 11]

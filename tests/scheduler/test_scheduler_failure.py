@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError
+from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.digest import plan_digest
 from minisgl.scheduler.reference import ReferenceControlPlane
@@ -188,3 +191,18 @@ def test_control_planes_are_chosen_by_name() -> None:
     assert type(make_control_plane("rust_hotpath", CONFIG)).__module__ == "minisgl._rust"
     with pytest.raises(ValueError, match="python, rust_hotpath"):
         make_control_plane("fortran", CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("max_pinned_pages", -1), ("max_pinned_pages", 2), ("cache_token_budget", -1), ("cache_max_prompt", -1)],
+)
+def test_limits_of_the_cache_are_checked(
+    control_plane: Callable[[ControlPlaneConfig], ControlPlane], field: str, value: int
+) -> None:
+    """16 pages, of which the longest request needs 15: its last token needs no KV."""
+    config = ControlPlaneConfig(16, 4, 8, 64, 61)
+    assert config.num_pinnable_pages == 1
+    control_plane(replace(config, max_pinned_pages=1, cache_token_budget=1, cache_max_prompt=1))
+    with pytest.raises(ValueError, match=f"{field}: {value}: at "):
+        control_plane(replace(config, **{field: value}))

@@ -28,12 +28,7 @@ def post(http: httpx.Client, path: str, **body: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------------- refused
 
 ASKED: dict[str, Any] = {
-    "structured_outputs": {"json": {}},
-    "guided_json": {"type": "object"},
-    "guided_regex": "a+",
-    "guided_choice": ["a", "b"],
-    "guided_grammar": "root ::= a",
-    "grammar": "root ::= a",
+    "structural_tag": {"structures": []},
     "stop_regex": "a+",
     "use_beam_search": True,
     "length_penalty": 0.5,
@@ -55,7 +50,7 @@ ASKED_OF_CHATS: dict[str, Any] = {
     "documents": [{"text": "x"}],
     "chat_template": "{{ messages }}",
     "add_special_tokens": True,
-    "enable_thinking": False,
+    "enable_thinking": True,
     "max_new_tokens": 5,
     "min_new_tokens": 5,
 }
@@ -81,7 +76,6 @@ def test_what_chats_cannot_do_is_refused_by_name(http: httpx.Client, field: str)
 def test_a_refusal_says_which_field_does_it(http: httpx.Client) -> None:
     for path, field, instead in (
         (CHAT, "max_new_tokens", "max_tokens"),
-        (CHAT, "enable_thinking", "chat_template_kwargs"),
         (TEXT, "max_completion_tokens", "max_tokens"),
         (TEXT, "top_logprobs", "logprobs"),
     ):
@@ -309,7 +303,7 @@ def test_generate_refuses_what_is_said_twice_differently(
         ({"min_new_tokens": -1}, "min_new_tokens"),
         ({"logprobs": 1}, "logprobs"),
         ({"return_logprob": True}, "return_logprob"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"text": "another"}, "prompt"),
     ],
 )

@@ -110,6 +110,8 @@ def test_official_client(server: Frontend) -> None:
 def test_generate(http: httpx.Client, prompt: dict[str, Any]) -> None:
     body = post(http, "/generate", {**prompt, "sampling_params": {"temperature": 0}})
     usage = body.pop("usage")
+    if "input_ids" in prompt:  # SGLang's own fields come on top
+        assert body.pop("output_ids") == body["token_ids"] and body.pop("meta_info")["prompt_tokens"] == 9
     assert body == {"text": "Hello", "token_ids": [*ids("Hello"), 256], "finish_reason": "stop"}
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (9, 6)
 
@@ -150,7 +152,7 @@ def test_generate_limits(http: httpx.Client, name: str) -> None:
         ({"prompt": "a", "sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
         ({"prompt": "a", "sampling_params": {"max_tokens": 0}}, "sampling_params.max_tokens"),
         ({"prompt": "a", "sampling_params": {"n": 2}}, "sampling_params.n"),
-        ({"prompt": "a", "sampling_params": {"regex": "a*"}}, "sampling_params.regex"),
+        ({"prompt": "a", "sampling_params": {"stop_regex": "a*"}}, "sampling_params.stop_regex"),
         ({"prompt": "a", "sampling_params": {"stop_token_ids": [258]}}, "sampling_params.stop_token_ids"),
     ],
 )

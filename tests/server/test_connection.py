@@ -11,7 +11,7 @@ import pytest
 
 from minisgl.config import ConfigError, Limits
 from minisgl.message import AbortRequest
-from tests.helpers.server import CONFIG, WAIT_S, Frontend, events, failed_step, frontend
+from tests.helpers.server import CONFIG, WAIT_S, Frontend, events, failed_step, frontend, one_token
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -60,6 +60,7 @@ def exchange(server: Frontend, sent: bytes, *, half_close: bool = False) -> tupl
 # ---------------------------------------------------------------------------------------------------------- keep-alive
 
 
+@pytest.mark.python_front_end
 def test_idle_connections_stay_for_a_while(server: Frontend) -> None:
     assert Limits().keep_alive_timeout == 75
     config = msgspec.structs.replace(CONFIG, limits=Limits(keep_alive_timeout=1000))
@@ -162,7 +163,7 @@ def test_who_waits_long_gets_interim_answers(server: Frontend) -> None:
         connection.shutdown(socket.SHUT_WR)
         waiting = server.engine.wait_for_request("patient ")
         assert read_some(connection, 3 * len(INTERIM)) == 3 * INTERIM
-        assert server.client.num_live == 1
+        assert server.num_live == 1
     server.engine.wait_for_end(AbortRequest, {waiting.req_id})
 
 
@@ -180,10 +181,29 @@ def test_who_closes_his_half_and_then_leaves(server: Frontend) -> None:
 def test_who_leaves_right_after_the_request(server: Frontend, stream: bool, version: str) -> None:
     marker = f"at once {stream} {version} "
     with socket.create_connection(server.address, WAIT_S) as connection:
-        server.wait_until(lambda: bool(server.connections))
+        server.wait_until(lambda: bool(server.connections) or server.gateway is not None)
         connection.sendall(request(marker + "hang:", version=version, stream=stream))
-    server.wait_until(lambda: not server.connections and server.client.num_live == 0)
+    server.wait_until(lambda: not server.connections and server.num_live == 0)
     server.engine.wait_for_end(AbortRequest, {one.req_id for one in server.engine.requests(marker)})
+
+
+@pytest.mark.parametrize("more", [{}, {"return_token_ids": True}], ids=["fast", "passed on"])
+def test_who_leaves_with_the_first_token_and_before_any_other(server: Frontend, more: dict[str, object]) -> None:
+    """The answer has begun, so that nothing more is asked; what was written has come back."""
+    marker = f"first {more} "
+    with socket.create_connection(server.address, WAIT_S) as connection:
+        connection.sendall(request(marker + "hang:", stream=True, **more))
+        connection.shutdown(socket.SHUT_WR)
+        left = server.engine.wait_for_request(marker)
+        read_some(connection, len(INTERIM))
+        server.engine.send(one_token(left.req_id, ord("x")))
+        unread = b""
+        while b"data: " not in unread:
+            unread = connection.recv(1 << 16, socket.MSG_PEEK)
+            if unread.startswith(INTERIM):
+                read_some(connection, len(INTERIM))
+    server.engine.wait_for_end(AbortRequest, {left.req_id})
+    server.wait_until(lambda: not server.connections)
 
 
 def test_half_a_request_and_then_the_end_is_none(server: Frontend) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from minisgl.config import Limits, ServerConfig
 from minisgl.message import AbortRequest
-from minisgl.server.app import GENERATING, OTHER
+from minisgl.server.app import POSTS
 from minisgl.server.openapi import ROUTES
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.server import CONFIG, MODEL, WAIT_S, Frontend, chat_body, check_error, events, frontend
@@ -45,8 +45,8 @@ def hanging(server: Frontend, marker: str, **body: Any) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------------- queue
 
 
-def test_a_full_queue_is_429_before_any_work() -> None:
-    with frontend(config=configured(max_queued_requests=2)) as server, server.http() as http:
+def test_a_full_queue_is_429_before_any_work(front_end: str) -> None:
+    with frontend(config=configured(max_queued_requests=2), front_end=front_end) as server, server.http() as http:
         with hanging(server, "first "):
             with hanging(server, "second "):
                 for path, body in ((TEXT, {"prompt": "third"}), (CHAT, chat_body("third")), (TEXT, {"prompt": 5})):
@@ -56,17 +56,17 @@ def test_a_full_queue_is_429_before_any_work() -> None:
                     assert int(answer.headers["retry-after"]) >= 1
                 assert http.get("/livez").status_code == http.get("/readyz").status_code == 200
                 assert http.get("/health").json()["requests_queued"] == 2
-            server.wait_until(lambda: server.client.processor.num_waiting == 1)
+            server.wait_until(lambda: server.waiting[0] == 1)
             assert http.post(TEXT, json={"prompt": "say:ok"}).json()["choices"][0]["text"] == "ok"
             # two more do not fit beside the one that waits
             assert check_error(http.post(TEXT, json={"prompt": "many say:ok", "n": 2}), 429)["code"] == "queue_full"
-        server.wait_until(lambda: server.client.processor.num_waiting == 0)
+        server.wait_until(lambda: server.waiting[0] == 0)
         assert len(http.post(TEXT, json={"prompt": "many say:ok", "n": 3}).json()["choices"]) == 3  # alone they do
         assert not server.engine.requests("third")
 
 
-def test_a_queue_is_full_by_tokens_too() -> None:
-    with frontend(config=configured(max_queued_tokens=40)) as server, server.http() as http:
+def test_a_queue_is_full_by_tokens_too(front_end: str) -> None:
+    with frontend(config=configured(max_queued_tokens=40), front_end=front_end) as server, server.http() as http:
         with hanging(server, "first ", max_tokens=1):
             error = check_error(http.post(TEXT, json={"prompt": "second " + "x" * 40}), 429)
             assert error["code"] == "queue_full" and "tokens" in error["message"]
@@ -74,22 +74,22 @@ def test_a_queue_is_full_by_tokens_too() -> None:
         assert not server.engine.requests("second ")
 
 
-def test_the_count_of_waiting_survives_every_way_to_end() -> None:
-    with frontend() as server, server.http() as http:
+def test_the_count_of_waiting_survives_every_way_to_end(front_end: str) -> None:
+    with frontend(front_end=front_end) as server, server.http() as http:
         for prompt in ("say:a", "fail:", "fail:b", "burst:c"):
             http.post(TEXT, json={"prompt": prompt, "n": 3})
         http.post(TEXT, json={"prompt": "say:abcdef", "stop": "c"})
         with hanging(server, "gone "):
-            assert server.client.processor.num_waiting == 1 and server.client.processor.num_waiting_tokens == 11
-        server.wait_until(lambda: server.client.num_live == 0)
-        assert (server.client.processor.num_waiting, server.client.processor.num_waiting_tokens) == (0, 0)
+            server.wait_until(lambda: server.waiting == (1, 11))
+        server.wait_until(lambda: server.num_live == 0)
+        server.wait_until(lambda: server.waiting == (0, 0))
 
 
 # ------------------------------------------------------------------------------------------------------------- times
 
 
-def test_a_request_that_takes_too_long() -> None:
-    with frontend(config=configured(request_timeout=1.0)) as server, server.http() as http:
+def test_a_request_that_takes_too_long(front_end: str) -> None:
+    with frontend(config=configured(request_timeout=1.0), front_end=front_end) as server, server.http() as http:
         error = check_error(http.post(TEXT, json={"prompt": "late hang:abc", "n": 2}), 504)
         assert error["code"] == "request_timeout" and "--request-timeout" in error["message"]
         answer = http.post(CHAT, json=chat_body("late hang:abc", stream=True))
@@ -108,20 +108,21 @@ def receive_all(client: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def test_a_body_that_does_not_come() -> None:
-    with frontend(config=configured(slow_client_timeout=1.0)) as server:
+def test_a_body_that_does_not_come(front_end: str) -> None:
+    with frontend(config=configured(slow_client_timeout=1.0), front_end=front_end) as server:
         with socket.create_connection(server.address) as client:
             client.sendall(f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{{".encode())
             answer = receive_all(client)
         assert answer.startswith(b"HTTP/1.1 408 ") and b"body_timeout" in answer
-    for path in (*GENERATING, *OTHER):  # all of them read bodies under the same limits
-        assert {408, 413, 429, 504} <= set(ROUTES[path].errors)
+    errors = {route.path: set(route.errors) for route in ROUTES if route.method == "post"}
+    for path in POSTS:  # all of them read bodies under the same limits
+        assert {408, 413, 429, 504} <= errors[path]
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.1\r\nhost:"])
-def test_a_head_that_does_not_come(sent: bytes) -> None:
+def test_a_head_that_does_not_come(front_end: str, sent: bytes) -> None:
     config = configured(slow_client_timeout=1.0)
-    with frontend(config=config) as server, socket.create_connection(server.address) as client:
+    with frontend(config=config, front_end=front_end) as server, socket.create_connection(server.address) as client:
         client.sendall(sent)
         with contextlib.suppress(ConnectionResetError):
             assert receive_all(client) == b""
@@ -143,7 +144,7 @@ def test_a_client_that_stops_reading(caplog: pytest.LogCaptureFixture) -> None:
             client.sendall(head.encode() + body)
             server.engine.wait_for_request("slow ")
             assert http.post(TEXT, json={"prompt": "say:ok"}).json()["choices"][0]["text"] == "ok"
-            server.wait_until(lambda: server.client.num_live == 0)
+            server.wait_until(lambda: server.num_live == 0)
         ids = {one.req_id for one in server.engine.requests("slow ")}
         assert len(ids) == 64
         server.engine.wait_for_end(AbortRequest, ids)
@@ -212,7 +213,7 @@ def test_a_late_stream_frees_the_engine_though_its_client_does_not_read() -> Non
         )
         server.engine.wait_for_request("late ")
         server.engine.wait_for_end(AbortRequest, {one.req_id for one in server.engine.requests("late ")})
-        assert server.client.num_live == 0
+        assert server.num_live == 0
 
 
 # ------------------------------------------------------------------------------------------------------------- sizes

@@ -15,8 +15,8 @@ DEFAULTS = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repeti
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Frontend]:
-    with frontend(defaults=DEFAULTS) as found:
+def server(front_end: str) -> Iterator[Frontend]:
+    with frontend(defaults=DEFAULTS, front_end=front_end) as found:
         yield found
 
 
@@ -51,7 +51,7 @@ def test_what_the_request_says_wins(server: Frontend) -> None:
     assert as_dict(asked(server, "/generate", body, "say:inner")) == {**DEFAULTS, "top_k": 3, "max_tokens": 5}
 
 
-def test_without_defaults_the_protocols_own_hold() -> None:
-    with frontend() as server:
+def test_without_defaults_the_protocols_own_hold(front_end: str) -> None:
+    with frontend(front_end=front_end) as server:
         params = asked(server, "/v1/chat/completions", chat_body("say:plain"), "say:plain")
     assert (params.temperature, params.top_p, params.top_k, params.repetition_penalty) == (1.0, 1.0, -1, 1.0)

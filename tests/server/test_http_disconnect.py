@@ -42,7 +42,7 @@ def read_until(connection: socket.socket, found: bytes) -> bytes:
 
 
 def check_nothing_lives(server: Frontend) -> None:
-    server.wait_until(lambda: server.client.num_live == 0)
+    server.wait_until(lambda: server.num_live == 0)
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE])
@@ -52,7 +52,7 @@ def test_a_waiting_client_that_leaves(server: Frontend, path: str, text: str) ->
     with send(server, path, body_of(path, marker, max_tokens=100)):
         request = server.engine.wait_for_request(marker)
         if text:
-            server.wait_until(lambda: server.client.num_live == 1)
+            server.wait_until(lambda: server.num_live == 1)
     server.engine.wait_for_end(AbortRequest, {request.req_id})
     check_nothing_lives(server)
 
@@ -94,7 +94,7 @@ def test_only_what_still_runs_is_aborted(server: Frontend) -> None:
             lambda _: found if len(found := server.engine.requests("half ")) == 3 else None
         )
         server.engine.wait_for_end(FinishRequest, {stopped.req_id})
-        server.wait_until(lambda: server.client.num_live == 1)
+        server.wait_until(lambda: server.num_live == 1)
     server.engine.wait_for_end(AbortRequest, {hangs.req_id})
     aborted = [one.req_id for one in server.engine.received if isinstance(one, AbortRequest)]
     assert ended.req_id not in aborted and stopped.req_id not in aborted
@@ -113,6 +113,7 @@ def test_one_failed_choice_ends_the_others(server: Frontend, stream: bool) -> No
         read_until(connection, b"went wrong")
 
 
+@pytest.mark.python_front_end
 def test_a_client_that_stops_reading_can_still_leave(server: Frontend) -> None:
     """Its socket is full and the server waits to write; the end of the connection must get through."""
     connection = socket.socket()
@@ -141,6 +142,7 @@ def test_the_connection_survives_its_requests(server: Frontend) -> None:
     check_nothing_lives(server)
 
 
+@pytest.mark.python_front_end
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_with_another_request_behind_the_first(server: Frontend, stream: bool) -> None:
     """Pipelining: the first one is being answered, the second one waits for that."""

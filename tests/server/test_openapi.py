@@ -10,7 +10,11 @@ import pytest
 from pydantic import BaseModel
 
 from minisgl.server import answers, bodies
+from minisgl.server.messages import answers as messages_answers
+from minisgl.server.messages.body import CountTokensRequest, MessagesRequest
 from minisgl.server.openapi import ROUTES
+from minisgl.server.responses import answers as responses_answers
+from minisgl.server.responses.body import ResponsesRequest
 from tests.helpers.server import frontend
 
 CHAT = {"messages": [{"role": "user", "content": "say:ok"}]}
@@ -18,6 +22,10 @@ REAL: list[tuple[str, str, dict[str, Any] | None, type[BaseModel]]] = [
     ("POST", "/v1/chat/completions", CHAT, answers.ChatAnswer),
     ("POST", "/v1/completions", {"prompt": "say:ok"}, answers.CompletionAnswer),
     ("POST", "/generate", {"prompt": "say:ok"}, answers.GenerateAnswer),
+    ("POST", "/generate", {"text": "say:ok"}, answers.SglangAnswer),
+    ("POST", "/generate", {"text": ["say:ok"]}, answers.GenerateAnswers),
+    ("GET", "/get_model_info", None, answers.ModelInfo),
+    ("GET", "/health_generate", None, answers.Status),
     ("POST", "/tokenize", {"prompt": "ok"}, answers.TokenizeAnswer),
     ("POST", "/detokenize", {"tokens": [104]}, answers.DetokenizeAnswer),
     ("GET", "/v1/models", None, answers.ModelList),
@@ -29,6 +37,12 @@ REAL: list[tuple[str, str, dict[str, Any] | None, type[BaseModel]]] = [
     ("GET", "/stats", None, answers.Stats),
     ("GET", "/v1/models/other", None, answers.ErrorAnswer),
     ("POST", "/tokenize", {}, answers.ErrorAnswer),
+    ("POST", "/v1/responses", {"input": "say:ok"}, responses_answers.ResponseAnswer),
+    ("POST", "/v1/responses/resp_x/cancel", None, answers.ErrorAnswer),
+    ("GET", "/v1/responses/resp_x", None, answers.ErrorAnswer),
+    ("POST", "/v1/messages", CHAT | {"max_tokens": 9}, messages_answers.MessageAnswer),
+    ("POST", "/v1/messages/count_tokens", CHAT, messages_answers.TokenCount),
+    ("POST", "/v1/messages", CHAT, messages_answers.AnthropicErrorAnswer),
 ]
 
 
@@ -47,9 +61,10 @@ def test_answers_have_their_shapes(
 
 def test_every_field_is_described(http: httpx.Client) -> None:
     page = http.get("/openapi.json").json()
-    assert set(page["paths"]) == set(ROUTES)
+    assert set(page["paths"]) == {route.path for route in ROUTES}
     schemas = page["components"]["schemas"]
-    for model in (bodies.ChatRequest, bodies.CompletionRequest, bodies.GenerateSampling, bodies.TokenizeRequest):
+    of_bodies = (bodies.ChatRequest, bodies.CompletionRequest, bodies.GenerateSampling, bodies.TokenizeRequest)
+    for model in (*of_bodies, ResponsesRequest, MessagesRequest, CountTokensRequest):
         properties = schemas[model.__name__]["properties"]
         assert set(properties) == set(model.model_fields)
         assert all(found.get("description") for found in properties.values()), model

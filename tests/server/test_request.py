@@ -11,6 +11,7 @@ import contextlib
 import gc
 import json
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,9 +27,11 @@ from hypothesis import strategies as st
 from minisgl.config import Limits
 from minisgl.server import request as server_request
 from minisgl.server.bodies import ChatMessage
-from minisgl.server.context import Turns
 from minisgl.server.errors import ApiError
-from minisgl.server.request import SMALL_BYTES, check_shape
+from minisgl.server.messages import endpoint as messages_endpoint
+from minisgl.server.request import MAX_LOGGED_CHARS, SMALL_BYTES, HttpRequest, check_shape
+from minisgl.server.responses import endpoint as responses_endpoint
+from minisgl.server.waiting import Turns
 from minisgl.tokenizer import Tokenizer, TooManyTokens
 from tests.helpers.server import CONFIG, MAX_SEQ_LEN, WAIT_S, Frontend, chat_body, check_error, frontend
 
@@ -253,6 +256,18 @@ def test_values_are_counted_outside_of_texts(data: Any, stretch: int, indent: in
             check_shape(body, 0)
 
 
+@settings(max_examples=300, deadline=None)
+@given(data=st.dictionaries(st.text(alphabet='\\",:[{a', max_size=6), JSON, max_size=4), stretch=st.integers(2, 40))
+def test_a_body_of_too_many_values_names_the_field_that_is_open(data: dict[str, Any], stretch: int) -> None:
+    """However its texts are cut, and whatever stands in them."""
+    body = encoded({**data, "last": [[], {"a": "b"}, []]})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server_request, "STRETCH", stretch)
+        patch.setattr(server_request, "MAX_CONTAINERS", num_values({**data, "last": [[], {"a": "b"}]})[1])
+        with pytest.raises(ApiError, match=r"^last: more than"):
+            check_shape(body, 0)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=60), st.integers(2, 9))
 def test_what_is_not_json_is_left_to_the_parser(body: bytes, stretch: int) -> None:
@@ -285,8 +300,32 @@ def test_a_body_of_too_many_values_is_not_parsed_whole(server: Frontend, monkeyp
         server.url + TEXT, content=content, headers={"content-type": "application/json"}, timeout=WAIT_S
     )
     error = check_error(answer, 400)
-    assert (error["param"], error["code"]) == ("prompt", "too_many_values") and str(1 << 17) in error["message"]
+    assert (error["param"], error["code"]) == ("prompt", "too_many_values") and str(1 << 16) in error["message"]
     assert max(sizes) < len(content) / 2
+
+
+def test_what_is_made_of_all_of_a_large_body_is_made_off_the_event_loop(
+    server: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where: list[tuple[str, int]] = []
+    for module in (messages_endpoint, responses_endpoint):
+
+        def noted(*given: Any, to_chat: Any = module.to_chat, name: str = module.__name__) -> Any:
+            where.append((name.split(".")[2], threading.get_ident()))
+            return to_chat(*given)
+
+        monkeypatch.setattr(module, "to_chat", noted)
+    loop = server.on_loop(threading.get_ident)
+    for size in (10, SMALL_BYTES):
+        asked = {"max_tokens": 4, "messages": [{"role": "user", "content": "say:" + "x " * (size // 2)}]}
+        httpx.post(f"{server.url}/v1/messages", json=asked, timeout=WAIT_S)
+        httpx.post(f"{server.url}/v1/responses", json={"input": asked["messages"]}, timeout=WAIT_S)
+    assert [(name, thread == loop) for name, thread in where] == [
+        ("messages", True),
+        ("responses", True),
+        ("messages", False),
+        ("responses", False),
+    ]
 
 
 def test_a_prompt_of_as_many_ids_as_the_context_is_let_through() -> None:
@@ -294,3 +333,13 @@ def test_a_prompt_of_as_many_ids_as_the_context_is_let_through() -> None:
     check_shape(body, 600_000)
     with pytest.raises(ApiError):
         check_shape(body, MAX_SEQ_LEN)
+
+
+def test_no_more_of_an_answer_is_kept_than_is_logged() -> None:
+    found = HttpRequest("POST", TEXT, "id", output="")
+    for _ in range(MAX_LOGGED_CHARS):
+        found.add_output("ab")
+    assert found.output == "ab" * (MAX_LOGGED_CHARS // 2)
+    silent = HttpRequest("POST", TEXT, "id")
+    silent.add_output("ab")
+    assert silent.output is None

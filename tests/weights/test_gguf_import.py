@@ -19,29 +19,8 @@ from minisgl.models import load_config
 from minisgl.weights import gguf_import
 from minisgl.weights.gguf_import import import_gguf
 from minisgl.weights.sources import resolve_model
-from tests.helpers.gguf import START, TOKENS, numbers_of, write_gguf
-from tests.helpers.models import LOGITS_WITHIN, DenseSequence, load, reference_logits, tiny_model
-
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-
-
-def _quiet(text: str, done: int = 0, total: int = 0) -> None:
-    pass
-
-
-def _model(variant: str, **changes: Any) -> Any:
-    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}, "intermediate_size": 128}
-    if "moe" in variant:
-        plain["moe_intermediate_size"] = 32
-    no_bias = {"attention_bias": False, "mlp_bias": False}
-    return tiny_model(variant, vocab_size=len(TOKENS), **{**no_bias, **plain, **changes})
+from tests.helpers.gguf import START, numbers_of, quiet, write_gguf, written_model
+from tests.helpers.models import LLAMA3_ROPE, LOGITS_WITHIN, DenseSequence, load, reference_logits
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +52,8 @@ def _folders(cache: Path) -> list[Path]:
 def test_logits_equal_those_of_the_model_in_the_file(
     variant: str, arch: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    model = _model(variant, **changes)
-    folder = resolve_model(str(write_gguf(tmp_path / "m.gguf", model, arch)), _quiet)
+    model = written_model(variant, **changes)
+    folder = resolve_model(str(write_gguf(tmp_path / "m.gguf", model, arch)), quiet)
     ids = list(range(3, 90))
     logits = DenseSequence(load(folder)).extend(ids)
     torch.testing.assert_close(logits, reference_logits(model, ids), rtol=0, atol=LOGITS_WITHIN)
@@ -93,8 +72,8 @@ def test_a_stretched_context(kind: str, tmp_path: Path) -> None:
             writer.add_rope_scaling_orig_ctx_len(32)
             writer.add_rope_scaling_yarn_beta_fast(9.0)
 
-    model = _model("qwen3-untied", rope_parameters=rope)
-    folder = resolve_model(str(write_gguf(tmp_path / "m.gguf", model, "qwen3", edit=edit)), _quiet)
+    model = written_model("qwen3-untied", rope_parameters=rope)
+    folder = resolve_model(str(write_gguf(tmp_path / "m.gguf", model, "qwen3", edit=edit)), quiet)
     ids = list(range(3, 90))
     logits = DenseSequence(load(folder)).extend(ids)
     torch.testing.assert_close(logits, reference_logits(model, ids), rtol=0, atol=LOGITS_WITHIN)
@@ -102,18 +81,18 @@ def test_a_stretched_context(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quantise", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"])
 def test_quantised_values_are_taken_exactly(quantise: str, tmp_path: Path) -> None:
-    _compare_values(tmp_path, _model("qwen3-untied"), GGMLQuantizationType[quantise])
+    _compare_values(tmp_path, written_model("qwen3-untied"), GGMLQuantizationType[quantise])
 
 
 @pytest.mark.parametrize("quantise", ["Q4_K", "Q5_K", "Q6_K"])
 def test_values_of_blocks_of_256_are_taken_exactly(quantise: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 32}
-    _compare_values(tmp_path, _model("qwen3-untied", **sizes), GGMLQuantizationType[quantise])
+    _compare_values(tmp_path, written_model("qwen3-untied", **sizes), GGMLQuantizationType[quantise])
 
 
 def _compare_values(tmp_path: Path, model: Any, quantise: GGMLQuantizationType) -> None:
     file = write_gguf(tmp_path / "m.gguf", model, "qwen3", quantise=quantise)
-    imported = load_file(import_gguf(file, _quiet) / "model.safetensors")
+    imported = load_file(import_gguf(file, quiet) / "model.safetensors")
     assert imported.keys() == model.state_dict().keys()
     exact = numbers_of(file)
     for name in ("model.embed_tokens", "lm_head", "model.layers.2.mlp.down_proj", "model.layers.1.input_layernorm"):
@@ -125,7 +104,7 @@ def _compare_values(tmp_path: Path, model: Any, quantise: GGMLQuantizationType) 
 
 
 def test_the_config_says_what_the_file_says(tmp_path: Path) -> None:
-    config = load_config(import_gguf(write_gguf(tmp_path / "m.gguf", _model("llama3-tied")), _quiet))
+    config = load_config(import_gguf(write_gguf(tmp_path / "m.gguf", written_model("llama3-tied")), quiet))
     assert (config.architecture, config.tie_word_embeddings, config.dtype) == ("LlamaForCausalLM", True, "bfloat16")
     assert (config.max_position, config.rope.theta, config.eos_ids) == (256, 5000.0, (START,))
 
@@ -136,19 +115,19 @@ def test_a_file_is_imported_once_and_known_by_its_content(tmp_path: Path, cache:
     def said(text: str, done: int = 0, total: int = 0) -> None:
         steps.add(text)
 
-    model = _model("llama3-tied")
+    model = written_model("llama3-tied")
     first = import_gguf(write_gguf(tmp_path / "a.gguf", model), said)
     again = import_gguf(write_gguf(tmp_path / "b.gguf", model), said)
     assert again == first
     assert steps == {"importing a.gguf, once"}
-    other = import_gguf(write_gguf(tmp_path / "b.gguf", _model("qwen3-tied"), "qwen3"), said)
+    other = import_gguf(write_gguf(tmp_path / "b.gguf", written_model("qwen3-tied"), "qwen3"), said)
     assert sorted(_folders(cache)) == sorted([first, other])
 
 
 def test_an_import_that_fails_leaves_nothing_and_can_be_repeated(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, exact, calls = write_gguf(tmp_path / "m.gguf", _model("llama3-tied")), gguf_import.decode, []
+    file, exact, calls = write_gguf(tmp_path / "m.gguf", written_model("llama3-tied")), gguf_import.decode, []
 
     def decode(*args: Any) -> Any:
         calls.append(args)
@@ -158,22 +137,22 @@ def test_an_import_that_fails_leaves_nothing_and_can_be_repeated(
 
     monkeypatch.setattr(gguf_import, "decode", decode)
     with pytest.raises(KeyboardInterrupt):
-        import_gguf(file, _quiet)
+        import_gguf(file, quiet)
     assert _folders(cache) == []
-    assert import_gguf(file, _quiet).is_dir()
+    assert import_gguf(file, quiet).is_dir()
 
 
 def test_what_a_killed_importer_left_is_removed(tmp_path: Path, cache: Path) -> None:
-    model = _model("llama3-tied")
-    folder = import_gguf(write_gguf(tmp_path / "m.gguf", model), _quiet)
+    model = written_model("llama3-tied")
+    folder = import_gguf(write_gguf(tmp_path / "m.gguf", model), quiet)
     left = cache / f"{folder.name}.abc.partial"
     folder.rename(left)
-    assert import_gguf(tmp_path / "m.gguf", _quiet) == folder
+    assert import_gguf(tmp_path / "m.gguf", quiet) == folder
     assert _folders(cache) == [folder]
 
 
 def test_two_importers_at_once_do_the_work_once(tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "m.gguf", _model("llama3-tied"))
+    file = write_gguf(tmp_path / "m.gguf", written_model("llama3-tied"))
     second_works, found = threading.Event(), list[Path]()
     second = threading.Thread(target=lambda: found.append(import_gguf(file, lambda *_: second_works.set())))
 
@@ -222,9 +201,9 @@ def _odd_tensor(writer: GGUFWriter) -> None:
 def test_what_cannot_be_imported_is_refused_by_name(
     change: dict[str, Any], message: str, tmp_path: Path, cache: Path
 ) -> None:
-    file = write_gguf(tmp_path / "m.gguf", _model("llama3-tied"), **change)
+    file = write_gguf(tmp_path / "m.gguf", written_model("llama3-tied"), **change)
     with pytest.raises(ConfigError, match=message):
-        import_gguf(file, _quiet)
+        import_gguf(file, quiet)
     assert _folders(cache) == []
 
 
@@ -240,5 +219,5 @@ def test_a_file_that_is_not_gguf(content: bytes, message: str, tmp_path: Path, c
     file = tmp_path / "m.gguf"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=rf"m\.gguf: {message}"):
-        import_gguf(file, _quiet)
+        import_gguf(file, quiet)
     assert _folders(cache) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gguf import GGUFWriter
@@ -11,8 +10,7 @@ from gguf import GGUFWriter
 from minisgl import envs
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.weights.gguf_import import import_gguf
-from tests.helpers.gguf import START, TOKENS, TOOL, Edit, write_gguf
-from tests.helpers.models import tiny_model
+from tests.helpers.gguf import START, TOKENS, TOOL, Edit, quiet, write_gguf, written_model
 
 
 @pytest.fixture(autouse=True)
@@ -21,21 +19,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "gguf"
 
 
-def _quiet(text: str, done: int = 0, total: int = 0) -> None:
-    pass
-
-
-def _model(variant: str, **changes: Any) -> Any:
-    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}, "intermediate_size": 128}
-    if "moe" in variant:
-        plain["moe_intermediate_size"] = 32
-    no_bias = {"attention_bias": False, "mlp_bias": False}
-    return tiny_model(variant, vocab_size=len(TOKENS), **{**no_bias, **plain, **changes})
-
-
 def _tokenizer(tmp_path: Path, pre: str, edit: Edit | None = None) -> Tokenizer:
-    file = write_gguf(tmp_path / f"{pre}.gguf", _model("llama3-tied", num_hidden_layers=1), pre=pre, edit=edit)
-    return Tokenizer.load(import_gguf(file, _quiet))
+    file = write_gguf(tmp_path / f"{pre}.gguf", written_model("llama3-tied", num_hidden_layers=1), pre=pre, edit=edit)
+    return Tokenizer.load(import_gguf(file, quiet))
 
 
 @pytest.mark.parametrize(

@@ -217,9 +217,9 @@ def calibrate(server: Server, endpoint: Endpoint, extra: Mapping[str, Any]) -> L
 
 
 def cold_connects(server: Server, count: int) -> LoadResult:
-    """`count` connections at once, each with one small request (`GET /health`)."""
+    """`count` connections at once, each with one small request (`GET /v1/models`)."""
     return generator()(
-        server.url + "/health",
+        server.url + "/v1/models",
         [b""],
         chains=[1] * count,
         arrivals=[0.0] * count,

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from minisgl.bench.balance import HEAD as BALANCE_HEAD
+from minisgl.bench.balance import balance_rows
 from minisgl.bench.load import Server
 from minisgl.bench.plots import Series, cdf_plot, line_plot
 from minisgl.bench.report import Report, table
@@ -160,6 +162,8 @@ def write_report(report: Report, result: Mapping[str, Any], found: Sequence[Meas
         report.section("Not sent, or not whole", table(LEFT_OUT_HEAD, _left_out(result)))
     if any(point["failed"] for point in result["points"]):
         report.section("Failures", table(FAILURES_HEAD, _failures(result)))
+    if spread := balance_rows(result):
+        report.section("Engines and cache", table(BALANCE_HEAD, spread))
     report.section("Latencies", latency_table(result), *_latency_plots(report, found))
     if len(result["points"]) > 1:
         report.section("Throughput against latency", _curve(report, result))

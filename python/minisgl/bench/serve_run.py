@@ -14,9 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from minisgl.bench.balance import HEAD, balance_rows, between, counted
 from minisgl.bench.load import Load, Server, calibrate, first_model, model_facts, of_itself, send
 from minisgl.bench.render import Renderer
-from minisgl.bench.report import Report, print_result
+from minisgl.bench.report import Report, print_result, table
 from minisgl.bench.serve_frontend import frontend_extras, frontend_table
 from minisgl.bench.serve_metrics import figures
 from minisgl.bench.serve_report import latency_table, result_of, summary_table, write_report
@@ -49,6 +50,8 @@ def run_serve(settings: Serve, out: Path | None, *, command: str) -> int:
             extras |= frontend_extras(server)
     result = result_of(settings, server, found, extras)
     print(f"{summary_table(result)}\n\n{latency_table(result)}")
+    if spread := balance_rows(result):
+        print(f"\n{table(HEAD, spread)}")
     if settings.frontend:
         print(f"\n{frontend_table(result)}")
     if report is not None:
@@ -79,10 +82,11 @@ def _measurements(settings: Serve, server: Server, points: Sequence[Point]) -> I
             warm_up(settings, server, renderer, point, run)
             for reason, count in load.left_out.items():
                 print(f"minisgl bench serve: {point.label}: {count} {reason}", file=sys.stderr)
+            before = counted(server)
             measured = send(server, load, point.label)
-            yield Measurement(
-                point, repeat, measured, {**figures(measured, settings.slo), "left_out": dict(load.left_out)}
-            )
+            engines = between(before, counted(server))
+            more = {"left_out": dict(load.left_out), "engines": engines}
+            yield Measurement(point, repeat, measured, {**figures(measured, settings.slo), **more})
             run += 1
 
 

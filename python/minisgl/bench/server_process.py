@@ -62,7 +62,7 @@ class ServerProcess:
     """Started by `start` (or `with`), which returns when it answers. Times are seconds of the monotonic clock."""
 
     def __init__(self, launch: Launch) -> None:
-        self._launch = launch
+        self.launch = launch
         self._shared_before = _shared_memory()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._folder: tempfile.TemporaryDirectory[str] = tempfile.TemporaryDirectory(prefix="minisgl-bench-")
@@ -92,11 +92,11 @@ class ServerProcess:
             "0",
         )
         self._process = subprocess.Popen(
-            (*program, *self._launch.flags, "--managed"),
+            (*program, *self.launch.flags, "--managed"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env={**self._launch.environment(), "TMPDIR": self._folder.name},
+            env={**self.launch.environment(), "TMPDIR": self._folder.name},
             start_new_session=True,
         )
         try:
@@ -117,7 +117,7 @@ class ServerProcess:
             read = os.read(self._process.stdout.fileno(), 4096) if ready else b""
             if not read:
                 reason = "ended" if ready else f"was not ready after {START_TIMEOUT_S:g} s"
-                raise ServerFailed(f"the server {reason}: {' '.join(self._launch.flags)}\n{self.last_lines()}")
+                raise ServerFailed(f"the server {reason}: {' '.join(self.launch.flags)}\n{self.last_lines()}")
             line += read
         return line
 

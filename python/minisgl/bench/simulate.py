@@ -18,16 +18,18 @@ from minisgl.bench.plots import cdf_plot
 from minisgl.bench.report import Report, print_result, table
 from minisgl.bench.stats import SUMMARY, summary
 from minisgl.bench.traces import TraceRequest, read_trace
+from minisgl.bench.virtual_fleet import VirtualFleet
 from minisgl.bench.virtual_run import Floats, VirtualRun, VirtualServer
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.sim.profile import load_profile
+from minisgl.routing.api import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
     """`time_scales`: a run for each; at 2 the trace's requests come twice as fast. Times in seconds. `concurrency`: a
     closed loop of so many clients instead of the trace's times. `lengths`: of prompt and answer of every request,
-    instead of a trace; no prompt is like another."""
+    instead of a trace; no prompt is like another. `num_engines` behind a router that chooses by `routing`."""
 
     engine: EngineConfig
     trace: str
@@ -39,6 +41,8 @@ class Simulation:
     host_s: float = 0.0
     slo_ttft_s: float = 1.0
     slo_tpot_s: float = 0.05
+    num_engines: int = 1
+    routing: Policy = "cache_aware"
 
     def check(self) -> Simulation:
         """Raise `ConfigError` for what cannot be, else return self."""
@@ -48,7 +52,11 @@ class Simulation:
             raise ConfigError("--sim-profile null: takes no time: name a profile or a file")
         if any(not 0 < scale < float("inf") for scale in self.time_scales):
             raise ConfigError(f"--time-scale {self.time_scales}: must be above 0")
-        for name, count in (("--requests", self.max_requests), ("--concurrency", self.concurrency)):
+        for name, count in (
+            ("--requests", self.max_requests),
+            ("--concurrency", self.concurrency),
+            ("--dp", self.num_engines),
+        ):
             if count is not None and count < 1:
                 raise ConfigError(f"{name} {count}: must be at least 1")
         if self.lengths is not None and (min(self.lengths) < 1 or not self.max_requests or not self.concurrency):
@@ -96,6 +104,8 @@ def _simulate(settings: Simulation) -> tuple[dict[str, Any], dict[float, Virtual
         "simulated": load_profile(settings.engine.sim_profile).name,
         "trace": settings.name,
         "concurrency": settings.concurrency,
+        "engines": settings.num_engines,
+        "routing": settings.routing if settings.num_engines > 1 else None,
         "requests": len(trace),
         "seed": settings.seed,
         "host_us": settings.host_s * 1e6,
@@ -114,9 +124,11 @@ def _requests(settings: Simulation) -> list[TraceRequest]:
 
 def _run(settings: Simulation, trace: Sequence[TraceRequest], scale: float) -> VirtualRun:
     arrivals = np.array([one.arrival_s for one in trace]) / scale
-    return VirtualServer(settings.engine, len(trace), settings.host_s).run(
-        trace, arrivals, settings.seed, settings.concurrency
-    )
+    config, number, host_s = settings.engine, settings.num_engines, settings.host_s
+    if number == 1:
+        return VirtualServer(config, len(trace), host_s).run(trace, arrivals, settings.seed, settings.concurrency)
+    fleet = VirtualFleet(config, number, settings.routing, len(trace), host_s, settings.seed)
+    return fleet.run(trace, arrivals, settings.seed, settings.concurrency)
 
 
 def _ttft(run: VirtualRun) -> Floats:
@@ -133,29 +145,40 @@ def _figures(settings: Simulation, scale: float, run: VirtualRun) -> dict[str, A
     good = (ttft <= settings.slo_ttft_s) & (tpot[done] <= settings.slo_tpot_s)
     generated = int(run.num_tokens.sum())
     prompts = int(run.num_prompt[done].sum())
-    stats = run.stats
+    engines = run.engines
+    num_steps, num_rows = sum(one.num_steps for one in engines), sum(one.num_rows for one in engines)
+    cached = sum(one.stats.num_cached_tokens_total for one in engines)
+    looked_up = sum(one.stats.num_prompt_tokens_total for one in engines)
     return {
         "time_scale": scale,
         "completed": int(done.sum()),
         "refused": int(run.refused.sum()),
         "virtual_s": run.end_s,
-        "steps": run.num_steps,
-        "mean_rows": run.num_rows / run.num_steps,
-        "device_busy": run.busy_s / run.end_s,
+        "steps": num_steps,
+        "mean_rows": num_rows / num_steps,
+        "device_busy": sum(one.busy_s for one in engines) / len(engines) / run.end_s,
         "output_tok_s": generated / run.end_s,
         "total_tok_s": (generated + prompts) / run.end_s,
         "goodput_req_s": int(good.sum()) / run.end_s,
         "within_slo": float(good.mean()) if len(good) else 0.0,
-        "hit_rate": stats.num_cached_tokens_total / max(1, stats.num_prompt_tokens_total),
-        "retractions": stats.num_retracted_total,
+        "hit_rate": cached / max(1, looked_up),
+        "balance": _balance(run),
+        "requests_by_engine": [one.num_requests for one in engines],
+        "retractions": sum(one.stats.num_retracted_total for one in engines),
         "ttft_s": summary(ttft.tolist()),
         "tpot_s": summary(tpot[several].tolist()),
         "e2e_s": summary(e2e.tolist()),
     }
 
 
+def _balance(run: VirtualRun) -> float:
+    """Tokens that the engine with the most of them computed, over the mean."""
+    computed = [one.num_computed for one in run.engines]
+    return max(computed) * len(computed) / max(1, sum(computed))
+
+
 def _table(result: dict[str, Any]) -> str:
-    head = ("time scale", "completed", "refused", "output tok/s", "hit rate", "busy", "rows", "within SLO")
+    head = ("time scale", "completed", "refused", "output tok/s", "hit rate", "balance", "busy", "rows", "within SLO")
     rows = [
         (
             run["time_scale"],
@@ -163,6 +186,7 @@ def _table(result: dict[str, Any]) -> str:
             run["refused"],
             run["output_tok_s"],
             run["hit_rate"],
+            run["balance"],
             run["device_busy"],
             run["mean_rows"],
             run["within_slo"],
@@ -183,8 +207,9 @@ def _latencies(result: dict[str, Any]) -> str:
 
 def _about(settings: Simulation) -> str:
     name = load_profile(settings.engine.sim_profile).name
+    several = f" {settings.num_engines} engines, routing {settings.routing}." if settings.num_engines > 1 else ""
     return (
         f"Nothing of this ran on the hardware it speaks of: step times are those of the profile `{name}`, prompts are "
         "made up from the trace's lengths and prefixes. Scheduling, paging and the prefix cache are the server's own. "
-        "Without text, HTTP and network."
+        f"Without text, HTTP and network.{several}"
     )

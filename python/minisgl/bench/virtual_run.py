@@ -8,13 +8,14 @@ the trace; nothing is left out: a request that does not fit is counted as refuse
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from minisgl.bench.traces import TraceRequest, prompt_tokens
 from minisgl.config import EngineConfig
+from minisgl.engine.sim import SimEngine
 from minisgl.engine.sim.build import build_sim
 from minisgl.engine.sim.clock import VirtualClock
 from minisgl.message import AddRequest, FromEngine, StepTokens
@@ -25,6 +26,23 @@ from minisgl.scheduler.api import Stats
 from minisgl.step import FinishReason, Int64Array
 
 Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTotals:
+    """What one engine did. `num_tokens`: generated."""
+
+    num_requests: int
+    num_tokens: int
+    num_steps: int
+    num_rows: int
+    busy_s: float  # of the device
+    stats: Stats
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens of prompts that were not cached, and of answers."""
+        return self.stats.num_prompt_tokens_total - self.stats.num_cached_tokens_total + self.num_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,83 +56,131 @@ class VirtualRun:
     num_prompt: Int64Array
     refused: npt.NDArray[np.bool_]
     end_s: float
-    num_steps: int
-    num_rows: int
-    busy_s: float  # of the device
-    stats: Stats
+    engines: tuple[EngineTotals, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Records:
+    """Of requests by number, written while a run goes on."""
+
+    num_requests: int
+    first: Floats = field(init=False)
+    last: Floats = field(init=False)
+    counts: Int64Array = field(init=False)
+    refused: npt.NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.first = np.full(self.num_requests, np.nan)
+        self.last = np.full(self.num_requests, np.nan)
+        self.counts = np.zeros(self.num_requests, np.int64)
+        self.refused = np.zeros(self.num_requests, np.bool_)
+
+    def run(self, trace: Sequence[TraceRequest], arrivals_s: Floats, engines: Sequence[VirtualEngine]) -> VirtualRun:
+        """What came of it all."""
+        return VirtualRun(
+            arrival_s=arrivals_s,
+            first_token_s=self.first,
+            last_token_s=self.last,
+            num_tokens=self.counts,
+            num_prompt=np.array([one.input_len for one in trace], np.int64),
+            refused=self.refused,
+            end_s=max(engine.clock.now() for engine in engines),
+            engines=tuple(engine.totals() for engine in engines),
+        )
+
+
+class VirtualEngine:
+    """A step loop with a simulated engine and a clock of its own. `host_s`: what the loop itself takes for each step,
+    in virtual time."""
+
+    def __init__(self, config: EngineConfig, sim: SimEngine, clock: VirtualClock, records: Records, host_s: float):
+        self.clock = clock
+        self._sim = sim
+        self._host_s = host_s
+        self._plane = build_control_plane(config, sim.info)
+        self._loop = StepLoop(self._plane, sim, self._take, overlap=config.overlap)
+        self._records = records
+        self._num_requests = 0
+        self._num_tokens = 0
+        self.num_live = 0
+        self.ended: list[int] = []
+        """Requests, since whoever reads it emptied it last."""
+
+    def step(self, messages: Sequence[AddRequest]) -> None:
+        self.num_live += len(messages)
+        self._num_requests += len(messages)
+        self.clock.sleep_until(self.clock.now() + self._host_s)
+        self._loop.step(messages)
+
+    def drain(self) -> None:
+        """Until nothing is in flight."""
+        while not self._loop.idle:
+            self._loop.step(())
+
+    def totals(self) -> EngineTotals:
+        return EngineTotals(
+            num_requests=self._num_requests,
+            num_tokens=self._num_tokens,
+            num_steps=self._loop.num_steps,
+            num_rows=self._loop.timers.num_rows,
+            busy_s=self._sim.busy_s,
+            stats=self._plane.stats(),
+        )
+
+    def _take(self, messages: Sequence[FromEngine]) -> None:
+        now, records = self.clock.now(), self._records
+        for message in messages:
+            if not isinstance(message, StepTokens) or not message.req_ids:
+                continue
+            ids = np.frombuffer(message.req_ids, np.int64)
+            reasons = np.frombuffer(message.reasons, np.int32)
+            self.ended.extend(ids[reasons != FinishReason.NONE].tolist())
+            self.num_live -= int(np.count_nonzero(reasons))
+            records.refused[ids[reasons == FinishReason.ERROR]] = True
+            ids = ids[np.frombuffer(message.tokens, np.int32) >= 0]
+            records.first[ids[records.counts[ids] == 0]] = now
+            records.last[ids] = now
+            records.counts[ids] += 1
+            self._num_tokens += len(ids)
+
+
+def build_virtual(config: EngineConfig) -> tuple[SimEngine, VirtualClock]:
+    """A simulated engine and its clock."""
+    clock = VirtualClock()
+    return build_sim(config, lambda *report: None, clock), clock
+
+
+def request_message(one: TraceRequest, req_id: int, vocab_size: int, seed: int) -> AddRequest:
+    sampling = SamplingParams(max_tokens=one.output_len, seed=req_id, ignore_eos=True)
+    return AddRequest(req_id, prompt_tokens(one, req_id, vocab_size, seed).tobytes(), sampling)
 
 
 class VirtualServer:
-    """`host_s`: what the step loop itself takes for each step, in virtual time."""
+    """One engine."""
 
     def __init__(self, config: EngineConfig, num_requests: int, host_s: float = 0.0) -> None:
-        self._clock = VirtualClock()
-        self._host_s = host_s
-        self._engine = build_sim(config, lambda *report: None, self._clock)
-        self._plane = build_control_plane(config, self._engine.info)
-        self._loop = StepLoop(self._plane, self._engine, self._take, overlap=config.overlap)
-        self._first: Floats = np.full(num_requests, np.nan)
-        self._last: Floats = np.full(num_requests, np.nan)
-        self._counts: Int64Array = np.zeros(num_requests, np.int64)
-        self._refused = np.zeros(num_requests, np.bool_)
-        self._live = 0
-
-    @property
-    def vocab_size(self) -> int:
-        return self._engine.info.vocab_size
+        self._records = Records(num_requests)
+        sim, clock = build_virtual(config)
+        self._vocab_size = sim.info.vocab_size
+        self._engine = VirtualEngine(config, sim, clock, self._records, host_s)
 
     def run(
         self, trace: Sequence[TraceRequest], arrivals_s: Floats, seed: int, concurrency: int | None = None
     ) -> VirtualRun:
         """Request i arrives at `arrivals_s[i]`, ascending. With `concurrency`, as soon as fewer than so many live;
         `arrivals_s` then becomes when that was."""
-        at, clock = 0, self._clock
-        while at < len(trace) or self._live:
-            if not self._live:
-                while not self._loop.idle:
-                    self._loop.step(())
+        at, engine, clock = 0, self._engine, self._engine.clock
+        while at < len(trace) or engine.num_live:
+            if not engine.num_live:
+                engine.drain()
                 clock.sleep_until(0.0 if concurrency else float(arrivals_s[at]))
             if concurrency:
-                due = min(at + concurrency - self._live, len(trace))
+                due = min(at + concurrency - engine.num_live, len(trace))
                 arrivals_s[at:due] = clock.now()
             else:
                 due = int(np.searchsorted(arrivals_s, clock.now(), "right"))
-            messages = [self._request(trace[i], i, seed) for i in range(at, due)]
-            self._live += len(messages)
+            messages = [request_message(trace[i], i, self._vocab_size, seed) for i in range(at, due)]
             at = max(at, due)
-            clock.sleep_until(clock.now() + self._host_s)
-            self._loop.step(messages)
-        while not self._loop.idle:
-            self._loop.step(())
-        timers = self._loop.timers
-        return VirtualRun(
-            arrival_s=arrivals_s,
-            first_token_s=self._first,
-            last_token_s=self._last,
-            num_tokens=self._counts,
-            num_prompt=np.array([one.input_len for one in trace], np.int64),
-            refused=self._refused,
-            end_s=clock.now(),
-            num_steps=self._loop.num_steps,
-            num_rows=timers.num_rows,
-            busy_s=self._engine.busy_s,
-            stats=self._plane.stats(),
-        )
-
-    def _request(self, one: TraceRequest, req_id: int, seed: int) -> AddRequest:
-        sampling = SamplingParams(max_tokens=one.output_len, seed=req_id, ignore_eos=True)
-        return AddRequest(req_id, prompt_tokens(one, req_id, self.vocab_size, seed).tobytes(), sampling)
-
-    def _take(self, messages: Sequence[FromEngine]) -> None:
-        now = self._clock.now()
-        for message in messages:
-            if not isinstance(message, StepTokens) or not message.req_ids:
-                continue
-            ids = np.frombuffer(message.req_ids, np.int64)
-            reasons = np.frombuffer(message.reasons, np.int32)
-            self._live -= int(np.count_nonzero(reasons))
-            self._refused[ids[reasons == FinishReason.ERROR]] = True
-            ids = ids[np.frombuffer(message.tokens, np.int32) >= 0]
-            self._first[ids[self._counts[ids] == 0]] = now
-            self._last[ids] = now
-            self._counts[ids] += 1
+            engine.step(messages)
+        engine.drain()
+        return self._records.run(trace, arrivals_s, [engine])

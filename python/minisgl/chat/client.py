@@ -29,11 +29,13 @@ class ChatError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AnswerChunk:
-    """A part of an answer. `usage` comes once, at the end, from servers that send it."""
+    """A part of an answer; `thought` is what the model thinks before it. `usage` comes once, at the end, from servers
+    that send it."""
 
     text: str = ""
     finish_reason: str | None = None
     usage: dict[str, Any] | None = None
+    thought: str = ""
 
 
 class ChatClient:
@@ -132,7 +134,9 @@ def _chunk(data: bytes) -> AnswerChunk:
         if not event["choices"]:
             return AnswerChunk(usage=usage)
         choice = event["choices"][0]
-        return AnswerChunk((choice.get("delta") or {}).get("content") or "", choice.get("finish_reason"), usage)
+        delta = choice.get("delta") or {}
+        thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        return AnswerChunk(delta.get("content") or "", choice.get("finish_reason"), usage, thought)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ChatError(f"the server sent what is no part of an answer: {data[:80]!r}") from error
 

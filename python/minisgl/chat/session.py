@@ -69,6 +69,7 @@ class Session:
         self.system = system or None
         self.messages: list[dict[str, str]] = []
         self.show_stats = show_stats
+        self.on_thought: Callable[[str], None] = lambda text: None  # what the model thinks before it answers
         self.stats: Stats | None = None  # of the last answer
         self.finish_reason: str | None = None  # of the last answer; None: it was stopped or failed
 
@@ -107,7 +108,9 @@ class Session:
         try:
             async with contextlib.aclosing(self._client.answer(body)) as chunks:
                 async for chunk in chunks:
-                    timing.take(chunk.text, chunk.usage)
+                    timing.take(chunk.text or chunk.thought, chunk.usage)
+                    if chunk.thought:
+                        self.on_thought(chunk.thought)
                     self.finish_reason = chunk.finish_reason or self.finish_reason
                     if chunk.text:
                         shown.append(chunk.text)

@@ -27,6 +27,7 @@ from minisgl.chat.client import ChatError
 from minisgl.chat.session import Exit, Session
 
 PROMPT = "> "
+DIM, NORMAL = "\x1b[2m", "\x1b[0m"
 _UNSEEN = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
@@ -139,6 +140,9 @@ class Chat:
         self._gone: asyncio.Future[int] = gone if gone is not None else asyncio.get_running_loop().create_future()
         self._answer: asyncio.Task[bool] | None = None
         self._failed = False
+        self._thinks = False  # what was written last was a thought
+        if lines.interactive:  # a pipe gets the answer alone
+            session.on_thought = self._show_thought
 
     async def run(self) -> int:
         """Until the user leaves. Exit code 1 if the server went away, or if a message of a pipe got no answer."""
@@ -173,11 +177,19 @@ class Chat:
         if self._session.show_stats and self._session.stats is not None:
             self._write(f"[{self._session.stats}]\n")
 
+    def _show_thought(self, text: str) -> None:
+        self._thinks = True
+        self._write(f"{DIM}{text.translate(_UNSEEN)}{NORMAL}")
+
     async def _show(self, text: str) -> bool:
         """Whether the answer came."""
+        self._thinks = False
         try:
             async with contextlib.aclosing(self._session.ask(text)) as chunks:
                 async for chunk in chunks:
+                    if self._thinks:
+                        self._thinks = False
+                        self._write("\n\n")
                     self._write(chunk.translate(_UNSEEN))
         except ChatError as error:
             self._write(f"\n[{str(error).translate(_UNSEEN)}]\n")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from minisgl import spellings
 from minisgl.bench.report import public_command
 from minisgl.bench.simulate import Simulation, run_simulation
 from minisgl.bench.traces import NAMES
 from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, engine_config
+from minisgl.routing.api import POLICIES
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
@@ -43,6 +45,14 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
     job.add_argument("--host-us", type=float, default=0.0, help="what the step loop itself takes for a step")
     job.add_argument("--slo-ttft-ms", type=float, default=1000.0, help="a request is good with a first token by then")
     job.add_argument("--slo-tpot-ms", type=float, default=50.0, help="and so much time between its tokens")
+    job.add_argument("--dp", type=int, default=1, metavar="N", help="engines behind a router, each with its own pool")
+    job.add_argument(
+        "--routing",
+        type=spellings.routing,
+        choices=POLICIES,
+        default="cache_aware",
+        help="which engine gets a request (short: rr, fsfs)",
+    )
     job.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report (default: nothing)")
     add_engine_arguments(parser)
     parser.set_defaults(engine="sim", sim_profile="qwen3-8b-h200", max_running_requests=256, max_prefill_length=8192)
@@ -61,5 +71,7 @@ def run(args: argparse.Namespace) -> int:
         host_s=args.host_us / 1e6,
         slo_ttft_s=args.slo_ttft_ms / 1e3,
         slo_tpot_s=args.slo_tpot_ms / 1e3,
+        num_engines=args.dp,
+        routing=args.routing,
     )
     return run_simulation(settings, args.out, command=public_command(args.arguments))

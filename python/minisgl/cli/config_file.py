@@ -8,6 +8,7 @@ Doesn't know: which flags there are.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,33 +64,49 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Ac
 
 def _entries(path: str) -> list[tuple[int, Any, Any]]:
     """Line (from 1), key and value of each entry, duplicates included."""
+    with opened(path, "--config") as (loader, node):
+        if node is None or node.tag == "tag:yaml.org,2002:null":
+            return []
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"{path}:{line_of(node)}: must be lines of `flag: value`")
+        return [
+            (line_of(key), loader.construct_object(key, True), loader.construct_object(value, True))
+            for key, value in node.value
+        ]
+
+
+def line_of(node: yaml.Node) -> int:
+    """From 1."""
+    return int(node.start_mark.line) + 1
+
+
+@contextlib.contextmanager
+def opened(path: str, flag: str, *, shows: bool = True) -> Iterator[tuple[yaml.SafeLoader, yaml.Node | None]]:
+    """The nodes of a YAML file, and what makes values of them. What is wrong with it, also within the `with`, is a
+    `ConfigError`; one of the file itself names `flag`. Unless it `shows`, nothing of what stands in it is told."""
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror or error}") from error
+        raise ConfigError(f"{flag} {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"--config {path}: not UTF-8 text: {error}") from error
+        raise ConfigError(f"{flag} {path}: not UTF-8 text: {error}") from error
     try:
         loader = yaml.SafeLoader(text)
         try:
-            node = loader.get_single_node()
-            if node is None or node.tag == "tag:yaml.org,2002:null":
-                return []
-            if not isinstance(node, yaml.MappingNode):
-                raise ConfigError(f"{path}:{node.start_mark.line + 1}: must be lines of `flag: value`")
-            return [
-                (key.start_mark.line + 1, loader.construct_object(key, True), loader.construct_object(value, True))
-                for key, value in node.value
-            ]
+            yield loader, loader.get_single_node()
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{path}{line}: not valid YAML: {error.problem or error.context}") from error
+        raise ConfigError(f"{path}{line}: not valid YAML{_why(error.problem or error.context, shows)}") from error
     except ConfigError:
         raise
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that cannot be
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+        raise ConfigError(f"{path}: not valid YAML{_why(error, shows)}") from error
+
+
+def _why(reason: object, shows: bool) -> str:
+    return f": {reason}" if shows else " (put what has special characters in quotes)"
 
 
 def _converted(action: argparse.Action, value: Any) -> Any:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from minisgl import envs, spellings
 from minisgl.cli import aliases
 from minisgl.config import ENGINE_SETTINGS, MODEL_SMOLLM2, ConfigError, EngineConfig
 
+T = TypeVar("T")
 TP_HELP = "processes that share each layer (tensor parallelism)"
 # what `add_subparsers` returns; a string, because the class takes no parameters while running
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -34,10 +35,10 @@ def _default(name: str) -> Any:
     return EngineConfig.__struct_defaults__[EngineConfig.__struct_fields__.index(name)]
 
 
-def checked(convert: Callable[[str], str]) -> Callable[[str], str]:
+def checked(convert: Callable[[str], T]) -> Callable[[str], T]:
     """A flag's type from a function that raises `ConfigError`."""
 
-    def value(text: str) -> str:
+    def value(text: str) -> T:
         try:
             return convert(text)
         except ConfigError as error:
@@ -178,6 +179,33 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default=_default("cache"),
         help="prefix cache and its eviction order (radix is lru); naive: none",
     )
+    memory.add_argument(
+        "--cache-token-budget",
+        type=int,
+        metavar="N",
+        help="tokens that the cache keeps while no request uses them, pinned ones not counted (default: what fits)",
+    )
+    memory.add_argument(
+        "--cache-max-prompt",
+        type=int,
+        metavar="N",
+        help="prompts of more tokens are not kept after their end (default: all are)",
+    )
+    memory.add_argument(
+        "--max-pinned-ratio",
+        type=float,
+        metavar="R",
+        default=_default("max_pinned_ratio"),
+        help="share of the pages that prefixes may pin; less if the longest request would not fit beside them",
+    )
+    memory.add_argument(
+        "--warm-prefix",
+        dest="warm_prefixes",
+        action="append",
+        type=checked(spellings.text_or_file),
+        metavar="TEXT|@FILE",
+        help="a prefix to compute before the server is ready, and to pin; may be given several times (default: none)",
+    )
     steps = parser.add_argument_group("scheduling")
     steps.add_argument(
         "--max-running-requests",
@@ -218,6 +246,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """Resolve flags, then environment, then defaults. Raises `ConfigError`, `EnvError`."""
     fields = {name: getattr(args, name) for name in ENGINE_SETTINGS if hasattr(args, name)}
+    fields["warm_prefixes"] = tuple(getattr(args, "warm_prefixes", None) or ())
     fields["cache"] = spellings.CACHES.get(args.cache, args.cache)
     fields["cpu_backend"] = args.cpu_backend or envs.cpu_backend() or _default("cpu_backend")
     fields["overlap"] = not (args.disable_overlap_schedule or envs.disable_overlap_scheduling())

@@ -6,12 +6,16 @@ Doesn't know: sockets, processes.
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import re
+from decimal import Decimal
+from typing import Any, get_args
 
-from minisgl import envs
-from minisgl.cli import aliases, chat
-from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, add_log_level, engine_config, notices
-from minisgl.config import Limits, ServerConfig
+from minisgl import envs, spellings
+from minisgl.cli import aliases, api_key_file, chat
+from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, add_log_level, checked, engine_config, notices
+from minisgl.config import AdaptiveMaxTokens, ConfigError, Limits, ReasoningParser, ServerConfig, ToolCallParser
+
+_ADAPTIVE = re.compile(r"([0-9]{1,9}):([0-9]*\.?[0-9]{1,6}|[0-9]+\.)")
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
@@ -33,12 +37,23 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     http = parser.add_argument_group("HTTP")
     http.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0: every interface")
     http.add_argument("--port", type=int, default=1919, help="0: any free port")
+    http.add_argument(
+        "--frontend",
+        choices=("rust", "python"),
+        help="who owns the port; rust: a gateway, which answers usual requests by itself and passes on the others "
+        "(default: MINISGL_FRONTEND, else rust if the extension loads)",
+    )
     http.add_argument("--served-model-name", help="the name clients ask for (default: the value of --model)")
     http.add_argument(
         "--any-model-name", action="store_true", help="requests may ask for any name; answers say the served one"
     )
     http.add_argument(
         "--api-key", help="clients must show it, but for /livez and /readyz (default: MINISGL_API_KEY, else none)"
+    )
+    http.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="YAML file of several API keys, each with a name, a share of the engines and limits (default: none)",
     )
     http.add_argument(
         "--cors-origin",
@@ -55,6 +70,20 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         help="clients may call the server by this name, *: by any; may be given several times (default: on loopback "
         "only localhost and the address, else any)",
     )
+    http.add_argument(
+        "--tool-call-parser",
+        choices=get_args(ToolCallParser),
+        default="auto",
+        help="the format in which the model writes calls of tools; auto: as its chat template and tokenizer have it",
+    )
+    http.add_argument(
+        "--reasoning-parser",
+        choices=get_args(ReasoningParser),
+        default="auto",
+        help="the markers around what the model thinks before it answers, which becomes reasoning_content; auto: those "
+        "of its chat template; none: it is content",
+    )
+    add_engines(parser)
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max-queued-requests",
@@ -101,6 +130,26 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         default=_limit("drain_timeout"),
         help="seconds that open requests have to end after SIGTERM",
     )
+    limits.add_argument(
+        "--adaptive-max-tokens",
+        type=checked(adaptive_max_tokens),
+        metavar="THRESHOLD:FACTOR",
+        help="while more than THRESHOLD answers are in flight, the length of an answer whose request names none is "
+        "FACTOR of what it is else, such as 64:0.5 (default: never)",
+    )
+    limits.add_argument(
+        "--context-margin",
+        type=int,
+        default=_limit("context_margin"),
+        metavar="N",
+        help="tokens of the context that an answer leaves free if its request names no length",
+    )
+    limits.add_argument(
+        "--demo-load",
+        action="store_true",
+        help="let the server send itself a small load until it ends (chats, shared prefixes, long prompts, bursts), to "
+        "watch what it does",
+    )
     logs = parser.add_argument_group("logs")
     add_log_level(logs)
     logs.add_argument("--log-format", choices=("text", "json"), default="text", help="json: an object a line")
@@ -121,8 +170,56 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     logs.add_argument("--log-prompts", action="store_true", help="prompts and answers in the access lines")
 
 
+def add_engines(parser: argparse.ArgumentParser) -> None:
+    """Flags of several engines behind one server."""
+    several = parser.add_argument_group("several engines")
+    several.add_argument(
+        "--dp",
+        "--dp-size",
+        "--data-parallel-size",
+        type=checked(spellings.number_of_engines),
+        default=1,
+        metavar="N|auto",
+        help="engine processes, each with the whole model, or with --tp that many devices; one that dies is started "
+        "again, and its requests go on in another; auto: as many as there are CUDA devices for",
+    )
+    several.add_argument(
+        "--routing",
+        type=spellings.routing,
+        choices=("round_robin", "least_load", "random", "cache_aware"),
+        default="cache_aware",
+        help="which engine gets a request; cache_aware: whose prefix cache has the most of its prompt, unless it is "
+        "much busier than others; short: rr, fsfs (least_load)",
+    )
+    several.add_argument(
+        "--max-inflight",
+        type=int,
+        metavar="N",
+        help="requests that all engines together have at once; others wait (default: any number)",
+    )
+    several.add_argument(
+        "--max-inflight-per-engine",
+        type=int,
+        metavar="N",
+        help="requests that one engine has at once; others wait (default: any number; with --api-key-file twice "
+        "--max-running-requests)",
+    )
+
+
 def _limit(name: str) -> Any:
     return getattr(Limits(), name)
+
+
+def adaptive_max_tokens(text: str) -> AdaptiveMaxTokens:
+    """From `THRESHOLD:FACTOR`. Raises `ConfigError`."""
+    found = _ADAPTIVE.fullmatch(text)
+    millionths = 0 if found is None else int(Decimal(found[2]) * 1_000_000)
+    if found is None or not 0 < millionths <= 1_000_000:
+        raise ConfigError(
+            f"{text!r}: must be THRESHOLD:FACTOR, a number of answers and a number above 0 and at most 1 of at most 6 "
+            'decimals, such as 64:0.5 (in a file in quotes: "64:0.5")'
+        )
+    return AdaptiveMaxTokens(int(found[1]), millionths)
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
@@ -130,7 +227,9 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
     fields = {name: getattr(args, name) for name in ServerConfig.__struct_fields__ if hasattr(args, name)}
     fields["engine"] = engine_config(args)  # `args.engine` is the engine's name
     fields["limits"] = Limits(**{name: getattr(args, name) for name in Limits.__struct_fields__})
+    fields["frontend"] = args.frontend or envs.frontend() or "auto"
     fields["api_key"] = args.api_key or envs.api_key()
+    fields["api_keys"] = api_key_file.read(args.api_key_file) if args.api_key_file is not None else ()
     fields["cors_origins"] = tuple(args.cors_origins or ())
     fields["allowed_hosts"] = tuple(args.allowed_hosts or ())
     return ServerConfig(**fields).check()
@@ -139,7 +238,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
 def run(args: argparse.Namespace) -> int:
     config = server_config(args)
     if args.shell and not args.managed:
-        return chat.run_shell(args.flags, config.api_key)
+        return chat.run_shell(args.flags, config.any_key)
     warnings = notices(args)
     from minisgl.supervisor import run_server
 

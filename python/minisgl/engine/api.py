@@ -6,12 +6,18 @@ and rows of one plan take effect in that order, within the forward's own order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.grammar.slots import Matcher
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Int32Array, StepBuffers, StepPlan
+
+Float32Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +41,19 @@ class EngineInfo:
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotAssignment:
     """Which request a slot holds from this plan on. `tokens` is the whole sequence known at this moment, of which the
-    first `num_prompt` are the prompt (penalties count them apart); `sampling.seed` is resolved, never None."""
+    first `num_prompt` are the prompt (penalties count them apart); `sampling.seed` is resolved, never None. `grammar`
+    is the request's own: the engine restarts it with what was generated, in forward order."""
 
     slot: int
     req_id: int
     sampling: SamplingParams
     tokens: Int32Array
     num_prompt: int
+    grammar: Matcher | None = None
+
+    def generated(self) -> list[int]:
+        """By the request so far; for its grammar."""
+        return self.tokens[self.num_prompt :].tolist() if self.grammar is not None else []
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,10 +79,22 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Embedding:
+    """Of the prompt of a request with `embedding`, in the step of its last token: hidden states behind the final norm,
+    pooled over the whole prompt in float32, of no particular length."""
+
+    req_id: int
+    numbers: Float32Array  # [hidden size]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
     tokens: Int32Array  # [num_rows] by row; -1 where the row does not sample
     logprobs: StepLogprobs | None = None
     prompt_logprobs: Sequence[PromptLogprobs] = ()
+    failures: Mapping[int, str] = field(default_factory=dict)  # by row: why its request cannot go on; its token is an
+    # end of sequence
+    embeddings: Sequence[Embedding] = ()
 
 
 class EngineStepError(RuntimeError):

@@ -2,7 +2,8 @@
 (rust/minisgl-cpu).
 
 Keeps true: a plan's assignments, page-table updates and rows take effect in one thread, in launch order; forwards run
-without the GIL; a step with NaN or infinities is an error, and the KV pool is wiped.
+without the GIL; a step with NaN or infinities is an error, and the KV pool is wiped; a row with a grammar samples what
+its grammar allows, which is found on the forward's own threads, beside the logits of all rows.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from minisgl._rust import CpuEngine as RustEngine
 from minisgl.engine.api import (
+    Embedding,
     EngineInfo,
     EngineStepError,
     PromptLogprobs,
@@ -51,7 +53,7 @@ class CpuEngine:
     def _run(self, plan: StepPlan, entry: RingEntry, assignments: list[SlotAssignment]) -> StepResult:
         rows, tokens = plan.num_rows, plan.num_tokens
         try:
-            sampled, logprobs, prompts = self._rust.step(
+            sampled, logprobs, prompts, embedded, failures = self._rust.step(
                 entry.input_ids[:tokens],
                 entry.positions[:tokens],
                 entry.out_loc[:tokens],
@@ -63,10 +65,13 @@ class CpuEngine:
                 entry.page_ids[: plan.num_page_ids],
                 plan.num_decode_rows,
                 assignments,
+                entry.freed[: plan.num_freed],
             )
         except RuntimeError as error:
             raise EngineStepError(str(error)) from error
-        return StepResult(sampled, _step_logprobs(logprobs), [PromptLogprobs(*one) for one in prompts])
+        prompted = [PromptLogprobs(*one) for one in prompts]
+        embeddings = [Embedding(req_id, np.frombuffer(numbers, np.float32)) for req_id, numbers in embedded]
+        return StepResult(sampled, _step_logprobs(logprobs), prompted, failures, embeddings)
 
 
 def _step_logprobs(

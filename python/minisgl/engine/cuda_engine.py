@@ -2,6 +2,9 @@
 
 It orders them through `device_streams` alone; on `InlineDevice` the same engine runs on the CPU.
 
+A step with a row that has a grammar is launched as any other, but for its sampling: that is queued when the step before
+is resolved, because only then its tokens, and so the masks, are known. The device computes the forward meanwhile.
+
 Keeps true: a launch waits for the device only where a step of two launches ago has not ended; a plan's slots,
 page-table updates and rows take effect in the forward stream, in launch order; a token that the host doesn't know yet
 comes from `last_token`, which the forward before wrote; a step with NaN or infinities is an error, and the KV pool is
@@ -32,16 +35,18 @@ from minisgl.engine.api import (
 )
 from minisgl.engine.cuda_errors import EngineDeadError, step_failure
 from minisgl.engine.device_buffers import Layout, StagingBuffer, StepInputs, copy
+from minisgl.engine.device_masks import DeviceMasks
 from minisgl.engine.device_sampler import DeviceSampler, Needs, Renormalise
 from minisgl.engine.device_streams import Device
 from minisgl.engine.graph import Capture, Graph, Outputs, capture_all
 from minisgl.engine.launched_step import LaunchedStep
-from minisgl.engine.logits_processors import LogitsProcessors
+from minisgl.engine.logits_processors import LogitsProcessors, Mask
 from minisgl.engine.logprobs import LogprobSlots
+from minisgl.grammar.slots import GrammarSlots
 from minisgl.kernels.pages import apply_updates
 from minisgl.models.decoder import Attend, Decoder
 from minisgl.progress import Report
-from minisgl.step import RingEntry, StepBuffers, StepLimits, StepPlan
+from minisgl.step import Int32Array, RingEntry, StepBuffers, StepLimits, StepPlan
 
 NUM_BUFFERS = 2  # overlap depth one: a step is waited for before the second launch after it
 ModelForward = Callable[[Tensor, Tensor, Attend], Tensor]
@@ -91,6 +96,9 @@ class CudaEngine:
         self._steps: list[LaunchedStep | None] = [None] * NUM_BUFFERS
         self._turn = 0
         self._limits = limits
+        self._grammars = GrammarSlots(info.vocab_size, info.eos_ids)  # as of the last step that was resolved
+        self._grammar_slots: set[int] = set()  # as of the last step that was launched
+        self._masks = DeviceMasks(device, place, info.vocab_size, limits.max_rows, NUM_BUFFERS)
         self._prompt_slots: set[int] = set()  # whose requests want log probabilities of their prompts
         self._graphs: dict[int, Graph] = {}
         if capture is not None and info.graph_sizes:
@@ -104,9 +112,9 @@ class CudaEngine:
     def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
         """Raises `EngineDeadError`, `GroupError`."""
         turn = self._turn = (self._turn + 1) % NUM_BUFFERS
-        before = self._steps[turn]
-        if before is not None:
-            before.resolve()
+        if (same_buffer := self._steps[turn]) is not None:
+            same_buffer.resolve()
+        before = self._steps[turn - 1]
         step = self._steps[turn] = LaunchedStep(self, plan, buffers.ring[plan.ring_index], self._staging[turn])
         try:
             with torch.inference_mode():
@@ -117,7 +125,21 @@ class CudaEngine:
                 raise failure from error
             self.wipe()
             step.fail(failure, self._device.forward.record_event())
+        if step.tail is not None or step.assignments or len(step.freed):
+            step.follow(before)
         return step
+
+    def begin(self, step: LaunchedStep) -> None:
+        """In the order of steps: what grammars allow after the step before is known now."""
+        self._grammars.free(step.freed)
+        for assignment in step.assignments:
+            self._grammars.assign(assignment.slot, assignment.grammar, assignment.generated())
+        if step.tail is not None:
+            with torch.inference_mode():
+                step.tail()
+
+    def record(self, step: LaunchedStep, tokens: Int32Array) -> dict[int, str]:
+        return self._grammars.record(step.slots, tokens)
 
     def wipe(self) -> None:
         """Zero the KV pool, in the forward stream."""
@@ -153,24 +175,53 @@ class CudaEngine:
         device.forward.run("take in", lambda: copy(block[:size], staging.inputs_device[:size]))
         inputs = StepInputs(block, layout)
         device.forward.run("apply", lambda: self._apply(inputs, assignments))
-        self._remember(assignments)
+        self._remember(step, assignments)
         if not plan.num_rows:
             step.computed = step.end = device.forward.record_event()
             return
-        needs = self._sampler.needs(entry.req_slots[step.sampled])
+        sampled_slots = entry.req_slots[step.sampled]
+        needs = self._sampler.needs(sampled_slots)
+        if self._grammar_slots and not self._grammar_slots.isdisjoint(slots := sampled_slots.tolist()):
+            step.slots = slots
         if (graph := self._graph_for(plan, entry)) is not None:
             rows = self._rows(entry, inputs, layout.rows)
             device.forward.run("prepare", lambda: self._attention.prepare(rows, self._page_table))
             device.forward.run("graph", graph.replay)
-            device.forward.run("sample", lambda: self._finish(step, inputs, needs, graph.outputs, None))
+            step.outputs = graph.outputs
+            if not step.slots:
+                device.forward.run("sample", lambda: self._finish(step, inputs, needs))
         else:
             device.forward.run("forward", lambda: self._eager(step, inputs, needs))
-        step.computed = device.forward.record_event()
-        step.end = staging.copy_out(device, step.computed, plan.num_samples + 1)
+        if step.slots:
+            step.tail = lambda: self._queue_tail(step, inputs, needs)
+        else:
+            self._queue_end(step)
 
-    def _remember(self, assignments: list[SlotAssignment]) -> None:
+    def _queue_end(self, step: LaunchedStep) -> None:
+        step.computed = self._device.forward.record_event()
+        step.end = step.buffer.copy_out(self._device, step.computed, step.plan.num_samples + 1)
+
+    def _queue_tail(self, step: LaunchedStep, inputs: StepInputs, needs: Needs) -> None:
+        """The sampling of a step with grammars, which its forward did not wait for."""
+        masks = self._grammars.masks(step.slots)
+        assert masks is not None
+        mask = self._masks.copy_in(self._staging.index(step.buffer), masks)
+        self._device.forward.run("sample", lambda: self._finish(step, inputs, needs, mask))
+        self._queue_end(step)
+
+    def _remember(self, step: LaunchedStep, assignments: list[SlotAssignment]) -> None:
         """The host's part of an assignment, for launches before the forward stream has applied it."""
+        if self._grammar_slots and step.plan.num_freed:
+            step.freed = step.entry.freed[: step.plan.num_freed].copy()
+            self._grammar_slots.difference_update(step.freed.tolist())
+        if not assignments:
+            return
         self._sampler.remember(assignments)
+        new = {assignment.slot for assignment in assignments if assignment.grammar is not None}
+        if new or self._grammar_slots:
+            step.assignments = assignments
+            self._grammar_slots.difference_update(assignment.slot for assignment in assignments)
+            self._grammar_slots |= new
         for assignment in assignments:
             self._prompt_slots.discard(assignment.slot)
             if assignment.sampling.prompt_logprobs is not None:
@@ -215,8 +266,10 @@ class CudaEngine:
         self._attention.prepare(self._rows(step.entry, inputs, num_decode), self._page_table)
         hidden = self._hidden(inputs, self._forward_model)
         last = inputs.qo_indptr[1:][inputs.sample_rows.long()].long() - 1
-        outputs = Outputs(self._model.logits(hidden[last]), hidden.isfinite().all().reshape(1))
-        self._finish(step, inputs, needs, outputs, hidden)
+        step.outputs = Outputs(self._model.logits(hidden[last]), hidden.isfinite().all().reshape(1))
+        step.hidden = hidden
+        if not step.slots:
+            self._finish(step, inputs, needs)
 
     def _capturable(self, size: int) -> Callable[[], Outputs]:
         """The forward of a step of `size` rows with one token each. Its own inputs are padding."""
@@ -274,12 +327,13 @@ class CudaEngine:
                 self._device.forward.run("warm up", forward)
                 self._device.forward.record_event().synchronize()
 
-    def _finish(
-        self, step: LaunchedStep, inputs: StepInputs, needs: Needs, outputs: Outputs, hidden: Tensor | None
-    ) -> None:
+    def _finish(self, step: LaunchedStep, inputs: StepInputs, needs: Needs, mask: Mask | None = None) -> None:
         """Sample, broadcast the tokens, write them to `last_token` and for the copy out. After a graph, logits are of
-        all rows, padding included, and there is no `hidden`."""
+        all rows, padding included, and there are no hidden states."""
         count = step.plan.num_samples
+        outputs, hidden = step.outputs, step.hidden
+        assert outputs is not None
+        step.outputs = step.hidden = None
         if hidden is not None:
             prompts = self._logprobs.deferred_prompts(step.plan, step.entry, hidden, self._model.logits)
             step.logprobs.prompts = prompts if self._group.rank == 0 else []
@@ -293,16 +347,24 @@ class CudaEngine:
                 logits = outputs.logits
                 if hidden is None:
                     logits = logits[:count] if count == step.plan.num_rows else logits[rows]
-                chosen = self._sample(step, logits, slots, inputs.seq_lens[rows].long(), needs)
+                chosen = self._sample(step, logits, slots, inputs.seq_lens[rows].long(), needs, mask)
                 out[:count] = chosen
         self._group.broadcast(out)
         if count:
             self._last_token[slots] = chosen if chosen is not None else out[:count].long()
 
-    def _sample(self, step: LaunchedStep, logits: Tensor, slots: Tensor, position: Tensor, needs: Needs) -> Tensor:
+    def _sample(
+        self,
+        step: LaunchedStep,
+        logits: Tensor,
+        slots: Tensor,
+        position: Tensor,
+        needs: Needs,
+        mask: Mask | None,
+    ) -> Tensor:
         entry, sampled = step.entry, step.sampled
         host_slots = entry.req_slots[sampled].astype(np.int64)
-        processed = self._logits_processors.apply(logits, host_slots.tolist(), entry.seq_lens[sampled].tolist())
+        processed = self._logits_processors.apply(logits, host_slots.tolist(), entry.seq_lens[sampled].tolist(), mask)
         chosen = self._sampler.sample(processed, slots, position, needs)
         self._logits_processors.record(chosen, host_slots.tolist())
         step.logprobs.sampled = self._logprobs.deferred_sampled(sampled, host_slots, logits, chosen)

@@ -34,6 +34,7 @@ from minisgl.engine.api import (
     StepResult,
 )
 from minisgl.engine.worker import ForwardThread
+from minisgl.grammar.slots import GrammarSlots, Matcher
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
 
 U64 = npt.NDArray[np.uint64]
@@ -69,6 +70,12 @@ def made_up_logprobs(
     ids = [[(token + i) % vocab_size for i in range(count)] for token, count in zip(tokens, counts, strict=True)]
     logprobs = [[(i + 1) * math.log(0.5) for i in range(count)] for count in counts]
     return [math.log(0.5)] * len(tokens), ids, logprobs
+
+
+def allowed_token(bits: Int32Array, state: int) -> int:
+    """One of those whose bits are set."""
+    allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+    return int(allowed[state % len(allowed)])
 
 
 class EchoEngine:
@@ -108,6 +115,7 @@ class EchoEngine:
         self._page_table[max_rows] = num_pages
         self._last_token = np.zeros(max_rows + 1, np.int32)
         self._seeds = np.zeros(max_rows + 1, np.uint64)
+        self._grammars = GrammarSlots(vocab_size, eos_ids)
         self._scored: dict[int, SlotAssignment] = {}  # those that asked for log probabilities, by slot
         self._thread = ForwardThread("echo-forward", threaded=worker_thread)
 
@@ -158,16 +166,20 @@ class EchoEngine:
         second = np.cumsum(self._share(_mix(self._hashes[history], salt)), dtype=np.uint64)
         before = np.concatenate([np.zeros(1, np.uint64), second])[starts[:-1]]
         sampled = entry.sample_rows[: plan.num_samples]
+        failures = {}
         if len(sampled):
             sums = self._sum(second[starts[1:][sampled] - 1] - before[sampled])
             state = _mix(_mix(sums, self._seeds[slots[sampled]]), seq_lens[sampled].astype(np.uint64))
-            chosen = self._from_rank_0(self._token_of(state))
-            tokens[sampled] = self._last_token[slots[sampled]] = chosen
-        return StepResult(tokens, self._logprobs(sampled, slots, tokens), self._prompt_logprobs(plan, entry))
+            mine, failed = self._sample(state, slots[sampled].tolist())
+            failures = {int(sampled[i]): text for i, text in failed.items()}
+            tokens[sampled] = self._last_token[slots[sampled]] = self._from_rank_0(mine)
+        return StepResult(tokens, self._logprobs(sampled, slots, tokens), self._prompt_logprobs(plan, entry), failures)
 
     def _bind(self, plan: StepPlan, entry: RingEntry, assignments: list[SlotAssignment]) -> None:
+        self._grammars.free(entry.freed[: plan.num_freed])
         for assignment in assignments:
             self._page_table[assignment.slot] = self._poison_page
+            self._grammars.assign(assignment.slot, assignment.grammar, assignment.generated())
             self._scored.pop(assignment.slot, None)
             if assignment.sampling.logprobs is not None or assignment.sampling.prompt_logprobs is not None:
                 self._scored[assignment.slot] = assignment
@@ -200,6 +212,15 @@ class EchoEngine:
         mine = tokens if self._group.rank == 0 else np.zeros_like(tokens)
         shared: Int32Array = self._group.broadcast(torch.from_numpy(mine)).numpy()
         return shared
+
+    def _sample(self, state: U64, slots: list[int]) -> tuple[Int32Array, dict[int, str]]:
+        """The tokens, and which of them are ends for lack of another."""
+        tokens = self._token_of(state)
+        if (masks := self._grammars.masks(slots)) is None:
+            return tokens, {}
+        for row, bits in zip(masks.rows.tolist(), masks.bits, strict=True):
+            tokens[row] = allowed_token(bits, int(state[row]))
+        return tokens, self._grammars.record(slots, tokens)
 
     def _token_of(self, state: U64) -> Int32Array:
         tokens = self._alphabet[(state % np.uint64(len(self._alphabet))).astype(np.int64)]
@@ -272,8 +293,11 @@ class EchoModel:
         stop_ids: Sequence[int] = (),
         ignore_eos: bool = False,
         min_tokens: int = 0,
+        grammar: Matcher | None = None,
+        vocab_size: int = VOCAB_SIZE,
     ) -> list[int]:
-        """Generated ids, the stop token included."""
+        """Generated ids, the stop token included. `grammar` is new."""
+        mask = np.zeros(-(-vocab_size // 32), np.int32)
         total, sums, length, out = 0, 0, 0, list[int]()
         pending = list(prompt)
         while len(out) < max_tokens:
@@ -285,6 +309,10 @@ class EchoModel:
             token = self._alphabet[state % len(self._alphabet)]
             if self._eos_ids and (state >> 32) % EOS_ONE_IN == 0:
                 token = self._eos_ids[0]
+            if grammar is not None:
+                grammar.fill(mask)
+                token = allowed_token(mask, state)
+                grammar.consume(token)
             out.append(token)
             pending = [token]
             stops = token in stop_ids or (token in self._eos_ids and not ignore_eos)

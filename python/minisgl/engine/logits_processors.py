@@ -8,7 +8,7 @@ some token can always be sampled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from torch import Tensor
 from minisgl.engine.api import SlotAssignment
 from minisgl.sampling_params import SamplingParams
 
+Mask = Callable[[Tensor], None]
+"""Takes from logits [n, vocab] float32, in place, the ids that may not come by their rows' grammars."""
 _ANY = -1  # before a sequence that is shorter than the longest: whatever was generated
 _NONE = -2  # before the output's first token: no id
 
@@ -119,12 +121,15 @@ class LogitsProcessors:
         if assignment.sampling.has_logits_processors:
             self._slots[assignment.slot] = _SlotProcessors(assignment, self._vocab_size, self._eos_ids, self._device)
 
-    def apply(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """logits [n, vocab] of the rows' next tokens, at `positions` -> the same, or a float32 copy, processed."""
+    def apply(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], mask: Mask | None = None) -> Tensor:
+        """logits [n, vocab] of the rows' next tokens, at `positions` -> the same, or a float32 copy, processed; `mask`
+        comes first."""
         rows = [row for row, slot in enumerate(slots) if slot in self._slots] if self._slots else []
-        if not rows:
+        if not rows and mask is None:
             return logits
         logits = logits.to(torch.float32, copy=True)
+        if mask is not None:
+            mask(logits)
         for row in rows:
             self._slots[slots[row]].apply(logits[row], positions[row])
         return logits

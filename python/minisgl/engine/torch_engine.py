@@ -22,10 +22,13 @@ from torch import Tensor
 from minisgl.attention import AttentionBackend, AttentionRows, KVPool
 from minisgl.distributed import ALONE, Group
 from minisgl.engine.api import EngineInfo, EngineStepError, SlotAssignment, StepHandle, StepResult
-from minisgl.engine.logits_processors import LogitsProcessors
+from minisgl.engine.embeddings import EmbeddingSlots
+from minisgl.engine.logits_processors import LogitsProcessors, Mask
 from minisgl.engine.logprobs import LogprobSlots
 from minisgl.engine.sampler import SamplingRows, sample
 from minisgl.engine.worker import ForwardThread
+from minisgl.grammar.slots import GrammarSlots, TokenMasks
+from minisgl.kernels.token_mask import mask_tokens
 from minisgl.models.decoder import Decoder
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
 
@@ -78,8 +81,10 @@ class TorchEngine:
         )
         self._last_token = torch.zeros(max_rows + 1, dtype=torch.int64, device=self._device)
         self._slots = _Slots(max_rows + 1)
+        self._grammars = GrammarSlots(info.vocab_size, info.eos_ids)
         self._logits_processors = LogitsProcessors(info.vocab_size, info.eos_ids, self._device)
         self._logprobs = LogprobSlots(max_rows + 1)
+        self._embeddings = EmbeddingSlots()
         self._group = group
         self._thread = thread or ForwardThread("torch-forward")
 
@@ -111,10 +116,13 @@ class TorchEngine:
             raise EngineStepError(f"{type(error).__name__}: {error}") from error
 
     def _apply(self, plan: StepPlan, entry: RingEntry, assignments: list[SlotAssignment]) -> None:
+        self._grammars.free(entry.freed[: plan.num_freed])
         for assignment in assignments:
             self._slots.assign(assignment)
             self._logits_processors.assign(assignment)
+            self._grammars.assign(assignment.slot, assignment.grammar, assignment.generated())
             self._logprobs.assign(assignment)
+            self._embeddings.assign(assignment)
         at = 0
         pages = torch.from_numpy(entry.page_ids[: plan.num_page_ids].astype(np.int64)).to(self._device)
         for slot, column, count in entry.page_table_updates[: plan.num_page_table_updates].tolist():
@@ -134,30 +142,48 @@ class TorchEngine:
 
         tokens = np.full(plan.num_rows, -1, np.int32)
         prompts = self._logprobs.of_prompts(plan, entry, hidden, self._model.logits)
+        embeddings = self._embeddings.of_prompts(plan, entry, hidden)
         sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)
         if not len(sampled):
             return StepResult(tokens, None, prompts)
         last = torch.from_numpy(entry.qo_indptr[sampled + 1].astype(np.int64) - 1).to(self._device)
         logits = self._model.logits(hidden[last])
         slots, next_position = entry.req_slots[sampled].astype(np.int64), entry.seq_lens[sampled].astype(np.int64)
+        failures: dict[int, str] = {}
         if self._group.rank:
             chosen = torch.empty(len(sampled), dtype=torch.int64, device=self._device)
         else:
-            chosen = self._sample(logits, slots, next_position)
+            chosen, failed = self._sample(logits, slots, next_position)
+            failures = {int(sampled[i]): text for i, text in failed.items()}
         self._last_token[torch.from_numpy(slots).to(self._device)] = self._group.broadcast(chosen)
         tokens[sampled] = chosen.cpu().numpy()
         if self._group.rank:
             return StepResult(tokens)
-        return StepResult(tokens, self._logprobs.of_sampled(sampled, slots, logits, chosen), prompts)
+        logprobs = self._logprobs.of_sampled(sampled, slots, logits, chosen)
+        return StepResult(tokens, logprobs, prompts, failures, embeddings)
 
-    def _sample(self, logits: Tensor, slots: npt.NDArray[np.int64], next_position: npt.NDArray[np.int64]) -> Tensor:
-        """The next tokens [m] of the requests in `slots`."""
+    def _sample(
+        self, logits: Tensor, slots: npt.NDArray[np.int64], next_position: npt.NDArray[np.int64]
+    ) -> tuple[Tensor, dict[int, str]]:
+        """The next tokens [m] of the requests in `slots`, and which of them are ends for lack of another."""
         slot_list = slots.tolist()
-        changed = self._logits_processors.apply(logits, slot_list, next_position.tolist())
+        masks = self._grammars.masks(slot_list)
+        mask = None if masks is None else _mask(masks)
+        changed = self._logits_processors.apply(logits, slot_list, next_position.tolist(), mask)
         rows = self._slots.rows(torch.from_numpy(slots), torch.from_numpy(next_position))
         chosen = sample(changed, rows)
+        failures: dict[int, str] = {}
+        if masks is not None:
+            tokens = chosen.to("cpu", torch.int32).numpy()
+            if failures := self._grammars.record(slot_list, tokens):
+                chosen = torch.from_numpy(tokens).to(chosen)
         self._logits_processors.record(chosen, slot_list)
-        return chosen
+        return chosen, failures
+
+
+def _mask(masks: TokenMasks) -> Mask:
+    rows, bits = torch.from_numpy(masks.rows), torch.from_numpy(masks.bits)
+    return lambda logits: mask_tokens(logits, rows, bits)
 
 
 def _attention_rows(plan: StepPlan, entry: RingEntry, num_tokens: int) -> AttentionRows:

@@ -1,5 +1,5 @@
-"""One engine, as a front end sees it: submit requests, take what comes for them. The engine is a process behind sockets
-(`ProcessClient`) or a loop in this thread (`InProcessClient`).
+"""One engine, as a front end sees it: submit requests, take what comes for them. The engine is a process behind a
+socket (`ProcessClient`) or a loop in this thread (`InProcessClient`).
 
 Keeps true: request ids are never reused; every submitted request ends exactly once, also when the engine dies; a stream
 holds no more than its own tokens that nobody has taken.
@@ -9,41 +9,50 @@ Doesn't know: HTTP, how an engine is started.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-import zmq
-
+from minisgl.frontend.engine_socket import EngineSocket
+from minisgl.frontend.engine_views import READY, EngineView, EngineViews
 from minisgl.frontend.output_processor import OutputProcessor, RequestState, Subscriber, request_states
+from minisgl.frontend.prefixes import PrefixBook
 from minisgl.heartbeat import Watchdog
 from minisgl.message import (
     AbortRequest,
     AddRequest,
+    CacheCleared,
     Codec,
     EngineFailed,
     EngineReady,
+    EngineSays,
+    EngineState,
     EngineStats,
     FinishRequest,
     FromEngine,
     Heartbeat,
+    Hello,
     LoadProgress,
     MessageError,
     Narration,
+    PrefixChanged,
     Shutdown,
+    SlowMotion,
     StepTokens,
     ToEngine,
+    Watch,
+    Watched,
+    decode_said,
 )
 from minisgl.metrics.meters import Meter
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer
 
-LINGER_MS = 500
+SHUTTING_DOWN = "the server is shutting down"
 ENGINE = 0  # of the watchdog's processes
+LOST_S = 1.0  # from the end of a connection to the end of its requests
 SILENCE_S = 3.0  # between two heartbeats, which come every 0.5 s
-MAX_QUEUED_FRAMES = 4  # that nobody has read; beyond, the engine waits for this process
 MAX_FRAMES = 8  # taken at once
 MAX_NOTIFIED = 256  # subscribers in one turn of the event loop
 
@@ -57,12 +66,21 @@ class EngineClient(ABC):
 
     def __init__(self) -> None:
         self.processor = OutputProcessor()
+        self.prefixes = PrefixBook(self._post, self.serving)
         self._next_id = 0
         self._failure: str | None = None
 
     @abstractmethod
     def _post(self, message: ToEngine) -> None:
         """For the engine, soon and in order."""
+
+    def serving(self) -> Mapping[int, EngineStats | None]:
+        """The numbers of the engines behind this that serve now, with their last figures."""
+        return {ENGINE: None}
+
+    def on_cache(self, engine: int, message: PrefixChanged | CacheCleared) -> None:
+        """What an engine says of its cache."""
+        self.prefixes.take(engine, message)
 
     @property
     def failure(self) -> str | None:
@@ -81,15 +99,21 @@ class EngineClient(ABC):
         max_seq_len: int,
         subscriber: Subscriber,
         priority: int = 0,
+        *,
+        lengths: Sequence[int] | None = None,
+        key: int = 0,
+        shown: frozenset[int] = frozenset(),
     ) -> list[RequestState]:
         """`sampling.n` requests of each prompt, see `request_states`. Raises `EngineGone`."""
         if self._failure is not None:
             raise EngineGone(self._failure)
-        states = request_states(prompts, sampling, tokenizer, max_seq_len, subscriber)
+        states = request_states(
+            prompts, sampling, tokenizer, max_seq_len, subscriber, lengths=lengths, key=key, shown=shown
+        )
         for state in states:
             self.processor.add(state, self._next_id)
             self._next_id += 1
-            self._post(AddRequest(state.req_id, state.prompt.tobytes(), state.sampling, priority))
+            self._post(AddRequest(state.req_id, state.prompt.tobytes(), state.sampling, priority, key=key))
         return states
 
     def abort(self, state: RequestState) -> None:
@@ -118,6 +142,8 @@ class InProcessClient(EngineClient):
         for message in messages:
             if isinstance(message, StepTokens):
                 self.processor.process(message)
+            elif isinstance(message, PrefixChanged | CacheCleared):
+                self.on_cache(ENGINE, message)
 
     def step(self, step: Callable[[Sequence[ToEngine]], None]) -> None:
         """Let the loop take one step (`StepLoop.step`) and notify whom it concerns."""
@@ -132,31 +158,29 @@ class InProcessClient(EngineClient):
 
 
 class ProcessClient(EngineClient):
-    """An engine process. Binds both sockets; the engine process connects. Use on one event loop, `start` first."""
+    """An engine process that listens at `address`. Use on one event loop, `start` first."""
 
-    def __init__(self, to_engine: str, from_engine: str) -> None:
+    def __init__(self, address: str, name: str = "http", num_engines: int | None = None) -> None:
         super().__init__()
-        self._context = zmq.Context()
-        self._outbox = self._context.socket(zmq.PUSH)  # with no limit it is never full
-        self._outbox.setsockopt(zmq.SNDHWM, 0)
-        self._outbox.setsockopt(zmq.LINGER, LINGER_MS)
-        self._outbox.bind(to_engine)
-        self._inbox = self._context.socket(zmq.PULL)
-        self._inbox.setsockopt(zmq.RCVHWM, MAX_QUEUED_FRAMES)
-        self._inbox.setsockopt(zmq.LINGER, 0)  # else a full inbox of a dead engine never closes
-        self._inbox.bind(from_engine)
-        self._inbox_fd = int(self._inbox.getsockopt(zmq.FD))
-        self._pending: list[ToEngine] = []
+        self._views = EngineViews(num_engines)
+        self._socket = EngineSocket(address)
+        self._pending: list[ToEngine] = [Hello(name)]
         self._loop: asyncio.AbstractEventLoop | None = None  # while it reads
+        self._goes_on = False  # in the next turn, with what was taken out of the socket already
         self.ready: asyncio.Future[EngineReady] | None = None
-        self.stats: EngineStats | None = None
+        self.lost = asyncio.Event()  # the engine process has ended the connection
         self.watchdog = Watchdog([ENGINE], lambda _: "the engine process", SILENCE_S)
         self.codec = Codec()
         self.dispatch = Meter("dispatch")  # time to receive, and to notify
         self.on_progress: Callable[[str, int, int], None] = lambda text, done, total: None
         self.on_narration: Callable[[Sequence[str]], None] = lambda lines: None
+        self.on_watched: Callable[[int, Watched], None] | None = None  # while somebody looks
+        self.on_engine_state: Callable[[int, str], None] = lambda engine, state: None
 
     # ------------------------------------------------------------------------------------------------------- state
+
+    def serving(self) -> Mapping[int, EngineStats | None]:
+        return {view.engine: view.last for view in self.engines if view.state == READY}
 
     @property
     def info(self) -> EngineReady | None:
@@ -164,41 +188,69 @@ class ProcessClient(EngineClient):
         ready = self.ready
         return ready.result() if ready is not None and ready.done() and ready.exception() is None else None
 
+    @property
+    def engines(self) -> Sequence[EngineView]:
+        """What is known of each; of the only one, too."""
+        return self._views.all
+
+    @property
+    def stats(self) -> EngineStats | None:
+        """Of all engines together."""
+        return self._views.together()
+
     def start(self) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self.ready = loop.create_future()
         self.ready.add_done_callback(lambda future: future.exception())  # a failure may come with nobody waiting
-        loop.add_reader(self._inbox_fd, self._on_readable)
-        loop.call_soon(self._on_readable)  # the descriptor reports changes only
+        self._flush()
+        self._socket.open(self._on_readable)
 
     async def close(self) -> None:
-        """Shut down and close the sockets."""
+        """Shut down and close the connection."""
         self.shut_down()
-        self._stop_reading()
-        self._outbox.close()
-        self._inbox.close()
-        self._context.term()
+        self._loop = None
+        self._socket.close()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Until `condition`, of what the engines' caches hold, is true. Raises `EngineGone`."""
+        changed = asyncio.Event()
+        with self.prefixes.listening(changed.set):
+            while not condition():
+                if self._failure is not None:
+                    raise EngineGone(self._failure)
+                changed.clear()
+                await changed.wait()
 
     def _stop_reading(self) -> None:
-        if self._loop is not None:
-            self._loop.remove_reader(self._inbox_fd)
-            self._loop = None
+        self._loop = None
+        self._socket.stop_reading()
 
     def shut_down(self) -> None:
         """Tell the engine to shut down. Live requests end with an error."""
         if self._failure is None:
             self._pending.append(Shutdown())
             self._flush()
-        self.fail("the server is shutting down")
+        self.fail(SHUTTING_DOWN)
+
+    def watch(self, *, steps: bool, tree: bool) -> None:
+        """Somebody looks, see `Watch`: `on_watched` gets what engines tell."""
+        if self._failure is None and (steps or tree):
+            self._post(Watch(steps, tree))
+
+    def slow_motion(self, step_ms: int) -> None:
+        """Each step takes so much longer from now on."""
+        self._post(SlowMotion(step_ms))
 
     def fail(self, text: str) -> None:
         """The engine is gone: end everything that waits for it. The first reason stays."""
         if self._failure is not None:
             return
         self._failure = text
+        self._views.failed(text)
         if self.ready is not None and not self.ready.done():
             self.ready.set_exception(EngineGone(text))
         self.processor.fail(text)
+        self.prefixes.tell()
 
     # ------------------------------------------------------------------------------------------------------- send
 
@@ -209,9 +261,8 @@ class ProcessClient(EngineClient):
         self._pending.append(message)
 
     def _flush(self) -> None:
-        if self._pending and not self._outbox.closed:
-            with contextlib.suppress(zmq.Again):  # nobody is connected: not yet, or the engine process is dead
-                self._outbox.send(self.codec.encode(self._pending), zmq.NOBLOCK)
+        if self._pending:
+            self._socket.write(self.codec.encode(self._pending))
             self._pending.clear()
 
     # ----------------------------------------------------------------------------------------------------- receive
@@ -220,38 +271,61 @@ class ProcessClient(EngineClient):
         """Take what is there, then notify those it is for, a slice at a time, others' turns between: tokens of several
         steps leave in one write. Frames are left where they are until all have been notified, so that the engine waits
         for a server that cannot follow."""
-        if self._loop is None or self.processor.is_due:
+        if self._loop is None or self.processor.is_due or self._goes_on:
             return
         self._flush()
         began = time.perf_counter_ns()
         try:
             has_more = self._receive()
+        except EOFError:
+            self._end()
         except MessageError as error:
             self.fail(f"a message from the engine cannot be read: {error}")
-        except (ValueError, TypeError, KeyError, zmq.ZMQError) as error:
+        except (ValueError, TypeError, KeyError, OSError) as error:
             self.fail(f"receiving from the engine failed: {type(error).__name__}: {error}")
         else:
             if self.processor.is_due:
                 self._notify(began)
             elif has_more:
-                self._loop.call_soon(self._on_readable)
+                self._go_on_soon()
         if self._failure is not None:
             self._stop_reading()
+
+    def _end(self) -> None:
+        """No more can come. Whoever started the process knows best what became of it, and says so soon."""
+        loop = self._loop
+        self._stop_reading()
+        self.lost.set()
+        self.processor.notify()
+        if loop is not None:
+            loop.call_later(LOST_S, self.fail, "the engine process has ended the connection")
 
     def _notify(self, began: int | None = None) -> None:
         began = began or time.perf_counter_ns()
         self.processor.notify(MAX_NOTIFIED)
         self.dispatch.add(time.perf_counter_ns() - began)
-        if self._loop is not None:  # the socket's descriptor reports what is left only once
-            self._loop.call_soon(self._notify if self.processor.is_due else self._on_readable)
+        if self.processor.is_due and self._loop is not None:
+            self._loop.call_soon(self._notify)
+        else:
+            self._go_on_soon()
+
+    def _go_on_soon(self) -> None:
+        """Of what was taken out of the socket already the event loop does not tell: once in the next turn."""
+        if self._loop is not None and self._socket.holds_bytes:
+            self._goes_on = True
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        self._on_readable()
 
     def _receive(self) -> bool:
         """Take up to `MAX_FRAMES`; whether there may be more. Whatever fails here ends the requests that wait for it:
         none may wait forever."""
         for _ in range(MAX_FRAMES):
-            if not int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-                return False  # cheaper to ask than to be refused
-            for message in self.codec.decode_from_engine(self._inbox.recv(zmq.NOBLOCK)):
+            if (frame := self._socket.read()) is None:
+                return False
+            for message in self.codec.decode_from_engine(frame):
                 self._take(message)
         return True
 
@@ -260,7 +334,7 @@ class ProcessClient(EngineClient):
             case StepTokens():
                 self.processor.process(message)
             case EngineStats():
-                self.stats = message
+                self._views.say(0, message)
             case Heartbeat():
                 self.watchdog.hear(ENGINE, message)
             case LoadProgress(text, done, total):
@@ -269,7 +343,40 @@ class ProcessClient(EngineClient):
                 if self.ready is not None and not self.ready.done():
                     self.ready.set_result(message)
                     self.watchdog.expect()
+                    self._views.ready()
             case Narration(lines):
                 self.on_narration(lines)
+            case EngineState(engine, state, reason):
+                self._views.change(engine, state, reason)
+                if state != READY:
+                    self.prefixes.lost(engine)
+                self.on_engine_state(engine, state)
+            case EngineSays(engine, messages):
+                for said in decode_said(messages):
+                    self._take_of(engine, said)
+            case PrefixChanged() | CacheCleared():
+                self.on_cache(ENGINE, message)
+            case Watched():
+                self._take_watched(ENGINE, message)
             case EngineFailed(text):
                 self.fail(text)
+                self.lost.set()
+
+    def _take_of(self, engine: int, message: FromEngine) -> None:
+        """What the pool passes on from one engine."""
+        name = f"engine {engine}: " if len(self.engines) > 1 else ""
+        match message:
+            case EngineStats():
+                self._views.say(engine, message)
+            case LoadProgress(text, done, total):
+                self.on_progress(name + text, done, total)
+            case Narration(lines):
+                self.on_narration([name + line for line in lines])
+            case PrefixChanged() | CacheCleared():
+                self.on_cache(engine, message)
+            case Watched():
+                self._take_watched(engine, message)
+
+    def _take_watched(self, engine: int, message: Watched) -> None:
+        if self.on_watched is not None:
+            self.on_watched(engine, message)

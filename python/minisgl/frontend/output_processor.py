@@ -23,6 +23,10 @@ from minisgl.step import FinishReason, Int32Array
 from minisgl.tokenizer import TextStream, Tokenizer, bad_token_ids
 
 
+def _nothing() -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Logprob:
     """A token with its log probability (None for the first of a prompt) and the most likely ones in its place."""
@@ -53,17 +57,20 @@ class Subscriber:
 
 
 class RequestState:
-    """One request in an engine: what came for it, and its text so far. `sampling` is resolved (`request_states`)."""
+    """One request in an engine: what came for it, and its text so far. `sampling` is resolved (`request_states`); `key`
+    is the number of its caller's API key; `shown`: special tokens that are part of its text."""
 
     __slots__ = (
         "_num_reported",
         "_stream",
         "cached_len",
+        "embedding",
         "engine_gone",
         "error",
         "finish_reason",
         "found_stop",
         "index",
+        "key",
         "last_time",
         "logprobs",
         "prompt",
@@ -85,8 +92,11 @@ class RequestState:
         sampling: SamplingParams,
         tokenizer: Tokenizer,
         subscriber: Subscriber,
+        key: int = 0,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         self.index = index  # among the requests of one call
+        self.key = key
         self.prompt = prompt
         self.sampling = sampling
         self.subscriber = subscriber
@@ -95,6 +105,7 @@ class RequestState:
         self.waits = False  # for its first step
         self.cached_len: int | None = None
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}  # by first position
+        self.embedding: bytes | None = None  # float32, of no particular length
         self.error: str | None = None
         self.engine_gone = False
         # came, and not taken yet
@@ -107,7 +118,7 @@ class RequestState:
         self.found_stop = False  # a stop string
         self.last_time: float | None = None  # for whoever measures the time between tokens
         self._num_reported = 0  # of `token_ids`, by `new_token_ids`
-        self._stream = TextStream(tokenizer, sampling.stop)
+        self._stream = TextStream(tokenizer, sampling.stop, shown=shown)
 
     def take(self) -> Delta | None:
         """The text of what came since the last call; None if there is nothing to show."""
@@ -147,6 +158,11 @@ class RequestState:
                 return "".join(parts), used
         return "".join(parts), len(tokens)
 
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended it."""
+        return self._stream.matched_stop
+
     def new_token_ids(self) -> list[int]:
         """Those of `token_ids` that came since this was asked before."""
         found, self._num_reported = self.token_ids[self._num_reported :], len(self.token_ids)
@@ -171,6 +187,8 @@ class OutputProcessor:
         self.live: dict[int, RequestState] = {}
         self.num_waiting = 0  # sent, and not known to have a row
         self.num_waiting_tokens = 0  # of their prompts
+        self.num_waiting_of: dict[int, int] = {}  # by API key, but for number 0
+        self.on_change: Callable[[], None] = _nothing  # called when one of these changes
         self.queue: Histogram | None = None  # time from sending a request to its first step
         self._due: collections.deque[Subscriber] = collections.deque()  # in the order in which something came
 
@@ -184,17 +202,23 @@ class OutputProcessor:
         state.req_id, state.sent_at, state.waits = req_id, time.monotonic(), True
         self.num_waiting += 1
         self.num_waiting_tokens += len(state.prompt)
+        if state.key:
+            self.num_waiting_of[state.key] = self.num_waiting_of.get(state.key, 0) + 1
+        self.on_change()
 
     def remove(self, state: RequestState) -> bool:
         """What still comes for it is dropped. False if it has ended."""
         if self.live.pop(state.req_id, None) is None:
             return False
         self._no_longer_waits(state)
+        self.on_change()
         return True
 
     def remove_all(self) -> list[RequestState]:
         found, self.live = list(self.live.values()), {}
         self.num_waiting = self.num_waiting_tokens = 0
+        self.num_waiting_of.clear()
+        self.on_change()
         self._due.clear()
         return found
 
@@ -215,6 +239,9 @@ class OutputProcessor:
             state.waits = False
             self.num_waiting -= 1
             self.num_waiting_tokens -= len(state.prompt)
+            if state.key:
+                self.num_waiting_of[state.key] -= 1
+            self.on_change()
 
     # ----------------------------------------------------------------------------------------------------- outputs
 
@@ -226,6 +253,9 @@ class OutputProcessor:
         for chunk in message.prompt_logprobs:
             if (state := live.get(chunk.req_id)) is not None:
                 state.prompt_logprobs[chunk.first] = chunk
+        for one in message.embeddings:
+            if (state := live.get(one.req_id)) is not None:
+                state.embedding = one.numbers
         ids = np.frombuffer(message.req_ids, np.int64).tolist()
         tokens = np.frombuffer(message.tokens, np.int32).tolist()
         reasons = np.frombuffer(message.reasons, np.int32).tolist()
@@ -272,20 +302,26 @@ def request_states(
     tokenizer: Tokenizer,
     max_seq_len: int,
     subscriber: Subscriber,
+    *,
+    lengths: Sequence[int] | None = None,
+    key: int = 0,
+    shown: frozenset[int] = frozenset(),
 ) -> list[RequestState]:
     """`sampling.n` requests of each prompt; number i * n + j belongs to prompt i. Each has its own seed and a limit,
-    which `min_tokens` cannot exceed either."""
+    which `min_tokens` cannot exceed either. `lengths`: these limits, by prompt, where they are known."""
     seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
     states: list[RequestState] = []
-    for prompt in prompts:
+    for i, prompt in enumerate(prompts):
         left = max_seq_len - len(prompt)
         max_tokens = left if sampling.max_tokens is None else min(sampling.max_tokens, left)
+        if lengths is not None:
+            max_tokens = lengths[i]
         min_tokens = min(sampling.min_tokens, max_tokens)
         for j in range(sampling.n):
             resolved = msgspec.structs.replace(
                 sampling, n=1, seed=choice_seed(seed, j), max_tokens=max_tokens, min_tokens=min_tokens
             )
-            states.append(RequestState(len(states), prompt, resolved, tokenizer, subscriber))
+            states.append(RequestState(len(states), prompt, resolved, tokenizer, subscriber, key, shown))
     return states
 
 

@@ -47,7 +47,7 @@ def _body(frame: bytes) -> bytes:
     if frame[:2] == _STAMPED:
         return frame[10:]
     if frame[:2] != _VERSION:
-        got = int.from_bytes(frame[:2], "little")
+        got = int.from_bytes(frame[:2], "little") & 0x7FFF
         raise MessageError(f"schema version {got}, this side speaks {SCHEMA_VERSION}")
     return frame[2:]
 
@@ -64,6 +64,11 @@ def decode_from_engine(frame: bytes) -> list[FromEngine]:
         return _from_engine.decode(_body(frame))
     except msgspec.MsgspecError as error:
         raise MessageError(str(error)) from error
+
+
+def decode_said(messages: bytes) -> list[FromEngine]:
+    """What `EngineSays` carries. Raises `MessageError`."""
+    return decode_from_engine(_VERSION + messages)
 
 
 class Codec:

@@ -10,16 +10,31 @@ import msgspec
 
 from minisgl.sampling_params import SamplingParams
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 9
+ID_BITS = 40  # of a front end's request ids; the engine process uses those above
+ID_LIMIT = 1 << ID_BITS
+WATCH_S = 3.0  # how long one `Watch` lasts
+GRAMMAR_REFUSED = "grammar: "  # so begins the error of a request whose grammar the engine process could not compile
+
+
+class Hello(msgspec.Struct, tag="hello", frozen=True, array_like=True):
+    """The first message of a connection: who speaks, for the log."""
+
+    name: str
 
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, array_like=True):
-    """`tokens` int32 bytes of the prompt. `sampling` is checked and resolved: seed and max_tokens are set, n is 1."""
+    """`req_id` is the front end's own: from 0 to below `ID_LIMIT`, above all before it on its connection. `tokens` are
+    int32 bytes of the prompt, and of the `num_generated` tokens that another engine generated for it before that one
+    was lost. `sampling` is checked and resolved: seed and max_tokens are set, n is 1. `key`: number of the caller's API
+    key in the key file, 0: none; for whoever deals requests out to engines."""
 
     req_id: int
     tokens: bytes
     sampling: SamplingParams
     priority: int = 0
+    num_generated: int = 0
+    key: int = 0
 
 
 class AbortRequest(msgspec.Struct, tag="abort", frozen=True, array_like=True):
@@ -32,11 +47,57 @@ class FinishRequest(msgspec.Struct, tag="finish", frozen=True, array_like=True):
     req_id: int
 
 
+class AddPrefix(msgspec.Struct, tag="add_prefix", frozen=True, array_like=True):
+    """Compute these tokens (int32 bytes) when nobody waits, and keep them in the prefix cache: with `pin` until
+    `RemovePrefix`, else as long as others are kept. `prefix_id` is the sender's, and of the engine, not of the
+    connection. Answered by `PrefixChanged`."""
+
+    prefix_id: int
+    tokens: bytes
+    pin: bool = False
+
+
+class RemovePrefix(msgspec.Struct, tag="remove_prefix", frozen=True, array_like=True):
+    """Forget it; its pages may be evicted from now on."""
+
+    prefix_id: int
+
+
+class ClearCache(msgspec.Struct, tag="clear_cache", frozen=True, array_like=True):
+    """Empty the prefix cache, but for what live requests and pins hold. Answered by `CacheCleared`."""
+
+
+class Watch(msgspec.Struct, tag="watch", frozen=True, array_like=True):
+    """Somebody looks: with `steps`, tell for the next `WATCH_S` what each step does; with `tree`, tell once what the
+    prefix cache holds. Said again while somebody looks; nobody says that nobody does any more. Answered by `Watched`
+    to all front ends."""
+
+    steps: bool
+    tree: bool
+
+
+class SlowMotion(msgspec.Struct, tag="slow_motion", frozen=True, array_like=True):
+    """Let each step take so much longer, until told otherwise."""
+
+    step_ms: int
+
+
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True, array_like=True):
     """Abort what lives, close the engine, exit with 0."""
 
 
-ToEngine = AddRequest | AbortRequest | FinishRequest | Shutdown
+ToEngine = (
+    Hello
+    | AddRequest
+    | AbortRequest
+    | FinishRequest
+    | AddPrefix
+    | RemovePrefix
+    | ClearCache
+    | Watch
+    | SlowMotion
+    | Shutdown
+)
 
 
 class LoadProgress(msgspec.Struct, tag="progress", frozen=True, array_like=True):
@@ -84,6 +145,16 @@ class RankUsage(msgspec.Struct, frozen=True, array_like=True):
     resident_bytes: int
 
 
+class PrefixState(msgspec.Struct, frozen=True, array_like=True):
+    """Of a prefix of `AddPrefix`: how many requests found it in the cache."""
+
+    prefix_id: int
+    num_tokens: int
+    is_ready: bool
+    is_pinned: bool
+    num_hits: int = 0
+
+
 class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     """A snapshot after a step, sent at most every 100 ms while busy and once when idle."""
 
@@ -109,6 +180,13 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     resident_bytes: int = 0
     meters: dict[str, MeterReading] = {}  # by the names of metrics.steps
     ranks: tuple[RankUsage, ...] = ()
+    num_pinned_pages: int = 0  # of the protected ones
+    num_inserted_pages_total: int = 0  # into the prefix cache
+    num_evicted_pages_total: int = 0
+    num_hits_total: int = 0  # requests that found some of their prompt in the cache, at their first admission
+    num_misses_total: int = 0
+    prefixes: tuple[PrefixState, ...] = ()
+    slow_motion_ms: int = 0
 
 
 class Heartbeat(msgspec.Struct, tag="beat", frozen=True, array_like=True):
@@ -139,6 +217,13 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: tuple[tuple[float, ...], ...]
 
 
+class Embedding(msgspec.Struct, frozen=True, array_like=True):
+    """Of the prompt of a request that asked for nothing else."""
+
+    req_id: int
+    numbers: bytes  # float32
+
+
 class StepTokens(msgspec.Struct, tag="step", frozen=True, array_like=True):
     """All tokens and ends of one step, the arrays of `step.StepOutput`; one message per step.
 
@@ -155,6 +240,7 @@ class StepTokens(msgspec.Struct, tag="step", frozen=True, array_like=True):
     errors: dict[int, str] = {}
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    embeddings: tuple[Embedding, ...] = ()
 
 
 class Narration(msgspec.Struct, tag="narration", frozen=True, array_like=True):
@@ -163,10 +249,90 @@ class Narration(msgspec.Struct, tag="narration", frozen=True, array_like=True):
     lines: tuple[str, ...]
 
 
+class PrefixChanged(msgspec.Struct, tag="prefix", frozen=True, array_like=True):
+    """`state`: warming (accepted), ready, refused (for `reason`; `is_full` if only room lacks), failed (to be
+    computed), removed, unknown."""
+
+    prefix_id: int
+    state: str
+    reason: str = ""
+    is_full: bool = False
+
+
+class CacheCleared(msgspec.Struct, tag="cleared", frozen=True, array_like=True):
+    num_pages: int
+
+
+class StepView(msgspec.Struct, frozen=True, array_like=True):
+    """What a step that was committed did. `at_ms`: Unix time when its turn of the loop began; `phases`: milliseconds of
+    that turn: schedule, forward, commit, send. A row: request, whether it decodes, new tokens, tokens that were cached
+    when it got its row, length with the new tokens. `retracted`: whose slots are free now; `num_retracted`: how many
+    were chosen when it was scheduled."""
+
+    step: int
+    at_ms: float
+    phases: tuple[float, float, float, float]
+    rows: list[tuple[int, bool, int, int, int]]
+    admitted: list[tuple[int, int]]  # request, cached tokens
+    finished: list[tuple[int, int]]  # request, FinishReason
+    num_retracted: int
+    retracted: list[int]
+    num_waiting: int
+    num_free_pages: int
+    num_rows_left_out: int
+
+
+TreeNode = tuple[int, int, int, int, int, int, int, bool, list[int]]  # see scheduler.api
+
+
+class TreeView(msgspec.Struct, frozen=True, array_like=True):
+    num_nodes: int
+    num_tokens: int
+    nodes: list[TreeNode]
+
+
+class Watched(msgspec.Struct, tag="watched", frozen=True, array_like=True):
+    """For those who look. `at`: how many steps were told of before these. A front end that cannot follow misses it."""
+
+    at: int
+    steps: list[StepView]
+    tree: TreeView | None = None
+
+
+class EngineSays(msgspec.Struct, tag="says", frozen=True, array_like=True):
+    """From a pool of engines: what number `engine` of them said, messages as `codec.encode` writes them, but without
+    the version in front. See `codec.decode_said`."""
+
+    engine: int
+    messages: bytes
+
+
+class EngineState(msgspec.Struct, tag="engine", frozen=True, array_like=True):
+    """From a pool of engines: number `engine` of them is now starting, ready, silent (it hangs, and lost its requests
+    to others), or dead (its process ended, or could not start)."""
+
+    engine: int
+    state: str
+    reason: str = ""
+
+
 class EngineFailed(msgspec.Struct, tag="failed", frozen=True, array_like=True):
     """The last message of an engine process that cannot go on: what happened and, if known, what to change."""
 
     text: str
 
 
-FromEngine = LoadProgress | EngineReady | EngineStats | Heartbeat | StepTokens | Narration | EngineFailed
+FromEngine = (
+    LoadProgress
+    | EngineReady
+    | EngineStats
+    | Heartbeat
+    | StepTokens
+    | Narration
+    | PrefixChanged
+    | CacheCleared
+    | Watched
+    | EngineSays
+    | EngineState
+    | EngineFailed
+)

@@ -36,6 +36,11 @@ class ChromeTrace:
         if self._left:
             self._events.append((thread, name, start_ns, end_ns, step))
 
+    def forward(self, span: tuple[float, float], step: int) -> None:
+        """A step with rows was committed and sent; its forward took `span`, seconds of `time.perf_counter`."""
+        self.add("forward", int(span[0] * 1e9), int(span[1] * 1e9), step, thread=DEVICE)
+        self.step_done()
+
     def step_done(self) -> None:
         """A step with rows was committed and sent."""
         if self._left:

@@ -64,10 +64,12 @@ def _requests_and_pages(stats: EngineStats) -> Iterable[Metric]:
         ("kv_pages_evictable", "cached pages that may go", stats.num_evictable_pages),
         ("kv_pages_protected", "cached pages in use by requests", stats.num_protected_pages),
         ("kv_pages_held", "pages owned by requests", stats.num_held_pages),
+        ("kv_pages_pinned", "cached pages that prefixes have pinned", stats.num_pinned_pages),
+        ("cache_prefixes", "prefixes that are kept on order", len(stats.prefixes)),
         (
             "kv_usage_ratio",
             "share of pages in use by requests",
-            (stats.num_protected_pages + stats.num_held_pages) / stats.num_pages,
+            (stats.num_protected_pages + stats.num_held_pages) / max(1, stats.num_pages),
         ),
     )
     for name, text, value in gauges:
@@ -75,6 +77,10 @@ def _requests_and_pages(stats: EngineStats) -> Iterable[Metric]:
     counters = (
         ("prompt_tokens", "prompt tokens of admitted requests", stats.num_prompt_tokens_total),
         ("cached_tokens", "prompt tokens found in the prefix cache", stats.num_cached_tokens_total),
+        ("cache_hits", "requests that found some of their prompt in the prefix cache", stats.num_hits_total),
+        ("cache_misses", "requests that found nothing of it", stats.num_misses_total),
+        ("cache_inserted_pages", "pages that came into the prefix cache", stats.num_inserted_pages_total),
+        ("cache_evicted_pages", "pages that left it", stats.num_evicted_pages_total),
         ("retractions", "requests put back to waiting for lack of pages", stats.num_retracted_total),
         ("control_plane_calls", "calls of the scheduler", stats.num_control_plane_calls_total),
         ("control_plane_failovers", "times that it broke and was replaced", stats.num_failovers_total),

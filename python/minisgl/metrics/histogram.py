@@ -29,11 +29,32 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 
-    def collect(self) -> HistogramMetricFamily:
+    @property
+    def counts(self) -> list[int]:
+        """By bucket, so far; the last is beyond all bounds."""
+        return self._counts[:]
+
+    def collect(self, counts: Sequence[int] = (), sum: float = 0.0) -> HistogramMetricFamily:
+        """With what was counted elsewhere, by bucket, and its sum."""
+        more = counts or [0] * len(self._counts)
         total, buckets = 0, []
-        for bound, count in zip([*map(str, map(float, self._bounds)), "+Inf"], self._counts, strict=True):
-            total += count
+        bounds = [*map(str, map(float, self._bounds)), "+Inf"]
+        for bound, here, there in zip(bounds, self._counts, more, strict=True):
+            total += here + there
             buckets.append((bound, float(total)))
         family = HistogramMetricFamily(self._name, self._text)
-        family.add_metric((), buckets, self._sum)
+        family.add_metric((), buckets, self._sum + sum)
         return family
+
+
+def percentile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
+    """Of what lies in buckets up to `bounds`, by a straight line within its bucket; beyond the last bound, that one.
+    None of nothing."""
+    wanted, seen, lower = sum(counts) * share / 100, 0, 0.0
+    if not wanted:
+        return None
+    for bound, count in zip(bounds, counts, strict=False):
+        if count and seen + count >= wanted:
+            return lower + (bound - lower) * (wanted - seen) / count
+        seen, lower = seen + count, bound
+    return bounds[-1]

@@ -1,4 +1,5 @@
-"""What the HTTP process measures, by Prometheus names `minisgl:<name>_<unit>`; docs/metrics.md lists them.
+"""What the HTTP process measures, by Prometheus names `minisgl:<name>_<unit>`; docs/metrics.md lists them. What the
+gateway counted is in every figure.
 
 Keeps true: one registry per server, no process-wide state but the watch on garbage collections between `start` and
 `stop`; counting is O(1) per request and step, and belongs to the thread of the event loop.
@@ -8,7 +9,7 @@ Doesn't know: who scrapes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -19,8 +20,13 @@ from prometheus_client.registry import Collector
 from minisgl.message import Codec, EngineReady, EngineStats, MeasuredCodec, MeterReading
 from minisgl.metrics.aliases import AliasCollector
 from minisgl.metrics.chrome_trace import ChromeTrace, TracedMeter
+from minisgl.metrics.engines import Readings as PoolReadings
+from minisgl.metrics.engines import View, by_engine
 from minisgl.metrics.families import ENGINE, HTTP, EngineCollector, process_families, text_families
+from minisgl.metrics.gateway import Readings, both, families, higher
 from minisgl.metrics.histogram import Histogram
+from minisgl.metrics.keys import KeyCounts
+from minisgl.metrics.keys import families as key_families
 from minisgl.metrics.lag import LoopLag
 from minisgl.metrics.meters import GcWatch, Meter, Meters, Peak, cpu_seconds, resident_bytes
 from minisgl.metrics.spread import percentiles
@@ -33,9 +39,10 @@ METERS = ("dispatch", "tokenize", "detokenize", "pause", "gc", "encode", "decode
 
 
 class Metrics(Collector):
-    """`waiting`: requests that were given to the engine and have no row yet. `arrival_time` and `now` are
-    `time.monotonic` seconds. `aliases_for`: a model name under which the values also have the names that vLLM's
-    dashboards ask for. `trace` gets what the event loop does.
+    """`gateway`: what it counted. `engines`: one or several, `pool`: what stands before several.
+    `waiting`: requests that were given to the engine here and have no row yet.
+    `arrival_time` and `now` are `time.monotonic` seconds. `aliases_for`: a model name under which the values also have
+    the names that vLLM's dashboards ask for. `trace` gets what the event loop does.
 
     Whoever does the work meters it: `dispatch` (handing one step's message to its streams), `tokenize` (rendering and
     encoding a prompt), `detokenize` (text of a step's tokens): `Meter.add(nanoseconds)`, on the event loop."""
@@ -47,10 +54,17 @@ class Metrics(Collector):
         up: Callable[[], bool],
         *,
         waiting: Callable[[], int] = lambda: 0,
+        gateway: Callable[[], Readings] | None = None,
         aliases_for: str | None = None,
         trace: ChromeTrace | None = None,
+        engines: Callable[[], Sequence[View]] = tuple,
+        pool: Callable[[], PoolReadings] | None = None,
+        keys: Sequence[KeyCounts] = (),
     ) -> None:
         self._stats = stats
+        self._engines = engines
+        self._pool: Callable[[], PoolReadings | None] = pool or (lambda: None)
+        self._keys = keys
         self._registry = CollectorRegistry(auto_describe=False)
         engine = EngineCollector(stats, info, up)
         self._registry.register(engine)
@@ -59,15 +73,27 @@ class Metrics(Collector):
             self._registry.register(AliasCollector((engine, self), aliases_for))
         self._num_accepted = 0
         self._num_generated = 0
+        self._num_shortened = 0
         self._num_finished = dict.fromkeys(REASONS, 0)
-        self._in_flight = Peak(lambda: self._num_accepted - sum(self._num_finished.values()))
-        self._queued = Peak(waiting)
+        self._gateway: Callable[[], Readings | None] = gateway or (lambda: None)
+        self._waiting = waiting
+        self._there: Readings | None = None  # as of the last time that somebody asked
+        self._in_flight = Peak(self._now_in_flight)
+        self._queued = Peak(self._now_queued)
         self._ttft = Histogram("minisgl:ttft_seconds", "arrival to first token", SECONDS)
         self._itl = Histogram("minisgl:itl_seconds", "between tokens of a request", SECONDS)
         self._e2e = Histogram("minisgl:e2e_seconds", "arrival to last token", SECONDS)
         self.queue = Histogram("minisgl:queue_seconds", "given to the engine to having a row", SECONDS)
         self._prompt = Histogram("minisgl:prompt_length_tokens", "tokens of a prompt", TOKENS)
         self._answer = Histogram("minisgl:answer_length_tokens", "generated tokens of a finished request", TOKENS)
+        self._histograms = {  # by the names of `Readings`
+            "ttft": self._ttft,
+            "itl": self._itl,
+            "e2e": self._e2e,
+            "queue": self.queue,
+            "prompt": self._prompt,
+            "answer": self._answer,
+        }
         self._trace = trace
         self._meters = Meters(METERS, self._meter)
         self.dispatch, self.tokenize, self.detokenize = map(self._meters.__getitem__, METERS[:3])
@@ -104,6 +130,10 @@ class Metrics(Collector):
         self._in_flight.see()
         self._queued.see()
 
+    def shortened(self, count: int) -> None:
+        """As many accepted requests have less than their default length."""
+        self._num_shortened += count
+
     def tokens(self, count: int, arrival_time: float, last_time: float | None, now: float) -> None:
         """`count` tokens of one request came at once; the time since the last is shared among them."""
         self._num_generated += count
@@ -120,6 +150,48 @@ class Metrics(Collector):
             self._answer.observe(num_generated)
             self._e2e.observe(time.monotonic() - arrival_time)
 
+    # -------------------------------------------------------------------------------------------- with the gateway's
+
+    def latencies(self) -> dict[str, list[int]]:
+        """How many times to a first token, and between tokens, by bucket of `SECONDS`; after `snapshot`."""
+        found = {"ttft": self._ttft.counts, "itl": self._itl.counts}
+        if (there := self._there) is not None:
+            for name, counts in found.items():
+                more = there["histograms"][name]["counts"]
+                found[name] = [one + other for one, other in zip(counts, more, strict=True)]
+        return found
+
+    def _all_accepted(self) -> int:
+        return self._num_accepted + (self._there["num_accepted"] if self._there is not None else 0)
+
+    def _all_finished(self) -> dict[str, int]:
+        there = self._there["num_finished"] if self._there is not None else {}
+        return {reason: count + there.get(reason, 0) for reason, count in self._num_finished.items()}
+
+    def _all_generated(self) -> int:
+        return self._num_generated + (self._there["num_generated"] if self._there is not None else 0)
+
+    def _all_shortened(self) -> int:
+        return self._num_shortened + (self._there["num_shortened"] if self._there is not None else 0)
+
+    def _all_keys(self) -> list[KeyCounts]:
+        there = self._there["keys"] if self._there is not None else []
+        return [one.with_(there[i] if i < len(there) else None) for i, one in enumerate(self._keys)]
+
+    def _now_in_flight(self) -> int:
+        """What the gateway has is as of the last time that somebody asked."""
+        return self._all_accepted() - sum(self._all_finished().values())
+
+    def _now_queued(self) -> int:
+        return self._waiting() + (self._there["num_waiting"] if self._there is not None else 0)
+
+    def _peak(self, name: str, peak: Peak) -> dict[str, int]:
+        return higher(peak.read(), None if self._there is None else self._there["most"][name])
+
+    def _meter_readings(self) -> dict[str, MeterReading]:
+        here = self._meters.readings()
+        return here if self._there is None else both(here, self._there["meters"])
+
     # ------------------------------------------------------------------------------------------------------- telling
 
     def render(self) -> bytes:
@@ -127,25 +199,35 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
+        self._there = self._gateway()
         yield CounterMetricFamily(
-            "minisgl:requests_accepted", "requests given to the engine", value=float(self._num_accepted)
+            "minisgl:requests_accepted", "requests given to the engine", value=float(self._all_accepted())
         )
         finished = CounterMetricFamily("minisgl:requests_finished", "by finish reason", labels=("reason",))
-        for reason, count in self._num_finished.items():
+        for reason, count in self._all_finished().items():
             finished.add_metric((reason,), float(count))
         yield finished
         for name, text, peak in (
             ("in_flight", "accepted and not finished", self._in_flight),
             ("queued", "given to the engine and without a row", self._queued),
         ):
-            recent = float(peak.read()["recent"])
-            yield GaugeMetricFamily(f"minisgl:requests_{name}_most", f"{text}, most of the last 10 to 20 s", recent)
-        generated = float(self._num_generated)
+            recent = self._peak(name, peak)["recent"]
+            shown = f"{text}, most of the last 10 to 20 s"
+            yield GaugeMetricFamily(f"minisgl:requests_{name}_most", shown, float(recent))
+        generated = float(self._all_generated())
         yield CounterMetricFamily("minisgl:generated_tokens", "tokens received from the engine", value=generated)
-        for one in (self._ttft, self._itl, self._e2e, self.queue, self._prompt, self._answer):
-            yield one.collect()
+        shortened = float(self._all_shortened())
+        yield CounterMetricFamily(
+            "minisgl:requests_shortened", "requests with less than their default length", value=shortened
+        )
+        yield from key_families(self._all_keys())
+        there = self._there
+        for name, one in self._histograms.items():
+            yield one.collect(**there["histograms"][name]) if there is not None else one.collect()
+        yield from families(there)
+        yield from by_engine(self._engines(), self._pool())
         stats = self._stats()
-        meters = {HTTP: self._meters.readings()}
+        meters = {HTTP: self._meter_readings()}
         cpu_s, memory = {HTTP: cpu_seconds()}, {HTTP: resident_bytes()}
         yield from text_families(meters[HTTP])
         if stats is not None and stats.meters:
@@ -154,22 +236,41 @@ class Metrics(Collector):
 
     def snapshot(self) -> dict[str, Any]:
         """The same as plain data, with what only a reader of figures wants: counts, and the longest since the start."""
+        self._there = self._gateway()
         http: dict[str, Any] = {
-            "requests_accepted": self._num_accepted,
-            "requests_finished": dict(self._num_finished),
-            "requests_in_flight": self._in_flight.read(),
-            "requests_queued": self._queued.read(),
-            "generated_tokens": self._num_generated,
+            "requests_accepted": self._all_accepted(),
+            "requests_finished": self._all_finished(),
+            "requests_in_flight": self._peak("in_flight", self._in_flight),
+            "requests_queued": self._peak("queued", self._queued),
+            "generated_tokens": self._all_generated(),
+            "requests_shortened": self._all_shortened(),
             "cpu_s": cpu_seconds(),
             "resident_bytes": resident_bytes(),
-            "meters": {name: _meter(reading) for name, reading in self._meters.readings().items()},
+            "meters": {name: _meter(reading) for name, reading in self._meter_readings().items()},
         }
-        engine: dict[str, Any] | None = None
-        if (stats := self._stats()) is not None:
-            engine = {name: getattr(stats, name) for name in stats.__struct_fields__}
-            engine["ranks"] = [_plain(one) for one in stats.ranks]
-            engine["meters"] = {name: _meter(reading) for name, reading in stats.meters.items()}
-        return {"http": http, "engine": engine}
+        if self._keys:
+            http["keys"] = {one.name: _of_key(one) for one in self._all_keys()}
+        if (there := self._there) is not None:
+            http["gateway"] = {name: there[name] for name in ("num_open", "answered", "passed_on", "cache")}
+        now = time.monotonic()
+        engines = [{**view.told(now), "stats": _engine(view.stats)} for view in self._engines()]
+        pool = self._pool()
+        return {
+            "http": http,
+            "engine": _engine(self._stats()),
+            "engines": engines,
+            "pool": None if pool is None else dict(pool),
+        }
+
+
+def _engine(stats: EngineStats | None) -> dict[str, Any] | None:
+    if stats is None:
+        return None
+    found = {name: getattr(stats, name) for name in stats.__struct_fields__}
+    found["ranks"] = [_plain(one) for one in stats.ranks]
+    found["prefixes"] = [_plain(one) for one in stats.prefixes]
+    found["meters"] = {name: _meter(reading) for name, reading in stats.meters.items()}
+    return found
 
 
 def _meter(reading: MeterReading) -> dict[str, float]:
@@ -177,6 +278,15 @@ def _meter(reading: MeterReading) -> dict[str, float]:
     found = _plain(reading)
     del found["spread"]
     return {**found, **percentiles(reading.spread, reading.longest_s)}
+
+
+def _of_key(counts: KeyCounts) -> dict[str, Any]:
+    return {
+        "requests": counts.num_requests,
+        "prompt_tokens": counts.num_prompt,
+        "generated_tokens": counts.num_generated,
+        "refused": counts.refused,
+    }
 
 
 def _plain(reading: msgspec.Struct) -> dict[str, float]:

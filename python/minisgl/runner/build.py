@@ -15,6 +15,7 @@ from minisgl.config import ConfigError, EngineConfig, Limits, Unsupported
 from minisgl.distributed import ALONE, Group, GroupError
 from minisgl.engine.api import Engine, EngineInfo
 from minisgl.engine.choice import choose_engine, may_fall_back
+from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.progress import Report
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import Chosen, choose
@@ -152,7 +153,7 @@ def _build_echo(config: EngineConfig, group: Group) -> Engine:
 
 
 def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlaneConfig:
-    return ControlPlaneConfig(
+    plain = ControlPlaneConfig(
         num_pages=info.num_pages,
         page_size=info.page_size,
         max_running_requests=config.max_running_requests,
@@ -161,7 +162,11 @@ def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlane
         eos_ids=info.eos_ids,
         cache=config.cache,
         graph_sizes=info.graph_sizes,
+        cache_token_budget=config.cache_token_budget or 0,
+        cache_max_prompt=config.cache_max_prompt or 0,
     )
+    pinnable = min(int(config.max_pinned_ratio * info.num_pages), plain.num_pinnable_pages)
+    return replace(plain, max_pinned_pages=0 if config.cache == "naive" else max(0, pinnable))
 
 
 def choose_control_plane(
@@ -212,6 +217,11 @@ def _narrated(config: EngineConfig, plane: ControlPlane, narrate: Narrate | None
 
 def build_control_plane(config: EngineConfig, info: EngineInfo, narrate: Narrate | None = None) -> ControlPlane:
     return choose_control_plane(config, info, narrate=narrate).control_plane
+
+
+def build_compiler(info: EngineInfo, wake: Callable[[], None] = lambda: None) -> GrammarCompiler | None:
+    """None for an engine whose texts are nobody's."""
+    return None if info.simulated else GrammarCompiler(info.model_dir, info.vocab_size, info.eos_ids, wake=wake)
 
 
 def build_fallback(config: EngineConfig, info: EngineInfo, narrate: Narrate | None = None) -> ControlPlane:

@@ -2,6 +2,7 @@
 
 Keeps true: the child never outlives its parent (it watches its stdin), nor `stop`, nor the `with` block; nothing is
 left in the file system.
+Doesn't know: several of them (runner/several.py).
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from types import TracebackType
 import msgspec
 
 from minisgl.config import EngineConfig, Limits
-from minisgl.runner.process_config import ProcessConfig
+from minisgl.runner.process_config import SOCKET, ProcessConfig
 
 STOP_TIMEOUT_S = 10.0
 AT_ONCE_S = 1.0
 
 
 class EngineProcess:
-    """Addresses exist from `create` on; the child's sockets wait until the HTTP side has bound its own."""
+    """The address exists from `create` on; the child listens there soon after `start`."""
 
-    def __init__(self, config: EngineConfig, folder: Path, step_timeout: float) -> None:
+    def __init__(self, config: EngineConfig, folder: Path, step_timeout: float, name: str = SOCKET) -> None:
         self._config = config
         self._step_timeout = step_timeout
         self._folder = folder
+        self._name = name
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: Future[int] = Future()
         self._ended.set_running_or_notify_cancel()  # nobody can cancel it
-        self.to_engine = f"ipc://{folder / 'to-engine'}"
-        self.from_engine = f"ipc://{folder / 'from-engine'}"
+        self.address = f"ipc://{folder / name}"
 
     @classmethod
     def create(cls, config: EngineConfig, step_timeout: float = Limits().step_timeout) -> EngineProcess:
@@ -47,19 +48,40 @@ class EngineProcess:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def folder(self) -> Path:
+        """For sockets, of this user only; it goes with the process."""
+        return self._folder
+
+    @property
+    def socket(self) -> str:
+        """Path of the socket on which the child takes front ends."""
+        return str(self._folder / self._name)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended.done()
+
     def start(self) -> None:
-        config = ProcessConfig(
-            engine=self._config,
-            to_engine=self.to_engine,
-            from_engine=self.from_engine,
-            step_timeout=self._step_timeout,
-        )
+        engine = msgspec.structs.replace(self._config, warm_prefixes=())  # a front end computes them
+        config = ProcessConfig(engine=engine, address=self.address, step_timeout=self._step_timeout)
         process = subprocess.Popen([sys.executable, "-m", "minisgl.runner.process"], stdin=subprocess.PIPE, bufsize=0)
         self._process = process
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # `wait` notices its end
             process.stdin.write(msgspec.json.encode(config) + b"\n")
-        threading.Thread(target=lambda: self._ended.set_result(process.wait()), name="engine-end", daemon=True).start()
+        threading.Thread(target=self._await_end, args=(process,), name="engine-end", daemon=True).start()
+
+    def _await_end(self, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+        self._ended.set_result(code)
+
+    def kill(self) -> None:
+        """No-op if it has ended, or was never started."""
+        if self._process is not None and not self._ended.done():
+            self._process.kill()
 
     async def wait(self) -> int:
         """The exit code; negative if a signal ended it."""
@@ -67,27 +89,34 @@ class EngineProcess:
 
         return await asyncio.wrap_future(self._ended)
 
-    async def stop(self, *, at_once: bool = False) -> None:
-        """Wait for the child, which has a `Shutdown`, with `at_once` only a little, then kill it. Removes the
-        sockets."""
-        import asyncio
+    def leave(self) -> None:
+        """Its end is expected from now on: nothing to do for one that is not started again."""
 
+    async def stop(self, *, at_once: bool = False) -> None:
+        """As `end`. Removes the sockets."""
         try:
-            if self._process is not None:
-                try:
-                    await asyncio.wait_for(self.wait(), AT_ONCE_S if at_once else STOP_TIMEOUT_S)
-                except TimeoutError:
-                    self._process.kill()
-                    await self.wait()
+            await self.end(AT_ONCE_S if at_once else STOP_TIMEOUT_S)
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def end(self, timeout_s: float) -> None:
+        """Wait for the child, which has a `Shutdown`, then kill it."""
+        import asyncio
+
+        if self._process is None:
+            return
+        try:
+            await asyncio.wait_for(self.wait(), timeout_s)
+        except TimeoutError:
+            self._process.kill()
+            await self.wait()
 
     def __enter__(self) -> EngineProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """If `stop` was not called."""
-        if self._process is not None and not self._ended.done():
-            self._process.kill()
+        self.kill()
+        if self._process is not None:
             self._ended.result()
         shutil.rmtree(self._folder, ignore_errors=True)

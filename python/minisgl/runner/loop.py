@@ -13,24 +13,31 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minisgl.engine import api as engine_api
-from minisgl.engine.api import Engine, EngineStepError, SlotAssignment, StepHandle, StepLogprobs, StepResult
+from minisgl.engine.api import Engine, EngineStepError, SlotAssignment, StepHandle, StepResult
+from minisgl.grammar.compiler import GrammarCompiler
+from minisgl.grammar.slots import Matcher
 from minisgl.heartbeat import Activity
 from minisgl.message import (
+    GRAMMAR_REFUSED,
     AbortRequest,
+    AddPrefix,
     AddRequest,
+    ClearCache,
     FinishRequest,
     FromEngine,
-    PromptLogprobs,
+    RemovePrefix,
     Shutdown,
-    StepTokens,
+    SlowMotion,
     ToEngine,
-    TokenLogprobs,
+    Watch,
 )
-from minisgl.metrics.chrome_trace import DEVICE, ChromeTrace
 from minisgl.metrics.steps import StepTimers
+from minisgl.runner.compiling import Compiling
 from minisgl.runner.failover import UncommittedStep, ends_of, take_tokens
+from minisgl.runner.prefixes import Prefixes
+from minisgl.runner.replies import ended, errors_of, failed_rows, reply
 from minisgl.runner.request_tracker import RequestTracker
+from minisgl.runner.watching import Watching
 from minisgl.scheduler.api import ControlPlane, ControlPlaneError, metadata_time_ns
 from minisgl.step import (
     Abort,
@@ -41,11 +48,9 @@ from minisgl.step import (
     Finish,
     FinishReason,
     ForwardFailed,
-    Int32Array,
     RingEntry,
     StepOutput,
     StepPlan,
-    step_output,
 )
 
 Send = Callable[[Sequence[FromEngine]], None]
@@ -70,6 +75,9 @@ class StepLoop:
         activity: Activity | None = None,
         fallback: Callable[[], ControlPlane] | None = None,
         timers: StepTimers | None = None,
+        keeps_prefixes: bool = True,
+        has_budget: bool = False,
+        compiler: GrammarCompiler | None = None,
     ) -> None:
         self._control_plane = control_plane
         self._engine = engine
@@ -78,24 +86,30 @@ class StepLoop:
         self._activity = activity or Activity()
         self.timers = timers or StepTimers()
         self._requests = RequestTracker()
+        self.prefixes = Prefixes(self._requests, control_plane.buffers.limits, send, keeps=keeps_prefixes)
         self._fallback = fallback
         self._next_step = 0
         self._in_flight: _InFlight | None = None
         self._failed_step: int | None = None
         self._failure_text = ""
+        self._row_errors: dict[int, str] = {}  # why requests of the output that is being sent cannot go on
         self._owners: dict[int, int] = {}  # the request that each slot was last assigned to
         self._ending: dict[int, FinishReason] = {}  # asked to end by an event, and not reported yet
         self._failed_ids: set[int] = set()  # with a row in the failed step
         self._replay: list[Event] = []  # for the next schedule
+        self._compiling = Compiling(compiler)
+        self._has_budget = has_budget
+        self._left_something = False  # in the cache, by the last output: the next step sees to the budget
         self.num_failovers = 0
         self.failover_reason = ""
         self._new_ids: list[int] = []
         self._new_cached_lens: list[int] = []
+        self._watching: Watching | None = None  # while somebody looks
+        self.slow_motion_ms = 0
         self.shutdown = False
 
     @property
     def control_plane(self) -> ControlPlane:
-        """The one that serves now."""
         return self._control_plane
 
     @property
@@ -105,9 +119,21 @@ class StepLoop:
     @property
     def idle(self) -> bool:
         """Nothing is in flight and nothing waits: a step would change nothing."""
-        if self._in_flight is not None or self._failed_step is not None or self._replay:
+        return self.rests and not self._compiling
+
+    @property
+    def rests(self) -> bool:
+        """A step would change nothing until a message comes, or a grammar is compiled."""
+        if self._in_flight is not None or self._failed_step is not None or self._replay or self.prefixes.events:
+            return False
+        if self._left_something:
             return False
         return self._control_plane.stats().num_live == 0
+
+    def wait_for_grammar(self) -> None:
+        """If nothing else is to be done, until one is compiled: for those who wait for no messages."""
+        if self._compiling and self.rests:
+            self._compiling.wait()
 
     def step(self, messages: Sequence[ToEngine]) -> None:
         """Take in `messages`, schedule and launch one step, commit the one before (without overlap: this one).
@@ -116,6 +142,7 @@ class StepLoop:
         end the loop.
         """
         timers = self.timers
+        self._left_something = False
         plan = self._schedule(self._intake(messages))
         timers.lap(timers.schedule, plan.step)
         if metadata_ns := metadata_time_ns(self._control_plane):
@@ -137,35 +164,70 @@ class StepLoop:
     # ------------------------------------------------------------------------------------------------- into a step
 
     def _intake(self, messages: Sequence[ToEngine]) -> Events:
-        events = Events(self._replay)
-        self._replay = []
+        events, failed = Events(), self._failed_step is not None
         if self._failed_step is not None:
             events.add(ForwardFailed(self._failed_step))
             self._failed_step = None
+        if self._replay or self.prefixes.events:
+            events.items += self._replay + self.prefixes.events
+            self._replay, self.prefixes.events = [], []
+        for request, matcher, error in self._compiling.take():
+            if matcher is None:
+                self._refuse(request.req_id, f"{GRAMMAR_REFUSED}{error}")
+            elif (arrival := self._arrival(request, matcher)) is not None:
+                events.add(arrival)
         for message in messages:
             match message:
+                case AddRequest() if message.sampling.grammar is not None:
+                    if error := self._compiling.add(message):
+                        self._refuse(message.req_id, f"{GRAMMAR_REFUSED}{error}")
                 case AddRequest():
                     if (arrival := self._arrival(message)) is not None:
                         events.add(arrival)
                 case AbortRequest(req_id):
-                    events.add(Abort(req_id))
-                    self._ending.setdefault(req_id, FinishReason.ABORT)
+                    self._end(events, Abort(req_id), FinishReason.ABORT)
                 case FinishRequest(req_id):
-                    events.add(Finish(req_id))
-                    self._ending.setdefault(req_id, FinishReason.STOP)
+                    self._end(events, Finish(req_id), FinishReason.STOP)
+                case AddPrefix() | RemovePrefix() | ClearCache():
+                    for event in self.prefixes.take(message, self._control_plane.stats().num_evictable_pages):
+                        events.add(event)
+                        if isinstance(event, Abort):
+                            self._ending.setdefault(event.req_id, FinishReason.ABORT)
+                case Watch(steps, tree):
+                    self._watching = self._watching or Watching(self._send, self.timers, self._owners)
+                    self._watching.renew(steps=steps, tree=tree)
+                case SlowMotion(step_ms):
+                    self.slow_motion_ms = step_ms
                 case Shutdown():
                     self.shutdown = True
+        if failed:
+            self.prefixes.lost()  # for the next step: until this one the old pins are there
         return events
 
-    def _arrival(self, message: AddRequest) -> Arrival | None:
+    def _end(self, events: Events, event: Abort | Finish, reason: FinishReason) -> None:
+        """A client asks for it."""
+        if self._compiling.drop(event.req_id):
+            self._send([ended(self._next_step, event.req_id, reason)])
+            return
+        events.add(event)
+        self._ending.setdefault(event.req_id, reason)
+
+    def _arrival(self, message: AddRequest, grammar: Matcher | None = None) -> Arrival | None:
         sampling = message.sampling
         if sampling.max_tokens is None or sampling.seed is None:
             self._refuse(message.req_id, "sampling: max_tokens and seed must be resolved before the engine sees them")
             return None
         if message.req_id in self._requests:
             raise ValueError(f"request id {message.req_id} was used twice")
-        prompt = np.frombuffer(message.tokens, np.int32)
-        return self._requests.add(message.req_id, sampling, prompt, message.priority).arrival()
+        tokens = np.frombuffer(message.tokens, np.int32)
+        if not 0 <= message.num_generated < min(len(tokens), sampling.max_tokens):
+            reason = "must leave a prompt and a token to make"
+            self._refuse(message.req_id, f"num_generated: {message.num_generated}: {reason}")
+            return None
+        num_prompt = len(tokens) - message.num_generated
+        request = self._requests.add(message.req_id, sampling, tokens, num_prompt, message.priority)
+        request.grammar = grammar
+        return request.arrival()
 
     def _schedule(self, events: Events) -> StepPlan:
         """Schedule; a request that the scheduler refuses gets an error, and the other events are sent again."""
@@ -177,7 +239,11 @@ class StepLoop:
                 if not isinstance(event, Arrival):
                     raise
                 self._requests.drop(event.req_id)
-                self._refuse(event.req_id, f"{error.field}: {error.reason}")
+                self._ending.pop(event.req_id, None)
+                if event.req_id < 0:
+                    self.prefixes.refuse(event.req_id, error.field, error.reason)
+                else:
+                    self._refuse(event.req_id, f"{error.field}: {error.reason}")
             except ControlPlaneError as error:
                 self._fail_over(error)
                 events, self._replay = Events(self._replay), []
@@ -187,8 +253,8 @@ class StepLoop:
                 return plan
 
     def _launch(self, plan: StepPlan) -> StepHandle:
-        buffers = self._control_plane.buffers
-        return self._engine.launch(plan, buffers, self._assignments(plan) if plan.num_assigned else ())
+        assignments = self._assignments(plan) if plan.num_assigned else ()
+        return self._engine.launch(plan, self._control_plane.buffers, assignments)
 
     def _assignments(self, plan: StepPlan) -> list[SlotAssignment]:
         entry = self._control_plane.buffers.ring[plan.ring_index]
@@ -200,9 +266,11 @@ class StepLoop:
             self._owners[slot] = req_id
             if not request.admitted:
                 request.admitted = True
-                self._new_ids.append(req_id)
-                self._new_cached_lens.append(cached_len)
-            assignments.append(SlotAssignment(slot, req_id, request.sampling, request.tokens, request.num_prompt))
+                if req_id >= 0:
+                    self.prefixes.admitted(request, cached_len)
+                    self._new_ids.append(req_id)
+                    self._new_cached_lens.append(cached_len)
+            assignments.append(request.assignment(slot))
         return assignments
 
     # ----------------------------------------------------------------------------------------------- out of a step
@@ -233,13 +301,19 @@ class StepLoop:
         timers.lap(timers.commit, number)
         self._report(output, result)
         timers.lap(timers.send, number)
-        if timers.trace is not None:
-            _trace_forward(timers.trace, step)
+        if self._watching is not None and not self._watching.committed(step.plan, output, self._control_plane):
+            self._watching = None
+        if timers.trace is not None and step.plan.num_rows:
+            timers.trace.forward(step.handle.span(), number)
         return True
 
     def _report(self, output: StepOutput, result: StepResult) -> None:
-        self._reply(output, result)
+        if result.failures:
+            output, self._row_errors = failed_rows(output, result.failures)
+        self._reply(self.prefixes.of_clients(output) if self.prefixes.computed else output, result)
         self._requests.record(output)
+        if self._has_budget and len(output):
+            self._left_something = True
         if self._ending:
             for req_id in output.req_ids[output.reasons != FinishReason.NONE].tolist():
                 self._ending.pop(req_id, None)
@@ -278,8 +352,7 @@ class StepLoop:
             output = take_tokens(step, self._owners, self._requests, limits, eos_ids, self._ending)
             self._report(output, step.result or StepResult(np.empty(0, np.int32)))
         self._requests.flush()
-        for req_id in self._failed_ids:  # the event that said so is lost with the scheduler
-            self._ending[req_id] = FinishReason.ERROR
+        self._ending.update(dict.fromkeys(self._failed_ids, FinishReason.ERROR))  # the event of it is lost, too
         self._failed_ids.clear()
         left = ends_of(self._ending, self._requests, self._next_step)
         self._report(left, StepResult(np.empty(0, np.int32)))
@@ -287,6 +360,8 @@ class StepLoop:
         self._requests.flush()
         self._failed_step = None
         self._control_plane, self._fallback = self._fallback(), None
+        self.prefixes.lost()
+        self.prefixes.events.clear()  # they are live as the others
         self._replay = [request.arrival() for request in self._requests.live()]
 
     def _wait_for(self, step: _InFlight) -> StepResult | None:
@@ -299,79 +374,16 @@ class StepLoop:
         finally:
             self._activity.enter("working")
 
-    # ----------------------------------------------------------------------------------------------------- replies
-
     def _reply(self, output: StepOutput, result: StepResult) -> None:
         if not len(output) and not self._new_ids and not result.prompt_logprobs:
             return
-        message = StepTokens(
-            step=output.step,
-            req_ids=output.req_ids.tobytes(),
-            tokens=output.tokens.tobytes(),
-            reasons=output.reasons.tobytes(),
-            admitted_ids=np.array(self._new_ids, np.int64).tobytes(),
-            cached_lens=np.array(self._new_cached_lens, np.int32).tobytes(),
-            errors=self._errors(output),
-            logprobs=_join_logprobs(output.rows, result.logprobs) if result.logprobs is not None else (),
-            prompt_logprobs=tuple(map(_prompt_logprobs, result.prompt_logprobs)),
-        )
+        limit = self._control_plane.buffers.limits.max_seq_len
+        errors = errors_of(output, self._requests, self._row_errors, self._failure_text, limit)
+        message = reply(output, result, self._new_ids, self._new_cached_lens, errors)
         self._new_ids.clear()
         self._new_cached_lens.clear()
+        self._row_errors = {}
         self._send([message])
 
-    def _errors(self, output: StepOutput) -> dict[int, str]:
-        errors = {}
-        for req_id in output.req_ids[output.reasons == FinishReason.ERROR].tolist():
-            request = self._requests.peek(req_id)
-            if request is not None and not request.admitted:
-                limit = self._control_plane.buffers.limits.max_seq_len
-                errors[req_id] = f"a prompt of {request.num_prompt} tokens does not fit: the limit is {limit - 1}"
-            else:
-                errors[req_id] = self._failure_text
-        return errors
-
     def _refuse(self, req_id: int, reason: str) -> None:
-        output = step_output(self._next_step, [(req_id, -1, FinishReason.ERROR, -1)])
-        self._send(
-            [
-                StepTokens(
-                    step=output.step,
-                    req_ids=output.req_ids.tobytes(),
-                    tokens=output.tokens.tobytes(),
-                    reasons=output.reasons.tobytes(),
-                    errors={req_id: reason},
-                )
-            ]
-        )
-
-
-def _trace_forward(trace: ChromeTrace, step: _InFlight) -> None:
-    if step.plan.num_rows:
-        start, end = step.handle.span()
-        trace.add("forward", int(start * 1e9), int(end * 1e9), step.plan.step, thread=DEVICE)
-        trace.step_done()
-
-
-def _join_logprobs(rows: Int32Array, logprobs: StepLogprobs) -> tuple[TokenLogprobs, ...]:
-    """Log probabilities by row of the step -> by index of the output."""
-    index_of = {row: index for index, row in enumerate(rows.tolist()) if row >= 0}
-    return tuple(
-        TokenLogprobs(
-            index_of[row],
-            logprobs.token_logprobs[i],
-            tuple(logprobs.top_ids[i]),
-            tuple(logprobs.top_logprobs[i]),
-        )
-        for i, row in enumerate(logprobs.rows.tolist())
-        if row in index_of
-    )
-
-
-def _prompt_logprobs(found: engine_api.PromptLogprobs) -> PromptLogprobs:
-    return PromptLogprobs(
-        found.req_id,
-        found.first,
-        tuple(found.token_logprobs),
-        tuple(map(tuple, found.top_ids)),
-        tuple(map(tuple, found.top_logprobs)),
-    )
+        self._send([ended(self._next_step, req_id, FinishReason.ERROR, reason)])

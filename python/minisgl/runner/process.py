@@ -11,36 +11,33 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shutil
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import msgspec
-import zmq
 
 from minisgl.config import ConfigError
 from minisgl.engine.api import Engine
 from minisgl.heartbeat import Activity, HeartbeatThread
 from minisgl.message import (
     Codec,
-    EngineFailed,
     EngineReady,
     EngineStats,
-    FromEngine,
-    Heartbeat,
     LoadProgress,
     MeasuredCodec,
     Narration,
     RankUsage,
     ToEngine,
-    encode,
 )
 from minisgl.metrics.meters import GcWatch, cpu_seconds, resident_bytes
 from minisgl.metrics.steps import step_timers
-from minisgl.runner.build import build_engine, build_fallback, choose_control_plane
+from minisgl.runner.build import build_compiler, build_engine, build_fallback, choose_control_plane
+from minisgl.runner.front_ends import FrontEnds, ParentGone
 from minisgl.runner.loop import StepLoop
 from minisgl.runner.process_config import ProcessConfig
 from minisgl.scheduler.backend import Chosen
@@ -48,107 +45,63 @@ from minisgl.scheduler.backend import Chosen
 STATS_INTERVAL_S = 0.1
 LINGER_MS = 1000
 LAST_WORDS_MS = 20_000  # of a process that could not start: the HTTP process may still be starting
-# Steps that may be on their way to the HTTP process. If it cannot follow, the engine waits: a queue would only grow,
-# and the first token of a new request would stand at its end.
-MAX_QUEUED_FRAMES = 2
-SEND_BUFFER_BYTES = 4096
-CONNECT_MS = 5  # between two attempts: the HTTP process may bind its sockets later
-
-
-@contextlib.contextmanager
-def heartbeat_sender(context: zmq.Context[zmq.Socket[bytes]], address: str) -> Iterator[Callable[[Heartbeat], None]]:
-    with context.socket(zmq.PUSH) as socket:
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(address)
-        yield lambda beat: socket.send(encode([beat]))
-
-
-class ParentGone(Exception):
-    """stdin was closed."""
 
 
 class Link:
-    """The two sockets to the HTTP process, and its lifeline (stdin)."""
+    """The way to the front ends, and what is known of the loop: its time, its heartbeats."""
 
     def __init__(self, config: ProcessConfig) -> None:
-        self._context = zmq.Context()
-        self._inbox = self._context.socket(zmq.PULL)
-        self._inbox.setsockopt(zmq.RCVHWM, 0)
-        self._inbox.setsockopt(zmq.RECONNECT_IVL, CONNECT_MS)
-        self._inbox.connect(config.to_engine)
-        self._outbox = self._context.socket(zmq.PUSH)
-        self._outbox.setsockopt(zmq.SNDHWM, MAX_QUEUED_FRAMES)
-        self._outbox.setsockopt(zmq.SNDBUF, SEND_BUFFER_BYTES)
-        self._outbox.setsockopt(zmq.RECONNECT_IVL, CONNECT_MS)
-        self._outbox.connect(config.from_engine)
         self.timers = step_timers(config.engine.debug.profile_steps, lambda text: self.send([LoadProgress(text)]))
-        self._codec = Codec()
+        codec = Codec()
         if config.engine.debug.transport_stats:
             meters = self.timers.meters
-            self._codec = MeasuredCodec(meters["encode"], meters["decode"], meters["queue"])
+            codec = MeasuredCodec(meters["encode"], meters["decode"], meters["queue"])
         self.activity = Activity()
-        self._heartbeat = HeartbeatThread(self.activity.heartbeat, heartbeat_sender(self._context, config.from_engine))
-        self._poller = zmq.Poller()
-        self._poller.register(self._inbox, zmq.POLLIN)
-        self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
-        self._full = zmq.Poller()
-        self._full.register(self._outbox, zmq.POLLOUT)
-        self._full.register(sys.stdin.fileno(), zmq.POLLIN)
-
-    def send(self, messages: Sequence[FromEngine]) -> None:
-        """Waits while the HTTP process cannot follow. Raises `ParentGone`."""
-        frame = self._codec.encode(messages)
-        while True:
-            try:
-                self._outbox.send(frame, zmq.NOBLOCK)
-                return
-            except zmq.Again:
-                ready = dict(self._full.poll())
-                self._check_parent(ready)
+        self._front_ends = FrontEnds(config.socket_path, codec, sys.stdin.fileno(), self.activity)
+        self.send = self._front_ends.send
+        self.wake = self._front_ends.wake
+        self.last_words = self._front_ends.last_words
+        self._heartbeat = HeartbeatThread(self.activity.heartbeat, contextlib.nullcontext(self._front_ends.beat))
 
     def narrate(self, lines: Sequence[str]) -> None:
         self.send([Narration(tuple(lines))])
 
-    def _check_parent(self, ready: Mapping[Any, int]) -> None:
-        if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
-            raise ParentGone
-
     def receive(self, *, block: bool) -> list[ToEngine]:
-        """Every message that is there; with `block`, wait for the first. Raises `ParentGone`."""
+        """See `FrontEnds.receive`."""
         timers = self.timers
         if block:
             self.activity.enter("idle")
             timers.rest()
-        ready = dict(self._poller.poll(None if block else 0))
+        messages = self._front_ends.receive(block=block)
         if block:
             timers.awake(timers.idle)
         self.activity.enter("working")
-        self._check_parent(ready)
-        messages: list[ToEngine] = []
-        while True:
-            try:
-                messages.extend(self._codec.decode_to_engine(self._inbox.recv(zmq.NOBLOCK)))
-            except zmq.Again:
-                timers.lap(timers.receive)
-                return messages
+        timers.lap(timers.receive)
+        return messages
 
-    def close(self, linger_ms: int) -> None:
-        """Wait so long for what is not sent yet."""
-        self._outbox.setsockopt(zmq.LINGER, linger_ms)
+    def rest(self, seconds: float) -> None:
+        """Do nothing, on purpose."""
+        self.activity.enter("idle")
+        self.timers.rest()
+        time.sleep(seconds)
+        self.timers.awake(self.timers.idle)
+        self.activity.enter("working")
+
+    def close(self) -> None:
+        self._front_ends.flush(LINGER_MS)
         self._heartbeat.close()
-        self._inbox.close()
-        self._outbox.close()
-        self._context.term()
+        self._front_ends.close()
 
 
 def serve(config: ProcessConfig, link: Link) -> None:
     engine = build_engine(
         config.engine,
         lambda *report: link.send([LoadProgress(*report)]),
-        folder=config.folder,
-        on_rank_death=lambda reason: _end_at_once(config, reason),
+        folder=_ranks_folder(config),
+        on_rank_death=lambda reason: _end_at_once(link, reason),
         step_timeout=config.step_timeout,
     )
+    compiler = build_compiler(engine.info, link.wake)
     try:
         chosen = choose_control_plane(
             config.engine, engine.info, lambda line: link.send([LoadProgress(line)]), link.narrate
@@ -167,6 +120,9 @@ def serve(config: ProcessConfig, link: Link) -> None:
             activity=link.activity,
             fallback=lambda: build_fallback(config.engine, engine.info, link.narrate),
             timers=link.timers,
+            keeps_prefixes=config.engine.cache != "naive",
+            has_budget=config.engine.cache_token_budget is not None,
+            compiler=compiler,
         )
         collections = GcWatch(link.timers.meters["gc"])
         collections.start()
@@ -174,19 +130,32 @@ def serve(config: ProcessConfig, link: Link) -> None:
         collections.stop()
     finally:
         link.timers.close()
+        if compiler is not None:
+            compiler.close()
         engine.close()
+
+
+def _ranks_folder(config: ProcessConfig) -> Path:
+    """Without what an earlier process of the same place left when it was killed."""
+    folder = config.ranks_folder
+    if folder != config.folder and config.engine.tp > 1:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+    return folder
 
 
 def _run(loop: StepLoop, chosen: Chosen, engine: Engine, link: Link) -> None:
     last_sent = 0.0
     loop.timers.begin()
     while not loop.shutdown:
-        if idle := loop.idle:
+        if idle := loop.rests:
             link.send([_stats(loop, chosen, engine)])
         failovers = loop.num_failovers
         loop.step(link.receive(block=idle))
         if loop.num_failovers > failovers:
             link.send([LoadProgress(f"scheduler: python serves from now on: {loop.failover_reason}")])
+        if loop.slow_motion_ms and loop.timers.last_rows:
+            link.rest(loop.slow_motion_ms / 1000)
         now = time.monotonic()
         if now - last_sent >= STATS_INTERVAL_S:
             last_sent = now
@@ -241,17 +210,22 @@ def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
         resident_bytes=resident_bytes(),
         meters=timers.meters.readings(),
         ranks=tuple(usage()),
+        num_pinned_pages=stats.num_pinned_pages,
+        num_inserted_pages_total=stats.num_inserted_pages_total,
+        num_evicted_pages_total=stats.num_evicted_pages_total,
+        num_hits_total=stats.num_hits_total,
+        num_misses_total=stats.num_misses_total,
+        prefixes=loop.prefixes.states(),
+        slow_motion_ms=loop.slow_motion_ms,
     )
 
 
-def _end_at_once(config: ProcessConfig, reason: str) -> None:
+def _end_at_once(link: Link, reason: str) -> None:
     """Called in a thread, because the loop may wait for ever."""
-    context = zmq.Context()
-    outbox = context.socket(zmq.PUSH)
-    outbox.connect(config.from_engine)
-    outbox.send(encode([EngineFailed(reason)]))
-    context.destroy(LINGER_MS)
-    os._exit(1)
+    try:
+        link.last_words(reason, LINGER_MS, LAST_WORDS_MS)
+    finally:
+        os._exit(1)
 
 
 def main() -> int:
@@ -260,20 +234,19 @@ def main() -> int:
         line = stdin.readline()  # unbuffered: the poller must see what follows the line
     config = msgspec.json.decode(line, type=ProcessConfig)
     link = Link(config)
-    linger_ms = LINGER_MS
     try:
         serve(config, link)
-    except ParentGone:
+    except ParentGone:  # killed, or it would have stopped this process: nobody else knows what it left
+        shutil.rmtree(config.folder, ignore_errors=True)
         return 1
     except BaseException as error:  # the last words of a process that ends either way
         expected = isinstance(error, ConfigError)
         if not expected:
             traceback.print_exc()
-        link.send([EngineFailed(str(error) if expected else f"{type(error).__name__}: {error}")])
-        linger_ms = LAST_WORDS_MS
+        link.last_words(str(error) if expected else f"{type(error).__name__}: {error}", LINGER_MS, LAST_WORDS_MS)
         return 1
     finally:
-        link.close(linger_ms)
+        link.close()
     return 0
 
 

@@ -8,14 +8,25 @@ import msgspec
 
 from minisgl.config import EngineConfig, Limits
 
+SOCKET = "engine"  # the name of the one that front ends connect to
+
 
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
-    to_engine: str  # ipc addresses, bound by the HTTP process
-    from_engine: str
+    address: str  # ipc://PATH, where this process listens
     step_timeout: float = Limits().step_timeout
 
     @property
+    def socket_path(self) -> Path:
+        return Path(self.address.removeprefix("ipc://"))
+
+    @property
     def folder(self) -> Path:
-        """The parent's, for sockets; it removes it."""
-        return Path(self.from_engine.removeprefix("ipc://")).parent
+        """The parent's, for sockets; it removes it, or this process does if it is killed."""
+        return self.socket_path.parent
+
+    @property
+    def ranks_folder(self) -> Path:
+        """For what the ranks of `--tp` have among themselves: another one for each of several engines."""
+        name = self.socket_path.name
+        return self.folder if name == SOCKET else self.folder / f"{name}-ranks"

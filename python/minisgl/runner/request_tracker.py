@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from minisgl.engine.api import SlotAssignment
+from minisgl.grammar.slots import Matcher
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Arrival, FinishReason, Int32Array, StepOutput
 
@@ -25,7 +27,10 @@ class TrackedRequest:
     tokens: Int32Array
     num_prompt: int
     priority: int = 0
+    background: bool = False
+    pin: bool = False
     admitted: bool = False
+    grammar: Matcher | None = None
 
     def arrival(self) -> Arrival:
         """The event for a scheduler: a new request, or with what it has generated, after a failover."""
@@ -41,8 +46,13 @@ class TrackedRequest:
             min_tokens=sampling.min_tokens,
             ignore_eos=sampling.ignore_eos,
             priority=self.priority,
-            no_match=sampling.prompt_logprobs is not None,
+            no_match=sampling.prompt_logprobs is not None or sampling.embedding is not None,
+            background=self.background,
+            pin=self.pin,
         )
+
+    def assignment(self, slot: int) -> SlotAssignment:
+        return SlotAssignment(slot, self.req_id, self.sampling, self.tokens, self.num_prompt, self.grammar)
 
 
 class RequestTracker:
@@ -54,8 +64,20 @@ class RequestTracker:
     def __contains__(self, req_id: int) -> bool:
         return req_id in self._live
 
-    def add(self, req_id: int, sampling: SamplingParams, prompt: Int32Array, priority: int = 0) -> TrackedRequest:
-        request = self._live[req_id] = TrackedRequest(req_id, sampling, prompt, len(prompt), priority)
+    def add(
+        self,
+        req_id: int,
+        sampling: SamplingParams,
+        tokens: Int32Array,
+        num_prompt: int,
+        priority: int = 0,
+        *,
+        background: bool = False,
+        pin: bool = False,
+    ) -> TrackedRequest:
+        """`tokens`: the prompt, and what was generated elsewhere."""
+        request = TrackedRequest(req_id, sampling, tokens, num_prompt, priority, background, pin)
+        self._live[req_id] = request
         return request
 
     def drop(self, req_id: int) -> None:

@@ -26,7 +26,10 @@ def need(ok: bool, what: str) -> None:
 @dataclass(frozen=True, slots=True)
 class ControlPlaneConfig:
     """Everything a scheduler decides by. `context_len` limits prompt + generated tokens of one request;
-    `max_prefill_length` is the token budget of a step; `graph_sizes` are the padded row counts, ascending."""
+    `max_prefill_length` is the token budget of a step; `graph_sizes` are the padded row counts, ascending.
+
+    `max_pinned_pages` limits what requests with `pin` keep in the tree; `cache_token_budget` what the tree keeps for
+    nobody, `cache_max_prompt` the prompts that it keeps: 0 is no limit for these two."""
 
     num_pages: int
     page_size: int
@@ -36,6 +39,15 @@ class ControlPlaneConfig:
     eos_ids: tuple[int, ...] = ()
     cache: CachePolicy = "lru"
     graph_sizes: tuple[int, ...] = ()
+    max_pinned_pages: int = 0
+    cache_token_budget: int = 0  # tokens, in whole pages
+    cache_max_prompt: int = 0  # tokens
+
+    @property
+    def num_pinnable_pages(self) -> int:
+        """The most that `max_pinned_pages` can be: beside them the longest request still runs. The last token of a
+        request needs no KV."""
+        return self.num_pages - -(-(self.limits().max_seq_len - 1) // self.page_size)
 
     def limits(self) -> StepLimits:
         """Decode rows are scheduled whatever the budget, and the first prefill gets a page whatever is left."""
@@ -62,10 +74,22 @@ class Stats:
     num_retracted_total: int
     num_prompt_tokens_total: int  # of admitted requests, first admission only
     num_cached_tokens_total: int  # of these, found in the cache
+    num_pinned_pages: int = 0  # of the protected ones, those that pins hold
+    num_inserted_pages_total: int = 0  # into the tree
+    num_evicted_pages_total: int = 0  # that have left the tree, for whatever reason
+    num_hits_total: int = 0  # requests of whose prompt some was cached at their first admission
+    num_misses_total: int = 0  # the other requests that were admitted
 
     @property
     def num_live(self) -> int:
         return self.num_waiting + self.num_running
+
+
+TreeNode = tuple[int, int, int, int, int, int, int, bool, list[int]]
+"""Of the prefix cache: id (above 0), that of its parent (0: the root), tokens, tokens from the root to its end, locks,
+age (ticks of the cache's clock since nobody holds it), children, whether a pin holds it, its first tokens."""
+TreeView = tuple[int, int, list[TreeNode]]
+"""Nodes and tokens of the whole tree, and of its nodes those with the most tokens, of as many those with lower ids."""
 
 
 class ControlPlane(Protocol):
@@ -80,6 +104,9 @@ class ControlPlane(Protocol):
         """Take the tokens of `step`, [num_rows] int32 by row (rows that do not sample hold anything)."""
 
     def stats(self) -> Stats: ...
+
+    def tree_view(self, limit: int) -> TreeView:
+        """The prefix cache with its `limit` largest nodes, for people who watch. Reads only. O(nodes)."""
 
     def check(self) -> None:
         """Check every invariant; raises `ControlPlaneError`. O(everything)."""

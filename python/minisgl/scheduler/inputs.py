@@ -6,7 +6,7 @@ Doesn't know: how events are applied. (Whether a prompt fits is no error of the 
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from itertools import pairwise
 from typing import get_args
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.policies import CachePolicy
-from minisgl.step import Arrival, EventError, Events, ForwardFailed, Int32Array, StepBuffers
+from minisgl.step import Abort, Arrival, EventError, Events, ForwardFailed, Int32Array, StepBuffers, Unpin
 
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
 
@@ -24,6 +24,14 @@ def check_config(config: ControlPlaneConfig) -> None:
     for name in ("num_pages", "page_size", "max_running_requests", "max_prefill_length", "context_len"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name}: {getattr(config, name)}: at least 1")
+    for name in ("max_pinned_pages", "cache_token_budget", "cache_max_prompt"):
+        if getattr(config, name) < 0:
+            raise ValueError(f"{name}: {getattr(config, name)}: at least 0")
+    if config.max_pinned_pages > config.num_pinnable_pages:
+        raise ValueError(
+            f"max_pinned_pages: {config.max_pinned_pages}: at most {config.num_pinnable_pages}, which leaves room for"
+            " the longest request"
+        )
     if config.cache not in get_args(CachePolicy):
         raise ValueError(f"cache: {config.cache!r}: one of {', '.join(get_args(CachePolicy))}")
     if any(a >= b for a, b in pairwise((0, *config.graph_sizes))):
@@ -38,16 +46,32 @@ def check_buffers(config: ControlPlaneConfig, buffers: StepBuffers) -> None:
         raise ValueError(f"graph_sizes: {config.graph_sizes}: the buffers hold {len(buffers.ring[0].req_slots)} rows")
 
 
-def check_events(events: Events, live_ids: Container[int], oldest_in_flight: int | None) -> None:
-    """Raise `EventError` at the first malformed event. `oldest_in_flight`: the next step due for its commit."""
+def check_events(
+    events: Events,
+    live_ids: Container[int],
+    oldest_in_flight: int | None,
+    pinned: Mapping[int, int],
+    config: ControlPlaneConfig,
+) -> None:
+    """Raise `EventError` at the first malformed event. `oldest_in_flight`: the next step due for its commit; `pinned`:
+    the pages that are pinned, or will be, by request id, after a failed forward if that comes first. What an earlier
+    `Abort` or `Unpin` gives back may be pinned again in the same call, its id is not free before the next."""
     new_ids: set[int] = set()
+    pages = dict(pinned)
     for index, event in enumerate(events):
         match event:
             case Arrival():
                 _check_arrival(index, event)
-                if event.req_id in live_ids or event.req_id in new_ids:
+                if event.req_id in live_ids or event.req_id in pinned or event.req_id in new_ids:
                     raise EventError(index, "req_id", f"{event.req_id} is in use")
                 new_ids.add(event.req_id)
+                if event.pin:
+                    _check_pin(index, event, sum(pages.values()), config)
+                    pages[event.req_id] = event.num_prompt // config.page_size
+            case Unpin(req_id):
+                pages.pop(req_id, None)
+            case Abort(req_id) if req_id in live_ids or req_id in new_ids:
+                pages.pop(req_id, None)
             case ForwardFailed(step):
                 if index:
                     raise EventError(index, "step", "a failed forward must be the first event")
@@ -77,6 +101,16 @@ def _check_arrival(index: int, arrival: Arrival) -> None:
     need(arrival.max_tokens > arrival.num_generated, "max_tokens", "must exceed num_generated")
     need(arrival.min_tokens >= 0, "min_tokens", "must be at least 0")
     need(-MAX_INT32 <= arrival.priority <= MAX_INT32, "priority", "must be a signed 32-bit integer")
+
+
+def _check_pin(index: int, arrival: Arrival, num_pinned: int, config: ControlPlaneConfig) -> None:
+    num_pages, limit = arrival.num_prompt // config.page_size, config.max_pinned_pages
+    if config.cache == "naive":
+        raise EventError(index, "pin", "the cache is naive and keeps nothing")
+    if arrival.no_match:
+        raise EventError(index, "pin", "must not come with no_match")
+    if num_pinned + num_pages > limit:
+        raise EventError(index, "pin", f"{num_pages} pages beside {num_pinned} exceed max_pinned_pages {limit}")
 
 
 def sampled_tokens(step: int, num_rows: int, sample_rows: list[int], tokens: Int32Array) -> list[int]:

@@ -28,6 +28,7 @@ from minisgl.scheduler.wrapped import WrappedControlPlane
 from minisgl.step import (
     Abort,
     Arrival,
+    ClearCache,
     Event,
     Events,
     Finish,
@@ -35,6 +36,7 @@ from minisgl.step import (
     Int32Array,
     StepOutput,
     StepPlan,
+    Unpin,
 )
 
 VERSION = 1
@@ -55,6 +57,9 @@ class _Header(msgspec.Struct, tag="trace", array_like=True):
     eos_ids: tuple[int, ...]
     cache: str
     graph_sizes: tuple[int, ...]
+    max_pinned_pages: int = 0
+    cache_token_budget: int = 0
+    cache_max_prompt: int = 0
 
 
 class _Arrival(msgspec.Struct, tag="arrival", array_like=True):
@@ -69,6 +74,8 @@ class _Arrival(msgspec.Struct, tag="arrival", array_like=True):
     priority: int
     no_overlap: bool
     no_match: bool
+    background: bool = False
+    pin: bool = False
 
 
 class _Finish(msgspec.Struct, tag="finish", array_like=True):
@@ -83,9 +90,20 @@ class _ForwardFailed(msgspec.Struct, tag="failed", array_like=True):
     step: int
 
 
+class _Unpin(msgspec.Struct, tag="unpin", array_like=True):
+    req_id: int
+
+
+class _ClearCache(msgspec.Struct, tag="clear", array_like=True):
+    pass
+
+
+_Event = _Arrival | _Finish | _Abort | _ForwardFailed | _Unpin | _ClearCache
+
+
 class _Schedule(msgspec.Struct, tag="schedule", array_like=True):
     step: int
-    events: list[_Arrival | _Finish | _Abort | _ForwardFailed]
+    events: list[_Event]
 
 
 class _Commit(msgspec.Struct, tag="commit", array_like=True):
@@ -120,7 +138,7 @@ class RecordingControlPlane(WrappedControlPlane):
         self._file.flush()
 
 
-def _packed(event: Event) -> _Arrival | _Finish | _Abort | _ForwardFailed:
+def _packed(event: Event) -> _Event:
     match event:
         case Arrival():
             fields = {name: getattr(event, name) for name in _Arrival.__struct_fields__ if name != "tokens"}
@@ -131,9 +149,13 @@ def _packed(event: Event) -> _Arrival | _Finish | _Abort | _ForwardFailed:
             return _Abort(req_id)
         case ForwardFailed(step):
             return _ForwardFailed(step)
+        case Unpin(req_id):
+            return _Unpin(req_id)
+        case ClearCache():
+            return _ClearCache()
 
 
-def _unpacked(event: _Arrival | _Finish | _Abort | _ForwardFailed) -> Event:
+def _unpacked(event: _Event) -> Event:
     match event:
         case _Arrival():
             fields = {name: getattr(event, name) for name in _Arrival.__struct_fields__ if name != "tokens"}
@@ -144,6 +166,10 @@ def _unpacked(event: _Arrival | _Finish | _Abort | _ForwardFailed) -> Event:
             return Abort(req_id)
         case _ForwardFailed(step):
             return ForwardFailed(step)
+        case _Unpin(req_id):
+            return Unpin(req_id)
+        case _ClearCache():
+            return ClearCache()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ What is not overridden is the inner one's.
 
 from __future__ import annotations
 
-from minisgl.scheduler.api import ControlPlane, Stats, metadata_time_ns
+from minisgl.scheduler.api import ControlPlane, Stats, TreeView, metadata_time_ns
 from minisgl.step import Events, Int32Array, StepBuffers, StepOutput, StepPlan
 
 
@@ -21,6 +21,9 @@ class WrappedControlPlane:
 
     def stats(self) -> Stats:
         return self._inner.stats()
+
+    def tree_view(self, limit: int) -> TreeView:
+        return self._inner.tree_view(limit)
 
     def check(self) -> None:
         self._inner.check()

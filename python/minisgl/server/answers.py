@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, RootModel
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -32,11 +32,16 @@ class PromptTokensDetails(_Answer):
     cached_tokens: int
 
 
+class CompletionTokensDetails(_Answer):
+    reasoning_tokens: int
+
+
 class Usage(_Answer):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None  # of models that think first
 
 
 class TokenLogprob(_Answer):
@@ -59,17 +64,35 @@ class ChatLogprobs(_Answer):
     refusal: None
 
 
+class CalledFunction(_Answer):
+    """`arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallAnswer(_Answer):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(_Answer):
+    """`content` is null beside calls alone."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[ToolCallAnswer] | None = None  # only if there are some
+    reasoning_content: str | None = None  # only of models that think first, as is `reasoning`, the same
+    reasoning: str | None = None
 
 
 class ChatChoice(_Answer):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: FinishReason | Literal["tool_calls"]
     token_ids: list[int] | None = None  # only with return_token_ids
 
 
@@ -124,6 +147,36 @@ class GenerateAnswer(_Answer):
     prompt_token_ids: list[int] | None = None  # only with return_token_ids
 
 
+class MetaInfo(_Answer):
+    id: str
+    finish_reason: dict[str, Any] | None  # {type, matched} or {type, length}
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    e2e_latency: float
+
+
+class SglangAnswer(GenerateAnswer):
+    """To `text` and `input_ids`; several have a list of these. Streamed: each event has all of the text so far."""
+
+    output_ids: list[int]
+    meta_info: MetaInfo
+
+
+class GenerateAnswers(RootModel[SglangAnswer | GenerateAnswer | list[SglangAnswer]]):
+    """By what the prompt is called, and how many there are."""
+
+
+class ModelInfo(_Answer):
+    model_path: str
+    tokenizer_path: str
+    is_generation: bool
+    served_model_name: str
+    max_model_len: int
+    vocab_size: int
+    preferred_sampling_params: dict[str, Any] | None
+
+
 class TokenizeAnswer(_Answer):
     count: int
     max_model_len: int
@@ -133,6 +186,48 @@ class TokenizeAnswer(_Answer):
 
 class DetokenizeAnswer(_Answer):
     prompt: str
+
+
+class EnginePrefix(_Answer):
+    engine: int
+    state: Literal["warming", "ready", "refused", "failed"]
+    hits: int
+
+
+class PrefixAnswer(_Answer):
+    """`pages` are kept of `tokens`; `hits`: requests that found them in the cache; `reason` if it is refused."""
+
+    id: str
+    object: Literal["cache.prefix"]
+    tokens: int
+    pages: int
+    pinned: bool
+    state: Literal["warming", "ready", "refused", "failed"]
+    reason: str | None = None
+    hits: int
+    engines: list[EnginePrefix]
+
+
+class PrefixList(_Answer):
+    object: Literal["list"]
+    data: list[PrefixAnswer]
+
+
+class PrefixDeleted(_Answer):
+    id: str
+    object: Literal["cache.prefix"]
+    deleted: bool
+
+
+class EngineFreed(_Answer):
+    engine: int
+    freed_pages: int
+
+
+class CacheAnswer(_Answer):
+    object: Literal["cache"]
+    freed_pages: int
+    engines: list[EngineFreed]
 
 
 class ModelCard(_Answer):
@@ -151,6 +246,10 @@ class ModelList(_Answer):
 
 class Version(_Answer):
     version: str
+
+
+class SlowMotionAnswer(_Answer):
+    step_ms: int
 
 
 class Status(_Answer):

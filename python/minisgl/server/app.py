@@ -23,41 +23,79 @@ from minisgl.config import ServerConfig
 from minisgl.frontend.engine_client import ProcessClient
 from minisgl.metrics.chrome_trace import ChromeTrace
 from minisgl.metrics.server_metrics import Metrics
+from minisgl.server.api_keys import KeyUse
 from minisgl.server.bodies import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     GenerateRequest,
+    PrefixRequest,
+    SlowMotionRequest,
     TokenizeRequest,
 )
 from minisgl.server.chat import chat_endpoint
 from minisgl.server.completions import completion_endpoint
 from minisgl.server.connection import CONNECTION, Connection
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, install_handlers, internal_error, too_late
+from minisgl.server.embedding_body import EmbeddingRequest
+from minisgl.server.embeddings import embeddings_endpoint
+from minisgl.server.errors import MESSAGES, ApiError, install_handlers, internal_error, too_late
 from minisgl.server.formatter import Formatter, json_response
+from minisgl.server.gateway import Gateway
 from minisgl.server.generate import generate_endpoint
 from minisgl.server.generation import Generation
 from minisgl.server.health import add_health
+from minisgl.server.live import SLOW_MOTION, add_live, slow_motion_endpoint
 from minisgl.server.log import say
+from minisgl.server.messages.body import CountTokensRequest, MessagesRequest
+from minisgl.server.messages.endpoint import COUNT_TOKENS, count_tokens_endpoint, messages_endpoint
 from minisgl.server.middleware import Middleware
 from minisgl.server.openapi import POLICY, docs_page, install_openapi
+from minisgl.server.parsing import Parsing
+from minisgl.server.prefixes import PREFIXES, Later, add_cache, insert_prefix_endpoint
 from minisgl.server.request import REQUEST, ClientGone, HttpRequest
+from minisgl.server.responses.body import ResponsesRequest
+from minisgl.server.responses.endpoint import (
+    INPUT_TOKENS,
+    RESPONSES,
+    add_responses,
+    input_tokens_endpoint,
+    responses_endpoint,
+)
+from minisgl.server.sglang import add_sglang
 from minisgl.server.tokenize import detokenize_endpoint, tokenize_endpoint
 from minisgl.tokenizer import Tokenizer
 
 _log = logging.getLogger("minisgl.server")
-Endpoint = Callable[[ServerContext, Any], Awaitable[Formatter | Response]]
+Answering = Awaitable[Formatter | Response | Later]
+Endpoint = Callable[[ServerContext, Any], Answering]
+ToldEndpoint = Callable[[ServerContext, Any, HttpRequest], Answering]
 GENERATING: dict[str, tuple[type[Any], Endpoint]] = {
     "/v1/chat/completions": (ChatRequest, chat_endpoint),
     "/v1/completions": (CompletionRequest, completion_endpoint),
+    "/v1/embeddings": (EmbeddingRequest, embeddings_endpoint),
     "/generate": (GenerateRequest, generate_endpoint),
 }
+TOLD: dict[str, tuple[type[Any], ToldEndpoint]] = {
+    RESPONSES: (ResponsesRequest, responses_endpoint),
+    INPUT_TOKENS: (ResponsesRequest, input_tokens_endpoint),
+    MESSAGES: (MessagesRequest, messages_endpoint),
+    COUNT_TOKENS: (CountTokensRequest, count_tokens_endpoint),
+}
+"""Those that are told of the request itself."""
 OTHER: dict[str, tuple[type[Any], Endpoint]] = {
     "/tokenize": (TokenizeRequest, tokenize_endpoint),
     "/detokenize": (DetokenizeRequest, detokenize_endpoint),
+    SLOW_MOTION: (SlowMotionRequest, slow_motion_endpoint),
+    PREFIXES: (PrefixRequest, insert_prefix_endpoint),
 }
-POSTS = GENERATING | OTHER
+
+
+def _for_any(endpoint: Endpoint) -> ToldEndpoint:
+    return lambda context, body, request: endpoint(context, body)
+
+
+POSTS = {path: (model, _for_any(endpoint)) for path, (model, endpoint) in (GENERATING | OTHER).items()} | TOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +107,33 @@ class Application:
 
 
 def build_app(
-    client: ProcessClient, tokenizer: Tokenizer, config: ServerConfig, defaults: Mapping[str, Any] | None = None
+    client: ProcessClient,
+    tokenizer: Tokenizer,
+    config: ServerConfig,
+    defaults: Mapping[str, Any] | None = None,
+    gateway: Gateway | None = None,
+    pool: Callable[[], Mapping[str, Any]] | None = None,
 ) -> Application:
-    """`client` must be ready. `defaults`: fields of `SamplingParams` for requests that leave them out."""
+    """`client` must be ready. `defaults`: fields of `SamplingParams` for requests that leave them out. `gateway`: what
+    answers at the port before this. `pool`: what stands before several engines says so of itself."""
     app = FastAPI(title="minisgl", docs_url=None, redoc_url=None, redirect_slashes=False)
     install_handlers(app)
+    keys = KeyUse(
+        config.api_keys,
+        lambda number: client.processor.num_waiting_of.get(number, 0),
+        None if gateway is None else lambda: gateway.readings()["keys"],
+    )
     metrics = Metrics(
         lambda: client.stats,
         lambda: client.info,
         lambda: client.failure is None,
         waiting=lambda: client.processor.num_waiting,
+        gateway=None if gateway is None else gateway.readings,
         aliases_for=config.model_name if config.metrics_aliases == "vllm" else None,
+        engines=lambda: client.engines,
+        pool=pool,
         trace=ChromeTrace(steps, "http", say) if (steps := config.engine.debug.profile_steps) else None,
+        keys=keys.counts,
     )
     client.dispatch, client.processor.queue = metrics.dispatch, metrics.queue
     client.codec = metrics.codec(measured=config.engine.debug.transport_stats)
@@ -94,11 +147,19 @@ def build_app(
         log_prompts=config.log_prompts,
         any_model_name=config.any_model_name,
         defaults=defaults,
+        gateway=gateway,
+        keys=keys,
+        parsing=Parsing(tokenizer, config.tool_call_parser, config.reasoning_parser),
     )
+    add_cache(app, context)
+    add_responses(app, context)
     for path in POSTS:
-        app.post(path)(_for_the_page)
+        if path != PREFIXES:
+            app.post(path)(_for_the_page)
     _add_models(app, context, config.engine.model)
     add_health(app, context)
+    add_live(app, context)
+    add_sglang(app, context, config.engine.model)
     _answer_head(app)
     install_openapi(app)
     _add_docs(app)
@@ -126,36 +187,47 @@ class _Posts:
         try:
             answer = await self._prepare(request, receive, *found)
             if isinstance(answer, Formatter):
-                with Generation(self._context, request, answer.prompts, answer.sampling, answer.priority) as generation:
+                with Generation(
+                    self._context,
+                    request,
+                    answer.prompts,
+                    answer.sampling,
+                    answer.priority,
+                    names_length=answer.names_length,
+                    shown=answer.shown,
+                ) as generation:
                     if answer.stream:
                         end = await _stream(generation, answer, request, scope[CONNECTION], send)
                     else:
                         answer = json_response(answer.whole(generation, await generation.collect()))
+                        answer.raw_headers += generation.headers()
+            elif isinstance(answer, Later):
+                answer = await answer.answer()
         except ClientGone:
             return
         except ApiError as error:
             request.error = error.code
-            answer = error.response()
+            answer = error.response(scope["path"])
         except Exception as error:
             _log.exception("%s: a bug", request.request_id)
-            answer = internal_error(error).response()
+            answer = internal_error(error).response(scope["path"])
         if end is not None:
             await send({"type": "http.response.body", "body": end, "more_body": False})
         elif isinstance(answer, Response):
             await answer(scope, receive, send)
 
     async def _prepare(
-        self, request: HttpRequest, receive: Receive, model: type[Any], endpoint: Endpoint
-    ) -> Formatter | Response:
+        self, request: HttpRequest, receive: Receive, model: type[Any], endpoint: ToldEndpoint
+    ) -> Formatter | Response | Later:
         """Everything before the engine. The time of what comes then is taken by `Generation`."""
         context = self._context
         limits = context.limits
         try:
-            context.check_accepts()
+            context.check_accepts(request.key)
             async with asyncio.timeout(limits.request_timeout):
                 body = await request.read(receive, model, context)
                 context.check_model(body.model)
-                return await endpoint(context, body)
+                return await endpoint(context, body, request)
         except TimeoutError as error:
             raise too_late(limits.request_timeout or 0.0) from error
         finally:
@@ -169,6 +241,7 @@ async def _stream(
     first one."""
     first = await generation.first()
     headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), (b"content-type", formatter.media_type)]
+    headers += generation.headers(begins=True)
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     try:
         with connection.stream(generation.pause, generation.resume):
@@ -182,32 +255,37 @@ async def _stream(
         return formatter.error(internal_error(error))
 
 
-def _add_models(app: FastAPI, context: ServerContext, root: str) -> None:
+def _card(context: ServerContext, root: str) -> dict[str, object]:
     """`root`: what was loaded, whatever it is called."""
+    return {
+        "id": context.model_name,
+        "object": "model",
+        "created": context.created,
+        "owned_by": "minisgl",
+        "root": root,
+        "max_model_len": context.info.max_seq_len,
+        **({"simulated": context.info.simulated} if context.info.simulated else {}),
+    }
 
-    def card() -> dict[str, object]:
-        return {
-            "id": context.model_name,
-            "object": "model",
-            "created": context.created,
-            "owned_by": "minisgl",
-            "root": root,
-            "max_model_len": context.info.max_seq_len,
-            **({"simulated": context.info.simulated} if context.info.simulated else {}),
-        }
 
+def model_list(context: ServerContext, root: str) -> Response:
+    """The answer to GET /v1/models."""
+    return json_response({"object": "list", "data": [_card(context, root)]})
+
+
+def _add_models(app: FastAPI, context: ServerContext, root: str) -> None:
     @app.api_route("/v1", methods=["GET", "POST", "OPTIONS"])
     async def api() -> Response:
         return json_response({"status": "ok"})
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return json_response({"object": "list", "data": [card()]})
+        return model_list(context, root)
 
     @app.get("/v1/models/{model_id:path}")
     async def model(model_id: str) -> Response:
         context.check_model(model_id)
-        return json_response(card())
+        return json_response(_card(context, root))
 
 
 def _add_docs(app: FastAPI) -> None:

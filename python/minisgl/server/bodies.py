@@ -3,46 +3,25 @@
 Keeps true: strict types (no "1" for 1, no true for 1); null means the default; unknown fields are ignored, those that
 would change the answer elsewhere are refused (refused.py); each field has a description.
 Doesn't know: the model, its vocabulary and context; how a bad body is reported (request.py).
-
-Bounds that `SamplingParams.check` holds are repeated here for the page only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictInt, StrictStr, Tag
+from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 
-from minisgl.sampling_params import (
-    MAX_BAD_WORDS,
-    MAX_LOGIT_BIAS,
-    MAX_LOGPROBS,
-    MAX_N,
-    MAX_STOP_STRINGS,
-    ParamError,
-    SamplingParams,
-)
+from minisgl.sampling_params import MAX_LOGPROBS, MAX_N, ParamError
 from minisgl.server import refused
+from minisgl.server.fields import Body, Int64, Items, TextOrParts, TokenId, chars_of, described
+from minisgl.server.sampling_fields import Sampling
+from minisgl.server.tools import Choice, Tools
 
-TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
-Int64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
-T = TypeVar("T")
-# the first bad item is enough: to list a million findings takes long, and the event loop stands still meanwhile
-Items = Annotated[list[T], Field(fail_fast=True)]
-MAX_STOP_TOKEN_IDS = 256
-MAX_ALLOWED_TOKEN_IDS = 16_384
 MAX_PROMPTS = 256
 MAX_MESSAGES = 4096
-MAX_PARTS = 4096  # of one message
 
 
-def _text_or_list(value: object) -> str:
-    return "<list>" if isinstance(value, list) else "<text>"
-
-
-def _prompt_kind(value: object) -> str:
+def prompt_kind(value: object) -> str:
     """By the first element, so that a bad one later is reported as what it should have been."""
     if not isinstance(value, list):
         return "<text>"
@@ -50,146 +29,33 @@ def _prompt_kind(value: object) -> str:
     return "<texts>" if isinstance(first, str) else "<id_lists>" if isinstance(first, list) else "<ids>"
 
 
-Stop = Annotated[
-    Annotated[StrictStr, Tag("<text>")]
-    | Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_STOP_STRINGS), Tag("<list>")],
-    Discriminator(_text_or_list),
-]
+def _kind_of_texts(value: object) -> str:
+    return "<texts>" if isinstance(value, list) else "<text>"
+
+
+def _kind_of_ids(value: object) -> str:
+    return "<id_lists>" if prompt_kind(value) == "<id_lists>" else "<ids>"
+
+
 Prompt = Annotated[
     Annotated[StrictStr, Tag("<text>")]
     | Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("<texts>")]
     | Annotated[Items[TokenId], Tag("<ids>")]
     | Annotated[list[Items[TokenId]], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("<id_lists>")],
-    Discriminator(_prompt_kind),
+    Discriminator(prompt_kind),
 ]
 
 
-def _field(description: str, **bounds: Any) -> Any:
-    return Field(default=None, description=description, json_schema_extra=bounds or None)
-
-
-class Body(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
-
-    # field -> values that ask for nothing; anything else is refused until a later version can do it
-    NOT_YET: ClassVar[refused.Table] = {}
-
-
-class StreamOptions(Body):
-    include_usage: StrictBool | None = _field("Send one more chunk with the usage before the end of the stream.")
-    continuous_usage_stats: StrictBool | None = _field("Tell the usage so far in each chunk.")
-
-
-class ResponseFormat(Body):
-    type: StrictStr = Field(
-        description="Only `text`: structured output is refused.", json_schema_extra={"const": "text"}
-    )
-
-
-class Sampling(Body):
-    """What all generating endpoints share."""
-
-    NOT_YET: ClassVar[refused.Table] = refused.SHARED
-
-    model: StrictStr | None = _field("The served model's name; another one is 404. Missing: the served one.")
-    temperature: float | None = _field(
-        "0 is greedy: the most likely token, the lowest id on ties.", minimum=0, maximum=2
-    )
-    top_p: float | None = _field(
-        "Sample from the fewest most likely tokens whose probabilities reach this; 0 is greedy.", minimum=0, maximum=1
-    )
-    top_k: Int64 | None = _field("Sample from the k most likely tokens; 0 and -1: from all.", minimum=-1)
-    min_p: float | None = _field(
-        "Leave out tokens less likely than this share of the most likely one.", minimum=0, maximum=1
-    )
-    seed: Int64 | None = _field("The same seed gives the same text, whatever else is running. Missing: a random one.")
-    n: Int64 | None = _field("Answers per prompt; the prompt is computed once.", minimum=1, maximum=MAX_N)
-    max_tokens: Int64 | None = _field("Limit of generated tokens; the context limits them in any case.", minimum=0)
-    min_tokens: Int64 | None = _field(
-        "Before as many tokens neither a stop string nor a stop token ends it.", minimum=0
-    )
-    stop: Stop | None = _field(f"Up to {MAX_STOP_STRINGS} texts that end the answer; they are not part of it.")
-    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_TOKEN_IDS)] | None = _field(
-        "Token ids that end the answer, besides the model's own; they are not part of its text."
-    )
-    ignore_eos: StrictBool | None = _field("Go on after the model's own end-of-sequence tokens.")
-    frequency_penalty: float | None = _field(
-        "Taken from a token's logit for each time that the answer has it already.", minimum=-2, maximum=2
-    )
-    presence_penalty: float | None = _field("Taken from a token's logit once the answer has it.", minimum=-2, maximum=2)
-    repetition_penalty: float | None = _field(
-        "Divides positive logits of tokens that prompt or answer have, multiplies negative ones. 1: off.",
-        exclusiveMinimum=0,
-        maximum=10,
-    )
-    logit_bias: Annotated[dict[StrictStr, float], Field(max_length=MAX_LOGIT_BIAS)] | None = _field(
-        "Token id (as a string) to a number from -100 to 100 that is added to its logit."
-    )
-    allowed_token_ids: (
-        Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None
-    ) = _field("None but these token ids are generated.")
-    bad_words: Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_BAD_WORDS)] | None = _field(
-        "Texts that are not generated, at the beginning of a text or after a space, as the tokens that spell them."
-    )
-    stream: StrictBool | None = _field("Send the answer as it is generated.")
-    stream_options: StreamOptions | None = _field("Only with `stream`.")
-    truncate_prompt_tokens: Int64 | None = _field(
-        "Keep as many of the prompt's last tokens; -1: as many as leave room for `max_tokens`. A prompt of more than "
-        "eight contexts is too long all the same.",
-        minimum=-1,
-    )
-    return_token_ids: StrictBool | None = _field(
-        "Report `prompt_token_ids` and the generated `token_ids`, in a stream with each chunk."
-    )
-    priority: Annotated[StrictInt, Field(ge=-(2**31) + 1, lt=2**31)] | None = _field(
-        "Requests with smaller numbers go first; 0 by default."
-    )
-    user: StrictStr | None = _field("Accepted, without effect.")
-    metadata: dict[str, Any] | None = _field("Accepted, without effect.")
-    store: StrictBool | None = _field("Accepted, without effect: nothing is stored.")
-    response_format: ResponseFormat | None = _field("Plain text is the only format.")
-
-    def to_sampling(self, max_tokens: int | None, defaults: Mapping[str, Any], **asked: Any) -> SamplingParams:
-        """`defaults`: of the model, for what is missing here; `asked`: fields whose names or meanings differ between
-        the endpoints. Raises `ParamError`."""
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        given = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": -1 if self.top_k == 0 else self.top_k,
-            "seed": self.seed,
-            "n": self.n,
-            "min_tokens": self.min_tokens,
-            "ignore_eos": self.ignore_eos,
-            "min_p": self.min_p,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
-            "repetition_penalty": self.repetition_penalty,
-            "logit_bias": _logit_bias(self.logit_bias),
-            "allowed_token_ids": None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
-            "bad_words": None if self.bad_words is None else tuple(self.bad_words),
-            **asked,
-        }
-        fields = {**defaults, **{name: value for name, value in given.items() if value is not None}}
-        fields |= {"max_tokens": max_tokens, "stop": stop, "stop_token_ids": tuple(self.stop_token_ids or ())}
-        return SamplingParams(**fields).check()
-
-    @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def continuous_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
-
-
-def _logit_bias(given: dict[str, float] | None) -> dict[int, float] | None:
-    if given is None:
-        return None
-    for key in given:
-        if not (key.isascii() and key.isdigit() and len(key) < 11):
-            raise ParamError("logit_bias", key, "keys must be token ids")
-    return {int(key): value for key, value in given.items()}
+Texts = Annotated[
+    Annotated[StrictStr, Tag("<text>")]
+    | Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("<texts>")],
+    Discriminator(_kind_of_texts),
+]
+Ids = Annotated[
+    Annotated[Items[TokenId], Tag("<ids>")]
+    | Annotated[list[Items[TokenId]], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("<id_lists>")],
+    Discriminator(_kind_of_ids),
+]
 
 
 class TextPart(Body):
@@ -213,24 +79,22 @@ def _part_kind(value: object) -> str:
 Part = Annotated[
     Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")], Discriminator(_part_kind)
 ]
-Content = Annotated[
-    Annotated[StrictStr, Tag("<text>")]
-    | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS), Tag("<list>")],
-    Discriminator(_text_or_list),
-]
+Content = TextOrParts[Part]
 
 
 class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="`developer` is rendered as `system`."
     )
-    content: Content | None = _field(
+    content: Content | None = described(
         "A text, or a list of text parts, an assistant's of refusals too; only an assistant's may be missing."
     )
-    refusal: StrictStr | None = _field("An assistant's: rendered as text, after the content.")
-    name: StrictStr | None = _field("For templates that show names.")
-    tool_calls: Items[dict[str, Any]] | None = _field("An assistant's calls, for templates that show them.")
-    tool_call_id: StrictStr | None = _field("The call that a tool's message answers.")
+    refusal: StrictStr | None = described("An assistant's: rendered as text, after the content.")
+    name: StrictStr | None = described("For templates that show names.")
+    tool_calls: Items[dict[str, Any]] | None = described("An assistant's calls, for templates that show them.")
+    tool_call_id: StrictStr | None = described("The call that a tool's message answers.")
+    reasoning_content: StrictStr | None = described("An assistant's: what it thought, for templates that show it.")
+    reasoning: StrictStr | None = described("Another name of `reasoning_content`.")
 
     @property
     def has_refusal(self) -> bool:
@@ -240,8 +104,8 @@ class ChatMessage(Body):
     def num_chars(self) -> int:
         """Of all that a template may show, about."""
         texts = [part.text for part in self.content] if isinstance(self.content, list) else [self.content]
-        texts += [self.refusal, self.name, self.tool_call_id]
-        of_calls = len(msgspec.json.encode(self.tool_calls)) if self.tool_calls else 0
+        texts += [self.refusal, self.name, self.tool_call_id, self.reasoning_content, self.reasoning]
+        of_calls = chars_of(self.tool_calls) if self.tool_calls else 0
         return sum(len(text or "") for text in texts) + of_calls
 
     def for_template(self) -> dict[str, Any]:
@@ -255,6 +119,8 @@ class ChatMessage(Body):
         for name in ("name", "tool_calls", "tool_call_id"):
             if (value := getattr(self, name)) is not None:
                 message[name] = value
+        if thought := self.reasoning_content or self.reasoning:
+            message["reasoning_content"] = thought
         return message
 
 
@@ -262,39 +128,58 @@ Messages = Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_MES
 
 
 class Conversation(Body):
-    messages: Messages | None = _field("A conversation, rendered by the chat template.")
-    add_generation_prompt: StrictBool | None = _field(
+    messages: Messages | None = described("A conversation, rendered by the chat template.")
+    add_generation_prompt: StrictBool | None = described(
         "End the prompt with the beginning of an assistant's message; true unless `continue_final_message`."
     )
-    continue_final_message: StrictBool | None = _field("The answer goes on with the last message.")
-    chat_template_kwargs: dict[str, Any] | None = _field(
+    continue_final_message: StrictBool | None = described("The answer goes on with the last message.")
+    chat_template_kwargs: dict[str, Any] | None = described(
         "More variables for the chat template, such as Qwen's `enable_thinking`."
     )
+
+    tools: Tools | None = described("Functions that the model may call, as the chat template shows them.")
 
     def template_variables(self) -> dict[str, Any]:
         """Of the request, for the chat template."""
         return self.chat_template_kwargs or {}
 
+    def tools_for_template(self) -> list[dict[str, Any]]:
+        return [tool.for_template() for tool in self.tools or ()]
+
 
 class ChatRequest(Sampling, Conversation):
     NOT_YET: ClassVar[refused.Table] = refused.CHAT
 
-    messages: Messages | None = _field("The conversation.")
-    prompt: StrictStr | None = _field("In place of `messages`: a text, continued as it is, without the template.")
-    reasoning_effort: StrictStr | None = _field(
-        "Only `none`: `enable_thinking` in `chat_template_kwargs` is false unless it is given."
+    messages: Messages | None = described("The conversation.")
+    prompt: StrictStr | None = described("In place of `messages`: a text, continued as it is, without the template.")
+    tool_choice: Choice | None = described(
+        "`auto` by default: the model decides; `none`: it does not know of the tools; `required`: at least one call; "
+        '`{"type": "function", "function": {"name": ...}}`: a call of that one; `{"type": "allowed_tools", ...}`: it '
+        "knows of these only."
     )
-    max_completion_tokens: Int64 | None = _field(
+    parallel_tool_calls: StrictBool | None = described("There may be several calls in one answer; true by default.")
+    enable_thinking: StrictBool | None = described(
+        "The variable of the chat template, for models that may think before they answer."
+    )
+    include_reasoning: StrictBool | None = described("Report what the model thinks as `reasoning_content`; by default.")
+    separate_reasoning: StrictBool | None = described(
+        "False: what the model thinks stays in the content, with its markers."
+    )
+    reasoning_effort: StrictStr | None = described(
+        "`none`: `enable_thinking` is false unless it is given; others, for models that know it: the variable of the "
+        "chat template, and `enable_thinking` is true unless it is given."
+    )
+    max_completion_tokens: Int64 | None = described(
         "The newer name of `max_tokens`, before which it goes. Default: the model's `max_new_tokens`, else what is "
         "left of the context.",
         minimum=1,
     )
-    logprobs: StrictBool | None = _field("Report the log probability of each token of the answer.")
-    top_logprobs: Int64 | None = _field(
+    logprobs: StrictBool | None = described("Report the log probability of each token of the answer.")
+    top_logprobs: Int64 | None = described(
         "Report as many most likely tokens in each place; needs `logprobs`.", minimum=0, maximum=MAX_LOGPROBS
     )
 
-    prompt_logprobs: Int64 | None = _field(
+    prompt_logprobs: Int64 | None = described(
         "The same for the prompt's tokens, as `prompt_logprobs` of the answer or of its first chunk.",
         minimum=0,
         maximum=MAX_LOGPROBS,
@@ -312,8 +197,24 @@ class ChatRequest(Sampling, Conversation):
         return count or 0
 
     def template_variables(self) -> dict[str, Any]:
-        variables = super().template_variables()
-        return variables if self.reasoning_effort is None else {"enable_thinking": False, **variables}
+        found: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            found["enable_thinking"] = self.reasoning_effort != "none"
+            if self.reasoning_effort != "none":
+                found["reasoning_effort"] = self.reasoning_effort
+        if self.enable_thinking is not None:
+            found["enable_thinking"] = self.enable_thinking
+        return {**found, **super().template_variables()}
+
+    def tools_for_template(self) -> list[dict[str, Any]]:
+        return [] if self.tool_choice == "none" else super().tools_for_template()
+
+    def continued_text(self) -> str | None:
+        """Of the message that the answer goes on with."""
+        if not self.continue_final_message or not self.messages:
+            return None
+        content = self.messages[-1].for_template()["content"]
+        return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
     def limit(self) -> int | None:
         """max_completion_tokens is the newer name; None: the model's default, else what is left."""
@@ -325,21 +226,25 @@ class CompletionRequest(Sampling):
     DEFAULT_MAX_TOKENS: ClassVar[int] = 16
 
     prompt: Prompt = Field(description="A text, several texts, token ids, or several lists of token ids.")
-    echo: StrictBool | None = _field(
+    suffix: StrictStr | None = described(
+        "What stands after the gap that the answer fills; `prompt`, a text or texts, stands before it. For models "
+        "whose tokenizer has tokens of fill-in-the-middle; not with `echo` or `truncate_prompt_tokens`."
+    )
+    echo: StrictBool | None = described(
         "Begin the answer with the prompt, special tokens included; with `logprobs` its tokens are reported too. "
         "Allows `max_tokens` 0."
     )
-    logprobs: Int64 | None = _field(
+    logprobs: Int64 | None = described(
         "Report the log probability of each token, and as many most likely ones in its place; `top_logprobs` has the "
         "token itself too. `text_offset` are places in the text that is returned, of the character in which a token "
         "begins.",
         minimum=0,
         maximum=MAX_LOGPROBS,
     )
-    prompt_logprobs: Int64 | None = _field(
+    prompt_logprobs: Int64 | None = described(
         "The same for the prompt's tokens, as `prompt_logprobs` of each choice.", minimum=0, maximum=MAX_LOGPROBS
     )
-    best_of: Int64 | None = _field(
+    best_of: Int64 | None = described(
         "Generate as many and return the `n` with the highest log probability per token; not in a stream.",
         minimum=1,
         maximum=MAX_N,
@@ -363,9 +268,9 @@ class GenerateSampling(Sampling):
         "sampling_seed": "seed",
     }
 
-    max_new_tokens: Int64 | None = _field("SGLang's name of `max_tokens`.", minimum=1)
-    min_new_tokens: Int64 | None = _field("SGLang's name of `min_tokens`.", minimum=0)
-    sampling_seed: Int64 | None = _field("SGLang's name of `seed`.")
+    max_new_tokens: Int64 | None = described("SGLang's name of `max_tokens`.", minimum=1)
+    min_new_tokens: Int64 | None = described("SGLang's name of `min_tokens`.", minimum=0)
+    sampling_seed: Int64 | None = described("SGLang's name of `seed`.")
 
 
 class GenerateRequest(GenerateSampling):
@@ -374,22 +279,80 @@ class GenerateRequest(GenerateSampling):
     NOT_YET: ClassVar[refused.Table] = refused.GENERATE
     DEFAULT_MAX_TOKENS: ClassVar[int] = 128
 
-    prompt: StrictStr | None = _field("A text.")
-    text: StrictStr | None = _field("SGLang's name of `prompt`.")
-    input_ids: Items[TokenId] | None = _field("Token ids.")
-    sampling_params: GenerateSampling | None = _field("How to sample; `n` must be 1.")
+    prompt: StrictStr | None = described("A text.")
+    text: Texts | None = described("SGLang's: a text, or several. The answer is SGLang's too.")
+    input_ids: Ids | None = described("SGLang's: token ids, or several lists of them. The answer is SGLang's too.")
+    sampling_params: GenerateSampling | None = described("How to sample; with `prompt`, `n` must be 1.")
+    rid: StrictStr | None = described("SGLang's: the `id` of the answer's `meta_info`.")
+    return_logprob: StrictBool | None = described(
+        "SGLang's: `output_token_logprobs` in `meta_info`, a triple of log probability, id and text for each token of "
+        "the text. Not with `prompt`."
+    )
+    top_logprobs_num: Int64 | None = described(
+        "With `return_logprob`: as many most likely ones in each place, as `output_top_logprobs`.",
+        minimum=0,
+        maximum=MAX_LOGPROBS,
+    )
+    logprob_start_len: Int64 | None = described(
+        "With `return_logprob`: the prompt's tokens too, from this place on, as `input_token_logprobs` and "
+        "`input_top_logprobs`; -1, the default: none.",
+        minimum=-1,
+    )
+    return_text_in_logprobs: StrictBool | None = described("With `return_logprob`: texts in the triples, else null.")
+
+    @property
+    def from_prompt(self) -> int | None:
+        """The place in the prompt from which on log probabilities are reported."""
+        start = -1 if self.logprob_start_len is None else self.logprob_start_len
+        return start if self.return_logprob and start >= 0 else None
+
+    def logprob_fields(self) -> dict[str, int]:
+        """Of `SamplingParams`. Raises `ParamError`."""
+        for name, least in (("top_logprobs_num", 0), ("logprob_start_len", -1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ParamError(name, value, f"must be at least {least}")
+        count = self.top_logprobs_num or 0
+        if count > MAX_LOGPROBS:
+            raise ParamError("top_logprobs_num", count, f"must be between 0 and {MAX_LOGPROBS}")
+        if not self.return_logprob:
+            return {}
+        if self.prompt is not None:
+            raise ParamError("return_logprob", True, "needs text or input_ids, as SGLang's answer does")
+        return {"logprobs": count} | ({} if self.from_prompt is None else {"prompt_logprobs": count})
 
 
 class TokenizeRequest(Conversation):
     """Either `prompt` or `messages`."""
 
-    model: StrictStr | None = _field("The served model's name.")
-    prompt: StrictStr | None = _field("A text.")
-    add_special_tokens: StrictBool | None = _field("Add the tokenizer's special tokens to a text; true by default.")
-    return_token_strs: StrictBool | None = _field("Report each token's text too.")
+    model: StrictStr | None = described("The served model's name.")
+    prompt: StrictStr | None = described("A text.")
+    add_special_tokens: StrictBool | None = described("Add the tokenizer's special tokens to a text; true by default.")
+    return_token_strs: StrictBool | None = described("Report each token's text too.")
+
+
+class PrefixRequest(Conversation):
+    """One of `text`, `messages` and `token_ids`."""
+
+    model: StrictStr | None = described("The served model's name.")
+    text: StrictStr | None = described("A text, as the prompt of a completion begins.")
+    messages: Messages | None = described("The beginning of a conversation, rendered by the chat template.")
+    add_generation_prompt: StrictBool | None = described(
+        "End the prefix with the beginning of an assistant's message; false by default."
+    )
+    token_ids: Items[TokenId] | None = described("Token ids.")
+    pin: StrictBool | None = described("Keep it until it is removed; true by default. Else as long as others are kept.")
+    wait: StrictBool | None = described("Answer when it is computed, not when it is accepted; true by default.")
+
+
+class SlowMotionRequest(Body):
+    model: StrictStr | None = described("The served model's name.")
+    step_ms: Annotated[int, Field(ge=0, le=2000)] = Field(
+        description="Milliseconds that each step takes longer from now on; 0: no slow motion."
+    )
 
 
 class DetokenizeRequest(Body):
-    model: StrictStr | None = _field("The served model's name.")
+    model: StrictStr | None = described("The served model's name.")
     tokens: Items[TokenId] = Field(description="Token ids.")
-    skip_special_tokens: StrictBool | None = _field("Leave special tokens out of the text; false by default.")
+    skip_special_tokens: StrictBool | None = described("Leave special tokens out of the text; false by default.")

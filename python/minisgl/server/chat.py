@@ -8,59 +8,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from minisgl.frontend.output_processor import Delta, Logprob
-from minisgl.sampling_params import SamplingParams
+from minisgl.parsers.api import CallArguments, CallBegun, Part, Reasoning, Text
 from minisgl.server.bodies import ChatRequest
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, bad_value, param_errors
-from minisgl.server.formatter import SSE_DONE, Formatter, chat_logprobs, json_bytes, prompt_logprobs, sse
+from minisgl.server.formatter import SSE_DONE, TurnFormatter, chat_logprobs, json_bytes, prompt_logprobs, sse
 from minisgl.server.generation import Generation
-from minisgl.step import Int32Array
+from minisgl.server.turn import Turn, chat_turn
 
 TEXT_MARK = "\x00text\x00"
 
 
 async def chat_endpoint(context: ServerContext, chat: ChatRequest) -> ChatFormatter:
-    _check_prompt(chat)
-    limit = chat.limit()
-    name = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
-    if limit is not None and limit < 1:
-        raise bad_value(name, limit, "must be at least 1")
-    if limit is None:
-        limit = context.defaults.get("max_tokens")
-    with param_errors():
-        asked = {"logprobs": chat.num_logprobs(), "prompt_logprobs": chat.prompt_logprobs}
-        sampling = chat.to_sampling(limit, context.defaults, **asked)
-    prompt = chat if chat.messages else [chat.prompt or ""]
-    prompts, sampling = await context.encode(prompt, sampling, chat.truncate_prompt_tokens)
-    return ChatFormatter(context, chat, prompts, sampling)
+    return ChatFormatter(context, chat, await chat_turn(context, chat))
 
 
-def _check_prompt(chat: ChatRequest) -> None:
-    """Either `messages` that make sense or, as mini-sglang's clients send it, a `prompt`."""
-    if chat.prompt is not None:
-        if chat.messages:
-            raise ApiError(400, "prompt: give either messages or prompt", param="prompt", code="invalid_value")
-        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort"):
-            if (value := getattr(chat, name)) is not None:
-                raise bad_value(name, value, "needs messages: a prompt is not rendered by the chat template")
-        return
-    if chat.messages is None:
-        raise ApiError(400, "messages: required", param="messages", code="missing_required_parameter")
-    if not chat.messages:
-        raise bad_value("messages", [], "must not be empty")
-    for i, message in enumerate(chat.messages):
-        if message.role != "assistant":
-            if message.content is None:
-                raise bad_value(f"messages.{i}.content", None, f"required for the role {message.role}")
-            if message.has_refusal:
-                raise bad_value(f"messages.{i}", message.role, "only an assistant refuses")
-
-
-class ChatFormatter(Formatter):
-    def __init__(
-        self, context: ServerContext, chat: ChatRequest, prompts: Sequence[Int32Array], sampling: SamplingParams
-    ) -> None:
-        super().__init__(prompts, sampling, stream=chat.stream, priority=chat.priority)
+class ChatFormatter(TurnFormatter):
+    def __init__(self, context: ServerContext, chat: ChatRequest, turn: Turn) -> None:
+        sampling = turn.sampling
+        super().__init__(chat, turn)
+        self._turn = turn
+        self._is_plain = turn.is_plain
+        self._choices = [turn.choice() for _ in range(sampling.n)]
         self._tokenizer = context.tokenizer
         self._n = sampling.n
         self._with_logprobs = sampling.logprobs is not None
@@ -82,16 +50,41 @@ class ChatFormatter(Formatter):
             "choices": [
                 {
                     "index": i,
-                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                    "message": self._message(choice),
                     "logprobs": self._logprobs(choice.logprobs),
-                    "finish_reason": choice.finish_reason,
+                    "finish_reason": self._choices[i].finish_reason,
                     **({"token_ids": generation.token_ids(i)} if self._with_token_ids else {}),
                 }
                 for i, choice in enumerate(choices)
             ],
-            "usage": generation.usage(),
+            "usage": self._usage(generation),
             **self._about_prompt(generation, 0),
         }
+
+    def _message(self, delta: Delta) -> dict[str, Any]:
+        choice = self._choices[delta.index]
+        choice.take(delta)
+        found: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": None}
+        if self._turn.thinks and self._turn.shows_thoughts:
+            found["reasoning_content"] = found["reasoning"] = choice.reasoning or None
+        if choice.calls:
+            found["content"] = choice.content or None
+            found["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in choice.calls
+            ]
+        return found
+
+    def _usage(self, generation: Generation) -> dict[str, Any]:
+        """At the end."""
+        found: dict[str, Any] = generation.usage()
+        if self._turn.thinks:
+            count = sum(
+                self._turn.num_thought(choice, generation.token_ids(i), self._tokenizer)
+                for i, choice in enumerate(self._choices)
+            )
+            found["completion_tokens_details"] = {"reasoning_tokens": count}
+        return found
 
     def _about_prompt(self, generation: Generation, index: int) -> dict[str, Any]:
         """Known once the choice has its first token."""
@@ -115,6 +108,9 @@ class ChatFormatter(Formatter):
             of_choice: dict[str, Any] = {}
             if self._with_token_ids:
                 of_choice["token_ids"] = generation.new_token_ids(delta.index)
+            if not self._is_plain:
+                frames += self._part_chunks(delta, of_choice, more)
+                continue
             if delta.logprobs or (delta.text and (more or of_choice)):
                 of_choice["logprobs"] = self._logprobs(delta.logprobs) if delta.logprobs else None
                 frames.append(self._chunk(delta.index, {"content": delta.text}, of_choice, more))
@@ -129,7 +125,33 @@ class ChatFormatter(Formatter):
         if not self._include_usage:
             return SSE_DONE
         head = {**self._head, "object": "chat.completion.chunk"}
-        return sse({**head, "choices": [], "usage": generation.usage()}) + SSE_DONE
+        return sse({**head, "choices": [], "usage": self._usage(generation)}) + SSE_DONE
+
+    def _part_chunks(self, delta: Delta, of_choice: dict[str, Any], more: dict[str, Any]) -> list[bytes]:
+        """Log probabilities and ids are those of the tokens that came, whatever has become of their text so far."""
+        choice = self._choices[delta.index]
+        shown = [one for part in choice.take(delta) if (one := self._shown_part(part)) is not None]
+        if delta.logprobs:
+            of_choice["logprobs"] = self._logprobs(delta.logprobs)
+        frames = []
+        for one in shown or ([{"content": ""}] if of_choice and (delta.text or delta.logprobs) else []):
+            frames.append(self._chunk(delta.index, one, of_choice, more))
+            of_choice = {"token_ids": []} if self._with_token_ids else {}
+        if delta.finish_reason is not None:
+            frames.append(self._chunk(delta.index, {}, {**of_choice, "finish_reason": choice.finish_reason}, more))
+        return frames
+
+    def _shown_part(self, part: Part) -> dict[str, Any] | None:
+        match part:
+            case Text(text):
+                return {"content": text}
+            case Reasoning(text):
+                return {"reasoning_content": text, "reasoning": text} if self._turn.shows_thoughts else None
+            case CallBegun(index, call_id, name):
+                function = {"name": name, "arguments": ""}
+                return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+            case CallArguments(index, text):
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
     def _chunk(self, index: int, delta: dict[str, Any], of_choice: dict[str, Any], more: dict[str, Any]) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **of_choice}

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.sampling_params import MAX_N, SamplingParams
 from minisgl.server.bodies import CompletionRequest
@@ -28,9 +30,29 @@ from minisgl.step import Int32Array
 
 async def completion_endpoint(context: ServerContext, completion: CompletionRequest) -> CompletionFormatter:
     options, sampling = _options(completion, context.defaults)
+    with param_errors():
+        sampling = await context.with_grammar(sampling, completion.grammar_source())
     given = completion.prompts()
-    prompts, sampling = await context.encode(given, sampling, completion.truncate_prompt_tokens)
+    whole = given
+    if completion.suffix:
+        whole, sampling = await _filled_in(context, completion, completion.suffix, sampling)
+    prompts, sampling = await context.encode(whole, sampling, completion.truncate_prompt_tokens)
     return CompletionFormatter(context, completion, options, given, prompts, sampling)
+
+
+async def _filled_in(
+    context: ServerContext, completion: CompletionRequest, suffix: str, sampling: SamplingParams
+) -> tuple[list[str | list[int]], SamplingParams]:
+    """The prompts around the gap, as ids, and `sampling` that ends where the model says that it is filled."""
+    for name in ("echo", "truncate_prompt_tokens"):
+        if value := getattr(completion, name):
+            raise bad_value(name, value, "cannot stand beside suffix")
+    texts = [prompt for prompt in completion.prompts() if isinstance(prompt, str)]
+    if len(texts) < len(completion.prompts()):
+        raise bad_value("suffix", suffix, "needs a prompt of text, not of token ids")
+    found, end_ids = await context.fill_in(texts, suffix)
+    ends = tuple(dict.fromkeys((*sampling.stop_token_ids, *end_ids)))
+    return list(found), msgspec.structs.replace(sampling, stop_token_ids=ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +116,8 @@ class CompletionFormatter(Formatter):
         prompts: Sequence[Int32Array],
         sampling: SamplingParams,
     ) -> None:
-        super().__init__(prompts, sampling, stream=completion.stream, priority=completion.priority)
+        named = completion.max_tokens is not None
+        super().__init__(prompts, sampling, stream=completion.stream, priority=completion.priority, names_length=named)
         self._tokenizer = context.tokenizer
         self._options = options
         self._choices: dict[int, _Choice] = {}  # of a stream

@@ -1,31 +1,41 @@
 """What every handler needs, and the checks that need the model: names, vocabulary, context length.
 
-Keeps true: what waits is bounded; turns are taken in order, and given back by whoever is cancelled; text is encoded off
-the event loop.
+Keeps true: text is encoded off the event loop; what is being encoded counts as waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from minisgl.config import Limits
 from minisgl.frontend.engine_client import ProcessClient
-from minisgl.frontend.memory import MAPPED_BYTES, give_back
 from minisgl.frontend.output_processor import with_bad_words
 from minisgl.frontend.tokenize_pool import TokenizePool
+from minisgl.grammar.check import grammar_of
+from minisgl.grammar.sources import GrammarSource
+from minisgl.memory import MAPPED_BYTES, give_back
 from minisgl.message import EngineReady
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.sampling_params import SamplingParams
-from minisgl.server.bodies import Conversation
-from minisgl.server.errors import ApiError, bad_value, draining, engine_gone, queue_full
+from minisgl.server.api_keys import KeyUse
+from minisgl.server.bodies import ChatMessage, Conversation
+from minisgl.server.errors import ApiError, bad_value, draining, engine_gone, param_errors
+from minisgl.server.fields import ENOUGH_CHARS, chars_of
+from minisgl.server.gateway import Gateway
+from minisgl.server.parsing import Parsing
+from minisgl.server.responses.store import ResponseStore
+from minisgl.server.tools import explained
+from minisgl.server.waiting import Queue, Turns
 from minisgl.step import Int32Array
-from minisgl.tokenizer import ChatTemplateError, NotEncodable, Tokenizer, TooManyTokens
+from minisgl.tokenizer import ChatTemplateError, FillIn, NotEncodable, Tokenizer, TooManyTokens
 
 MAX_STOP_CHARS = 4096  # of one stop string
 MAX_CHOICES = 1024  # answers of one request: prompts times n
@@ -35,88 +45,6 @@ T = TypeVar("T")
 TEMPLATE_NAMES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self", "kwargs"}
 )
-
-
-class Turns:
-    """`most` bytes in hand at once, first come, first served. What is larger than that goes alone. When nothing is in
-    hand any more, `when_idle` is called with the bytes that were."""
-
-    def __init__(self, most: int, when_idle: Callable[[int], None]) -> None:
-        self._most = most
-        self._when_idle = when_idle
-        self._held = 0
-        self._given = 0  # since it was idle
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def num_bytes(self) -> int:
-        """In hand."""
-        return self._held
-
-    async def take(self, size: int) -> int:
-        """Returns what is to be given back."""
-        size = min(size, self._most)
-        if not self._waiting and self._held + size <= self._most:
-            self._held += size
-            return size
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (turn, size)
-        self._waiting.append(entry)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # it came in the same moment
-                self.give(size)
-            elif entry in self._waiting:
-                self._waiting.remove(entry)
-                self._go_on()
-            raise
-        return size
-
-    def give(self, size: int) -> None:
-        self._held -= size
-        self._given += size
-        self._go_on()
-        if not self._held:
-            given, self._given = self._given, 0
-            self._when_idle(given)
-
-    def _go_on(self) -> None:
-        while self._waiting and (self._waiting[0][0].done() or self._held + self._waiting[0][1] <= self._most):
-            turn, size = self._waiting.popleft()
-            if not turn.done():  # else cancelled
-                self._held += size
-                turn.set_result(None)
-
-
-class Queue:
-    """What waits: requests whose bodies wait for their turn, whose prompts are being encoded here, or that have no row
-    in the engine."""
-
-    def __init__(self, client: ProcessClient, turns: Turns, limits: Limits) -> None:
-        self._client = client
-        self._turns = turns
-        self._limits = limits
-        self.num_encoding = 0
-
-    @property
-    def num_requests(self) -> int:
-        return self._turns.num_waiting + self.num_encoding + self._client.processor.num_waiting
-
-    def check_room(self, num_requests: int = 1, num_tokens: int = 0) -> None:
-        """Raise `ApiError` 429 unless as many more may wait. What is larger than the whole queue may wait alone."""
-        waiting, tokens = self.num_requests, self._client.processor.num_waiting_tokens
-        most, most_tokens = self._limits.max_queued_requests, self._limits.max_queued_tokens
-        if waiting >= most or (waiting and waiting + num_requests > most):
-            raise queue_full(f"{waiting} requests wait already, the limit is {most} (--max-queued-requests)")
-        if tokens and tokens + num_tokens > most_tokens:
-            raise queue_full(
-                f"prompts of {tokens} tokens wait already, the limit is {most_tokens} (--max-queued-tokens)"
-            )
 
 
 class ServerContext:
@@ -132,6 +60,9 @@ class ServerContext:
         log_prompts: bool = False,
         any_model_name: bool = False,
         defaults: Mapping[str, Any] | None = None,
+        gateway: Gateway | None = None,
+        keys: KeyUse | None = None,
+        parsing: Parsing | None = None,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
@@ -143,10 +74,17 @@ class ServerContext:
         self._any_model_name = any_model_name
         self.defaults = dict(defaults or {})  # of the model, by the names of `SamplingParams`
         self.turns = Turns(limits.max_encoding_bytes, self._give_back)
-        self.queue = Queue(client, self.turns, limits)
+        self.keys = keys or KeyUse(())
+        self.parsing = parsing or Parsing(tokenizer)
+        self.queue = Queue(client.processor, self.turns, limits, gateway, self.keys)
+        self.gateway = gateway
+        self.responses = ResponseStore()
         self.draining = False
-        tokenizer.prepare()
+        self.opening = gateway is not None  # the gateway does not answer yet: who waits for a fast answer waits longer
+        if gateway is None:
+            tokenizer.prepare()  # else the pool does, if anything ever comes here
         self.pool = TokenizePool(tokenizer, metrics.tokenize, (ApiError,))
+        self._grammars = ThreadPoolExecutor(1, "grammars")  # its thread starts with the first
 
     @property
     def info(self) -> EngineReady:
@@ -154,24 +92,48 @@ class ServerContext:
             raise engine_gone(self.client.failure or "the engine is loading")
         return self.client.info
 
-    def check_accepts(self) -> None:
-        """Whether a request may come in at all, before any work is done for it. Raises `ApiError` 429 or 503."""
+    def check_accepts(self, key: int) -> None:
+        """Whether a request may come in at all, before any work is done for it. `key`: its caller's number. Raises
+        `ApiError` 429 or 503."""
         if self.draining:
             raise draining()
         _ = self.info
         self.queue.check_room()
+        self.keys.check(key)
 
-    def check_room(self, num_prompts: int, num_tokens: int, n: int) -> None:
+    def check_room(self, num_prompts: int, num_tokens: int, n: int, key: int) -> None:
         """Whether as many prompts, of as many tokens together, `n` times, may be submitted. Raises `ApiError` 400 or
         429."""
         if num_prompts * n > MAX_CHOICES:
             raise bad_value("n", n, f"at most {MAX_CHOICES} answers in one request")
         self.queue.check_room(num_prompts * n, num_tokens * n)
+        self.keys.check(key, num_prompts * n)
 
     async def run(self, work: Callable[[], T]) -> T:
         """What may take long, off the event loop."""
         with self._counted():
             return await self.pool.run(work)
+
+    async def of_body(self, work: Callable[[], T], is_large: bool) -> T:
+        """What is made of all of a body."""
+        return await self.run(work) if is_large else work()
+
+    async def with_grammar(
+        self, sampling: SamplingParams, source: GrammarSource | Callable[[], str] | None
+    ) -> SamplingParams:
+        """`sampling` with the grammar of `source`, or what it makes, if any. Raises `ParamError` for what cannot stand
+        beside one, `ApiError` for a bad one."""
+        if source is None:
+            return sampling
+        work = (lambda: grammar_of(source)) if isinstance(source, GrammarSource) else source
+        msgspec.structs.replace(sampling, grammar="").check()
+        return msgspec.structs.replace(sampling, grammar=await self.grammar(work))
+
+    async def grammar(self, work: Callable[[], str]) -> str:
+        """What `work` makes and checks, in a thread of its own: one at a time, so that those that take long delay no
+        text. A `ParamError` of it is an answer."""
+        with self._counted(), param_errors():
+            return await asyncio.get_running_loop().run_in_executor(self._grammars, work)
 
     def _give_back(self, num_bytes: int) -> None:
         if num_bytes >= MAPPED_BYTES:
@@ -180,11 +142,11 @@ class ServerContext:
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
         """What is being encoded counts as waiting."""
-        self.queue.num_encoding += 1
+        self.queue.encodes(1)
         try:
             yield
         finally:
-            self.queue.num_encoding -= 1
+            self.queue.encodes(-1)
 
     @contextlib.contextmanager
     def _fits(self, field: str) -> Iterator[None]:
@@ -251,16 +213,25 @@ class ServerContext:
     async def encode_conversation(self, asked: Conversation, keep: int | None = None) -> Int32Array:
         """The prompt of a conversation, also of no tokens or of as many as the context has."""
         messages, variables = asked.messages or (), asked.template_variables()
+        tools = asked.tools_for_template()
         continues = bool(asked.continue_final_message)
         begins = not continues if asked.add_generation_prompt is None else asked.add_generation_prompt
         for name in variables:
             if name in TEMPLATE_NAMES:
                 raise bad_value("chat_template_kwargs", name, "this name is set by the request's own fields")
+
+        def shaped() -> list[dict[str, Any]]:
+            found = [message.for_template() for message in messages]
+            parsing = self.parsing
+            return found if not tools or parsing.shows_tools else explained(found, tools, parsing.tool_format.name)
+
+        if tools:
+            variables = {**variables, "tools": tools}
         try:
             with self._counted(), self._fits("messages"):
                 ids = await self.pool.encode_chat(
-                    lambda: [message.for_template() for message in messages],
-                    sum(message.num_chars() for message in messages),
+                    shaped,
+                    _about_chars(messages, tools),
                     {**variables, "add_generation_prompt": begins, "continue_final_message": continues},
                     here=len(messages) <= MAX_MESSAGES_HERE and not variables,
                     most=self._most(keep),
@@ -274,6 +245,23 @@ class ServerContext:
         most = self.info.max_seq_len
         with self._counted(), self._fits("prompt"):
             return await self.pool.encode(lambda: text, len(text), add_special_tokens=add_special_tokens, most=most)
+
+    @functools.cached_property
+    def _gap(self) -> FillIn | None:
+        """Made once: a thousand special tokens take a twentieth of a second."""
+        return FillIn.of(self.tokenizer)
+
+    async def fill_in(self, texts: Sequence[str], suffix: str) -> tuple[list[list[int]], tuple[int, ...]]:
+        """The ids of prompts with a gap between each text and `suffix`, and those that end what fills it."""
+        with self._fits("prompt"):
+            return await self.run(lambda: self._fill_in(texts, suffix))
+
+    def _fill_in(self, texts: Sequence[str], suffix: str) -> tuple[list[list[int]], tuple[int, ...]]:
+        most, vocab_size = self.info.max_seq_len, self.info.vocab_size
+        if (fill_in := self._gap) is None or fill_in.last_marker >= vocab_size:
+            raise bad_value("suffix", suffix, "this model has no tokens of fill-in-the-middle")
+        found = [fill_in.encode(text, suffix, most=most).tolist() for text in texts]
+        return found, tuple(token for token in fill_in.end_ids if token < vocab_size)
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return await self.run(lambda: self.tokenizer.decode(ids, skip_special_tokens))
@@ -338,6 +326,16 @@ class ServerContext:
         if found := sampling.beyond(vocab_size):
             name, token = found
             raise bad_value(written.get(name, name), token, f"token ids must be below {vocab_size}")
+
+
+def _about_chars(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:
+    """Of what a template shows of them; not counted to the end when it is clear that they are long."""
+    found = chars_of(tools) if tools else 0
+    for message in messages:
+        if found > ENOUGH_CHARS:
+            break
+        found += message.num_chars()
+    return found
 
 
 def _last(ids: Int32Array, keep: int | None) -> Int32Array:

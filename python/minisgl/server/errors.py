@@ -1,12 +1,13 @@
-"""Errors as clients see them: OpenAI's `{"error": {message, type, param, code}}`, one place for all.
+"""Errors as clients see them: OpenAI's `{"error": {message, type, param, code}}`, and Anthropic's under /v1/messages.
 
-Keeps true: every answer that is not a success has this shape; 422 never; the message names field, value and reason.
+Keeps true: every answer that is not a success has its API's shape; 422 never; the message names field, value, reason.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +21,24 @@ INVALID = "invalid_request_error"
 SERVER = "server_error"
 RETRY_AFTER_S = 1
 _CODES = {404: "not_found", 405: "method_not_allowed"}
+MESSAGES = "/v1/messages"
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""Clients that read it send the whole conversation from then on."""
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether clients of Anthropic's API ask for it."""
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
 
 
 class ApiError(Exception):
@@ -38,8 +57,39 @@ class ApiError(Exception):
         code: str | None = self.body["error"]["code"]
         return code
 
-    def response(self) -> Response:
-        return Response(msgspec.json.encode(self.body), self.status, self.headers, media_type="application/json")
+    def anthropic_body(self) -> dict[str, Any]:
+        detail = self.body["error"]
+        error = {"type": _ANTHROPIC_KINDS.get(self.status, INVALID), "message": detail["message"]}
+        if detail["param"] == "thread":
+            error["details"] = _NO_THREADS
+        return {"type": "error", "error": error}
+
+    def response(self, path: str = "") -> Response:
+        """`path`: of the request."""
+        body = self.anthropic_body() if is_anthropic(path) else self.body
+        return Response(msgspec.json.encode(body), self.status, self.headers, media_type="application/json")
+
+
+Names = Sequence[tuple[str, str]]
+"""Regular expressions for names of fields of the chat API, and what another API calls them."""
+
+
+@contextlib.contextmanager
+def renamed(names: Names) -> Iterator[None]:
+    """An error names the field as the client wrote it."""
+    try:
+        yield
+    except ApiError as error:
+        detail = error.body["error"]
+        given = detail["param"]
+        for pattern, name in names if given is not None else ():
+            written, num_found = re.subn(f"^(?:{pattern})(?![^.])", name, given)
+            if num_found:
+                detail["param"] = written
+                if detail["message"].startswith(given):
+                    detail["message"] = written + detail["message"].removeprefix(given)
+                break
+        raise
 
 
 def bad_value(field: str, value: object, reason: str, code: str | None = "invalid_value") -> ApiError:
@@ -64,6 +114,11 @@ def engine_error(message: str) -> ApiError:
     return ApiError(500, message, kind=SERVER, code="engine_error")
 
 
+def grammar_refused(message: str) -> ApiError:
+    """What the engine process says of a grammar that passed the checks before it."""
+    return ApiError(400, message, param="response_format", code="invalid_value")
+
+
 def engine_gone(message: str) -> ApiError:
     return ApiError(503, message, kind=SERVER, code="engine_unavailable")
 
@@ -86,6 +141,13 @@ def queue_full(reason: str) -> ApiError:
     return _try_again(429, f"the server is busy: {reason}: try again later", "queue_full")
 
 
+def key_limit(reason: str, retry_after_s: int) -> ApiError:
+    """A limit of the caller's own; the server has room."""
+    error = _try_again(429, f"{reason}: try again in {retry_after_s} s", "key_limit")
+    error.headers["retry-after"] = str(retry_after_s)
+    return error
+
+
 def too_late(timeout_s: float) -> ApiError:
     reason = f"the request took longer than {timeout_s:g} s (--request-timeout)"
     return ApiError(504, reason, kind=SERVER, code="request_timeout")
@@ -96,21 +158,21 @@ def internal_error(error: Exception) -> ApiError:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Give every error of the app the one shape."""
+    """Give every error of the app its shape."""
 
-    async def on_api_error(_: Request, error: Exception) -> Response:
+    async def on_api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return error.response()
+        return error.response(request.scope["path"])
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = f"{request.method} {request.url.path}: {error.detail}"
+        message = f"{request.method} {request.scope['path']}: {error.detail}"  # an odd Host would show in its URL
         answer = ApiError(error.status_code, message, code=_CODES.get(error.status_code))
         answer.headers.update(error.headers or {})  # 405 says what is allowed
-        return answer.response()
+        return answer.response(request.scope["path"])
 
-    async def on_bug(_: Request, error: Exception) -> Response:
-        return internal_error(error).response()
+    async def on_bug(request: Request, error: Exception) -> Response:
+        return internal_error(error).response(request.scope["path"])
 
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)

@@ -20,6 +20,8 @@ from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.errors import ApiError
 from minisgl.server.generation import Generation
+from minisgl.server.sampling_fields import Sampling
+from minisgl.server.turn import Turn
 from minisgl.step import Int32Array
 from minisgl.tokenizer import IncrementalDecoder, Tokenizer
 
@@ -42,15 +44,24 @@ class Formatter(ABC):
     media_type = b"text/event-stream; charset=utf-8"  # of a stream
 
     def __init__(
-        self, prompts: Sequence[Int32Array], sampling: SamplingParams, *, stream: bool | None, priority: int | None
+        self,
+        prompts: Sequence[Int32Array],
+        sampling: SamplingParams,
+        *,
+        stream: bool | None,
+        priority: int | None,
+        names_length: bool,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         self.prompts = prompts
         self.sampling = sampling
         self.stream = bool(stream)
         self.priority = priority or 0
+        self.names_length = names_length  # else `sampling.max_tokens` is a default
+        self.shown = shown  # special tokens that are part of the text
 
     @abstractmethod
-    def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
+    def whole(self, generation: Generation, choices: Sequence[Delta]) -> Any:
         """The answer, with every choice in one delta."""
 
     @abstractmethod
@@ -64,6 +75,20 @@ class Formatter(ABC):
     def error(self, error: ApiError) -> bytes:
         """The last part instead, if a choice fails."""
         return sse(error.body) + SSE_DONE
+
+
+class TurnFormatter(Formatter):
+    """Of one call of the model with a conversation."""
+
+    def __init__(self, asked: Sampling, turn: Turn) -> None:
+        super().__init__(
+            turn.prompts,
+            turn.sampling,
+            stream=asked.stream,
+            priority=asked.priority,
+            names_length=turn.names_length,
+            shown=turn.shown,
+        )
 
 
 # --------------------------------------------------------------------------------------------------- log probabilities

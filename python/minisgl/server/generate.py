@@ -1,4 +1,5 @@
-"""POST /generate: one prompt, plain answers; streaming sends JSON lines.
+"""POST /generate: one `prompt`, plain answers; streaming sends JSON lines. `text` and `input_ids` are answered as
+SGLang does (sglang.py).
 
 Keeps true: a field means the same in `sampling_params` and beside it; given twice, it says the same twice; errors name
 the field as the client wrote it.
@@ -7,7 +8,8 @@ Doesn't know: what the fields mean (bodies.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from minisgl.frontend.output_processor import Delta
@@ -17,23 +19,31 @@ from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
 from minisgl.server.formatter import Formatter, json_bytes
 from minisgl.server.generation import Generation
+from minisgl.server.sglang import SglangFormatter
 from minisgl.step import Int32Array
 
 
-async def generate_endpoint(context: ServerContext, generate: GenerateRequest) -> GenerateFormatter:
-    field, prompt = _prompt(generate)
+async def generate_endpoint(context: ServerContext, generate: GenerateRequest) -> Formatter:
+    field, given = _prompt(generate)
     fields, names = _merged(generate)
     context.check_model(fields.model)
-    sampling = _sampling(fields, names, context.defaults)
-    if sampling.n != 1:
-        raise bad_value(names["n"], sampling.n, "must be 1 here")
-    prompts, sampling = await context.encode([prompt], sampling, fields.truncate_prompt_tokens, field, names)
-    return GenerateFormatter(fields, prompts, sampling)
+    with _named(names):
+        sampling = _sampling(fields, context.defaults, **generate.logprob_fields())
+        if sampling.n != 1 and field == "prompt":
+            raise ParamError("n", sampling.n, "must be 1 here")
+        sampling = await context.with_grammar(sampling, fields.grammar_source(names))
+    is_list = isinstance(given, list) and not (given and isinstance(given[0], int))
+    texts: Any = given if is_list and given else [given]
+    names |= {"logprobs": "return_logprob", "prompt_logprobs": "return_logprob"}
+    prompts, sampling = await context.encode(texts, sampling, fields.truncate_prompt_tokens, field, names)
+    if field == "prompt":
+        return GenerateFormatter(fields, prompts, sampling)
+    return SglangFormatter(context, fields, prompts, sampling, is_list=is_list, generate=generate)
 
 
-def _prompt(generate: GenerateRequest) -> tuple[str, str | list[int]]:
+def _prompt(generate: GenerateRequest) -> tuple[str, str | list[Any]]:
     """The one that is given, and its name."""
-    found: dict[str, str | list[int]] = {}
+    found: dict[str, str | list[Any]] = {}
     for name in ("prompt", "text", "input_ids"):
         if (value := getattr(generate, name)) is not None and value not in found.values():
             found[name] = value
@@ -61,12 +71,18 @@ def _merged(generate: GenerateRequest) -> tuple[GenerateSampling, dict[str, str]
     return GenerateSampling.model_construct(**values), names
 
 
-def _sampling(fields: GenerateSampling, names: Mapping[str, str], defaults: Mapping[str, Any]) -> SamplingParams:
+def _sampling(fields: GenerateSampling, defaults: Mapping[str, Any], **asked: int) -> SamplingParams:
     limit = GenerateRequest.DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
+    if limit < 1:
+        raise ParamError("max_tokens", limit, "must be at least 1")
+    return fields.to_sampling(limit, defaults, **asked)
+
+
+@contextlib.contextmanager
+def _named(names: Mapping[str, str]) -> Iterator[None]:
+    """A `ParamError` is an answer that names the field as the client wrote it."""
     try:
-        if limit < 1:
-            raise ParamError("max_tokens", limit, "must be at least 1")
-        return fields.to_sampling(limit, defaults)
+        yield
     except ParamError as error:
         name, dot, place = error.field.partition(".")
         written = names.get(name, name) + dot + place
@@ -82,7 +98,8 @@ class GenerateFormatter(Formatter):
     media_type = b"application/x-ndjson"
 
     def __init__(self, fields: GenerateSampling, prompts: Sequence[Int32Array], sampling: SamplingParams) -> None:
-        super().__init__(prompts, sampling, stream=fields.stream, priority=fields.priority)
+        named = fields.max_tokens is not None
+        super().__init__(prompts, sampling, stream=fields.stream, priority=fields.priority, names_length=named)
         self._continuous_usage = fields.continuous_usage
         self._with_token_ids = bool(fields.return_token_ids)
         # of the next line

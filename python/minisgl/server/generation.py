@@ -15,9 +15,11 @@ from typing import Any
 
 from minisgl.frontend.engine_client import EngineGone
 from minisgl.frontend.output_processor import Delta, Logprob, RequestState, Subscriber
+from minisgl.message import GRAMMAR_REFUSED
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, engine_error, engine_gone, too_late
+from minisgl.server.errors import ApiError, engine_error, engine_gone, grammar_refused, too_late
+from minisgl.server.lengths import lengths
 from minisgl.server.request import HttpRequest
 from minisgl.step import FinishReason, Int32Array
 
@@ -34,9 +36,14 @@ class Generation:
         prompts: Sequence[Int32Array],
         sampling: SamplingParams,
         priority: int = 0,
+        *,
+        names_length: bool = True,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
-        """Submit to the engine. Raises `ApiError` 429 if too much waits already."""
-        context.check_room(len(prompts), sum(map(len, prompts)), sampling.n)
+        """Submit to the engine. `names_length`: `sampling.max_tokens` is the client's, no default. `shown`: special
+        tokens that are part of the text. Raises `ApiError` 429 if too much waits already."""
+        num_prompt_tokens = sum(map(len, prompts))
+        context.check_room(len(prompts), num_prompt_tokens, sampling.n, request.key)
         self._client = context.client
         self._metrics = context.metrics
         self._request = request
@@ -48,16 +55,31 @@ class Generation:
         self._is_paused = False
         self._n = sampling.n
         self._timer: asyncio.TimerHandle | None = None
+        self._keys = context.keys
         max_seq_len, subscriber = context.info.max_seq_len, Subscriber(self.notify)
+        room, in_flight = [max_seq_len - len(prompt) for prompt in prompts], context.queue.num_in_flight
+        found = self._lengths = lengths(room, sampling, context.limits, in_flight, named=names_length)
         try:
             self._states = context.client.submit(
-                prompts, sampling, context.tokenizer, max_seq_len, subscriber, priority
+                prompts,
+                sampling,
+                context.tokenizer,
+                max_seq_len,
+                subscriber,
+                priority,
+                lengths=found.by_prompt,
+                key=request.key,
+                shown=shown,
             )
         except EngineGone as error:
             raise engine_gone(str(error)) from error
         self._open = list(self._states)
         self._metrics.accepted(len(self._states))
-        request.prompt_tokens = sum(map(len, prompts)) * sampling.n
+        self._keys.accepted(request.key, len(self._states), num_prompt_tokens)
+        if found.are_shortened:
+            self._metrics.shortened(len(self._states))
+            request.shortened_to = found.shown()
+        request.prompt_tokens = num_prompt_tokens * sampling.n
         if self._timeout_s is not None:
             left_s = request.arrival_time + self._timeout_s - time.monotonic()
             self._timer = asyncio.get_running_loop().call_later(left_s, self._expire)
@@ -192,12 +214,12 @@ class Generation:
         if delta is not None:
             if delta.finish_reason is not None:
                 self._end(state, delta.finish_reason)
-            if self._request.output is not None:
-                self._request.output += delta.text
+            self._request.add_output(delta.text)
         return delta
 
     def _count(self, state: RequestState, num_new: int, now: float) -> None:
         self._request.generated_tokens += num_new
+        self._keys.generated(self._request.key, num_new)
         if self._request.ttft_s is None:
             self._request.ttft_s = now - self._request.arrival_time
         self._metrics.tokens(num_new, self._request.arrival_time, state.last_time, now)
@@ -213,13 +235,45 @@ class Generation:
         """Generated ids of a choice so far, its stop token included."""
         return self._states[index].token_ids
 
+    def matched_stop(self, index: int) -> str | None:
+        """The stop string that ended a choice."""
+        return self._states[index].matched_stop
+
+    def embedding(self, index: int) -> bytes | None:
+        """Of the prompt of a choice that asked for one, float32."""
+        return self._states[index].embedding
+
     def new_token_ids(self, index: int) -> list[int]:
         """Those that came since this was asked before."""
         return self._states[index].new_token_ids()
 
+    def _of_prompts(self) -> list[RequestState]:
+        """One choice of each."""
+        return self._states[:: self._n]
+
+    def headers(self, *, begins: bool = False) -> list[tuple[bytes, bytes]]:
+        """Of the answer, which `begins` or is whole: the limit of its length, by prompt, and how much of its prompts
+        was in the cache. While a stream of several prompts begins that is not known; so it is never said there."""
+        found = [(b"x-minisgl-max-tokens", self._lengths.shown().encode())]
+        cached = [state.cached_len for state in self._of_prompts()]
+        if not begins or (len(cached) == 1 and cached[0] is not None):
+            found.append((b"x-minisgl-cached-tokens", b"%d" % sum(one or 0 for one in cached)))
+        return found
+
+    def usage_of(self, index: int) -> dict[str, Any]:
+        """The usage of one choice."""
+        state = self._states[index]
+        num_prompt, num_generated = len(state.prompt), len(state.token_ids)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_generated,
+            "total_tokens": num_prompt + num_generated,
+            "prompt_tokens_details": {"cached_tokens": state.cached_len or 0},
+        }
+
     def usage(self) -> dict[str, object]:
         """OpenAI's usage: each prompt counts once, however many choices it has."""
-        prompts = self._states[:: self._n]
+        prompts = self._of_prompts()
         num_prompt = sum(len(state.prompt) for state in prompts)
         num_generated = sum(len(state.token_ids) for state in self._states)
         return {
@@ -232,7 +286,9 @@ class Generation:
 
 def _failure(state: RequestState) -> ApiError:
     text = state.error or "the engine gave no reason"
-    return engine_gone(text) if state.engine_gone else engine_error(text)
+    if state.engine_gone:
+        return engine_gone(text)
+    return grammar_refused(text) if text.startswith(GRAMMAR_REFUSED) else engine_error(text)
 
 
 def _joined(deltas: list[Delta]) -> Delta:

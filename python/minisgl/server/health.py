@@ -8,6 +8,7 @@ Doesn't know: requests.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from fastapi import FastAPI
@@ -15,10 +16,14 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from minisgl.frontend.engine_client import ProcessClient
+from minisgl.frontend.engine_views import READY
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import SERVER, ApiError, draining, loading
 from minisgl.server.formatter import json_response
+from minisgl.server.live import about
 from minisgl.version import own_version
+
+DEGRADED = "degraded"  # one of several engines does not serve: the others do
 
 
 def trouble(client: ProcessClient, step_timeout_s: float) -> str | None:
@@ -65,19 +70,22 @@ def add_health(app: FastAPI, context: ServerContext) -> None:
         return json_response({"status": "ok"})
 
     @app.get("/readyz")
+    @app.get("/health_generate")  # SGLang's: it generates a token; here the step loop says that it lives
     async def readyz() -> Response:
         """Whether new requests are served: loaded, warm, alive, not draining."""
         check_alive()
         _ = context.info
         if context.draining:
             raise draining()
+        if context.opening:
+            raise loading("the gateway is starting")
         return json_response({"status": "ok"})
 
     @app.get("/health")
     async def health() -> Response:
         found = _health(context)
         answer = json_response(found)
-        answer.status_code = 200 if found["status"] == "ok" else 503
+        answer.status_code = 200 if found["status"] in ("ok", DEGRADED) else 503
         return answer
 
     @app.get("/version")
@@ -86,9 +94,7 @@ def add_health(app: FastAPI, context: ServerContext) -> None:
 
     @app.get("/stats")
     async def stats() -> Response:
-        info = context.client.info
-        about = {"model": context.model_name, "simulated": (info.simulated or None) if info is not None else None}
-        return json_response(about | context.metrics.snapshot())
+        return json_response(about(context) | context.metrics.snapshot())
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -100,7 +106,9 @@ def _status(context: ServerContext, wrong: str | None) -> str:
         return "failed"
     if context.client.info is None:
         return "loading"
-    return "draining" if context.draining else "ok"
+    if context.draining:
+        return "draining"
+    return "ok" if all(view.state == READY for view in context.client.engines) else DEGRADED
 
 
 def _health(context: ServerContext) -> dict[str, Any]:
@@ -109,7 +117,8 @@ def _health(context: ServerContext) -> dict[str, Any]:
     found: dict[str, Any] = {
         "status": _status(context, wrong),
         "model": context.model_name,
-        "requests_open": client.num_live,
+        "frontend": "python" if context.gateway is None else "rust",
+        "requests_open": client.num_live + (0 if context.gateway is None else context.gateway.readings()["num_live"]),
         "requests_queued": context.queue.num_requests,
         "tasks": len(asyncio.all_tasks()),
     }
@@ -121,11 +130,13 @@ def _health(context: ServerContext) -> dict[str, Any]:
         found["cpu_backend_fallback"] = info.cpu_backend_fallback or None
         found["simulated"] = info.simulated or None
         found["engine_details"] = info.engine_details or None
+    now = time.monotonic()
+    found["engines"] = [view.told(now) for view in client.engines]
     stats = client.stats
     if stats is not None and stats.num_failovers_total:
         found["cpu_backend"] = stats.cpu_backend
     found["stats"] = None
     if stats is not None:  # /stats has the others
-        plain = [name for name in stats.__struct_fields__ if name not in ("meters", "ranks")]
+        plain = [name for name in stats.__struct_fields__ if name not in ("meters", "ranks", "prefixes")]
         found["stats"] = {name: getattr(stats, name) for name in plain}
     return found

@@ -1,14 +1,16 @@
-"""uvicorn around the app, on a socket that is already bound.
+"""uvicorn around the app, on a socket that is already bound: the port, or a Unix socket behind the gateway.
 
-Keeps true: the caller owns signals and the listener; `stop` lets running answers end for a moment, then cuts them; no
-connection stays open for a client that neither sends nor reads; a client that has sent its request and then only reads
-is answered, one that is gone is noticed.
+Keeps true: the caller owns signals and binds the listener; `stop` lets running answers end for a moment, then cuts
+them; a server that ends by itself begins again; no connection stays open for a client that neither sends nor reads; a
+client that has sent its request and then only reads is answered, one that is gone is noticed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import select
 import socket
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -25,13 +27,24 @@ from minisgl.server.request import REQUEST, HttpRequest
 
 GRACE_S = 2
 NUM_LISTENERS = 8
+RESTART_S = 0.1  # after an end that nobody asked for; then twice as long each time
+MAX_RESTART_S = 5.0
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8  # requests behind the one that is answered; more are read when it is their turn
 PROBE_AFTER_S = (
     1.0  # most answers are complete by then; the next comes after a tenth, each further after twice the wait
 )
+MAX_PROBES_WAIT = 10  # times as long
+_log = logging.getLogger("minisgl.server")
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HTTP_1_0 = "minisgl.http_1_0"  # key of the ASGI scope: how a request of HTTP/1.0 is answered
+
+
+def _is_reset(transport: asyncio.Transport) -> bool:
+    """Whether the other side has closed both ways. One that has closed its half only hangs up on nobody (poll(2))."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), 0)
+    return bool(poll.poll(0))
 
 
 class _Protocol(HttpToolsProtocol):
@@ -64,10 +77,16 @@ class _Protocol(HttpToolsProtocol):
         return True
 
     def _probe(self, wait_s: float) -> None:
+        """Asks until the answer begins. What is written after that, by this side or by a gateway between, may come back
+        as a reset as well, and nobody reads here any more."""
         if (open_ := self._unanswered()) and not self.transport.is_closing():
+            if _is_reset(self.transport):
+                self.transport.abort()
+                return
             if not open_[0].response_started:
                 self.transport.write(_PROBE)
-            self._probe_timer = self.loop.call_later(wait_s, self._probe, 2 * wait_s)
+            next_s = min(2 * wait_s, MAX_PROBES_WAIT * self.probe_after_s)
+            self._probe_timer = self.loop.call_later(wait_s, self._probe, next_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -185,7 +204,7 @@ class HttpServer:
     ) -> None:
         self.app = app
         slow_client_timeout_s = limits.slow_client_timeout
-        config = uvicorn.Config(
+        self._config = uvicorn.Config(
             self._call,
             interface="asgi3",
             loop="uvloop",
@@ -201,19 +220,14 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,
         )
-        self._server = _Server(config)
+        self._server = _Server(self._config)
         connections: set[Any] = self._server.server_state.connections
         self.connections = connections
         self._slow_clients = SlowClients(self.connections, slow_client_timeout_s)
         self._sweeper: asyncio.Task[None] | None = None
         self._listener = listener
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port."""
-        host, port = self._listener.getsockname()[:2]
-        return host, port
+        self._stopping = asyncio.Event()
 
     async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (cycle := scope.pop(_HTTP_1_0, None)) is not None:  # it holds the scope: a cycle of references if it stayed
@@ -222,9 +236,7 @@ class HttpServer:
 
     async def start(self) -> None:
         """Return when connections are accepted."""
-        # an event loop accepts one connection a turn from each listener: many come at once to a fresh server
-        listeners = [self._listener, *(self._listener.dup() for _ in range(NUM_LISTENERS - 1))]
-        self._task = asyncio.create_task(self._server.serve(sockets=listeners))
+        self._task = asyncio.create_task(self._serve_on())
         while not self._server.started:
             if self._task.done():
                 self._task.result()
@@ -232,8 +244,38 @@ class HttpServer:
             await asyncio.sleep(0.005)  # uvicorn offers no event for this
         self._sweeper = asyncio.create_task(self._slow_clients.sweep_forever())
 
+    async def _serve_on(self) -> None:
+        """Until `stop`; connections that come while nothing serves wait in the listener's queue."""
+        wait_s, has_served = RESTART_S, False
+        while True:
+            # an event loop accepts one connection a turn from each listener: many come at once to a fresh server
+            listeners = [self._listener.dup() for _ in range(NUM_LISTENERS)]
+            why = "it ended"
+            try:
+                await self._server.serve(sockets=listeners)
+            except Exception as error:
+                if not has_served and not self._server.started:
+                    raise
+                why = f"{type(error).__name__}: {error}"
+            finally:
+                for one in (*getattr(self._server, "servers", ()), *listeners):
+                    one.close()
+            if self._stopping.is_set():
+                return
+            has_served = has_served or self._server.started
+            _log.error("the Python HTTP server ended: %s: it is started again after %.1f s", why, wait_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), wait_s)
+                return
+            wait_s = min(2 * wait_s, MAX_RESTART_S)
+            state = self._server.server_state  # the connections that are left are still this server's
+            self._server = _Server(self._config)
+            self._server.server_state = state
+
     async def stop(self, *, at_once: bool = False) -> None:
         """Take no more connections; let running answers end for `GRACE_S`, or cut them `at_once`. Idempotent."""
+        self._stopping.set()
+        self._listener.close()
         self._server.should_exit = True
         self._server.force_exit = at_once
         if self._task is not None:

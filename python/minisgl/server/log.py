@@ -42,6 +42,11 @@ def _plain(value: object) -> str:
     return text if text and not any(char.isspace() or char in '"=' for char in text) else json.dumps(text)
 
 
+def shows_access(access: bool, level: str) -> bool:
+    """Whether a request has a line."""
+    return access and LEVELS[level] <= logging.INFO
+
+
 def set_up(kind: LogFormat, *, access: bool, level: str = "info") -> None:
     """Send the loggers of minisgl and uvicorn to stderr, lines of `level` and worse. For a process that is a server,
     once."""

@@ -1,17 +1,16 @@
 """Middleware around the application: request ids, who may ask, the API key, the access log, who is being answered.
 
 Keeps true: every request gets its id back and one access line, also when its client goes (probes: only if asked for);
-nothing is done, and no body read, for a caller that may not ask; without the key nothing but /livez and /readyz
-answers. What a web page in somebody's browser must not do with a server that listens on his machine: a page of another
-origin gets an answer only if it is named (403); a body that a page could send without a preflight is refused (415); a
-server on loopback answers to no name that a foreign name server may point at it (403).
+nothing is done, and no body read, for a caller that may not ask; without the key nothing but /livez, /readyz and the
+files of the page answers. What a web page in somebody's browser must not do with a server that listens on his machine:
+a page of another origin gets an answer only if it is named (403); a body that a page could send without a preflight is
+refused (415); a server on loopback answers to no name that a foreign name server may point at it (403).
 Doesn't know: routes, bodies.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import ipaddress
 import re
 import socket
@@ -21,8 +20,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minisgl.config import ServerConfig
+from minisgl.server import api_keys
 from minisgl.server.connection import CONNECTION, Connection
-from minisgl.server.errors import ApiError
+from minisgl.server.errors import ApiError, is_anthropic
+from minisgl.server.page import Page
 from minisgl.server.request import REQUEST, HttpRequest
 
 OPEN_PATHS = ("/livez", "/readyz")
@@ -30,8 +31,8 @@ PROBES = (*OPEN_PATHS, "/health", "/metrics")
 ANY = "*"
 PREFLIGHT_AGE_S = 600
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:/@\s]+))(?::\d*)?")
-_METHODS = ("GET", "HEAD", "POST")
-_EXPOSED = b"X-Request-Id, Retry-After"
+_METHODS = ("GET", "HEAD", "POST", "DELETE")
+_EXPOSED = b"X-Request-Id, Retry-After, X-Minisgl-Cached-Tokens, X-Minisgl-Max-Tokens"
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
 Headers = Mapping[bytes, bytes]
 Pairs = list[tuple[bytes, bytes]]
@@ -40,8 +41,9 @@ Pairs = list[tuple[bytes, bytes]]
 class Middleware:
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self._app = app
-        self._api_key = None if config.api_key is None else config.api_key.encode()
+        self._keys = api_keys.ApiKeys(config)
         self._callers = Callers.of(config)
+        self._page = Page()
         self._unlogged = () if config.access_log_probes else PROBES
         self._num_open = 0
         self.idle = asyncio.Event()  # no POST is being answered
@@ -60,6 +62,8 @@ class Middleware:
         scope["path"] = scope["path"].rstrip("/") or "/"  # with slashes at the end a route is the same one
         scope[REQUEST] = request
         more = [(b"x-request-id", request.request_id.encode()), *self._callers.cors_headers(headers)]
+        if is_anthropic(scope["path"]):
+            more.append((b"request-id", request.request_id.encode()))
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -111,19 +115,29 @@ class Middleware:
         error = self._callers.refusal(scope["method"], scope["http_version"], headers)
         if error is None and (answer := self._callers.preflight(scope["method"], headers)) is not None:
             return answer  # a browser asks this without the key
-        if error is None and not self._has_key(scope["path"], headers.get(b"authorization", b"")):
+        if error is None and (page := self._page.answer(scope["method"], scope["path"], headers)) is not None:
+            return page  # it asks for the key
+        if error is None and not self._has_key(scope["path"], headers, request):
             error = ApiError(401, "Authorization: the API key is missing or wrong", code="invalid_api_key")
             error.headers["www-authenticate"] = "Bearer"
         if error is None:
             return None
         request.error = error.code
-        return error.response()
+        return error.response(scope["path"])
 
-    def _has_key(self, path: str, authorization: bytes) -> bool:
-        if self._api_key is None or path in OPEN_PATHS:
+    def _has_key(self, path: str, headers: Headers, request: HttpRequest) -> bool:
+        """In `Authorization`, or as Anthropic's clients send it."""
+        if not self._keys.are_asked or path in OPEN_PATHS:
             return True
-        scheme, _, key = authorization.partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._api_key)
+        if (given := headers.get(b"authorization")) is not None:
+            scheme, _, key = given.partition(b" ")
+        else:
+            scheme, key = b"bearer", headers.get(b"x-api-key", b"")
+        number = self._keys.number(key.strip()) if scheme.lower() == b"bearer" else None
+        if number is None:
+            return False
+        request.key, request.key_name = number, self._keys.name(number)
+        return True
 
 
 class Callers:
@@ -138,6 +152,16 @@ class Callers:
     @classmethod
     def of(cls, config: ServerConfig) -> Callers:
         return cls(config.host, config.allowed_hosts, config.cors_origins)
+
+    @property
+    def hosts(self) -> list[str] | None:
+        """Names for the server, beside those of loopback; None: any."""
+        return sorted(self._hosts) if self._checks_host else None
+
+    @property
+    def origins(self) -> list[str]:
+        """In lower case, without the usual ports."""
+        return sorted(self._origins)
 
     def refusal(self, method: str, version: str, headers: Headers) -> ApiError | None:
         """What is wrong with a request, by its head alone; None: nothing."""
@@ -178,7 +202,7 @@ class Callers:
         return Response(status_code=204, headers=found)
 
     def cors_headers(self, headers: Headers) -> Pairs:
-        """What every answer has, so that a page that may ask may read it, its request id and when to try again."""
+        """What every answer has, so that a page that may ask may read it and its headers."""
         if not self._origins:
             return []
         origin = headers.get(b"origin")

@@ -9,6 +9,7 @@ Doesn't know: how a request is handled. (Handlers read their bodies themselves, 
 from __future__ import annotations
 
 import hashlib
+import re
 from base64 import b64encode
 from dataclasses import dataclass
 from html import escape
@@ -19,7 +20,12 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from minisgl.server import answers, bodies
+from minisgl.server import answers, bodies, embedding_body
+from minisgl.server.errors import is_anthropic
+from minisgl.server.messages import answers as messages_answers
+from minisgl.server.messages import body as messages_body
+from minisgl.server.responses import answers as responses_answers
+from minisgl.server.responses import body as responses_body
 from minisgl.version import own_version
 
 WORDS = {
@@ -42,17 +48,21 @@ td, th { text-align: left; vertical-align: top; border-top: 1px solid #8884; pad
 _HASH = b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _REF = "#/components/schemas/{model}"
+_NAMES = re.compile(r"\{(\w+)\}")
 _STREAMS = {
-    "/v1/chat/completions": "text/event-stream",
-    "/v1/completions": "text/event-stream",
-    "/generate": "application/x-ndjson",
+    "/v1/chat/completions": ("text/event-stream",),
+    "/v1/completions": ("text/event-stream",),
+    "/generate": ("application/x-ndjson", "text/event-stream"),
+    "/v1/responses": ("text/event-stream",),
+    "/v1/messages": ("text/event-stream",),
 }
 _REASONS = {
     400: "A bad value; `error.param` names the field.",
     401: "The API key is missing or wrong.",
     403: "The host or the origin of the request may not use this server.",
-    404: "No such model or route.",
+    404: "No such model, prefix, answer or route.",
     408: "The body came too slowly.",
+    409: "No more can be pinned, or kept.",
     413: "The body is too large.",
     415: "The body is not said to be JSON.",
     429: "Too many requests wait; try again after `Retry-After` seconds.",
@@ -63,7 +73,8 @@ _REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Route:
+class Route:
+    path: str
     method: str
     summary: str
     answer: type[BaseModel] | None  # None: plain text
@@ -73,32 +84,119 @@ class _Route:
 
 _GENERATE = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
 _TEXT = tuple(status for status in _GENERATE if status != 500)
-ROUTES: dict[str, _Route] = {
-    "/v1/chat/completions": _Route("post", "Answer a conversation.", answers.ChatAnswer, bodies.ChatRequest, _GENERATE),
-    "/v1/completions": _Route(
-        "post", "Continue texts or token ids.", answers.CompletionAnswer, bodies.CompletionRequest, _GENERATE
+_RESPONSE = "/v1/responses/{response_id}"
+_KEPT = (400, 401, 403, 404)
+_KEEP = (*_GENERATE[:5], 409, *_GENERATE[5:])
+ROUTES: tuple[Route, ...] = (
+    Route("/v1/chat/completions", "post", "Answer a conversation.", answers.ChatAnswer, bodies.ChatRequest, _GENERATE),
+    Route(
+        "/v1/completions",
+        "post",
+        "Continue texts or token ids.",
+        answers.CompletionAnswer,
+        bodies.CompletionRequest,
+        _GENERATE,
     ),
-    "/generate": _Route("post", "Continue one prompt.", answers.GenerateAnswer, bodies.GenerateRequest, _GENERATE),
-    "/tokenize": _Route(
-        "post", "Token ids of a text or a conversation.", answers.TokenizeAnswer, bodies.TokenizeRequest, _TEXT
+    Route(
+        "/v1/responses",
+        "post",
+        "Answer a conversation, in OpenAI's newer way.",
+        responses_answers.ResponseAnswer,
+        responses_body.ResponsesRequest,
+        _GENERATE,
     ),
-    "/detokenize": _Route("post", "The text of token ids.", answers.DetokenizeAnswer, bodies.DetokenizeRequest, _TEXT),
-    "/v1": _Route("get", "Whether the API is there; POST and OPTIONS do the same.", answers.Status),
-    "/v1/models": _Route("get", "The model that is served.", answers.ModelList),
-    "/v1/models/{model_id}": _Route("get", "One model.", answers.ModelCard, errors=(401, 403, 404, 503)),
-    "/version": _Route("get", "The server's version.", answers.Version, errors=(401, 403)),
-    "/livez": _Route("get", "Whether the process and its step loop are alive.", answers.Status, errors=(403, 503)),
-    "/readyz": _Route("get", "Whether requests are served.", answers.Status, errors=(403, 503)),
-    "/health": _Route("get", "The state in detail.", answers.Health),
-    "/stats": _Route("get", "What both processes measured of themselves.", answers.Stats, errors=(401, 403)),
-    "/metrics": _Route("get", "Metrics in Prometheus' text format.", None, errors=(401, 403)),
-}
+    Route(
+        "/v1/responses/input_tokens",
+        "post",
+        "How many tokens an input has.",
+        responses_answers.InputTokens,
+        responses_body.ResponsesRequest,
+        _TEXT,
+    ),
+    Route(_RESPONSE, "get", "An answer that is kept.", responses_answers.ResponseAnswer, errors=_KEPT),
+    Route(_RESPONSE, "delete", "Keep an answer no more.", responses_answers.ResponseDeleted, errors=_KEPT[1:]),
+    Route(
+        f"{_RESPONSE}/cancel",
+        "post",
+        "Refused: no answer is made in the background.",
+        responses_answers.ResponseAnswer,
+        errors=(400, 401, 403, 404, 415),
+    ),
+    Route(f"{_RESPONSE}/input_items", "get", "What an answer was given.", responses_answers.ItemList, errors=_KEPT),
+    Route(
+        "/v1/messages",
+        "post",
+        "Answer a conversation, in Anthropic's way.",
+        messages_answers.MessageAnswer,
+        messages_body.MessagesRequest,
+        _GENERATE,
+    ),
+    Route(
+        "/v1/messages/count_tokens",
+        "post",
+        "How many tokens a conversation has.",
+        messages_answers.TokenCount,
+        messages_body.CountTokensRequest,
+        _TEXT,
+    ),
+    Route(
+        "/v1/embeddings",
+        "post",
+        "Vectors of texts.",
+        embedding_body.EmbeddingAnswer,
+        embedding_body.EmbeddingRequest,
+        _GENERATE,
+    ),
+    Route("/generate", "post", "Continue one prompt.", answers.GenerateAnswers, bodies.GenerateRequest, _GENERATE),
+    Route(
+        "/tokenize",
+        "post",
+        "Token ids of a text or a conversation.",
+        answers.TokenizeAnswer,
+        bodies.TokenizeRequest,
+        _TEXT,
+    ),
+    Route("/detokenize", "post", "The text of token ids.", answers.DetokenizeAnswer, bodies.DetokenizeRequest, _TEXT),
+    Route(
+        "/slow_motion",
+        "post",
+        "Let each step take longer, so that one can watch it; echo and sim engines.",
+        answers.SlowMotionAnswer,
+        bodies.SlowMotionRequest,
+        _TEXT,
+    ),
+    Route("/v1", "get", "Whether the API is there; POST and OPTIONS do the same.", answers.Status),
+    Route("/v1/models", "get", "The model that is served.", answers.ModelList),
+    Route("/v1/models/{model_id}", "get", "One model.", answers.ModelCard, errors=(401, 403, 404, 503)),
+    Route("/version", "get", "The server's version.", answers.Version, errors=(401, 403)),
+    Route("/livez", "get", "Whether the process and its step loop are alive.", answers.Status, errors=(403, 503)),
+    Route("/readyz", "get", "Whether requests are served.", answers.Status, errors=(403, 503)),
+    Route("/health_generate", "get", "The same, by SGLang's name.", answers.Status),
+    Route("/get_model_info", "get", "The model that is served, as SGLang tells it.", answers.ModelInfo),
+    Route("/model_info", "get", "The same.", answers.ModelInfo),
+    Route("/health", "get", "The state in detail.", answers.Health),
+    Route("/stats", "get", "What both processes measured of themselves.", answers.Stats, errors=(401, 403)),
+    Route("/metrics", "get", "Metrics in Prometheus' text format.", None, errors=(401, 403)),
+    Route("/v1/cache", "delete", "Empty the prefix cache, but for what requests and pins hold.", answers.CacheAnswer),
+    Route("/v1/cache/prefixes", "get", "The prefixes that are kept.", answers.PrefixList),
+    Route(
+        "/v1/cache/prefixes", "post", "Keep a prefix in the cache.", answers.PrefixAnswer, bodies.PrefixRequest, _KEEP
+    ),
+    Route("/v1/cache/prefixes/{prefix_id}", "get", "One prefix.", answers.PrefixAnswer, errors=(401, 403, 404, 503)),
+    Route(
+        "/v1/cache/prefixes/{prefix_id}",
+        "delete",
+        "Keep a prefix no more.",
+        answers.PrefixDeleted,
+        errors=(401, 403, 404, 503, 504),
+    ),
+)
 
 
 def install_openapi(app: FastAPI) -> None:
     """Make the page of `app` the one described here. Raises `RuntimeError` for a route without a description."""
     served = {_name(route.path) for route in app.routes if isinstance(route, APIRoute)}
-    if missing := served ^ set(ROUTES):
+    if missing := served ^ {route.path for route in ROUTES}:
         raise RuntimeError(f"routes and their descriptions differ: {', '.join(sorted(missing))}")
     page = _page()
     app.openapi = lambda: page  # type: ignore[method-assign]
@@ -110,40 +208,53 @@ def _name(path: str) -> str:
 
 
 def _page() -> dict[str, Any]:
-    models = {m for route in ROUTES.values() for m in (route.body, route.answer) if m is not None}
-    ordered = sorted(models | {answers.ErrorAnswer}, key=lambda model: model.__name__)
+    models: set[Any] = {m for route in ROUTES for m in (route.body, route.answer) if m is not None}
+    models |= {answers.ErrorAnswer, messages_answers.AnthropicErrorAnswer}
+    ordered = sorted(models, key=lambda model: model.__name__)
     _, schemas = models_json_schema([(model, "validation") for model in ordered], ref_template=_REF)
     return {
         "openapi": "3.1.0",
         "info": {"title": "minisgl", "version": own_version()},
-        "paths": {path: {route.method: _operation(path, route)} for path, route in ROUTES.items()},
+        "paths": _paths(),
         "components": {
             "schemas": schemas["$defs"],
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
 
 
-def _operation(path: str, route: _Route) -> dict[str, Any]:
-    operation: dict[str, Any] = {"summary": route.summary, "responses": _responses(path, route)}
+def _paths() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        found.setdefault(route.path, {})[route.method] = _operation(route)
+    return found
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    operation: dict[str, Any] = {"summary": route.summary, "responses": _responses(route)}
     if 401 in route.errors:
-        operation["security"] = [{}, {"bearer": []}]
-    if "{model_id}" in path:
-        operation["parameters"] = [
-            {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        ]
+        operation["security"] = [{}, {"bearer": []}, {"key": []}]
+    if names := _NAMES.findall(route.path):
+        schema = {"type": "string", "minLength": 1}
+        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
     if route.body is not None:
         operation["requestBody"] = {"required": True, "content": _json(route.body)}
     return operation
 
 
-def _responses(path: str, route: _Route) -> dict[str, Any]:
+def _responses(route: Route) -> dict[str, Any]:
     content = {"text/plain": {"schema": {"type": "string"}}} if route.answer is None else _json(route.answer)
-    if path in _STREAMS:
-        content[_STREAMS[path]] = {}  # a schema would be one of each event, or of none, by who reads it
+    for kind_of_stream in _STREAMS.get(route.path, ()):
+        content[kind_of_stream] = {}  # a schema would be one of each event, or of none, by who reads it
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
+    if route.body is bodies.PrefixRequest:
+        responses["202"] = {"description": "It is accepted, and not ready on every engine yet.", "content": content}
+    error = messages_answers.AnthropicErrorAnswer if is_anthropic(route.path) else answers.ErrorAnswer
     for status in route.errors:
-        responses[str(status)] = {"description": _REASONS[status], "content": _json(answers.ErrorAnswer)}
+        responses[str(status)] = {"description": _REASONS[status], "content": _json(error)}
     return responses
 
 

@@ -15,16 +15,7 @@ _ONE: tuple[Any, ...] = (1, 1.0)
 
 SHARED: Table = {
     # what the text must look like
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": ([],),
-    "guided_grammar": (),
     "structural_tag": (),
-    "regex": (),
-    "json_schema": (),
-    "ebnf": (),
-    "grammar": ("",),
     "stop_regex": ([], ""),
     # how tokens are chosen
     "use_beam_search": (False,),
@@ -69,8 +60,6 @@ _OTHER_NAMES: Table = {"max_new_tokens": (), "min_new_tokens": (0,), "sampling_s
 CHAT: Table = {
     **SHARED,
     **_OTHER_NAMES,
-    "tools": ([],),
-    "tool_choice": ("none",),
     "functions": ([],),
     "function_call": ("none",),
     "modalities": (["text"],),
@@ -80,10 +69,6 @@ CHAT: Table = {
     "web_search_options": (),
     "verbosity": ("medium",),
     "reasoning": ({},),
-    "reasoning_effort": ("none",),
-    "include_reasoning": (True,),
-    "separate_reasoning": (False,),
-    "enable_thinking": (),
     "thinking": (),
     "task": (),
     "documents": ([],),
@@ -98,11 +83,36 @@ CHAT: Table = {
 COMPLETION: Table = {
     **SHARED,
     **_OTHER_NAMES,
-    "suffix": ("",),
     "prompt_embeds": (),
     "add_special_tokens": (True,),
     "max_completion_tokens": (),
     "top_logprobs": (),
+}
+
+_OF_ONE_ANSWER: Table = {**SHARED, "n": _ONE, "response_format": (), "return_token_ids": (False,)}
+
+RESPONSES: Table = {
+    **_OF_ONE_ANSWER,
+    "max_tokens": (),
+    "background": (False,),
+    "conversation": (),
+    "prompt": (),
+    "context_management": ([],),
+    "moderation": (),
+    "image": (),
+}
+
+OF_CONVERSATION: Table = {"thread": ()}
+"""Of Anthropic's, whether it is answered or counted. Ignored, a thread's earlier messages and tools would be lost."""
+
+MESSAGES: Table = {
+    **_OF_ONE_ANSWER,
+    **OF_CONVERSATION,
+    "service_tier": ("auto", "standard_only"),
+    "container": (),
+    "context_management": (),
+    "mcp_servers": ([],),
+    "speed": ("standard",),
 }
 
 GENERATE_SAMPLING: Table = {
@@ -116,8 +126,6 @@ GENERATE_SAMPLING: Table = {
 
 GENERATE: Table = {
     **GENERATE_SAMPLING,
-    "return_logprob": (False,),
-    "top_logprobs_num": (0,),
     "token_ids_logprob": ([],),
     "input_embeds": (),
     "image_data": ([],),
@@ -126,13 +134,15 @@ GENERATE: Table = {
 }
 
 SAY_INSTEAD: dict[str, str] = {
+    "max_tokens": "max_output_tokens",
     "max_new_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "sampling_seed": "seed",
     "top_logprobs": "logprobs",
     "return_prompt_token_ids": "return_token_ids",
-    "enable_thinking": "chat_template_kwargs",
+    "functions": "tools",
+    "function_call": "tool_choice",
     "thinking": "chat_template_kwargs",
 }
 """Another field of the same request that does it."""

@@ -20,7 +20,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -29,10 +29,12 @@ from pydantic import ValidationError
 from starlette.types import Receive
 
 from minisgl.config import Limits
-from minisgl.server.bodies import Body, GenerateRequest, GenerateSampling, Sampling
-from minisgl.server.context import ServerContext, Turns
+from minisgl.server.bodies import GenerateSampling
+from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
+from minisgl.server.fields import Body
 from minisgl.server.refused import SAY_INSTEAD
+from minisgl.server.waiting import Turns
 
 B = TypeVar("B", bound=Body)
 
@@ -41,12 +43,15 @@ REQUEST = "minisgl.request"
 SMALL_BYTES = 1 << 16
 MAX_LOGGED_CHARS = 4096
 MAX_VALUES = 1 << 19  # or as many token ids as the context has
-MAX_CONTAINERS = 1 << 17  # lists, objects and their fields
+MAX_CONTAINERS = 1 << 16  # lists, objects and their fields: as many are parsed in 5 ms
+MAX_DEPTH = 256  # more than the parser takes
 MORE_VALUES = 1 << 12  # beside a prompt of token ids
 STRETCH = 1 << 16  # two at least: an escape is not split
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 # up to the string that does not end: looked for in itself once more, each quote in it would be one more beginning
 _WHOLE_STRINGS = re.compile(rb'(?:[^"]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+', re.DOTALL)
+_BRACKET_OR_STRING = re.compile(rb"[][{}]|" + _STRING.pattern, re.DOTALL)
+_COLON = re.compile(rb"\s{0,64}:")
 _REST_OF_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _log = logging.getLogger("minisgl.access")
@@ -70,9 +75,13 @@ class HttpRequest:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    key: int = 0  # number of its caller's API key
+    key_name: str | None = None  # where there are several
+    shortened_to: str | None = None  # its default length, by --adaptive-max-tokens
     ttft_s: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
     error: str | None = None
+    is_large: bool = False  # its body: what is made of all of it is made off the event loop
     prompt: str | None = None  # only with --log-prompts
     output: str | None = None
     _turns: Turns | None = None  # whose turn it has, while it has one
@@ -86,6 +95,11 @@ class HttpRequest:
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
         return cls(method, path, request_id, int(length) if length.isdigit() else None)
 
+    def add_output(self, text: str) -> None:
+        """No more than is logged is kept: `+=` copies it all."""
+        if self.output is not None and len(self.output) < MAX_LOGGED_CHARS:
+            self.output += text
+
     # -------------------------------------------------------------------------------------------------------- body
 
     async def read(self, receive: Receive, model: type[B], context: ServerContext) -> B:
@@ -97,6 +111,7 @@ class HttpRequest:
         data, self.body = self.body, bytearray()
         if self._turns is None:
             return parse(data, model)
+        self.is_large = True
         max_seq_len = context.info.max_seq_len
 
         def work() -> B:
@@ -155,12 +170,16 @@ class HttpRequest:
             "status": self.status or "gone",  # the client left before an answer began
             "e2e_s": round(time.monotonic() - self.arrival_time, 4),
         }
+        if self.key_name is not None:
+            found["key"] = self.key_name
         if self.prompt_tokens:
             found |= {
                 "prompt_tokens": self.prompt_tokens,
                 "cached_tokens": self.cached_tokens,
                 "generated_tokens": self.generated_tokens,
             }
+        if self.shortened_to is not None:
+            found["shortened_to"] = self.shortened_to
         if self.ttft_s is not None:
             found["ttft_s"] = round(self.ttft_s, 4)
         if self.finish_reasons:
@@ -195,23 +214,18 @@ def parse(body: bytes | bytearray, model: type[B]) -> B:
         raise ApiError(400, f"body: not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(data, dict):
         raise ApiError(400, f"body: must be a JSON object, not {type(data).__name__}", code="invalid_json")
+    return checked(data, model)
+
+
+def checked(data: dict[str, Any], model: type[B]) -> B:
+    """Raises `ApiError` 400."""
     _refuse_not_yet(data, model)
     if isinstance(inner := data.get("sampling_params"), dict):
         _refuse_not_yet(inner, GenerateSampling, "sampling_params.")
     try:
-        found = model.model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
         raise _explain(error) from error
-    _check_response_format(found)
-    return found
-
-
-def _check_response_format(body: Body) -> None:
-    inner = body.sampling_params if isinstance(body, GenerateRequest) else None
-    for found in (body, inner):
-        if isinstance(found, Sampling) and found.response_format and found.response_format.type != "text":
-            reason = "only 'text' is supported by this version: structured output is not"
-            raise bad_value("response_format", found.response_format.type, reason, "unsupported_value")
 
 
 def _refuse_not_yet(data: dict[str, Any], model: type[Body], prefix: str = "") -> None:
@@ -237,33 +251,40 @@ def _explain(error: ValidationError) -> ApiError:
 
 
 def check_shape(body: bytes | bytearray, max_seq_len: int) -> None:
-    """Raises `ApiError` 400 for a body that would take too long to parse."""
+    """Raises `ApiError` 400 for a body that would take too long to parse. One that is nested too deeply does not: it is
+    the parser's to refuse, which ends where it gets too deep."""
     most = max(MAX_VALUES, max_seq_len + MORE_VALUES)
-    num_values = num_containers = at = 0
-    in_string = False
-    while at < len(body):
-        end = min(at + STRETCH, len(body))
-        if in_string:
-            found = _REST_OF_STRING.match(body, at, end)
-            in_string = found is None
-            if found is not None:
-                at = found.end()
-            elif end == len(body):
-                return  # not valid
-            else:
-                at = end - _splits_escape(body[at:end])
-            continue
-        whole = _WHOLE_STRINGS.match(body, at, end)
-        assert whole is not None  # it may match nothing
-        outside = _STRING.sub(b"", whole[0])
-        in_string = whole.end() < end
-        at = whole.end() + in_string
+    num_values = num_containers = depth = 0
+    for begin, end in _stretches(body):
+        if end - begin > STRETCH:
+            continue  # a text
+        outside = _STRING.sub(b"", body[begin:end])
+        depth += len(outside.translate(None, b"]}")) - len(outside.translate(None, b"[{"))
+        if depth > MAX_DEPTH:
+            return
         num_containers += len(outside) - len(outside.translate(None, b":[{"))
         num_values += len(outside) - len(outside.translate(None, b",:[{"))
         if num_values > most:
-            raise _too_many(body[:at], f"more than {most} values")
+            raise _too_many(body, end, f"more than {most} values")
         if num_containers > MAX_CONTAINERS:
-            raise _too_many(body[:at], f"more than {MAX_CONTAINERS} lists, objects and fields")
+            raise _too_many(body, end, f"more than {MAX_CONTAINERS} lists, objects and fields")
+
+
+def _stretches(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
+    """From where to where, one after the other, as far as texts end; no text is split, so a long one is a stretch."""
+    at = 0
+    while at < len(body):
+        whole = _WHOLE_STRINGS.match(body, at, min(at + STRETCH, len(body)))
+        assert whole is not None  # it may match nothing
+        begin, at = at, whole.end()
+        if at == begin:
+            at += 1
+            while (found := _REST_OF_STRING.match(body, at, min(at + STRETCH, len(body)))) is None:
+                if at + STRETCH >= len(body):
+                    return  # not valid
+                at += STRETCH - _splits_escape(body[at : at + STRETCH])
+            at = found.end()
+        yield begin, at
 
 
 def _splits_escape(stretch: bytes | bytearray) -> bool:
@@ -271,12 +292,29 @@ def _splits_escape(stretch: bytes | bytearray) -> bool:
     return (len(stretch) - len(stretch.rstrip(b"\\"))) % 2 == 1
 
 
-def _too_many(begin: bytes | bytearray, what: str) -> ApiError:
-    """Names the field in which `begin` ends."""
-    try:
-        data = pydantic_core.from_json(begin, allow_partial=True)
-    except ValueError:
-        data = None
-    field = str([*data][-1])[:80] if isinstance(data, dict) and data else "body"
+def _too_many(body: bytes | bytearray, end: int, what: str) -> ApiError:
+    """Names the field that is open where `end` is: no object is made of a value to find it."""
+    field, depth = "body", 0
+    for begin, to in _stretches(body):
+        if begin >= end:
+            break
+        if to - begin > STRETCH:
+            places = [(begin, to)]
+        else:
+            places = [found.span() for found in _BRACKET_OR_STRING.finditer(body, begin, to)]
+        for at, after in places:
+            if body[at] in b"{[":
+                depth += 1
+            elif body[at] in b"}]":
+                depth -= 1
+            elif depth == 1 and _COLON.match(body, after):
+                field = _name(body[at:after])
     text = f"{field}: {what} up to here in the body: send fewer in one request"
     return ApiError(400, text, param=field, code="too_many_values")
+
+
+def _name(written: bytes | bytearray) -> str:
+    try:
+        return str(pydantic_core.from_json(written))[:80]
+    except ValueError:
+        return "body"

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -89,7 +90,7 @@ class ChatTemplate:
     a model with a broken template still serves completions."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        self._source = source
+        self.source = source
         self._special_tokens = dict(special_tokens)
 
     def render(
@@ -129,20 +130,28 @@ class ChatTemplate:
     @cached_property
     def _template(self) -> jinja2.Template:
         try:
-            return _environment().from_string(self._source)
+            return _environment().from_string(self.source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise ChatTemplateError(f"the model's chat template does not parse: {error}") from error
 
     @cached_property
-    def _content_shape(self) -> ContentShape:
-        return content_shape(_environment().parse(self._source))
+    def content_shape(self) -> ContentShape:
+        """Raises `ChatTemplateError`."""
+        _ = self._template
+        return content_shape(_environment().parse(self.source))
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """All that it asks for from outside. Raises `ChatTemplateError`."""
+        _ = self._template
+        return frozenset(jinja2.meta.find_undeclared_variables(_environment().parse(self.source)))
 
     def _shape(self, message: Message) -> dict[str, Any]:
         shaped = {key: value for key, value in message.items() if value is not None}
         content = shaped.get("content")
-        if isinstance(content, list) and self._content_shape == "string":
+        if isinstance(content, list) and self.content_shape == "string":
             shaped["content"] = "\n".join(_part_text(part) for part in content)
-        elif isinstance(content, str) and self._content_shape == "parts":
+        elif isinstance(content, str) and self.content_shape == "parts":
             shaped["content"] = [{"type": "text", "text": content}]
         if calls := shaped.get("tool_calls"):
             shaped["tool_calls"] = [_with_parsed_arguments(call) for call in calls]

@@ -61,12 +61,14 @@ class DecodeTable:
         self._is_byte: dict[int, bool] = {}
         self._char_to_byte = char_to_byte() if self.byte_level else {}
 
-    def new_stream(self, skip_special_tokens: bool = True) -> IncrementalDecoder:
-        skipped = self.skipped if skip_special_tokens else frozenset()
+    def new_stream(self, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()) -> IncrementalDecoder:
+        skipped = self.skipped - shown if skip_special_tokens else frozenset()
         if self.byte_level:
             return _ByteLevelStream(self, skipped)
         if self.literal:
             return _LiteralStream(self, skipped)
+        if shown:
+            return _WindowStream(self, False, skipped)
         return _WindowStream(self, skip_special_tokens)
 
     def bytes_of(self, token_id: int) -> bytes:
@@ -213,14 +215,16 @@ class _WindowStream:
     """Any other decoder (WordPiece, CTC): decode the last few ids with and without the new ones and deliver the
     difference. Approximate: the first id is decoded as if it began the text, and rules of wider reach are missed."""
 
-    def __init__(self, table: DecodeTable, skip_special_tokens: bool) -> None:
+    def __init__(self, table: DecodeTable, skip_special_tokens: bool, skipped: frozenset[int] = frozenset()) -> None:
         self._table = table
         self._skip = skip_special_tokens
+        self._skipped = skipped  # beside those
         self._context: list[int] = []  # delivered, so that joining rules see a left neighbour
         self._held: list[int] = []
 
     def push(self, ids: Sequence[int]) -> str:
-        return "".join([self._push_one(token_id) for token_id in ids if 0 <= token_id < self._table.num_ids])
+        num_ids, skipped = self._table.num_ids, self._skipped
+        return "".join([self._push_one(one) for one in ids if 0 <= one < num_ids and one not in skipped])
 
     def place(self, token_id: int) -> tuple[int, str]:
         return 0, self.push((token_id,))

@@ -96,9 +96,18 @@ class StopMatcher:
 class TextStream:
     """`push` generated ids, get text; `stopped` once a stop string was found; `finish` gives what was held back."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, skip_special_tokens: bool = True) -> None:
-        self._decoder = tokenizer.new_decoder(skip_special_tokens)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        *,
+        skip_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
+        """`shown`: special tokens that are text all the same, but for stop strings."""
+        self._decoder = tokenizer.new_decoder(skip_special_tokens, shown)
         self._matcher = StopMatcher(stop)
+        self._shown = shown if stop else frozenset()
 
     @property
     def stopped(self) -> bool:
@@ -110,7 +119,15 @@ class TextStream:
 
     def push(self, ids: Sequence[int], *, may_stop: bool = True) -> str:
         """The new text. With `may_stop` False it is text whatever it spells, and begins no stop string either."""
+        if self._shown and not self._shown.isdisjoint(ids):
+            return "".join([self._push_one(one, may_stop and one not in self._shown) for one in ids])
         text = self._decoder.push(ids)
+        return self._matcher.push(text) if may_stop else self._matcher.skip(text)
+
+    def _push_one(self, token_id: int, may_stop: bool) -> str:
+        if self.stopped:
+            return ""
+        text = self._decoder.push((token_id,))
         return self._matcher.push(text) if may_stop else self._matcher.skip(text)
 
     def finish(self) -> str:

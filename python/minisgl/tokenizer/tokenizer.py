@@ -6,10 +6,12 @@ Doesn't know: the model's weights, its context length, requests.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import tokenizers
 from minisgl.config import ConfigError
 from minisgl.step import Int32Array
 from minisgl.tokenizer.bounds import TokenBound
+from minisgl.tokenizer.chat_content import ContentShape
 from minisgl.tokenizer.chat_template import ChatTemplate, ChatTemplateError, Message
 from minisgl.tokenizer.decode import DecodeTable, IncrementalDecoder
 from minisgl.tokenizer.echo import ECHO_BOS, ECHO_CHAT_TEMPLATE, ECHO_EOS, echo_tokenizer
@@ -57,40 +60,51 @@ class Tokenizer:
     """Use `open`, `load` or `echo`."""
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, special_tokens: dict[str, str], chat_templates: Mapping[str, str]
+        self,
+        backend: tokenizers.Tokenizer | Callable[[], tokenizers.Tokenizer],
+        special_tokens: dict[str, str],
+        chat_templates: Mapping[str, str],
+        file: Path | None = None,
     ) -> None:
-        self._backend = backend
-        self._table = DecodeTable(backend)
+        self._given = backend  # or what loads it
+        self._loading = threading.Lock()
+        self.file = file
+        """The tokenizer.json that it is read from, if it is."""
         self.special_tokens = special_tokens
         self._chat_templates = {name: ChatTemplate(text, special_tokens) for name, text in chat_templates.items()}
 
     @classmethod
     def open(
-        cls, model_dir: str | Path | None, chat_template: str | None = None, say: Callable[[str], None] = _silent
+        cls,
+        model_dir: str | Path | None,
+        chat_template: str | None = None,
+        say: Callable[[str], None] = _silent,
+        *,
+        lazy: bool = False,
     ) -> Tokenizer:
         """`load`, or `echo` without a folder; `chat_template` (its text) takes the place of all of theirs."""
-        found = cls.echo() if model_dir is None else cls.load(model_dir, say)
+        found = cls.echo() if model_dir is None else cls.load(model_dir, say, lazy=lazy)
         if chat_template is not None:
             found._chat_templates = {"default": ChatTemplate(chat_template, found.special_tokens)}
         return found
 
     @classmethod
-    def load(cls, model_dir: str | Path, say: Callable[[str], None] = _silent) -> Tokenizer:
+    def load(cls, model_dir: str | Path, say: Callable[[str], None] = _silent, *, lazy: bool = False) -> Tokenizer:
         """From tokenizer.json, tokenizer_config.json and the chat templates' files of a model folder. A tokenizer.json
         that is not there is made of what is, once; `say` is told if that takes a moment.
 
-        As in transformers, tokenizer.json alone says which special tokens `encode` adds. Raises `TokenizerError`.
+        As in transformers, tokenizer.json alone says which special tokens `encode` adds. Raises `TokenizerError`; with
+        `lazy`, whoever first needs the vocabulary waits for tokenizer.json, and hears what is wrong with it.
         """
         folder = Path(model_dir)
         source = folder if (folder / "tokenizer.json").is_file() else _converted(folder, say)
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
-        except Exception as error:  # the library raises the bare class
-            raise TokenizerError(f"{folder.name}/tokenizer.json: {error}") from error
-        backend.no_truncation()
-        backend.no_padding()
+        file = source / "tokenizer.json"
         named = _special_tokens(source, _read_json(source / "tokenizer_config.json"))
-        return cls(backend, named, _chat_templates(folder, _read_json(folder / "tokenizer_config.json")))
+        templates = _chat_templates(folder, _read_json(folder / "tokenizer_config.json"))
+        found = cls(lambda: _read_backend(file, folder.name), named, templates, file)
+        if not lazy:
+            _ = found._backend
+        return found
 
     @classmethod
     def echo(cls) -> Tokenizer:
@@ -98,8 +112,32 @@ class Tokenizer:
         return cls(echo_tokenizer(), {"bos_token": ECHO_BOS, "eos_token": ECHO_EOS}, {"default": ECHO_CHAT_TEMPLATE})
 
     @property
+    def _backend(self) -> tokenizers.Tokenizer:
+        found = self._given
+        if isinstance(found, tokenizers.Tokenizer):
+            return found
+        with self._loading:
+            if not isinstance(self._given, tokenizers.Tokenizer):
+                self._given = self._given()
+            return self._given
+
+    @cached_property
+    def _table(self) -> DecodeTable:
+        return DecodeTable(self._backend)
+
+    @property
     def has_chat_template(self) -> bool:
         return bool(self._chat_templates)
+
+    def templates(self) -> Iterator[tuple[str, str, ContentShape]]:
+        """Name, source and shape of each chat template that parses."""
+        for name, template in self._chat_templates.items():
+            with contextlib.suppress(ChatTemplateError):
+                yield name, template.source, template.content_shape
+
+    def to_json(self) -> str:
+        """As the text of a tokenizer.json."""
+        return self._backend.to_str()
 
     def encode(self, text: str, add_special_tokens: bool = True, *, most: int | None = None) -> Int32Array:
         """Ids of `text`, [n] int32. Raises `NotEncodable`, and `TooManyTokens` for a text of more than `most`. What
@@ -161,8 +199,8 @@ class Tokenizer:
         return [np.array(encoding.ids, np.int32) for encoding in found]
 
     def prepare(self) -> None:
-        """Find out what long texts need to know. Without it the first of them pays."""
-        _ = self.bound, self._can_cut, self._special_ids
+        """Find out what streams and long texts need to know. Without it the first of them pays."""
+        _ = self._table, self.bound, self._can_cut, self._special_ids
 
     @cached_property
     def bound(self) -> TokenBound | None:
@@ -172,6 +210,11 @@ class Tokenizer:
     @cached_property
     def _can_cut(self) -> bool:
         return can_cut(self._backend)
+
+    @property
+    def leading_ids(self) -> Int32Array:
+        """Special tokens before any text, such as the one of its beginning."""
+        return _NO_IDS if self._special_ids is None else self._special_ids[0]
 
     @cached_property
     def _special_ids(self) -> tuple[Int32Array, Int32Array] | None:
@@ -200,19 +243,53 @@ class Tokenizer:
         found = np.fromiter(itertools.islice(words, count), np.int32)
         return found if len(found) else np.arange(self.num_ids, dtype=np.int32)
 
-    def new_decoder(self, skip_special_tokens: bool = True) -> IncrementalDecoder:
-        return self._table.new_stream(skip_special_tokens)
+    def token_id(self, text: str) -> int | None:
+        """Of the token that is spelled so in the vocabulary."""
+        return self._backend.token_to_id(text)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that are no text."""
+        return self._table.skipped
+
+    def new_decoder(self, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()) -> IncrementalDecoder:
+        """`shown`: special tokens that are not skipped in any case."""
+        return self._table.new_stream(skip_special_tokens, shown)
+
+    def _template(self, tools: bool) -> ChatTemplate | None:
+        return self._chat_templates.get("tool_use" if tools and "tool_use" in self._chat_templates else "default")
+
+    def template_source(self, *, tools: bool = False) -> str:
+        """Of the chat template for requests with or without tools; empty without one."""
+        template = self._template(tools)
+        return "" if template is None else template.source
+
+    def template_variables(self, *, tools: bool = False) -> frozenset[str]:
+        """That it asks for; none if it does not parse."""
+        template = self._template(tools)
+        with contextlib.suppress(ChatTemplateError):
+            return frozenset() if template is None else template.variables
+        return frozenset()
 
     def apply_chat_template(
         self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, **kwargs: Any
     ) -> str:
         """See `ChatTemplate.render`. Encode the result with `add_special_tokens=False`: it has them already."""
-        name = "tool_use" if tools and "tool_use" in self._chat_templates else "default"
-        template = self._chat_templates.get(name)
+        template = self._template(bool(tools))
         if template is None:
             others = f" named default, only {', '.join(sorted(self._chat_templates))}" if self._chat_templates else ""
             raise ChatTemplateError(f"this model has no chat template{others}: use completions")
         return template.render(messages, tools=tools, **kwargs)
+
+
+def _read_backend(file: Path, name: str) -> tokenizers.Tokenizer:
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises the bare class
+        raise TokenizerError(f"{name}/{file.name}: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
 
 
 def _not_text(text: Any, error: TypeError) -> Exception:

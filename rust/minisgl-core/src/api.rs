@@ -34,6 +34,12 @@ pub struct Config {
     pub cache: CachePolicy,
     /// Padded row counts, ascending.
     pub graph_sizes: Vec<usize>,
+    /// Pages that requests with `pin` may keep in the tree.
+    pub max_pinned_pages: usize,
+    /// Tokens that the tree keeps for nobody; 0 for no limit.
+    pub cache_token_budget: usize,
+    /// Tokens of the longest prompt that the tree keeps after its request; 0 for no limit.
+    pub cache_max_prompt: usize,
 }
 
 impl Config {
@@ -64,6 +70,11 @@ pub struct Stats {
     pub num_retracted_total: u64,
     pub num_prompt_tokens_total: u64,
     pub num_cached_tokens_total: u64,
+    pub num_pinned_pages: usize,
+    pub num_inserted_pages_total: u64,
+    pub num_evicted_pages_total: u64,
+    pub num_hits_total: u64,
+    pub num_misses_total: u64,
 }
 
 /// An error of a call.

@@ -3,10 +3,11 @@
 //! Keeps true: an event that passes can be applied without an error.
 //! Doesn't know: how events are applied. (Whether a prompt fits is no error of the event: the request is answered.)
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::api::{Error, Result, broken};
+use crate::api::{CachePolicy, Config, Error, Result, broken};
 use crate::numbers::ToUsize;
+use crate::state::SchedulerState;
 use crate::step::{Arrival, Event};
 
 /// Events that one call of `Scheduler::schedule` can take: each was checked by `Scheduler::check_event`.
@@ -14,24 +15,75 @@ use crate::step::{Arrival, Event};
 pub struct CheckedEvents {
     events: Vec<Event>,
     arrived: BTreeSet<i64>,
+    pins: BTreeMap<i64, usize>, // pages that arrivals will pin
+    given_back: BTreeSet<i64>,  // requests whose pins are no more
+    lost: BTreeSet<i64>,        // those whose pins a failed forward takes away
 }
 
 impl CheckedEvents {
-    /// Check `event` and add it. `is_live`: whether an id is in use; `oldest_in_flight`: the next step due for its
-    /// commit.
-    pub(crate) fn add(
-        &mut self,
-        event: Event,
-        is_live: impl Fn(i64) -> bool,
-        oldest_in_flight: Option<i64>,
-    ) -> Result<()> {
-        let is_known = |id| is_live(id) || self.arrived.contains(&id);
-        check_event(self.events.len(), &event, is_known, oldest_in_flight)?;
-        if let Event::Arrival(arrival) = &event {
-            self.arrived.insert(arrival.req_id);
+    /// Check `event` and add it. What an earlier `Abort` or `Unpin` gives back may be pinned again in the same call,
+    /// its id is not free before the next.
+    pub(crate) fn add(&mut self, event: Event, state: &SchedulerState, config: &Config) -> Result<()> {
+        let index = self.events.len();
+        match &event {
+            Event::Arrival(arrival) => self.check_arrival(index, arrival, state, config)?,
+            Event::ForwardFailed(step) => {
+                let oldest = state.in_flight.front();
+                check_failed(index, *step, oldest.map(|flight| flight.step))?;
+                let ends = |index| oldest.is_some_and(|flight| flight.rows.contains(index));
+                let is_lost = |req_id: &i64| state.live.get(req_id).is_none_or(ends);
+                self.lost
+                    .extend(state.pins.iter().map(|(req_id, _)| req_id).filter(is_lost));
+            }
+            Event::Unpin(req_id) => self.give_back(*req_id, state),
+            Event::Abort(req_id) if state.live.contains_key(req_id) || self.arrived.contains(req_id) => {
+                self.give_back(*req_id, state);
+            }
+            Event::Finish(_) | Event::Abort(_) | Event::ClearCache => {}
         }
         self.events.push(event);
         Ok(())
+    }
+
+    fn check_arrival(
+        &mut self,
+        index: usize,
+        arrival: &Arrival,
+        state: &SchedulerState,
+        config: &Config,
+    ) -> Result<()> {
+        let req_id = arrival.req_id;
+        let refuse = |(field, reason)| Err(Error::Event { index, field, reason });
+        if let Some(wrong) = arrival_error(arrival) {
+            return refuse(wrong);
+        }
+        let pins = state.pins.pages_of(req_id).is_some() && !self.lost.contains(&req_id);
+        if pins || state.live.contains_key(&req_id) || self.arrived.contains(&req_id) {
+            return refuse(("req_id", format!("{req_id} is in use")));
+        }
+        if arrival.pin {
+            let num_pages = usize::try_from(arrival.num_prompt).unwrap_or(0) / config.page_size;
+            if let Some(reason) = pin_error(arrival, num_pages, self.num_pinned(state), config) {
+                return refuse(("pin", reason));
+            }
+            self.pins.insert(req_id, num_pages);
+        }
+        self.arrived.insert(req_id);
+        Ok(())
+    }
+
+    fn give_back(&mut self, req_id: i64, state: &SchedulerState) {
+        self.pins.remove(&req_id);
+        if state.pins.pages_of(req_id).is_some() {
+            self.given_back.insert(req_id);
+        }
+    }
+
+    /// Pages that are pinned, or will be, after the events so far.
+    fn num_pinned(&self, state: &SchedulerState) -> usize {
+        let back = self.given_back.union(&self.lost);
+        let back = back.filter_map(|&req_id| state.pins.pages_of(req_id));
+        state.pins.num_pages - back.sum::<usize>() + self.pins.values().sum::<usize>()
     }
 
     pub(crate) fn first(&self) -> Option<&Event> {
@@ -48,35 +100,29 @@ impl IntoIterator for CheckedEvents {
     }
 }
 
-fn check_event(
-    index: usize,
-    event: &Event,
-    is_known: impl Fn(i64) -> bool,
-    oldest_in_flight: Option<i64>,
-) -> Result<()> {
-    let refuse = |field: &'static str, reason: String| Err(Error::Event { index, field, reason });
-    match event {
-        Event::Arrival(arrival) => {
-            if let Some((field, reason)) = arrival_error(arrival) {
-                return refuse(field, reason);
-            }
-            if is_known(arrival.req_id) {
-                return refuse("req_id", format!("{} is in use", arrival.req_id));
-            }
-            Ok(())
-        }
-        Event::ForwardFailed(step) => {
-            if index > 0 {
-                return refuse("step", "a failed forward must be the first event".into());
-            }
-            if Some(*step) != oldest_in_flight {
-                let oldest = oldest_in_flight.map_or("None".into(), |step| step.to_string());
-                return refuse("step", format!("{step} is not the oldest step in flight ({oldest})"));
-            }
-            Ok(())
-        }
-        Event::Finish(_) | Event::Abort(_) => Ok(()),
+fn check_failed(index: usize, step: i64, oldest_in_flight: Option<i64>) -> Result<()> {
+    let field = "step";
+    let refuse = |reason: String| Err(Error::Event { index, field, reason });
+    if index > 0 {
+        return refuse("a failed forward must be the first event".into());
     }
+    if Some(step) != oldest_in_flight {
+        let oldest = oldest_in_flight.map_or("None".into(), |step| step.to_string());
+        return refuse(format!("{step} is not the oldest step in flight ({oldest})"));
+    }
+    Ok(())
+}
+
+fn pin_error(arrival: &Arrival, num_pages: usize, num_pinned: usize, config: &Config) -> Option<String> {
+    let limit = config.max_pinned_pages;
+    if config.cache == CachePolicy::Naive {
+        return Some("the cache is naive and keeps nothing".into());
+    }
+    if arrival.no_match {
+        return Some("must not come with no_match".into());
+    }
+    (num_pinned + num_pages > limit)
+        .then(|| format!("{num_pages} pages beside {num_pinned} exceed max_pinned_pages {limit}"))
 }
 
 fn arrival_error(arrival: &Arrival) -> Option<(&'static str, String)> {

@@ -18,6 +18,7 @@ pub(crate) fn check_all(state: &SchedulerState) -> Result<()> {
     check_tree(&state.tree)?;
     check_page_owners(state)?;
     check_locks(state)?;
+    check_pins(state)?;
     check_lists(state)?;
     check_slots(state)?;
     check_pending(state)?;
@@ -62,14 +63,17 @@ fn check_page_owners(state: &SchedulerState) -> Result<()> {
     }
 }
 
-/// Lock counts are the numbers of handles on a node and below it.
+/// Lock counts are the numbers of handles on a node and below it: those of started requests and those of pins.
 fn check_locks(state: &SchedulerState) -> Result<()> {
     let mut locks: HashMap<NodeId, u32> = HashMap::new();
-    for index in state.started.indices().iter().copied() {
-        let mut at = state.requests.handle(index);
+    let started = state.started.indices().iter();
+    let handles = started.map(|&index| (state.requests.get(index).req_id, state.requests.handle(index)));
+    let pins = state.pins.iter();
+    let pinned = pins.filter_map(|(req_id, pin)| pin.handle.map(|handle| (req_id, handle)));
+    for (req_id, handle) in handles.chain(pinned) {
+        let mut at = handle;
         while at != ROOT {
             need(at != NO_NODE, || {
-                let req_id = state.requests.get(index).req_id;
                 format!("request {req_id} locks a node that is not in the tree")
             })?;
             *locks.entry(at).or_default() += 1;
@@ -80,6 +84,28 @@ fn check_locks(state: &SchedulerState) -> Result<()> {
         let (counted, handles) = (state.tree.node(id).lock, locks.get(&id).copied().unwrap_or(0));
         need(counted == handles, || {
             format!("a node has {counted} locks and {handles} handles")
+        })?;
+    }
+    Ok(())
+}
+
+/// A pin covers the full pages of its request's prompt; one that does not yet is of a live request.
+fn check_pins(state: &SchedulerState) -> Result<()> {
+    let (limit, counted) = (state.pins.max_pages, state.pins.num_pages);
+    let total: usize = state.pins.iter().map(|(_, pin)| pin.num_pages).sum();
+    need(total == counted && total <= limit, || {
+        format!("{total} pages are pinned, counted {counted} of {limit}")
+    })?;
+    for (req_id, pin) in state.pins.iter() {
+        let Some(handle) = pin.handle else {
+            need(state.live.contains_key(&req_id), || {
+                format!("the pin of request {req_id} waits for nobody")
+            })?;
+            continue;
+        };
+        let (_, pages) = state.tree.path(handle);
+        need(pages.len() == pin.num_pages, || {
+            format!("request {req_id} pins {} pages, not {}", pages.len(), pin.num_pages)
         })?;
     }
     Ok(())

@@ -15,6 +15,7 @@ mod invariants;
 mod metadata;
 mod numbers;
 mod page_pool;
+mod pins;
 mod radix;
 mod request;
 mod retraction;
@@ -29,7 +30,7 @@ pub use api::{CachePolicy, Config, Error, Result, Stats};
 pub use faulty::{Call, Moment};
 pub use inputs::CheckedEvents;
 pub use metadata::arrays::{Metadata, make_input_mapping, make_metadata_buffers, make_positions, make_write_mapping};
-pub use radix::{Handle, RadixCacheManager};
+pub use radix::{Handle, RadixCacheManager, TreeNode, TreeView};
 pub use scheduler::Scheduler;
 pub use step::{Arrival, Entry, Event, FinishReason, Limits, Plan, RESERVED_OUTPUT, RingEntry, Sampled};
 

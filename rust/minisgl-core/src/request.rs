@@ -16,8 +16,12 @@ use crate::step::{Arrival, FinishReason, RESERVED_OUTPUT};
 /// Index of a request.
 pub(crate) type Index = u32;
 pub(crate) const NO_SLOT: u32 = u32::MAX;
+const AGE: i64 = 64; // arrivals that a step of priority is worth
 pub(crate) const NO_STEP: i64 = i64::MIN;
 const MAX_LEN: usize = MAX_U32 - 1;
+
+/// Whether it is in the background, its age, its id.
+pub(crate) type OrderKey = (bool, i64, i64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -35,6 +39,7 @@ pub(crate) struct Request {
     pub prefill_len: u32, // tokens known at this admission
     pub len: u32,         // committed tokens, prompt first
     pub max_len: u32,     // total length at which it ends
+    pub num_prompt: u32,  // of its tokens
     pub min_len: u32,     // total length before which no stop id ends it
     pub slot: u32,
     pub num_pending: u32, // tokens scheduled to be sampled beyond `len`
@@ -43,6 +48,7 @@ pub(crate) struct Request {
     pub uses_cache: bool,
     pub obeys_eos: bool,
     pub has_stop_ids: bool,
+    pub background: bool,
 }
 
 /// What grows: read and appended to every few steps.
@@ -57,8 +63,9 @@ pub(crate) struct Sequence {
 pub(crate) struct ColdPart {
     pub num_tree_pages: usize, // of its page table, the first ones belong to the tree
     pub handle: Option<NodeId>,
-    pub order: (i64, u64), // priority, arrival counter
+    pub order: OrderKey,
     pub num_admissions: u32,
+    pub num_found_pages: Option<usize>, // cached when it was first admitted to the tree of now
     pub stop_ids: Vec<i32>,
 }
 
@@ -119,8 +126,12 @@ impl Requests {
         &self.sequences[index.to_usize()].pages
     }
 
-    /// The request of a valid `arrival`, the `count`-th one. `caches` is false without a prefix cache.
-    pub fn add(&mut self, arrival: Arrival, count: u64, max_seq_len: usize, caches: bool) -> Index {
+    /// The request of a valid `arrival`, the `count`-th of its kind: those in the background are counted by
+    /// themselves. `caches` is false without a prefix cache.
+    ///
+    /// Counting arrivals makes a request older with each that comes later: one of priority p is overtaken by at most
+    /// (p - q) * AGE later ones of priority q, however many come.
+    pub fn add(&mut self, arrival: Arrival, count: i64, max_seq_len: usize, caches: bool) -> Index {
         let limit = length(arrival.num_prompt.saturating_add(arrival.max_tokens)).min(max_seq_len);
         let request = Request {
             req_id: arrival.req_id,
@@ -132,6 +143,7 @@ impl Requests {
             min_len: length(arrival.num_prompt.saturating_add(arrival.min_tokens))
                 .min(MAX_LEN)
                 .to_u32(),
+            num_prompt: length(arrival.num_prompt).to_u32(),
             slot: NO_SLOT,
             num_pending: 0,
             state: State::Waiting,
@@ -139,6 +151,7 @@ impl Requests {
             uses_cache: caches && !arrival.no_match,
             obeys_eos: !arrival.ignore_eos,
             has_stop_ids: !arrival.stop_ids.is_empty(),
+            background: arrival.background,
         };
         let index = match self.unused.pop() {
             Some(index) => {
@@ -161,8 +174,9 @@ impl Requests {
         let cold = self.cold_mut(index);
         cold.num_tree_pages = 0;
         cold.handle = None;
-        cold.order = (arrival.priority, count);
+        cold.order = (arrival.background, arrival.priority * AGE + count, arrival.req_id);
         cold.num_admissions = 0;
+        cold.num_found_pages = None;
         cold.stop_ids = arrival.stop_ids;
         index
     }
@@ -225,7 +239,7 @@ fn length(tokens: i64) -> usize {
     usize::try_from(tokens).unwrap_or(0)
 }
 
-/// Requests sorted by (priority, arrival).
+/// Requests sorted by (background, age, id).
 #[derive(Default)]
 pub(crate) struct Queue {
     items: Vec<Index>, // those before `head` have left
@@ -239,6 +253,12 @@ impl Queue {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Those that are not in the background: they come first.
+    pub fn num_ordinary(&self, requests: &Requests) -> usize {
+        let items = &self.items[self.head..];
+        items.partition_point(|&index| !requests.get(index).background)
     }
 
     pub fn first(&self) -> Option<Index> {

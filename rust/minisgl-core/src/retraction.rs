@@ -11,7 +11,7 @@ use crate::api::CachePolicy;
 use crate::api::{Result, broken};
 use crate::decode_set::DecodeSet;
 use crate::numbers::ToUsize;
-use crate::radix::RadixTree;
+use crate::radix::{ROOT, RadixTree};
 use crate::request::{Index, Requests};
 
 /// Whom to retract so that `for_request` gets a page: the last one started. Never itself (it waits), and never one in
@@ -49,6 +49,23 @@ pub(crate) fn give_up_pages(requests: &mut Requests, index: Index, tree: &mut Ra
         tree.pool.push(requests.pages(index)[first..].iter().copied())?;
     }
     tree.release(handle)?;
+    requests.forget_pages(index);
+    Ok(())
+}
+
+/// At the end of a request whose prompt is too long to be kept: its tail is freed, and with it what the request brought
+/// into the tree, beyond what it found there when it was first admitted, as far as nobody else has it. (What a
+/// retraction put there of a request that matches nothing stays: it does not know what it had found.) The request is
+/// synchronized.
+pub(crate) fn drop_pages(requests: &mut Requests, index: Index, tree: &mut RadixTree) -> Result<()> {
+    let (cold, tokens) = (requests.cold(index), requests.tokens(index));
+    let (handle, first) = (cold.handle.unwrap_or(ROOT), cold.num_tree_pages);
+    let found = tree.find(handle, tokens, first, tokens.len() / tree.page_size());
+    tree.pool.push(requests.pages(index)[first..].iter().copied())?;
+    tree.release(handle)?;
+    if let (true, Some(end), Some(keep)) = (requests.get(index).uses_cache, found.end(), cold.num_found_pages) {
+        tree.drop_end(end, first + found.pages.len(), keep)?;
+    }
     requests.forget_pages(index);
     Ok(())
 }

@@ -5,9 +5,10 @@
 //! committed; an error in the middle of a call makes every later call an error.
 //! Doesn't know: tensors, text, time.
 //!
-//! One pass makes a step. Started rows go in order of (priority, arrival): each decode row gets its token, prefill rows
-//! share what the decode rows leave of the token budget. Then waiting requests are admitted, in the same order, until
-//! the first that gets nothing.
+//! One pass makes a step. Started rows go in order of (age, id): each decode row gets its token, prefill rows share
+//! what the decode rows leave of the token budget. Then waiting requests are admitted, in the same order, until the
+//! first that gets nothing. Requests in the background have a pass of their own, behind it, in a step in which nobody
+//! else is left waiting; for the others they are as good as not there.
 
 mod commit;
 mod events;
@@ -19,6 +20,7 @@ use crate::inputs::CheckedEvents;
 use crate::invariants::{TableWatch, check_all};
 use crate::metadata::DecidedStep;
 use crate::page_pool::{Page, PageSize};
+use crate::radix::TreeView;
 use crate::request::Index;
 use crate::state::{InFlight, SchedulerState};
 use crate::step::{Entry, Event, Limits, Plan, RingEntry};
@@ -36,7 +38,9 @@ pub struct Scheduler {
     num_prompt_tokens: u64,
     num_cached_tokens: u64,
     num_retracted: u64,
-    num_arrivals: u64,
+    num_hits: u64,
+    num_misses: u64,
+    num_arrivals: [i64; 2], // ordinary ones, those in the background
     last_step: Option<i64>,
     ends: Vec<Entry>,
     watch: TableWatch,
@@ -59,7 +63,9 @@ impl Scheduler {
             num_prompt_tokens: 0,
             num_cached_tokens: 0,
             num_retracted: 0,
-            num_arrivals: 0,
+            num_hits: 0,
+            num_misses: 0,
+            num_arrivals: [0; 2],
             last_step: None,
             ends: Vec::with_capacity(rows),
             watch: TableWatch::default(),
@@ -96,8 +102,7 @@ impl Scheduler {
     /// `Error::Event` if it is malformed, `Error::Broken` if the object is dead.
     pub fn check_event(&self, event: Event, into: &mut CheckedEvents) -> Result<()> {
         self.require_alive()?;
-        let oldest = self.state.in_flight.front().map(|flight| flight.step);
-        into.add(event, |id| self.state.live.contains_key(&id), oldest)
+        into.add(event, &self.state, &self.config)
     }
 
     /// Take in `events`, decide step `step`, write its arrays into `entry`. The first call may name any step; the
@@ -148,7 +153,20 @@ impl Scheduler {
             num_retracted_total: self.num_retracted,
             num_prompt_tokens_total: self.num_prompt_tokens,
             num_cached_tokens_total: self.num_cached_tokens,
+            num_pinned_pages: self.state.pins.num_locked_pages(&self.state.tree),
+            num_inserted_pages_total: self.state.tree.num_inserted_total,
+            num_evicted_pages_total: self.state.tree.num_evicted_total,
+            num_hits_total: self.num_hits,
+            num_misses_total: self.num_misses,
         }
+    }
+
+    /// The `limit` largest nodes of the prefix cache, for people who watch. Reads only. O(nodes).
+    #[must_use]
+    pub fn tree_view(&self, limit: usize) -> TreeView {
+        self.state
+            .tree
+            .view(limit, &self.state.pins.locked_nodes(&self.state.tree))
     }
 
     /// Check every invariant. O(everything).

@@ -7,6 +7,7 @@ use crate::admission::ReserveRatio;
 use crate::api::Config;
 use crate::decode_set::DecodeSet;
 use crate::page_pool::{PagePool, PageSize};
+use crate::pins::Pins;
 use crate::radix::RadixTree;
 use crate::request::{Index, Queue, Requests};
 use crate::slots::SlotTable;
@@ -25,6 +26,7 @@ pub(crate) struct SchedulerState {
     pub tree: RadixTree,
     pub slots: SlotTable,
     pub ratio: ReserveRatio,
+    pub pins: Pins,
     pub requests: Requests,
     pub live: Ids,
     pub waiting: Queue,
@@ -41,6 +43,7 @@ impl SchedulerState {
             tree: RadixTree::new(PagePool::new(config.num_pages), config.page_size, config.cache),
             slots: SlotTable::new(rows),
             ratio: ReserveRatio::new(),
+            pins: Pins::new(config.max_pinned_pages),
             requests: Requests::default(),
             live: Ids::default(),
             waiting: Queue::default(),

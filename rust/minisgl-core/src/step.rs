@@ -18,6 +18,8 @@ pub struct Arrival {
     pub priority: i64,
     pub no_overlap: bool,
     pub no_match: bool,
+    pub background: bool,
+    pub pin: bool,
 }
 
 /// An input of `schedule`.
@@ -31,6 +33,10 @@ pub enum Event {
     Abort(i64),
     /// The forward of a step failed; the first event of its call.
     ForwardFailed(i64),
+    /// What a request has pinned may be evicted.
+    Unpin(i64),
+    /// Every page of the tree that nobody holds becomes free.
+    ClearCache,
 }
 
 /// The same as `StepLimits` of the Python side.

@@ -6,7 +6,7 @@ mod common;
 use std::collections::HashSet;
 
 use common::{Bench, arrival};
-use minisgl_core::{CachePolicy, Config, Event};
+use minisgl_core::{CachePolicy, Config, Error, Event, Plan};
 
 /// splitmix64 (Steele, Lea, Flood 2014).
 struct Random(u64);
@@ -26,7 +26,7 @@ impl Random {
 }
 
 fn draw_config(random: &mut Random) -> Config {
-    Config {
+    let mut config = Config {
         num_pages: 8 + random.below(40),
         page_size: random.one_of(&[1, 4, 16]),
         max_running_requests: 1 + random.below(8),
@@ -35,7 +35,13 @@ fn draw_config(random: &mut Random) -> Config {
         eos_ids: vec![2],
         cache: random.one_of(&[CachePolicy::Lru, CachePolicy::Lfu, CachePolicy::Naive]),
         graph_sizes: random.one_of(&[&[][..], &[1, 2, 4, 8][..]]).to_vec(),
-    }
+        max_pinned_pages: 0,
+        cache_token_budget: random.one_of(&[0, 0, 20, 60]),
+        cache_max_prompt: random.one_of(&[0, 0, 5, 25]),
+    };
+    let longest = config.limits().max_seq_len - 1;
+    config.max_pinned_pages = random.below(config.num_pages - longest.div_ceil(config.page_size) + 1);
+    config
 }
 
 fn draw_arrival(random: &mut Random, req_id: i64) -> Event {
@@ -45,6 +51,8 @@ fn draw_arrival(random: &mut Random, req_id: i64) -> Event {
     arrival.no_overlap = random.below(8) == 0;
     arrival.no_match = random.below(8) == 0;
     arrival.ignore_eos = random.below(2) == 0;
+    arrival.background = random.below(4) == 0;
+    arrival.pin = random.below(4) == 0;
     Event::Arrival(arrival)
 }
 
@@ -74,7 +82,28 @@ fn draw_events(random: &mut Random, next_id: &mut i64, live: &mut HashSet<i64>) 
             _ => Event::Finish(req_id),
         });
     }
+    if random.below(12) == 0 {
+        events.push(Event::Unpin(random.below(*next_id as usize + 1) as i64));
+    }
+    if random.below(30) == 0 {
+        events.push(Event::ClearCache);
+    }
     events
+}
+
+/// Pins that are refused are left out.
+fn schedule(bench: &mut Bench, step: i64, mut events: Vec<Event>) -> Plan {
+    match bench.schedule(step, events.clone()) {
+        Err(Error::Event { field: "pin", .. }) => {
+            for event in &mut events {
+                if let Event::Arrival(arrival) = event {
+                    arrival.pin = false;
+                }
+            }
+            bench.schedule(step, events).unwrap()
+        }
+        other => other.unwrap(),
+    }
 }
 
 const STEPS: i64 = if cfg!(miri) { 25 } else { 200 };
@@ -98,7 +127,7 @@ fn run(seed: u64) -> u64 {
             events.insert(0, Event::ForwardFailed(in_flight[0].0));
             in_flight.clear(); // it stands in for their commits
         }
-        let plan = bench.schedule(step, events).unwrap();
+        let plan = schedule(&mut bench, step, events);
         bench.scheduler.check().unwrap();
         in_flight.push((step, plan.num_rows));
         let left = if plan.num_rows == 0 { 0 } else { overlap };
@@ -107,7 +136,7 @@ fn run(seed: u64) -> u64 {
         step += 1;
     }
     let stats = bench.scheduler.stats();
-    let pages = stats.num_free_pages + stats.num_evictable_pages;
+    let pages = stats.num_free_pages + stats.num_evictable_pages + stats.num_pinned_pages;
     assert_eq!(pages, num_pages, "seed {seed}: pages leaked");
     assert_eq!(stats.num_draining, 0, "seed {seed}: slots leaked");
     stats.num_retracted_total

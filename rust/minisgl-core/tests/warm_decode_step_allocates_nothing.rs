@@ -52,6 +52,9 @@ fn config(page_size: usize, num_pages: usize) -> Config {
         eos_ids: vec![2],
         cache: CachePolicy::Lru,
         graph_sizes: vec![],
+        max_pinned_pages: 0,
+        cache_token_budget: 0,
+        cache_max_prompt: 0,
     }
 }
 

@@ -1,8 +1,8 @@
 //! The engine behind one call a step: page table, slots, forward, sampling.
 //!
-//! Keeps true: bindings, page-table changes and rows of a step take effect in that order; an id that the host does not
-//! know yet is the token that the step before sampled for its slot; a step that fails leaves an engine that goes on,
-//! with its KV pool wiped.
+//! Keeps true: freed slots, bindings, page-table changes and rows of a step take effect in that order; an id that the
+//! host does not know yet is the token that the step before sampled for its slot; a step that fails leaves an engine
+//! that goes on, with its KV pool wiped.
 //! Doesn't know: requests' text, the prefix cache.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,8 +12,9 @@ use crate::attention::Rows;
 use crate::error::{Error, Result};
 use crate::kv::KvPool;
 use crate::model::{Decoder, Grid, Memory, Times, Tokens};
-use crate::sampling::{Binding, Drawn, Scratch, Slots, TokenLogprobs, logprobs};
-use crate::step::{Choices, PromptLogprobs, Sampled, Sizes, Step, StepLogprobs};
+use crate::pooling::Pools;
+use crate::sampling::{Binding, Followed, Scratch, Slots, TokenLogprobs, logprobs};
+use crate::step::{Choices, Embedding, PromptLogprobs, Sampled, Sizes, Step, StepLogprobs};
 use crate::threads::{Counter, Pool};
 
 /// Prompt positions that go through the head at once: a long prompt holds no [tokens, vocabulary] logits.
@@ -30,6 +31,7 @@ pub struct Engine {
     columns: usize,
     last_token: Vec<u32>,
     slots: Slots,
+    pools: Pools,
     logits: Grid,
     scratch: Vec<Mutex<Scratch>>,
 }
@@ -52,6 +54,7 @@ impl Engine {
             columns,
             last_token: vec![0; sizes.max_rows + 1],
             slots: Slots::new(sizes.max_rows + 1, config.vocab_size, eos_ids),
+            pools: Pools::new(sizes.max_rows + 1),
             logits: Grid::new(config.vocab_size),
             scratch: (0..pool.threads())
                 .map(|_| Mutex::new(Scratch::default()))
@@ -81,6 +84,9 @@ impl Engine {
 
     /// Run a step. `bindings` are those of the slots that it binds, with the slots.
     pub fn step(&mut self, step: &Step, bindings: Vec<(usize, Binding)>) -> Result<Sampled> {
+        for slot in &step.freed {
+            self.slots.free(*slot as usize);
+        }
         for (slot, binding) in bindings {
             if slot > self.sizes.max_rows {
                 return Err(Error::step(format!(
@@ -88,6 +94,7 @@ impl Engine {
                     self.sizes.max_rows
                 )));
             }
+            self.pools.bind(slot, &binding);
             self.slots.bind(slot, binding);
         }
         self.change_pages(step)?;
@@ -136,8 +143,13 @@ impl Engine {
         let mut found = Vec::with_capacity(count * vocabulary);
         for from in (0..count).step_by(PIECE) {
             let places: Vec<usize> = (from..count.min(from + PIECE)).collect();
-            self.decoder
-                .logits(&mut self.pool, &mut self.memory, &places, &mut self.logits)?;
+            self.decoder.logits(
+                &mut self.pool,
+                &mut self.memory,
+                &places,
+                &mut self.logits,
+                &|| (),
+            )?;
             for row in self.logits.rows(places.len()) {
                 found.extend_from_slice(&row[..vocabulary]);
             }
@@ -251,8 +263,9 @@ impl Engine {
         let prompts = self.prompt_logprobs(step, &starts)?;
         let mut sampled = Sampled {
             tokens: vec![-1; step.req_slots.len()],
-            logprobs: None,
             prompts,
+            embeddings: self.embeddings(step, &starts),
+            ..Sampled::default()
         };
         if !step.sample_rows.is_empty() {
             let last: Vec<usize> = step
@@ -260,17 +273,27 @@ impl Engine {
                 .iter()
                 .map(|row| starts[*row as usize + 1] as usize - 1)
                 .collect();
-            self.decoder
-                .logits(&mut self.pool, &mut self.memory, &last, &mut self.logits)?;
+            let slots = step
+                .sample_rows
+                .iter()
+                .map(|row| step.req_slots[*row as usize] as usize);
+            let masks = self.slots.masks(slots);
+            self.decoder.logits(
+                &mut self.pool,
+                &mut self.memory,
+                &last,
+                &mut self.logits,
+                &|| masks.fill(),
+            )?;
             self.sample(step, &mut sampled)?;
         }
         Ok(sampled)
     }
 
-    /// Tokens of the rows that sample, whose logits are there.
+    /// Tokens of the rows that sample, whose logits and masks are there.
     fn sample(&mut self, step: &Step, sampled: &mut Sampled) -> Result<()> {
         let rows = &step.sample_rows;
-        let drawn: Vec<Mutex<Option<Drawn>>> = rows.iter().map(|_| Mutex::new(None)).collect();
+        let drawn: Vec<Mutex<Option<Followed>>> = rows.iter().map(|_| Mutex::new(None)).collect();
         let (slots, scratch, next) = (&self.slots, &self.scratch, Counter::default());
         let vocabulary = self.decoder.config.vocab_size;
         let logits: Vec<Mutex<&mut [f32]>> = self.logits.rows(rows.len()).map(Mutex::new).collect();
@@ -280,19 +303,23 @@ impl Engine {
                 let row = rows[index] as usize;
                 let mut logits = logits[index].lock().unwrap_or_else(|e| e.into_inner());
                 let (slot, position) = (step.req_slots[row] as usize, step.seq_lens[row] as u64);
-                let one = slots.draw(slot, position, &mut logits[..vocabulary], &mut scratch);
+                let one = slots.follow(slot, position, &mut logits[..vocabulary], &mut scratch);
                 *drawn[index].lock().unwrap_or_else(|e| e.into_inner()) = Some(one);
             }
         })?;
         let mut asked = StepLogprobs::default();
         for (row, cell) in rows.iter().zip(drawn) {
-            let Some(one) = cell.into_inner().unwrap_or_else(|e| e.into_inner()) else {
+            let Some((one, failure)) = cell.into_inner().unwrap_or_else(|e| e.into_inner()) else {
                 return Err(Error::step("a row was not sampled"));
             };
             let slot = step.req_slots[*row as usize] as usize;
             self.slots.record(slot, one.token);
             self.last_token[slot] = one.token;
             sampled.tokens[*row as usize] = one.token as i32;
+            if let Some(why) = failure {
+                sampled.tokens[*row as usize] = self.slots.end().unwrap_or(one.token) as i32;
+                sampled.failures.push((*row, why));
+            }
             if let Some(found) = one.logprobs {
                 asked.rows.push(*row);
                 asked.tokens.push(found);
@@ -300,6 +327,25 @@ impl Engine {
         }
         sampled.logprobs = (!asked.rows.is_empty()).then_some(asked);
         Ok(())
+    }
+
+    /// Of the prompts that end in this step, for slots that asked.
+    fn embeddings(&mut self, step: &Step, starts: &[u32]) -> Vec<Embedding> {
+        let mut found = Vec::new();
+        if self.pools.is_empty() {
+            return found;
+        }
+        for (row, slot) in step.req_slots.iter().enumerate() {
+            let slot = *slot as usize;
+            for token in starts[row] as usize..starts[row + 1] as usize {
+                let position = step.positions[token] as usize;
+                if self.pools.wants(slot, position) {
+                    let hidden = self.decoder.hidden(&mut self.memory, token);
+                    found.extend(self.pools.add(slot, position, hidden));
+                }
+            }
+        }
+        found
     }
 
     /// Of the prompt tokens that follow those computed in this step, for slots that asked.
@@ -320,8 +366,13 @@ impl Engine {
             for (piece, own) in wanted.chunks(PIECE).enumerate() {
                 let from = start + piece * PIECE;
                 let places: Vec<usize> = (from..from + own.len()).collect();
-                self.decoder
-                    .logits(&mut self.pool, &mut self.memory, &places, &mut self.logits)?;
+                self.decoder.logits(
+                    &mut self.pool,
+                    &mut self.memory,
+                    &places,
+                    &mut self.logits,
+                    &|| (),
+                )?;
                 tokens.append(&mut self.logprobs_of(own, count)?);
             }
             found.push(PromptLogprobs {

@@ -22,6 +22,7 @@ pub mod kernels;
 pub mod kv;
 pub mod load;
 pub mod model;
+mod pooling;
 pub mod sampling;
 pub mod step;
 pub mod threads;
@@ -29,4 +30,4 @@ pub mod weights;
 
 pub use engine::Engine;
 pub use error::{Error, Result};
-pub use step::{PromptLogprobs, Sampled, Step, StepLogprobs};
+pub use step::{Embedding, PromptLogprobs, Sampled, Step, StepLogprobs};

@@ -42,6 +42,8 @@ pub struct Step {
     pub page_ids: Vec<i32>,
     /// Rows that decode come first.
     pub num_decode_rows: usize,
+    /// Slots whose requests have ended.
+    pub freed: Vec<i32>,
 }
 
 /// Log probabilities of sampled tokens.
@@ -64,6 +66,15 @@ pub struct PromptLogprobs {
     pub tokens: Vec<TokenLogprobs>,
 }
 
+/// Of a prompt that ended in a step.
+#[derive(Debug, PartialEq)]
+pub struct Embedding {
+    /// Whose.
+    pub req_id: i64,
+    /// Its numbers, of no particular length.
+    pub numbers: Vec<f32>,
+}
+
 /// What a step gives.
 #[derive(Debug, Default)]
 pub struct Sampled {
@@ -73,6 +84,10 @@ pub struct Sampled {
     pub logprobs: Option<StepLogprobs>,
     /// Of prompts that asked.
     pub prompts: Vec<PromptLogprobs>,
+    /// Of prompts that asked, with their last token.
+    pub embeddings: Vec<Embedding>,
+    /// Rows whose grammars cannot go on, ascending, and why: their tokens are an end of sequence.
+    pub failures: Vec<(i32, String)>,
 }
 
 /// Choices of a user.

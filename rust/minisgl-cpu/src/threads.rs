@@ -26,6 +26,8 @@ const YIELD: Duration = Duration::from_micros(600);
 const NAP: Duration = Duration::from_micros(100);
 /// Looks between two readings of the clock.
 const LOOKS: u32 = 32;
+/// Bytes of a thread's stack, as of the thread that calls: jobs may run code of others.
+const STACK: usize = 8 << 20;
 
 /// On lines of their own: neighbours that others write would slow each look down.
 #[repr(align(128))]
@@ -161,6 +163,7 @@ impl Pool {
             let shared = Arc::clone(&shared);
             let handle = std::thread::Builder::new()
                 .name(format!("cpu-engine-{thread}"))
+                .stack_size(STACK)
                 .spawn(move || follow(&shared, thread))
                 .map_err(|error| Error::setting(format!("--num-threads {threads}: {error}")))?;
             pool.others.push(handle);

@@ -24,6 +24,9 @@ const FEATURES: &[&str] = if cfg!(feature = "test-panics") {
     &[]
 };
 
+/// Id, parent, tokens, depth, locks, age, children, whether a pin holds it, first tokens.
+type TreeNode = (u64, u64, usize, usize, u32, u64, u32, bool, Vec<i32>);
+
 /// See `minisgl.scheduler.api.ControlPlane`. Made by `minisgl.scheduler.rust_hotpath`, which checks the configuration.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct ControlPlane {
@@ -132,18 +135,43 @@ impl ControlPlane {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let stats = self.scheduler.stats();
         let kind = py.import("minisgl.scheduler.api")?.getattr("Stats")?;
-        kind.call1((
-            stats.num_waiting,
-            stats.num_running,
-            stats.num_draining,
-            stats.num_free_pages,
-            stats.num_evictable_pages,
-            stats.num_protected_pages,
-            stats.num_held_pages,
-            stats.num_retracted_total,
-            stats.num_prompt_tokens_total,
-            stats.num_cached_tokens_total,
-        ))
+        let counts = [
+            stats.num_waiting.into_pyobject(py)?,
+            stats.num_running.into_pyobject(py)?,
+            stats.num_draining.into_pyobject(py)?,
+            stats.num_free_pages.into_pyobject(py)?,
+            stats.num_evictable_pages.into_pyobject(py)?,
+            stats.num_protected_pages.into_pyobject(py)?,
+            stats.num_held_pages.into_pyobject(py)?,
+            stats.num_retracted_total.into_pyobject(py)?,
+            stats.num_prompt_tokens_total.into_pyobject(py)?,
+            stats.num_cached_tokens_total.into_pyobject(py)?,
+            stats.num_pinned_pages.into_pyobject(py)?,
+            stats.num_inserted_pages_total.into_pyobject(py)?,
+            stats.num_evicted_pages_total.into_pyobject(py)?,
+            stats.num_hits_total.into_pyobject(py)?,
+            stats.num_misses_total.into_pyobject(py)?,
+        ];
+        kind.call1(PyTuple::new(py, counts)?)
+    }
+
+    /// The `limit` largest nodes of the prefix cache, as `minisgl.scheduler.api.TreeView`.
+    fn tree_view(&self, limit: usize) -> (usize, usize, Vec<TreeNode>) {
+        let view = self.scheduler.tree_view(limit);
+        let nodes = view.nodes.into_iter().map(|node| {
+            (
+                node.id,
+                node.parent,
+                node.num_tokens,
+                node.depth,
+                node.lock,
+                node.age,
+                node.num_children,
+                node.is_pinned,
+                node.begins,
+            )
+        });
+        (view.num_nodes, view.num_tokens, nodes.collect())
     }
 
     /// Check every invariant. O(everything).
@@ -220,6 +248,9 @@ fn read_config(config: &Bound<'_, PyAny>) -> PyResult<Config> {
         eos_ids: config.getattr("eos_ids")?.extract()?,
         cache,
         graph_sizes: config.getattr("graph_sizes")?.extract()?,
+        max_pinned_pages: number("max_pinned_pages")?,
+        cache_token_budget: number("cache_token_budget")?,
+        cache_max_prompt: number("cache_max_prompt")?,
     })
 }
 

@@ -12,7 +12,7 @@ use minisgl_cpu::sampling::TokenLogprobs;
 use minisgl_cpu::{Engine, Error, Sampled, Step};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList};
+use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyList};
 
 use crate::arrays::{Int32s, to_numpy};
 use crate::sampling::binding_from_python;
@@ -99,8 +99,11 @@ impl CpuEngine {
         Ok(found)
     }
 
-    /// Run a step: its arrays without padding rows, `page_table_updates` flat, and bindings of slots.
-    /// Gives (tokens by row, log probabilities or None, list of prompts').
+    /// Run a step: its arrays without padding rows, `page_table_updates` flat, bindings of slots, slots that are free.
+    /// Gives (tokens by row, log probabilities or None, list of prompts', list of prompts' embeddings as bytes, what
+    /// failed by row).
+    #[pyo3(signature = (input_ids, positions, out_loc, req_slots, seq_lens, extend_lens, sample_rows,
+                        page_table_updates, page_ids, num_decode_rows, bindings, freed))]
     #[allow(clippy::too_many_arguments)] // a step has as many
     fn step<'py>(
         &self,
@@ -116,7 +119,8 @@ impl CpuEngine {
         page_ids: Int32s<'py>,
         num_decode_rows: usize,
         bindings: Vec<Bound<'py, PyAny>>,
-    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyList>)> {
+        freed: Int32s<'py>,
+    ) -> PyResult<Told<'py>> {
         let step = Step {
             input_ids: input_ids.as_slice().to_vec(),
             positions: positions.as_slice().to_vec(),
@@ -132,6 +136,7 @@ impl CpuEngine {
                 .collect(),
             page_ids: page_ids.as_slice().to_vec(),
             num_decode_rows,
+            freed: freed.as_slice().to_vec(),
         };
         let bindings = bindings
             .iter()
@@ -175,7 +180,13 @@ impl CpuEngine {
     }
 }
 
-type Told<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyList>);
+type Told<'py> = (
+    Bound<'py, PyAny>,
+    Bound<'py, PyAny>,
+    Bound<'py, PyList>,
+    Bound<'py, PyList>,
+    Bound<'py, PyDict>,
+);
 
 fn told(py: Python<'_>, sampled: Sampled) -> PyResult<Told<'_>> {
     let tokens = to_numpy(py, sampled.tokens.into_iter())?;
@@ -193,7 +204,19 @@ fn told(py: Python<'_>, sampled: Sampled) -> PyResult<Told<'_>> {
         let (own, top_ids, top) = apart(one.tokens);
         prompts.append((one.req_id, one.first, own, top_ids, top))?;
     }
-    Ok((tokens, logprobs, prompts))
+    let embeddings = PyList::empty(py);
+    for one in sampled.embeddings {
+        let numbers = PyBytes::new(
+            py,
+            &one.numbers
+                .iter()
+                .flat_map(|x| x.to_le_bytes())
+                .collect::<Vec<u8>>(),
+        );
+        embeddings.append((one.req_id, numbers))?;
+    }
+    let failures = sampled.failures.into_py_dict(py)?;
+    Ok((tokens, logprobs, prompts, embeddings, failures))
 }
 
 type Apart = (Vec<f32>, Vec<Vec<u32>>, Vec<Vec<f32>>);

@@ -15,6 +15,8 @@ pub(crate) struct EventTypes {
     finish: Py<PyType>,
     abort: Py<PyType>,
     forward_failed: Py<PyType>,
+    unpin: Py<PyType>,
+    clear_cache: Py<PyType>,
 }
 
 impl EventTypes {
@@ -28,6 +30,8 @@ impl EventTypes {
             finish: class("Finish")?,
             abort: class("Abort")?,
             forward_failed: class("ForwardFailed")?,
+            unpin: class("Unpin")?,
+            clear_cache: class("ClearCache")?,
         })
     }
 
@@ -63,6 +67,12 @@ impl EventTypes {
             return Ok(Event::ForwardFailed(integer(
                 &event.getattr(intern!(py, "step"))?,
             )?));
+        }
+        if kind.is(&self.unpin) {
+            return Ok(Event::Unpin(req_id()?));
+        }
+        if kind.is(&self.clear_cache) {
+            return Ok(Event::ClearCache);
         }
         Err(PyTypeError::new_err(format!(
             "event {index}: {kind} is no event"
@@ -119,6 +129,8 @@ fn convert_arrival(index: usize, event: &Bound<'_, PyAny>) -> PyResult<Arrival> 
         priority: number(intern!(py, "priority"))?,
         no_overlap: flag(intern!(py, "no_overlap"))?,
         no_match: flag(intern!(py, "no_match"))?,
+        background: flag(intern!(py, "background"))?,
+        pin: flag(intern!(py, "pin"))?,
     })
 }
 

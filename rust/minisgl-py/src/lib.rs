@@ -1,8 +1,13 @@
-//! The extension module `minisgl._rust`: a thin layer over `minisgl-core`, `minisgl-cpu` and `minisgl-loadgen`.
+//! The extension module `minisgl._rust`: a thin layer over `minisgl-core`, `minisgl-cpu`, `minisgl-gateway` and
+//! `minisgl-loadgen`.
 
 #![deny(unsafe_code)]
 
 use pyo3::prelude::*;
+
+/// Encoding a prompt is many small allocations, on one thread, freed on another.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 mod arrays;
 #[allow(unsafe_code)]
@@ -10,11 +15,18 @@ mod buffers;
 mod cache;
 mod control_plane;
 mod cpu_engine;
+mod engine_pool;
 mod errors;
 mod events;
 mod functions;
+#[allow(unsafe_code)]
+mod gateway;
+mod gateway_text;
 mod gguf;
+mod grammar;
+mod grammar_of;
 mod load;
+mod router;
 mod sampling;
 mod step;
 
@@ -29,11 +41,23 @@ fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(gguf::decode_blocks, module)?)?;
     module.add_class::<control_plane::ControlPlane>()?;
     module.add_class::<cpu_engine::CpuEngine>()?;
+    module.add_class::<gateway::Gateway>()?;
+    module.add_class::<grammar::GrammarTokenizer>()?;
+    module.add_class::<grammar::GrammarMatcher>()?;
+    module.add_function(wrap_pyfunction!(grammar::check_grammar, module)?)?;
+    module.add_class::<engine_pool::EnginePool>()?;
+    module.add_function(wrap_pyfunction!(engine_pool::recode_to_engine, module)?)?;
+    module.add_function(wrap_pyfunction!(engine_pool::recode_from_engine, module)?)?;
     module.add_class::<step::StepPlan>()?;
     module.add_class::<step::StepOutput>()?;
     module.add_class::<cache::RadixCacheManager>()?;
     module.add_class::<cache::RadixCacheHandle>()?;
+    module.add_class::<router::Router>()?;
     module.add_class::<sampling::CpuSampler>()?;
+    module.add_class::<gateway_text::GatewayText>()?;
+    module.add_class::<gateway_text::GatewayDecoder>()?;
+    module.add_class::<gateway_text::GatewayStream>()?;
+    module.add_class::<gateway_text::GatewayTemplate>()?;
     module.add_function(wrap_pyfunction!(functions::prefill_admission_plan, module)?)?;
     module.add_function(wrap_pyfunction!(functions::make_positions, module)?)?;
     module.add_function(wrap_pyfunction!(functions::make_input_mapping, module)?)?;

@@ -4,12 +4,13 @@
 //! Keeps true: a number beyond what the engine counts with is taken for the nearest that is not.
 //! Doesn't know: whether the parameters make sense: `SamplingParams.check` has seen to it.
 
-use minisgl_cpu::sampling::{Binding, Params, Scratch, Slots};
+use minisgl_cpu::sampling::{Binding, Params, Pooling, Scratch, Slots};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::arrays::Int32s;
+use crate::arrays::{Int32s, words_of};
+use crate::grammar_of::grammar_of;
 
 /// The attributes of a `minisgl.sampling_params.SamplingParams` with a seed.
 pub(crate) fn params_from_python(sampling: &Bound<'_, PyAny>) -> PyResult<Params> {
@@ -29,7 +30,11 @@ pub(crate) fn params_from_python(sampling: &Bound<'_, PyAny>) -> PyResult<Params
             float("temperature")?
         },
         top_k: sampling.getattr("top_k")?.extract().unwrap_or(i64::MAX),
-        top_p: float("top_p")?,
+        top_p: match float("top_p")? {
+            // greedy is what is_greedy says: the best by its logit, not by a probability that others may share
+            0.0 => f32::MIN_POSITIVE,
+            top_p => top_p,
+        },
         min_p: float("min_p")?,
         seed: sampling.getattr("seed")?.extract()?,
         repetition_penalty: float("repetition_penalty")?,
@@ -46,6 +51,15 @@ pub(crate) fn params_from_python(sampling: &Bound<'_, PyAny>) -> PyResult<Params
         ignore_eos: sampling.getattr("ignore_eos")?.is_truthy()?,
         logprobs: sampling.getattr("logprobs")?.extract()?,
         prompt_logprobs: sampling.getattr("prompt_logprobs")?.extract()?,
+        embedding: match sampling
+            .getattr("embedding")?
+            .extract::<Option<String>>()?
+            .as_deref()
+        {
+            None => None,
+            Some("last") => Some(Pooling::Last),
+            Some(_) => Some(Pooling::Mean),
+        },
     })
 }
 
@@ -57,6 +71,7 @@ pub(crate) fn binding_from_python(binding: &Bound<'_, PyAny>) -> PyResult<(usize
         params: params_from_python(&binding.getattr("sampling")?)?,
         tokens: tokens.extract::<Int32s<'_>>()?.as_slice().to_vec(),
         num_prompt: binding.getattr("num_prompt")?.extract()?,
+        grammar: grammar_of(&binding.getattr("grammar")?)?,
     };
     Ok((binding.getattr("slot")?.extract()?, made))
 }
@@ -116,12 +131,14 @@ impl CpuSampler {
         Ok(())
     }
 
+    #[pyo3(signature = (logits, slots, positions, masks=None))]
     fn step(
         &mut self,
         py: Python<'_>,
         logits: &Bound<'_, PyAny>,
         slots: Vec<usize>,
         positions: Vec<u64>,
+        masks: Option<Vec<Option<Int32s<'_>>>>,
     ) -> PyResult<(Vec<u32>, Vec<Option<Logprobs>>)> {
         let buffer = PyBuffer::<f32>::get(logits)?;
         let mut numbers = buffer.to_vec(py)?;
@@ -130,11 +147,20 @@ impl CpuSampler {
                 "logits, slots, positions: not of as many rows",
             ));
         }
+        let mut masks: Vec<Option<Vec<u32>>> = masks
+            .unwrap_or_default()
+            .iter()
+            .map(|mask| mask.as_ref().map(words_of))
+            .collect();
+        masks.resize(slots.len(), None);
         let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
         let rows = numbers.chunks_exact_mut(self.vocab_size);
-        for ((row, slot), position) in rows.zip(slots).zip(positions) {
+        for (((row, slot), position), mask) in rows.zip(slots).zip(positions).zip(masks) {
             let slot = self.check_slot(slot)?;
-            let drawn = self.slots.draw(slot, position, row, &mut self.scratch);
+            let mask = mask.as_deref();
+            let drawn = self
+                .slots
+                .draw(slot, position, row, mask, &mut self.scratch);
             self.slots.record(slot, drawn.token);
             tokens.push(drawn.token);
             logprobs.push(drawn.logprobs.map(|of| (of.own, of.top_ids, of.top)));

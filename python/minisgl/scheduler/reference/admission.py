@@ -25,7 +25,7 @@ RATIO_UP, RATIO_DOWN = 256, 1
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
     """What a prefill row could get now: `match`, then `num_tokens` computed, for which it takes `num_new_pages`.
-    With 0 tokens it gets nothing; `lacks_pages` says whether more pages would change that."""
+    With 0 tokens it gets nothing; `lacks_pages` says whether with more pages it would get more."""
 
     match: Match
     num_tokens: int
@@ -58,13 +58,12 @@ def size_chunk(request: Request, tree: RadixTree, budget: int, max_page_changes:
         return Chunk(match, 0, 0)
     available = tree.num_available - match.num_unlocked
     num_new_pages = -(-num_tokens // size)
-    if num_new_pages > available:
+    lacks_pages = num_new_pages > available
+    if lacks_pages:
         num_new_pages, num_tokens = available, available * size
-    if num_tokens == 0:
-        return Chunk(match, 0, 0, lacks_pages=True)
     if len(match.pages) + num_new_pages > max_page_changes:
         return Chunk(match, 0, 0)
-    return Chunk(match, num_tokens, num_new_pages)
+    return Chunk(match, num_tokens, num_new_pages, lacks_pages)
 
 
 def apply_chunk(request: Request, chunk: Chunk, tree: RadixTree) -> None:

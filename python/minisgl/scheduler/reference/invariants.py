@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from minisgl.scheduler.api import need
 from minisgl.scheduler.reference.admission import RATIO_MAX, RATIO_MIN
+from minisgl.scheduler.reference.pins import Pins, path
 from minisgl.scheduler.reference.radix import RadixTree, check_tree
 from minisgl.scheduler.reference.request import NO_SLOT, Request, RequestQueue, State
 from minisgl.scheduler.reference.state import SchedulerState
@@ -21,7 +22,8 @@ def check_all(state: SchedulerState) -> None:
     """Raise `ControlPlaneError` at the first invariant that doesn't hold. O(everything)."""
     check_tree(state.tree)
     check_page_owners(state.tree, state.started)
-    check_locks(state.tree, state.started)
+    check_locks(state.tree, state.started, state.pins)
+    _check_pins(state)
     _check_lists(state)
     _check_slots(state)
     _check_pending(state)
@@ -43,17 +45,30 @@ def check_page_owners(tree: RadixTree, started: Iterable[Request]) -> None:
     need(not lost, f"pages {sorted(lost)[:8]} have no owner, or don't exist")
 
 
-def check_locks(tree: RadixTree, started: Iterable[Request]) -> None:
-    """Lock counts are the numbers of handles on a node and below it."""
+def check_locks(tree: RadixTree, started: Iterable[Request], pins: Pins) -> None:
+    """Lock counts are the numbers of handles on a node and below it: those of started requests and those of pins."""
     locks: Counter[int] = Counter()
-    for request in started:
-        node = request.handle
+    handles = [(request.req_id, request.handle) for request in started]
+    handles += [(req_id, pin.handle) for req_id, pin in pins.items() if pin.handle is not None]
+    for req_id, handle in handles:
+        node = handle
         while node is not None and node.parent is not None:
             locks[id(node)] += 1
             node = node.parent
-        need(node is tree.root, f"request {request.req_id} locks a node that is not in the tree")
+        need(node is tree.root, f"request {req_id} locks a node that is not in the tree")
     for node in tree.nodes():
         need(node.lock == locks[id(node)], f"a node has {node.lock} locks and {locks[id(node)]} handles")
+
+
+def _check_pins(state: SchedulerState) -> None:
+    """A pin covers the full pages of its request's prompt; one that does not yet is of a live request."""
+    limit, total = state.pins.max_pages, sum(pin.num_pages for _, pin in state.pins.items())
+    need(total == state.pins.num_pages <= limit, f"{total} pages are pinned, counted {state.pins.num_pages} of {limit}")
+    for req_id, pin in state.pins.items():
+        need(pin.handle is not None or req_id in state.live, f"the pin of request {req_id} waits for nobody")
+        if pin.handle is not None:
+            pages = sum(len(node.pages) for node in path(pin.handle))
+            need(pages == pin.num_pages, f"request {req_id} pins {pages} pages, not {pin.num_pages}")
 
 
 def _check_started(request: Request, tree: RadixTree) -> None:

@@ -36,6 +36,7 @@ class DecidedStep:
     assigned: list[tuple[Request, int]] = field(default_factory=list)  # with the cached length in tokens
     freed: list[int] = field(default_factory=list)  # slots
     num_retracted: int = 0
+    num_gave_way: int = 0  # of them, those in the background
     num_prefill_page_changes: int = 0
 
     def rows(self) -> list[Request]:

@@ -18,7 +18,8 @@ from minisgl.scheduler.api import ControlPlaneError
 from minisgl.scheduler.reference.radix import Node
 from minisgl.step import Arrival, FinishReason
 
-OrderKey = tuple[int, int, int]  # priority, arrival counter, id
+OrderKey = tuple[bool, int, int]  # whether it is in the background, its age, id
+AGE = 64  # arrivals that a step of priority is worth
 NO_SLOT = -1
 NO_STEP = -1
 
@@ -45,6 +46,7 @@ class Request:
     uses_cache: bool  # match prefixes, and share prompt pages as soon as they are scheduled
     state: State = State.WAITING
     num_admissions: int = 0
+    num_found_pages: int | None = None  # cached when it was first admitted to the tree of now
     num_pending: int = 0
     last_step: int = NO_STEP  # the last step that holds a row of it
 
@@ -54,6 +56,10 @@ class Request:
     num_tree_pages: int = 0  # of these, the first ones belong to the tree; the others (the tail) to the request
     kv_len: int = 0  # tokens whose KV is computed, or scheduled to be
     prefill_len: int = 0  # tokens known at this admission
+
+    @property
+    def is_background(self) -> bool:
+        return self.order[0]
 
     @property
     def is_prefilling(self) -> bool:
@@ -74,10 +80,15 @@ class Request:
 
 
 def make_request(arrival: Arrival, count: int, max_seq_len: int, eos_ids: tuple[int, ...], caches: bool) -> Request:
-    """The request of a valid `arrival`, the `count`-th one. `caches` is false if the cache is "naive"."""
+    """The request of a valid `arrival`, the `count`-th of its kind: those in the background are counted by themselves.
+    `caches` is false if the cache is "naive".
+
+    Counting arrivals makes a request older with each that comes later: one of priority p is overtaken by at most
+    (p - q) * AGE later ones of priority q, however many come.
+    """
     return Request(
         req_id=int(arrival.req_id),
-        order=(arrival.priority, count, int(arrival.req_id)),
+        order=(bool(arrival.background), arrival.priority * AGE + count, int(arrival.req_id)),
         tokens=arrival.tokens.tolist(),
         num_prompt=arrival.num_prompt,
         max_len=min(arrival.num_prompt + arrival.max_tokens, max_seq_len),
@@ -93,7 +104,7 @@ def _order(request: Request) -> OrderKey:
 
 
 class RequestQueue:
-    """Requests sorted by (priority, arrival, id)."""
+    """Requests sorted by (background, age, id)."""
 
     __slots__ = ("items",)
 
@@ -105,6 +116,11 @@ class RequestQueue:
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self.items)
+
+    @property
+    def num_ordinary(self) -> int:
+        """Those that are not in the background: they come first."""
+        return bisect_left(self.items, True, key=lambda request: request.is_background)
 
     @property
     def first(self) -> Request:

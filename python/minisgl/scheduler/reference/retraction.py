@@ -46,6 +46,19 @@ def give_up_pages(request: Request, tree: RadixTree) -> None:
     forget_pages(request)
 
 
+def drop_pages(request: Request, tree: RadixTree) -> None:
+    """At the end of a request whose prompt is too long to be kept: its tail is freed, and with it what the request
+    brought into the tree, beyond what it found there when it was first admitted, as far as nobody else has it. (What a
+    retraction put there of a request that matches nothing stays: it does not know what it had found.)"""
+    handle, first = request.handle or tree.root, request.num_tree_pages
+    found = tree.match(handle, request.tokens, first, len(request.tokens) // tree.page_size)
+    tree.pool.push(request.pages[first:])
+    tree.release(handle)
+    if request.uses_cache and request.num_found_pages is not None and found.partial is None:
+        tree.drop(found.node, first + len(found.pages), request.num_found_pages)
+    forget_pages(request)
+
+
 def forget_pages(request: Request) -> None:
     """The request holds nothing any more. Its slot is the scheduler's business, and must be taken before."""
     request.handle = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.reference.admission import ReserveRatio
 from minisgl.scheduler.reference.page_pool import PagePool
+from minisgl.scheduler.reference.pins import Pins
 from minisgl.scheduler.reference.radix import RadixTree
 from minisgl.scheduler.reference.request import Request, RequestQueue
 from minisgl.scheduler.reference.slots import SlotTable
@@ -29,6 +30,7 @@ class SchedulerState:
         self.tree = RadixTree(PagePool(config.num_pages), config.page_size, config.cache)
         self.slots = SlotTable(config.max_running_requests)
         self.ratio = ReserveRatio()
+        self.pins = Pins(config.max_pinned_pages)
         self.live: dict[int, Request] = {}
         self.waiting = RequestQueue()
         self.started = RequestQueue()

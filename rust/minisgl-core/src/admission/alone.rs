@@ -86,6 +86,10 @@ impl Candidates<'_> {
 impl Waiting for Candidates<'_> {
     type Chunk = (Candidate, usize, Share); // with the tokens that are left of it
 
+    fn has_next(&self) -> bool {
+        self.plan.len() < self.candidates.len()
+    }
+
     fn num_free_slots(&self) -> usize {
         self.room.num_slots - self.plan.len()
     }
@@ -98,13 +102,14 @@ impl Waiting for Candidates<'_> {
         !self.plan.is_empty()
     }
 
-    fn size_first(&self, budget: i64) -> Option<Self::Chunk> {
+    fn size_first(&self, budget: i64) -> Option<(Self::Chunk, usize, bool)> {
         let one = *self.candidates.get(self.plan.len())?;
         let page_size = self.room.page_size;
         let least = if self.any_prefills() { 0 } else { page_size.to_i64() };
         let rest = one.num_tokens.to_usize() - one.num_matched_pages.to_usize() * page_size;
         let share = share(budget.max(least), rest, self.num_pages, page_size);
-        (share.num_tokens > 0).then_some((one, rest, share))
+        let (num_tokens, lacks_pages) = (share.num_tokens, share.lacks_pages);
+        Some(((one, rest, share), num_tokens, lacks_pages))
     }
 
     fn needed_by_started(&self) -> usize {
@@ -116,14 +121,11 @@ impl Waiting for Candidates<'_> {
         self.prompt_pages(one) + reserve + needed_by_started <= self.num_pages
     }
 
-    fn start_first(&mut self, (one, rest, share): Self::Chunk) -> Result<(usize, usize)> {
+    fn start_first(&mut self, (one, rest, share): Self::Chunk) -> Result<usize> {
         let samples = u32::from(share.num_tokens == rest);
         let reserve = self.ratio.reserve_pages(one.max_output - samples, self.size);
         self.num_pages -= share.num_new_pages;
         self.plan.push((share.num_tokens, share.num_new_pages));
-        Ok((
-            share.num_tokens,
-            self.prompt_pages(&one) - share.num_new_pages + reserve,
-        ))
+        Ok(self.prompt_pages(&one) - share.num_new_pages + reserve)
     }
 }

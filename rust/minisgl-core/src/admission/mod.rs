@@ -25,7 +25,7 @@ const RATIO_UP: usize = 256;
 const RATIO_DOWN: usize = 1;
 
 /// What a prefill row could get now: `found`, then `num_tokens` computed, for which it takes `num_new_pages`. With 0
-/// tokens it gets nothing; `lacks_pages` says whether more pages would change that.
+/// tokens it gets nothing; `lacks_pages` says whether with more pages it would get more.
 pub(crate) struct Chunk {
     pub found: Match,
     pub num_tokens: usize,
@@ -93,8 +93,8 @@ pub(crate) fn share(budget: i64, remaining: usize, available: usize, size: usize
         num_tokens -= num_tokens % size;
     }
     let mut num_new_pages = num_tokens.div_ceil(size);
-    let lacks_pages = num_tokens > 0 && available == 0;
-    if num_new_pages > available {
+    let lacks_pages = num_new_pages > available;
+    if lacks_pages {
         num_new_pages = available;
         num_tokens = available * size;
     }
@@ -193,15 +193,28 @@ pub(crate) fn fits(
 pub(crate) trait Waiting {
     type Chunk;
 
+    fn has_next(&self) -> bool;
+
     fn num_free_slots(&self) -> usize;
+
+    /// Whether the first in line will get a slot that is draining.
+    fn awaits_slot(&self) -> bool {
+        false
+    }
+
+    /// Somebody who has started makes room for the first in line; whether there was one.
+    fn give_way(&mut self) -> Result<bool> {
+        Ok(false)
+    }
 
     fn any_started(&self) -> bool;
 
     /// Whether a row of the step prefills.
     fn any_prefills(&self) -> bool;
 
-    /// What the first in line gets of `budget` tokens; None if nobody waits or it gets nothing.
-    fn size_first(&self, budget: i64) -> Option<Self::Chunk>;
+    /// What the first in line gets of `budget` tokens, its number of tokens, and whether with more pages it would get
+    /// more; None if nobody waits.
+    fn size_first(&self, budget: i64) -> Option<(Self::Chunk, usize, bool)>;
 
     /// Pages that the started requests will yet take, estimated.
     fn needed_by_started(&self) -> usize;
@@ -209,25 +222,39 @@ pub(crate) trait Waiting {
     /// The estimate for the first in line.
     fn fits(&self, chunk: &Self::Chunk, needed_by_started: usize) -> bool;
 
-    /// The first in line starts; the tokens that it computes, and the pages that it will yet take.
-    fn start_first(&mut self, chunk: Self::Chunk) -> Result<(usize, usize)>;
+    /// The first in line starts; the pages that it will yet take.
+    fn start_first(&mut self, chunk: Self::Chunk) -> Result<usize>;
 }
 
 /// Start waiting requests in order, to the first that gets nothing: no slot, no budget, no pages, or more than the
-/// estimate allows. With nothing started the first in line may start whatever the estimate says.
-pub(crate) fn admit(waiting: &mut impl Waiting, mut budget: i64) -> Result<()> {
+/// estimate allows; returns what is left of the budget. With nothing started the first in line may start whatever the
+/// estimate says. Where a slot, pages or the estimate stand in its way, those who give way do, one by one.
+pub(crate) fn admit(waiting: &mut impl Waiting, mut budget: i64) -> Result<i64> {
     let mut needed = None;
-    while waiting.num_free_slots() > 0 && (budget > 0 || !waiting.any_prefills()) {
-        let Some(chunk) = waiting.size_first(budget) else {
+    while waiting.has_next() && (budget > 0 || !waiting.any_prefills()) {
+        if waiting.num_free_slots() == 0 {
+            if waiting.awaits_slot() || !waiting.give_way()? {
+                break;
+            }
+            continue;
+        }
+        let Some((chunk, num_tokens, lacks_pages)) = waiting.size_first(budget) else {
             break;
         };
-        let by_started = needed.unwrap_or_else(|| waiting.needed_by_started());
-        if waiting.any_started() && !waiting.fits(&chunk, by_started) {
+        if num_tokens == 0 && !lacks_pages {
             break;
         }
-        let (num_tokens, needed_by_it) = waiting.start_first(chunk)?;
+        let by_started = *needed.get_or_insert_with(|| waiting.needed_by_started());
+        let fits = !waiting.any_started() || waiting.fits(&chunk, by_started);
+        if (lacks_pages || !fits) && waiting.give_way()? {
+            continue;
+        }
+        if num_tokens == 0 || !fits {
+            break;
+        }
+        let needed_by_it = waiting.start_first(chunk)?;
         budget -= num_tokens.to_i64();
         needed = Some(by_started + needed_by_it);
     }
-    Ok(())
+    Ok(budget)
 }

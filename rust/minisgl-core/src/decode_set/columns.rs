@@ -26,6 +26,7 @@ pub(crate) struct Kind {
     pub prefills: bool,
     pub no_overlap: bool,
     pub has_stop_ids: bool,
+    pub background: bool,
 }
 
 impl Kind {

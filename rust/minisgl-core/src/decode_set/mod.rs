@@ -1,6 +1,6 @@
 //! The started requests in request order, as dense columns: what a decode step visits.
 //!
-//! Keeps true: rows are sorted by (priority, arrival), and a request that has started has one.
+//! Keeps true: rows are sorted by (background, age, id), and a request that has started has one.
 //! Doesn't know: how many pages are free, what else runs in the step.
 //!
 //! While a request decodes, its row is the truth and its record in `Requests` is as old as the last `synchronize`,
@@ -16,6 +16,8 @@ mod runs;
 use append_buffer::AppendBuffer;
 use columns::Columns;
 pub(crate) use columns::{Kind, Row};
+
+use std::ops::Range;
 
 use crate::api::{Result, broken};
 use crate::numbers::{LowBits, ToU32, ToUsize};
@@ -36,13 +38,14 @@ impl Row {
 
 const NO_PLACE: u32 = u32::MAX;
 
-/// The started requests, sorted by (priority, arrival).
+/// The started requests, sorted by (background, age, id).
 pub(crate) struct DecodeSet {
     rows: Columns, // those before `head` have left
     head: usize,
     place: Vec<u32>,     // by request index: where in `rows` it stands
     num_stopping: usize, // rows with stop ids
     num_special: usize,  // rows that prefill or are `no_overlap`
+    num_background: usize,
     tokens: AppendBuffer<i32>,
     pages: AppendBuffer<Page>,
     page_size: PageSize,
@@ -60,6 +63,7 @@ impl DecodeSet {
             place: Vec::new(),
             num_stopping: 0,
             num_special: 0,
+            num_background: 0,
             tokens: AppendBuffer::new(max_rows),
             pages: AppendBuffer::new(max_rows),
             page_size,
@@ -73,8 +77,13 @@ impl DecodeSet {
         self.rows.len() - self.head
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    /// Rows that are not in the background: they come first.
+    pub fn num_ordinary(&self) -> usize {
+        self.len() - self.num_background
+    }
+
+    pub fn num_background(&self) -> usize {
+        self.num_background
     }
 
     /// The row at a place, 0 .. len() - 1, in request order.
@@ -115,6 +124,7 @@ impl DecodeSet {
         let row = row_of(index, requests);
         self.num_stopping += usize::from(row.kind.has_stop_ids);
         self.num_special += usize::from(row.kind.is_special());
+        self.num_background += usize::from(row.kind.background);
         self.rows.insert(at, &row);
         self.number_from(at);
     }
@@ -128,6 +138,7 @@ impl DecodeSet {
         let kind = self.rows.kind[self.head + at];
         self.num_stopping -= usize::from(kind.has_stop_ids);
         self.num_special -= usize::from(kind.is_special());
+        self.num_background -= usize::from(kind.background);
         if at > 0 {
             self.rows.remove(self.head + at);
             self.number_from(self.head + at);
@@ -147,6 +158,7 @@ impl DecodeSet {
         self.head = 0;
         self.num_stopping = 0;
         self.num_special = 0;
+        self.num_background = 0;
         self.place.fill(NO_PLACE);
     }
 
@@ -196,9 +208,9 @@ impl DecodeSet {
 
     // ------------------------------------------------------------------------------------------------------ counts
 
-    /// Rows that decode in this step, if there are pages.
-    pub fn num_eligible(&self) -> usize {
-        (0..self.len()).filter(|&at| self.is_eligible(at)).count()
+    /// Rows of `range` that decode in this step, if there are pages.
+    pub fn num_eligible(&self, range: Range<usize>) -> usize {
+        range.into_iter().filter(|&at| self.is_eligible(at)).count()
     }
 
     /// Pages of a row's page table.
@@ -238,6 +250,7 @@ fn row_of(index: Index, requests: &Requests) -> Row {
             prefills: request.is_prefilling(),
             no_overlap: request.no_overlap,
             has_stop_ids: request.has_stop_ids,
+            background: request.background,
         },
     }
 }

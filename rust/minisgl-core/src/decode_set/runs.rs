@@ -22,14 +22,14 @@ impl DecodeSet {
         rows.left[at] > 0 && !kind.prefills && !(kind.no_overlap && rows.num_pending[at] > 0)
     }
 
-    /// The rows from `at` on that may decode now.
-    pub fn run_from(&self, at: usize) -> Range<usize> {
-        let left = &self.rows.left[self.head + at..];
+    /// The rows from `at` on, before `to`, that may decode now.
+    pub fn run_from(&self, at: usize, to: usize) -> Range<usize> {
+        let left = &self.rows.left[self.head + at..self.head + to];
         // what a plain decode step comes to, without a branch a row
         if self.num_special == 0 && !left.iter().fold(false, |any, &left| any | (left == 0)) {
-            return at..self.len();
+            return at..to;
         }
-        let eligible = (at..self.len()).take_while(|&at| self.is_eligible(at));
+        let eligible = (at..to).take_while(|&at| self.is_eligible(at));
         at..at + eligible.count()
     }
 

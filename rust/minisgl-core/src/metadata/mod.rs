@@ -29,7 +29,9 @@ pub(crate) struct DecidedStep {
     pub assigned: Vec<(Index, usize)>, // with the cached length in tokens
     pub freed: Vec<u32>,               // slots
     pub num_retracted: usize,
+    pub num_gave_way: usize, // of them, those in the background
     pub num_prefill_page_changes: usize,
+    pub background: bool, // whose rows are decided now
 }
 
 impl DecidedStep {
@@ -40,6 +42,8 @@ impl DecidedStep {
         self.assigned.clear();
         self.freed.clear();
         self.num_retracted = 0;
+        self.num_gave_way = 0;
+        self.background = false;
         self.num_prefill_page_changes = 0;
     }
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use super::nodes::{NO_NODE, NodeId, ROOT};
 use super::tree::RadixTree;
 use crate::api::{CachePolicy, Result, need};
+use crate::numbers::ToU64;
 use crate::page_pool::Page;
 
 impl RadixTree {
@@ -84,6 +85,11 @@ pub(crate) fn check_tree(tree: &RadixTree) -> Result<()> {
     })?;
     need(protected == tree.num_protected(), || {
         format!("{protected} pages are protected, counted {}", tree.num_protected())
+    })?;
+    let entered = tree.num_inserted_total - tree.num_evicted_total;
+    let held = evictable + protected;
+    need(entered == held.to_u64(), || {
+        format!("{held} pages are in the tree, {entered} entered and stayed")
     })?;
     need(count == tree.num_nodes(), || {
         format!("the tree has {count} nodes, counted {}", tree.num_nodes())

@@ -8,8 +8,10 @@ mod nodes;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod view;
 
 pub(crate) use check::check_tree;
 pub use manager::{Handle, RadixCacheManager};
 pub(crate) use nodes::{NO_NODE, NodeId, ROOT};
 pub(crate) use tree::{Match, RadixTree};
+pub use view::{TreeNode, TreeView};

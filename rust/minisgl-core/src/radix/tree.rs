@@ -7,8 +7,8 @@
 
 use super::evict::EvictionOrder;
 use super::nodes::{NO_NODE, Node, NodeId, Nodes, ROOT};
-use crate::api::CachePolicy;
-use crate::api::{Result, broken};
+use crate::api::{CachePolicy, Result, broken};
+use crate::numbers::ToU64;
 use crate::page_pool::{Page, PagePool};
 
 /// The longest cached continuation below a node: all of the edges down to `node`, then `num_partial_pages` of the edge
@@ -21,6 +21,13 @@ pub(crate) struct Match {
     pub num_unlocked: usize,
 }
 
+impl Match {
+    /// The node that it ends with; None if it ends in the middle of an edge.
+    pub fn end(&self) -> Option<NodeId> {
+        (self.partial == NO_NODE).then_some(self.node)
+    }
+}
+
 pub(crate) struct RadixTree {
     pub pool: PagePool,
     page_size: usize,
@@ -28,7 +35,9 @@ pub(crate) struct RadixTree {
     nodes: Nodes,
     num_evictable: usize,
     num_protected: usize,
-    clock: u64,
+    pub(super) clock: u64,
+    pub num_inserted_total: u64, // pages that have entered, and those that have left
+    pub num_evicted_total: u64,
     order: EvictionOrder,
     #[cfg(any(test, feature = "count-ops"))]
     pub ops: std::cell::Cell<u64>,
@@ -48,6 +57,8 @@ impl RadixTree {
             num_evictable: 0,
             num_protected: 0,
             clock: 0,
+            num_inserted_total: 0,
+            num_evicted_total: 0,
             order: EvictionOrder::new(policy),
             #[cfg(any(test, feature = "count-ops"))]
             ops: std::cell::Cell::new(0),
@@ -201,6 +212,7 @@ impl RadixTree {
         node.pages.extend_from_slice(pages);
         self.nodes.link(id);
         self.num_evictable += pages.len();
+        self.num_inserted_total += pages.len().to_u64();
         // it counts as unlocked until the handle is on it, but never stands in an order
         self.lock(handle, id)?;
         Ok(id)
@@ -262,6 +274,22 @@ impl RadixTree {
         Ok(())
     }
 
+    /// Free the end of the path of `depth` pages down to `node` as far as nobody else has it, neither a handle nor
+    /// other tokens that go on from it; never its first `keep` pages.
+    pub fn drop_end(&mut self, node: NodeId, mut depth: usize, keep: usize) -> Result<()> {
+        let mut at = node;
+        while depth > keep && at != ROOT && self.nodes.get(at).lock + self.nodes.get(at).num_children == 0 {
+            let node = self.nodes.get(at);
+            let (len, parent) = (node.pages.len(), node.parent);
+            let kept = len.saturating_sub(depth - keep);
+            self.pool.push(node.pages[kept..].iter().rev().copied())?;
+            depth -= len - kept;
+            self.cut(at, kept);
+            at = parent;
+        }
+        Ok(())
+    }
+
     /// The leaf that goes next, and how many of its pages stay if `num_pages` are wanted.
     fn next_cut(&self, num_pages: usize) -> Result<(NodeId, usize)> {
         self.count(1);
@@ -279,6 +307,7 @@ impl RadixTree {
         let size = self.page_size;
         let leaf = self.nodes.get_mut(id);
         self.num_evictable -= leaf.pages.len() - kept;
+        self.num_evicted_total += (leaf.pages.len() - kept).to_u64();
         if kept == 0 {
             self.remove(id);
         } else {
@@ -297,6 +326,7 @@ impl RadixTree {
     /// Forget everything. The clock goes on; the pages are the pool's business (it is reset with the tree).
     pub fn reset(&mut self) {
         self.nodes.clear();
+        self.num_evicted_total += (self.num_evictable + self.num_protected).to_u64();
         self.num_evictable = 0;
         self.num_protected = 0;
         self.order.clear();

@@ -37,7 +37,7 @@ impl Scheduler {
         }
         self.faults.point(Call::Commit, step, Moment::Amid);
         for index in ending {
-            self.end(index)?;
+            self.end(index, true)?;
         }
         self.free_ended(step);
         self.spare.push(done);

@@ -7,6 +7,7 @@
 use super::Scheduler;
 use crate::api::CachePolicy;
 use crate::api::{Result, broken};
+use crate::numbers::ToUsize;
 use crate::request::{Index, State};
 use crate::retraction;
 use crate::step::Event;
@@ -18,29 +19,40 @@ impl Scheduler {
             Event::Arrival(arrival) => {
                 let limit = self.limits.max_seq_len;
                 let (req_id, length) = (arrival.req_id, arrival.tokens.len());
-                let count = self.num_arrivals;
-                self.num_arrivals += 1;
+                let count = &mut self.num_arrivals[usize::from(arrival.background)];
+                let number = *count;
+                *count += 1;
                 if length >= limit {
                     // a prompt that could never fit is answered at once
                     self.add_end(req_id, FinishReason::Error);
                     return Ok(());
                 }
                 let caches = self.config.cache != CachePolicy::Naive;
-                let index = self.state.requests.add(arrival, count, limit, caches);
+                let pins = arrival.pin;
+                let index = self.state.requests.add(arrival, number, limit, caches);
                 self.state.live.insert(req_id, index);
                 self.state.waiting.add(index, &self.state.requests);
+                if pins {
+                    let num_prompt = self.state.requests.get(index).num_prompt.to_usize();
+                    self.state.pins.promise(req_id, num_prompt / self.limits.page_size);
+                }
                 Ok(())
             }
             Event::Finish(req_id) => self.end_by_event(req_id, FinishReason::Stop),
             Event::Abort(req_id) => self.end_by_event(req_id, FinishReason::Abort),
             Event::ForwardFailed(_) => self.forward_failed(),
+            Event::Unpin(req_id) => self.state.pins.drop(req_id, &mut self.state.tree),
+            Event::ClearCache => {
+                let num_pages = self.state.tree.num_evictable();
+                self.state.tree.evict(num_pages)
+            }
         }
     }
 
     /// No-op for an id that isn't live: it has ended, and its end is on the way.
     fn end_by_event(&mut self, req_id: i64, reason: FinishReason) -> Result<()> {
         if let Some(&index) = self.state.live.get(&req_id) {
-            self.end(index)?;
+            self.end(index, reason == FinishReason::Stop)?;
             self.add_end(req_id, reason);
         }
         Ok(())
@@ -63,11 +75,12 @@ impl Scheduler {
         self.state.started.clear();
         for &index in self.state.live.values() {
             self.state.requests.get_mut(index).num_pending = 0;
+            self.state.requests.cold_mut(index).num_found_pages = None;
         }
         for index in failed {
             if self.state.requests.get(index).state != State::Ended {
                 let req_id = self.state.requests.get(index).req_id;
-                self.end(index)?;
+                self.end(index, false)?;
                 self.add_end(req_id, FinishReason::Error);
             }
         }
@@ -76,6 +89,8 @@ impl Scheduler {
         }
         self.state.tree.pool.reset();
         self.state.tree.reset();
+        let live = &self.state.live;
+        self.state.pins.forget(|req_id| live.contains_key(&req_id));
         self.state.slots.reset();
         Ok(())
     }
@@ -95,12 +110,25 @@ impl Scheduler {
             .is_some_and(|oldest| self.state.requests.get(index).last_step >= oldest.step)
     }
 
-    /// Pages go at once; the slot, and the index, as soon as no step in flight holds a row of the request.
-    pub(super) fn end(&mut self, index: Index) -> Result<()> {
-        if self.state.requests.get(index).state == State::Started {
+    /// Pages go at once, but for a pin of a request that ends by itself; the slot, and the index, as soon as no step in
+    /// flight holds a row of the request.
+    pub(super) fn end(&mut self, index: Index, by_itself: bool) -> Result<()> {
+        let limit = self.config.cache_max_prompt;
+        let request = self.state.requests.get(index);
+        let (req_id, has_started) = (request.req_id, request.state == State::Started);
+        let too_long = limit > 0 && request.num_prompt.to_usize() > limit;
+        if has_started {
             self.stop(index)?;
         } else {
             self.state.waiting.remove(index, &self.state.requests)?;
+        }
+        if too_long {
+            retraction::drop_pages(&mut self.state.requests, index, &mut self.state.tree)?;
+        } else if has_started {
+            retraction::give_up_pages(&mut self.state.requests, index, &mut self.state.tree)?;
+        }
+        if !(by_itself && self.state.pins.holds(req_id)) {
+            self.state.pins.drop(req_id, &mut self.state.tree)?;
         }
         let in_flight = self.is_in_flight(index);
         let request = self.state.requests.get_mut(index);
@@ -117,13 +145,16 @@ impl Scheduler {
     /// Back to its place in the queue. A token in flight is still taken at its commit, and may end it there.
     pub(super) fn retract(&mut self, index: Index) -> Result<()> {
         self.stop(index)?;
+        retraction::give_up_pages(&mut self.state.requests, index, &mut self.state.tree)?;
         self.num_retracted += 1;
+        self.decided.num_retracted += 1;
+        self.decided.num_gave_way += usize::from(self.state.requests.get(index).background);
         self.state.requests.get_mut(index).state = State::Waiting;
         self.state.waiting.add(index, &self.state.requests);
         Ok(())
     }
 
-    /// A started request leaves the decode set, its slot and its pages.
+    /// A started request leaves the decode set and its slot.
     fn stop(&mut self, index: Index) -> Result<()> {
         self.synchronize(index);
         self.state.started.remove(index)?;
@@ -131,8 +162,7 @@ impl Scheduler {
         let request = self.state.requests.get(index);
         self.state
             .slots
-            .free(request.slot, in_flight.then_some(request.last_step))?;
-        retraction::give_up_pages(&mut self.state.requests, index, &mut self.state.tree)
+            .free(request.slot, in_flight.then_some(request.last_step))
     }
 
     /// Bring the record of a request up to date.

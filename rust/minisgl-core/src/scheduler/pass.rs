@@ -1,7 +1,7 @@
 //! The pass that decides a step: started rows in request order, then new ones.
 //!
 //! Keeps true: decode rows come before everything else in the token budget; a failed admission changes nothing; after a
-//! retraction nobody is admitted.
+//! retraction nobody is admitted; a row in the background takes nothing from a request that is not.
 //! Doesn't know: tokens that were sampled, clients.
 
 use super::Scheduler;
@@ -18,11 +18,45 @@ impl Scheduler {
     /// the rest follows in `write`.
     pub(super) fn decide(&mut self, step: i64, entry: &mut RingEntry) -> Result<()> {
         self.decided.begin(step);
-        let mut budget = self.budget();
+        self.prefilling = self.prefilling || self.state.started.num_background() > 0;
+        let counts = self.prefilling || !self.state.waiting.is_empty();
+        self.prefilling = false;
+        let most = self.config.max_prefill_length.to_i64();
+        let left = self.pass(most, counts, entry)?;
+        if let Some(budget) = left
+            && counts
+            && self.state.waiting.num_ordinary(&self.state.requests) == 0
+        {
+            self.decided.background = true;
+            self.pass(budget, true, entry)?;
+        }
+        if self.decided.prefill_rows.len() > 1 {
+            let requests = &self.state.requests;
+            self.decided
+                .prefill_rows
+                .sort_by_key(|row| requests.cold(row.index).order);
+        }
+        std::mem::swap(&mut self.decided.freed, &mut self.state.slots.freed);
+        let by_others = self.decided.num_retracted - self.decided.num_gave_way;
+        self.state.ratio.after_step(by_others);
+        self.keep_cache_budget()
+    }
+
+    /// Rows of the requests in the background, or of the others: first those that have started, in order, then new
+    /// ones. What is left of the token budget, of which decode rows are counted first if anyone `counts` it; None when
+    /// a row that prefills got nothing.
+    fn pass(&mut self, mut budget: i64, counts: bool, entry: &mut RingEntry) -> Result<Option<i64>> {
         let mut prefills = true;
         let mut prefilling = false;
-        let mut at = 0;
-        while at < self.state.started.len() {
+        let mut at = if self.decided.background {
+            self.state.started.num_ordinary()
+        } else {
+            0
+        };
+        if counts {
+            budget -= self.state.started.num_eligible(at..self.end_of_pass()).to_i64();
+        }
+        while at < self.end_of_pass() {
             // a retraction takes requests off its end
             let row = self.state.started.row(at);
             if row.kind.prefills {
@@ -37,28 +71,39 @@ impl Scheduler {
                 at += self.decode_from(at, entry)?.max(1);
             }
         }
-        self.prefilling = prefilling;
-        if prefills && self.decided.num_retracted == 0 {
-            admission::admit(self, budget)?;
+        self.prefilling |= prefilling;
+        if !prefills {
+            return Ok(None);
         }
-        if self.decided.prefill_rows.len() > 1 {
-            let requests = &self.state.requests;
-            self.decided
-                .prefill_rows
-                .sort_by_key(|row| requests.cold(row.index).order);
+        let gave_way = if self.decided.background {
+            0
+        } else {
+            self.decided.num_gave_way
+        };
+        if self.decided.num_retracted == gave_way {
+            budget = admission::admit(self, budget)?;
         }
-        std::mem::swap(&mut self.decided.freed, &mut self.state.slots.freed);
-        self.state.ratio.after_step(self.decided.num_retracted);
-        Ok(())
+        Ok(Some(budget))
     }
 
-    /// Tokens that are left for prefill, decode rows counted first; nobody asks without anyone to prefill.
-    fn budget(&self) -> i64 {
-        let most = self.config.max_prefill_length.to_i64();
-        if self.state.waiting.is_empty() && !self.prefilling {
-            return most;
+    /// Where the rows end that are decided now.
+    fn end_of_pass(&self) -> usize {
+        if self.decided.background {
+            self.state.started.len()
+        } else {
+            self.state.started.num_ordinary()
         }
-        most - self.state.started.num_eligible().to_i64()
+    }
+
+    /// Pages that nobody uses beyond the budget are given back, if there is one.
+    fn keep_cache_budget(&mut self) -> Result<()> {
+        let budget = self.config.cache_token_budget;
+        if budget == 0 {
+            return Ok(());
+        }
+        let kept = budget / self.limits.page_size;
+        let excess = self.state.tree.num_evictable().saturating_sub(kept);
+        self.state.tree.evict(excess)
     }
 
     /// Schedule the neighbours from `at` on that may decode now and for which there are pages, free ones or evicted
@@ -66,7 +111,7 @@ impl Scheduler {
     /// row at `at` waits: it may not decode, or is that last one itself.
     fn decode_from(&mut self, at: usize, entry: &mut RingEntry) -> Result<usize> {
         loop {
-            let run = self.state.started.run_from(at);
+            let run = self.state.started.run_from(at, self.end_of_pass());
             if run.is_empty() {
                 return Ok(0);
             }
@@ -92,15 +137,30 @@ impl Scheduler {
             return Ok(false);
         };
         self.retract(victim)?;
-        self.decided.num_retracted += 1;
         Ok(true)
     }
 
+    /// Retract the last started request in the background for one that is not. False if there is none.
+    fn make_way(&mut self) -> Result<bool> {
+        let started = &self.state.started;
+        if self.decided.background || started.num_background() == 0 {
+            return Ok(false);
+        }
+        match started.indices().last() {
+            Some(&last) => self.retract(last).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
     /// The next chunk of a started request; the number of its tokens, 0 if it gets nothing. Where pages lack
-    /// altogether, the last request started is retracted, and the chunk is matched and sized again.
+    /// altogether, the last request started is retracted, and the chunk is matched and sized again. One in the
+    /// background is where the chunk would only be shorter.
     fn prefill(&mut self, index: Index, budget: i64) -> Result<usize> {
         loop {
             let chunk = self.size_chunk(index, budget);
+            if chunk.lacks_pages && self.make_way()? {
+                continue;
+            }
             if chunk.num_tokens > 0 {
                 self.take_chunk(index, &chunk)?;
                 return Ok(chunk.num_tokens);
@@ -125,6 +185,9 @@ impl Scheduler {
     fn take_chunk(&mut self, index: Index, chunk: &Chunk) -> Result<()> {
         let first_column = self.state.requests.pages(index).len();
         admission::apply_chunk(&mut self.state.requests, index, chunk, &mut self.state.tree)?;
+        self.state
+            .pins
+            .take(&self.state.requests, index, &mut self.state.tree)?;
         let request = self.state.requests.get_mut(index);
         let samples = request.kv_len == request.prefill_len;
         request.num_pending += u32::from(samples);
@@ -152,9 +215,12 @@ impl Scheduler {
         let cached_len = chunk.found.pages.len() * self.limits.page_size;
         let cold = self.state.requests.cold_mut(index);
         cold.num_admissions += 1;
+        cold.num_found_pages.get_or_insert(chunk.found.pages.len());
         if cold.num_admissions == 1 {
             self.num_prompt_tokens += length;
             self.num_cached_tokens += cached_len.to_u64();
+            self.num_hits += u64::from(cached_len > 0);
+            self.num_misses += u64::from(cached_len == 0);
         }
         self.state.requests.reserve_pages(index, self.limits.page_size);
         self.decided.assigned.push((index, cached_len));
@@ -187,27 +253,41 @@ impl Scheduler {
 impl Waiting for Scheduler {
     type Chunk = (Index, Chunk);
 
+    fn has_next(&self) -> bool {
+        let first = self.state.waiting.first();
+        first.is_some_and(|index| self.state.requests.get(index).background == self.decided.background)
+    }
+
     fn num_free_slots(&self) -> usize {
         self.state.slots.num_free()
     }
 
+    fn awaits_slot(&self) -> bool {
+        self.state.slots.num_draining() >= self.state.waiting.num_ordinary(&self.state.requests)
+    }
+
+    fn give_way(&mut self) -> Result<bool> {
+        self.make_way()
+    }
+
     fn any_started(&self) -> bool {
-        !self.state.started.is_empty()
+        self.end_of_pass() > 0
     }
 
     fn any_prefills(&self) -> bool {
         !self.decided.prefill_rows.is_empty()
     }
 
-    fn size_first(&self, budget: i64) -> Option<Self::Chunk> {
+    fn size_first(&self, budget: i64) -> Option<(Self::Chunk, usize, bool)> {
         let index = self.state.waiting.first()?;
         let chunk = self.size_chunk(index, budget);
-        (chunk.num_tokens > 0).then_some((index, chunk))
+        let (num_tokens, lacks_pages) = (chunk.num_tokens, chunk.lacks_pages);
+        Some(((index, chunk), num_tokens, lacks_pages))
     }
 
     fn needed_by_started(&self) -> usize {
         let (state, size) = (&self.state, self.page_size);
-        let started = state.started.iter();
+        let started = state.started.iter().take(self.end_of_pass());
         started
             .map(|row| admission::needed_pages(&state.requests, &row, &state.ratio, size))
             .sum()
@@ -226,11 +306,11 @@ impl Waiting for Scheduler {
         )
     }
 
-    fn start_first(&mut self, (index, chunk): Self::Chunk) -> Result<(usize, usize)> {
+    fn start_first(&mut self, (index, chunk): Self::Chunk) -> Result<usize> {
         self.start(index, &chunk)?;
         let state = &self.state;
         let row = state.started.find(index).map(|at| state.started.row(at));
         let own = row.map(|row| admission::needed_pages(&state.requests, &row, &state.ratio, self.page_size));
-        Ok((chunk.num_tokens, own.unwrap_or(0)))
+        Ok(own.unwrap_or(0))
     }
 }

@@ -127,13 +127,28 @@ impl Decoder {
         Ok(())
     }
 
-    /// The logits of some tokens of the last forward, into the rows of `out`.
+    /// The hidden numbers of a token of the last forward, as the head would see them.
+    pub fn hidden<'a>(&self, memory: &'a mut Memory, token: usize) -> &'a [f32] {
+        memory.last.reserve(1);
+        let (x, normed) = (memory.buffers.x.at(token, 0), memory.last.at(0, 0));
+        let (size, eps) = (self.config.hidden_size, self.config.rms_norm_eps);
+        // SAFETY: the forward that wrote `x` is done, and nobody else has `memory`.
+        unsafe {
+            let kernels = self.kernels.decoding();
+            kernels.rms_norm(x, self.weights.norm.as_ptr(), size, eps, normed);
+            std::slice::from_raw_parts(normed, size)
+        }
+    }
+
+    /// The logits of some tokens of the last forward, into the rows of `out`. Each thread calls `beside` before it takes
+    /// from the product, whose small pieces make up for what that took one thread longer than another.
     pub fn logits(
         &self,
         pool: &mut Pool,
         memory: &mut Memory,
         tokens: &[usize],
         out: &mut Grid,
+        beside: &(dyn Fn() + Sync),
     ) -> Result<()> {
         out.reserve(tokens.len());
         memory.last.reserve(tokens.len());
@@ -167,6 +182,7 @@ impl Decoder {
                 }
             }
             barrier.wait();
+            beside();
             while let Some(group) = memory.counters[1].take(groups.count) {
                 let panels = groups.panels(group);
                 let to = out.at(0, panels.start * PANEL);

@@ -7,14 +7,21 @@
 //! Doesn't know: requests, admission, text, where logits come from.
 
 mod changes;
+mod grammar;
 mod logprobs;
+mod mask;
 mod params;
 mod sampler;
 mod softmax;
 
+use std::sync::{Mutex, PoisonError};
+
 use changes::Changes;
+use grammar::Masked;
+pub use grammar::{Grammar, Masks, SharedGrammar};
 pub use logprobs::{TokenLogprobs, logprobs};
-pub use params::Params;
+pub use mask::words as mask_words;
+pub use params::{Params, Pooling};
 pub use sampler::{Best, Scratch, argmax, sample, uniform};
 
 /// Whose request a slot holds from now on.
@@ -28,6 +35,8 @@ pub struct Binding {
     pub tokens: Vec<i32>,
     /// How many of `tokens` are the prompt, which penalties count apart.
     pub num_prompt: usize,
+    /// What its tokens have to follow.
+    pub grammar: Option<SharedGrammar>,
 }
 
 #[derive(Debug, Default)]
@@ -35,6 +44,7 @@ struct Slot {
     params: Params,
     changes: Option<Changes>,
     prompt: Option<Prompt>,
+    grammar: Option<Mutex<Masked>>,
 }
 
 #[derive(Debug)]
@@ -52,6 +62,9 @@ pub struct Drawn {
     /// If the request wants them.
     pub logprobs: Option<TokenLogprobs>,
 }
+
+/// A row's next token, and why its grammar cannot go on, if it cannot.
+pub type Followed = (Drawn, Option<String>);
 
 /// Tokens of a prompt whose log probabilities are wanted.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -91,11 +104,14 @@ impl Slots {
             params,
             mut tokens,
             num_prompt,
+            grammar,
         } = binding;
         let (prompt, output) = tokens.split_at(num_prompt.min(tokens.len()));
         let changes = params
             .changes_logits()
             .then(|| Changes::new(&params, prompt, output, self.vocab, &self.eos_ids));
+        let grammar =
+            grammar.map(|grammar| Mutex::new(Masked::new(grammar, output, mask_words(self.vocab))));
         tokens.truncate(num_prompt);
         self.slots[slot] = Slot {
             changes,
@@ -105,7 +121,20 @@ impl Slots {
                 count,
             }),
             params,
+            grammar,
         };
+    }
+
+    /// The slot's request has ended: its grammar may go.
+    pub fn free(&mut self, slot: usize) {
+        if let Some(slot) = self.slots.get_mut(slot) {
+            slot.grammar = None;
+        }
+    }
+
+    /// What the grammars of these slots allow next: to be filled before their next `follow`.
+    pub fn masks(&self, slots: impl Iterator<Item = usize>) -> Masks<'_> {
+        Masks::of(slots.filter_map(|slot| self.slots[slot].grammar.as_ref()))
     }
 
     /// Whether the slot's token is the argmax of the logits as they are, and nothing else of them is wanted: `argmax` of
@@ -135,20 +164,24 @@ impl Slots {
     }
 
     /// All of it: the token at `position` of a row with `logits` as the model put them out, which are changed, and its log
-    /// probabilities.
+    /// probabilities. `mask` has a bit for each token that may come; no mask, all may.
     pub fn draw(
         &self,
         slot: usize,
         position: u64,
         logits: &mut [f32],
+        mask: Option<&[u32]>,
         scratch: &mut Scratch,
     ) -> Drawn {
         let mut raw = std::mem::take(&mut scratch.raw);
         let wanted = self.logprobs_wanted(slot);
-        let changed = self.slots[slot].changes.is_some();
+        let changed = mask.is_some() || self.slots[slot].changes.is_some();
         if wanted.is_some() && changed {
             raw.clear();
             raw.extend_from_slice(logits);
+        }
+        if let Some(mask) = mask {
+            mask::apply(mask, logits);
         }
         self.apply(slot, position, logits);
         let token = self.sample(slot, position, logits, scratch);
@@ -156,6 +189,29 @@ impl Slots {
         let logprobs = wanted.map(|count| logprobs(before, token, count));
         scratch.raw = raw;
         Drawn { token, logprobs }
+    }
+
+    /// `draw` by the slot's grammar, if it has one and as its mask says, which then stands behind the token; or it
+    /// cannot, and why.
+    pub fn follow(
+        &self,
+        slot: usize,
+        position: u64,
+        logits: &mut [f32],
+        scratch: &mut Scratch,
+    ) -> Followed {
+        let Some(masked) = &self.slots[slot].grammar else {
+            return (self.draw(slot, position, logits, None, scratch), None);
+        };
+        let mut masked = masked.lock().unwrap_or_else(PoisonError::into_inner);
+        let drawn = self.draw(slot, position, logits, Some(masked.mask()), scratch);
+        let failure = masked.consume(drawn.token);
+        (drawn, failure)
+    }
+
+    /// The id that ends the output of a request that cannot go on.
+    pub fn end(&self) -> Option<u32> {
+        self.eos_ids.first().copied()
     }
 
     /// `token` was sampled: penalties and bad words know it from now on.

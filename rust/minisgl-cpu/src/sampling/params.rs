@@ -39,6 +39,17 @@ pub struct Params {
     pub logprobs: Option<usize>,
     /// The same of each token of the prompt.
     pub prompt_logprobs: Option<usize>,
+    /// What is wanted is the prompt's embedding, pooled so.
+    pub embedding: Option<Pooling>,
+}
+
+/// Of which tokens' hidden numbers an embedding is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// All: their mean.
+    Mean,
+    /// The last one.
+    Last,
 }
 
 impl Default for Params {
@@ -60,6 +71,7 @@ impl Default for Params {
             ignore_eos: false,
             logprobs: None,
             prompt_logprobs: None,
+            embedding: None,
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Slots, changes and draws against their definitions.
 
+use std::sync::{Arc, Mutex};
+
 use proptest::prelude::*;
 
 use super::*;
@@ -13,6 +15,7 @@ fn bound(params: Params, prompt: &[i32], output: &[i32], vocab: usize) -> Slots 
             params,
             tokens: [prompt, output].concat(),
             num_prompt: prompt.len(),
+            grammar: None,
         },
     );
     slots
@@ -120,7 +123,7 @@ fn one_allowed_token_is_the_token() {
         ..Params::default()
     };
     let slots = bound(params, &[1, 2], &[], 8);
-    let drawn = slots.draw(0, 2, &mut [0.5; 8], &mut Scratch::default());
+    let drawn = slots.draw(0, 2, &mut [0.5; 8], None, &mut Scratch::default());
     assert_eq!(drawn.token, 5); // and bad words yield, since nothing else is left
 }
 
@@ -195,13 +198,32 @@ fn log_probabilities_are_of_the_model_before_changes() {
     };
     let slots = bound(params, &[1], &[], 4);
     let mut logits = [0.0, 1.0, 2.0, 2.0];
-    let drawn = slots.draw(0, 1, &mut logits, &mut Scratch::default());
+    let drawn = slots.draw(0, 1, &mut logits, None, &mut Scratch::default());
     assert_eq!((drawn.token, logits[0]), (0, 100.0));
     let found = drawn.logprobs.unwrap();
     let norm = (1.0 + 1f32.exp() + 2.0 * 2f32.exp()).ln();
     assert_eq!(found.top_ids, [2, 3]);
     assert!((found.own + norm).abs() < 1e-6 && (found.top[0] - (2.0 - norm)).abs() < 1e-6);
     assert_eq!(logprobs(&logits, 0, 9).top_ids, [0, 2, 3, 1]);
+}
+
+#[test]
+fn a_mask_comes_before_all_that_a_request_asks() {
+    let params = Params {
+        logprobs: Some(4),
+        logit_bias: vec![(0, 100.0), (2, -2.0)],
+        ..greedy()
+    };
+    let slots = bound(params, &[1], &[], 4);
+    let mut logits = [0.0, 1.0, 3.0, 2.0];
+    let drawn = slots.draw(0, 1, &mut logits, Some(&[0b0110]), &mut Scratch::default());
+    assert_eq!(logits, [f32::NEG_INFINITY, 1.0, 1.0, f32::NEG_INFINITY]);
+    let found = drawn.logprobs.unwrap();
+    assert_eq!((drawn.token, found.top_ids), (1, vec![2, 3, 1, 0]));
+    let mut logits = [0.0, 1.0, 3.0, 2.0];
+    let unlikely = bound(Params::default(), &[1], &[], 4);
+    let drawn = unlikely.draw(0, 1, &mut logits, Some(&[0b0001]), &mut Scratch::default());
+    assert_eq!(drawn.token, 0);
 }
 
 #[test]
@@ -341,11 +363,100 @@ proptest! {
     }
 
     #[test]
+    fn a_mask_leaves_what_may_come_as_it_is(
+        bits in prop::collection::vec(any::<u32>(), 1..200),
+        seed in prop::collection::vec(prop_oneof![Just(0), Just(u32::MAX), any::<u32>()], 7),
+    ) {
+        let mut logits: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b)).collect();
+        mask::apply(&seed[..mask_words(bits.len())], &mut logits);
+        for (i, (x, &before)) in logits.iter().zip(&bits).enumerate() {
+            let may = seed[i / 32] >> (i % 32) & 1 == 1;
+            prop_assert_eq!(x.to_bits(), if may { before } else { f32::NEG_INFINITY.to_bits() });
+        }
+    }
+
+    #[test]
     fn a_row_that_asks_nothing_keeps_its_bits(bits in prop::collection::vec(any::<u32>(), 1..50)) {
         let slots = bound(Params { logprobs: Some(3), top_k: 4, ..Params::default() }, &[1], &[], 50);
         let mut logits: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b)).collect();
-        let drawn = slots.draw(0, 9, &mut logits, &mut Scratch::default());
+        let drawn = slots.draw(0, 9, &mut logits, None, &mut Scratch::default());
         prop_assert!((drawn.token as usize) < bits.len());
         prop_assert!(logits.iter().zip(&bits).all(|(x, &b)| x.to_bits() == b));
     }
+}
+
+/// Allows one id after the other, from that behind the last one of what was generated; breaks at `breaks`.
+#[derive(Debug)]
+struct Counting {
+    next: u32,
+    breaks: u32,
+}
+
+impl Grammar for Counting {
+    fn restart(&mut self, generated: &[i32]) {
+        self.next = generated.last().map_or(0, |last| *last as u32 + 1);
+    }
+
+    fn fill(&mut self, mask: &mut [u32]) {
+        mask.fill(0);
+        mask[self.next as usize / 32] |= 1 << (self.next % 32);
+    }
+
+    fn consume(&mut self, token: u32) {
+        assert_eq!(token, self.next);
+        self.next += 1;
+    }
+
+    fn error(&self) -> Option<String> {
+        (self.next > self.breaks).then(|| format!("behind {}", self.breaks))
+    }
+}
+
+#[test]
+fn a_slot_follows_its_grammar_and_the_others_keep_their_bits() {
+    let vocab = 70;
+    let mut slots = Slots::new(3, vocab, &[1]);
+    let shared = Arc::new(Mutex::new(Counting {
+        next: 0,
+        breaks: 66,
+    }));
+    let bind = |slots: &mut Slots, slot: usize, generated: &[i32], grammar| {
+        let binding = Binding {
+            params: greedy(),
+            tokens: [&[5], generated].concat(),
+            num_prompt: 1,
+            grammar,
+            ..Binding::default()
+        };
+        slots.bind(slot, binding);
+    };
+    bind(&mut slots, 0, &[], None);
+    bind(
+        &mut slots,
+        1,
+        &[63],
+        Some(Arc::clone(&shared) as SharedGrammar),
+    );
+    bind(&mut slots, 2, &[], None);
+    let logits: Vec<f32> = (0..vocab).map(|i| -(i as f32)).collect();
+    let mut scratch = Scratch::default();
+    for expected in [64, 65, 66] {
+        slots.masks([0, 1, 2].into_iter()).fill();
+        for slot in [0, 2] {
+            let mut row = logits.clone();
+            let (drawn, failure) = slots.follow(slot, 1, &mut row, &mut scratch);
+            assert_eq!((drawn.token, failure, row), (0, None, logits.clone()));
+        }
+        let (drawn, failure) = slots.follow(1, 1, &mut logits.clone(), &mut scratch);
+        assert_eq!(drawn.token, expected);
+        assert_eq!(failure.is_some(), expected == 66);
+    }
+    // taken up again in another slot, its own one free: it stands where the request does
+    slots.free(1);
+    bind(&mut slots, 2, &[63, 9], Some(shared as SharedGrammar));
+    slots.masks([1, 2].into_iter()).fill();
+    let (drawn, _) = slots.follow(2, 1, &mut logits.clone(), &mut scratch);
+    assert_eq!(drawn.token, 10);
+    let (drawn, _) = slots.follow(1, 1, &mut logits.clone(), &mut scratch);
+    assert_eq!(drawn.token, 0);
 }

@@ -25,6 +25,10 @@ def check_tree(tree: RadixTree) -> None:
         need(child.parent is tree.root and tuple(child.tokens[: tree.page_size]) == key, "a child of the root is lost")
     need(evictable == tree.num_evictable, f"{evictable} pages are evictable, counted {tree.num_evictable}")
     need(protected == tree.num_protected, f"{protected} pages are protected, counted {tree.num_protected}")
+    entered = tree.num_inserted_total - tree.num_evicted_total
+    need(
+        entered == evictable + protected, f"{evictable + protected} pages are in the tree, {entered} entered and stayed"
+    )
     need(count == tree.num_nodes, f"the tree has {count} nodes, counted {tree.num_nodes}")
     need(leaves == {id(node) for node in tree.heap.live_nodes()}, "eviction does not know the unlocked leaves")
 

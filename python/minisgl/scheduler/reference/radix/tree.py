@@ -49,6 +49,8 @@ class RadixTree:
         self.num_protected = 0  # pages of locked nodes
         self.num_nodes = 0  # without the root
         self.clock = 0
+        self.num_inserted_total = 0  # pages that have entered, and those that have left
+        self.num_evicted_total = 0
         self.heap = EvictionHeap(by_frequency=policy == "lfu")
 
     # ------------------------------------------------------------------------------------------------ read only
@@ -138,6 +140,7 @@ class RadixTree:
         handle.children[key] = child
         self.num_nodes += 1
         self.num_evictable += len(pages)
+        self.num_inserted_total += len(pages)
         self._lock(handle, child)
         return child
 
@@ -173,17 +176,22 @@ class RadixTree:
             if leaf is None:
                 raise ControlPlaneError("more pages were evicted than the radix tree can give")
             count = min(num_pages, len(leaf.pages))
-            kept = len(leaf.pages) - count
-            self.pool.push(reversed(leaf.pages[kept:]))
-            self.num_evictable -= count
             num_pages -= count
-            if kept == 0:
-                self._remove(leaf)
-            else:
-                del leaf.pages[kept:], leaf.tokens[kept * self.page_size :]
+            self._trim(leaf, count)
+
+    def drop(self, node: Node, depth: int, keep: int) -> None:
+        """Free the end of the path of `depth` pages down to `node` as far as nobody else has it, neither a handle nor
+        other tokens that go on from it; never its first `keep` pages."""
+        while depth > keep and node.is_evictable_leaf:
+            count, parent = min(depth - keep, len(node.pages)), node.parent
+            if parent is None:
+                raise ControlPlaneError("a removed node was dropped")
+            self._trim(node, count)
+            depth, node = depth - count, parent
 
     def reset(self) -> None:
         """Forget everything. The clock goes on; the pages are the pool's business (it is reset with the tree)."""
+        self.num_evicted_total += self.num_evictable + self.num_protected
         self.root = Node(None, [], [])
         self.num_evictable = self.num_protected = self.num_nodes = 0
         self.heap.clear()
@@ -232,6 +240,17 @@ class RadixTree:
             if node.parent is None:
                 raise ControlPlaneError("a handle was moved to a node that is not below it")
             node = node.parent
+
+    def _trim(self, leaf: Node, count: int) -> None:
+        """Free the last `count` pages of an unlocked leaf, the last one first."""
+        kept = len(leaf.pages) - count
+        self.pool.push(reversed(leaf.pages[kept:]))
+        self.num_evictable -= count
+        self.num_evicted_total += count
+        if kept == 0:
+            self._remove(leaf)
+        else:
+            del leaf.pages[kept:], leaf.tokens[kept * self.page_size :]
 
     def _remove(self, leaf: Node) -> None:
         parent = leaf.parent

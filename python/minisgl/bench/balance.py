@@ -1,0 +1,90 @@
+"""How a load was spread over the engines of a server, and how much of its prompts was cached: from what the server
+counts (/stats), before and after.
+
+Keeps true: a server that counts no such thing costs nothing but these figures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from minisgl.bench.load import HTTP_TIMEOUT_S, Server
+
+HEAD = ("load", "engines", "hit rate %", "requests, most/mean", "rows, most/mean", "requests by engine", "moved")
+IDLE_S = 2.0  # for the last snapshot of engines that have ended everything
+LOOK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Since the start of the server, by engine: admitted requests, rows of steps (a token, or a part of a prompt)."""
+
+    requests: Sequence[int]
+    rows: Sequence[int]
+    prompt_tokens: int
+    cached_tokens: int
+    moved: int
+
+
+def counted(server: Server) -> Counted | None:
+    """When no engine has anything to do, or has for `IDLE_S`. None from another server, or an older one."""
+    deadline = time.monotonic() + IDLE_S
+    while True:
+        try:
+            answer = httpx.get(server.url + "/stats", headers=dict(server.headers()), timeout=HTTP_TIMEOUT_S)
+            found = answer.json()
+            engines = [one["stats"] for one in found["engines"] if one["stats"] is not None]
+            if not engines:
+                return None
+            if any(one["num_running"] or one["num_waiting"] for one in engines) and time.monotonic() < deadline:
+                time.sleep(LOOK_S)
+                continue
+            return Counted(
+                [one["num_hits_total"] + one["num_misses_total"] for one in engines],
+                [one["num_rows_total"] for one in engines],
+                sum(one["num_prompt_tokens_total"] for one in engines),
+                sum(one["num_cached_tokens_total"] for one in engines),
+                (found["pool"] or {}).get("num_moved_total", 0),
+            )
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return None
+
+
+def between(before: Counted | None, after: Counted | None) -> dict[str, Any] | None:
+    """What a load brought; None if it is not known, or an engine came or went."""
+    if before is None or after is None or len(before.rows) != len(after.rows):
+        return None
+    requests = [b - a for a, b in zip(before.requests, after.requests, strict=True)]
+    rows = [b - a for a, b in zip(before.rows, after.rows, strict=True)]
+    prompt = after.prompt_tokens - before.prompt_tokens
+    return {
+        "number": len(rows),
+        "requests": requests,
+        "rows": rows,
+        "requests_most_to_mean": _most_to_mean(requests),
+        "rows_most_to_mean": _most_to_mean(rows),
+        "hit_rate": (after.cached_tokens - before.cached_tokens) / prompt if prompt else None,
+        "moved": after.moved - before.moved,
+    }
+
+
+def _most_to_mean(values: Sequence[int]) -> float | None:
+    """1: all alike; the number of engines: one had everything."""
+    return max(values) * len(values) / sum(values) if sum(values) else None
+
+
+def balance_rows(result: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """For a table under `HEAD`."""
+    rows = []
+    for point in result["points"]:
+        if (found := point["engines"]) is not None:
+            hit_rate = None if found["hit_rate"] is None else 100 * found["hit_rate"]
+            shares = ", ".join(map(str, found["requests"]))
+            most = (found["requests_most_to_mean"], found["rows_most_to_mean"])
+            rows.append((point["load"], found["number"], hit_rate, *most, shares, found["moved"]))
+    return rows

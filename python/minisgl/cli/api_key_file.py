@@ -1,0 +1,100 @@
+"""`--api-key-file FILE.yaml`: several API keys, each with a name, a share and limits.
+
+    keys:
+      - name: team-a
+        key: sk-...
+        share: 3
+
+Keeps true: every mistake is told with file, line, entry, field and reason; no key is ever shown.
+Doesn't know: what shares and limits do.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from minisgl.cli.config_file import line_of, opened
+from minisgl.config import ApiKey, ConfigError
+
+FLAG = "--api-key-file"
+DEFAULT = "default"
+"""How the caller of --api-key is called."""
+MAX_KEYS = 256
+MAX_SHARE = 1000
+MAX_NUMBER = 10**9
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_KEY = re.compile(r"[!-~]{1,512}")
+_NUMBERS = {
+    "share": (1, MAX_SHARE),
+    "max_inflight": (0, MAX_NUMBER),
+    "max_queued_requests": (0, MAX_NUMBER),
+    "tokens_per_minute": (0, MAX_NUMBER),
+}
+
+
+def read(path: str) -> tuple[ApiKey, ...]:
+    """In the order of the file. Raises `ConfigError`."""
+    with opened(path, FLAG, shows=False) as (loader, root):
+        where = f"{path}:{1 if root is None else line_of(root)}"
+        entries = _list_of_keys(root, where)
+        if not 1 <= len(entries) <= MAX_KEYS:
+            raise ConfigError(f"{where}: keys: must have 1 to {MAX_KEYS} entries, not {len(entries)}")
+        found: list[ApiKey] = []
+        for i, node in enumerate(entries):
+            one = _entry(loader, node, path, i)
+            for other in found:
+                for field in ("name", "key"):
+                    if getattr(one, field) == getattr(other, field):
+                        shown = "" if field == "key" else f" {one.name}"
+                        raise ConfigError(
+                            f"{path}:{line_of(node)}: keys.{i} ({one.name}): {field}:{shown} is that of {other.name} "
+                            "already: give each its own"
+                        )
+            found.append(one)
+    return tuple(found)
+
+
+def _list_of_keys(root: yaml.Node | None, where: str) -> list[yaml.Node]:
+    pairs = root.value if isinstance(root, yaml.MappingNode) else []
+    if len(pairs) != 1 or pairs[0][0].value != "keys" or not isinstance(pairs[0][1], yaml.SequenceNode):
+        raise ConfigError(f"{where}: must be one list, `keys:`, with an entry `- name: ...` for each key")
+    entries: list[yaml.Node] = pairs[0][1].value
+    return entries
+
+
+def _entry(loader: yaml.SafeLoader, node: yaml.Node, path: str, i: int) -> ApiKey:
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{path}:{line_of(node)}: keys.{i}: must be fields such as `name: team-a`")
+    about, values = f"keys.{i}", dict[str, Any]()
+    for key, value in node.value:
+        name, given = str(key.value), loader.construct_object(value, True)
+        problem = "given twice" if name in values else _problem(name, given)
+        if problem:
+            raise ConfigError(f"{path}:{line_of(key)}: {about}: {name}: {problem}")
+        values[name] = given
+        if name == "name":
+            about = f"keys.{i} ({given})"
+    for name in ("name", "key"):
+        if name not in values:
+            raise ConfigError(f"{path}:{line_of(node)}: {about}: {name}: missing")
+    return ApiKey(**values)
+
+
+def _problem(name: str, given: object) -> str:
+    """What is wrong with the field; empty: nothing."""
+    if name == "name":
+        if not (isinstance(given, str) and _NAME.fullmatch(given)):
+            return f"{given!r:.80}: must be text of 1 to 64 letters, digits, dots, dashes and underscores"
+        return f"{given}: that is how the key of --api-key is called" if given == DEFAULT else ""
+    if name == "key":
+        fits = isinstance(given, str) and _KEY.fullmatch(given)
+        return "" if fits else "must be text of 1 to 512 printable ASCII characters without spaces (in quotes)"
+    if (bounds := _NUMBERS.get(name)) is None:
+        return f"unknown field: there are name, key, {', '.join(_NUMBERS)}"
+    low, high = bounds
+    if not isinstance(given, int) or isinstance(given, bool) or not low <= given <= high:
+        return f"{given!r:.80}: must be a whole number from {low} to {high}"
+    return ""

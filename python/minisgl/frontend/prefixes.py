@@ -1,0 +1,146 @@
+"""The prefixes that a front end keeps in the caches of its engines, and what the engines say of them.
+
+Keeps true: each engine is asked for the same ones; ids are never reused; who waits for an engine that is lost does not
+wait for ever.
+Doesn't know: HTTP, text; whether there is a pool between it and the engines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from minisgl.message import AddPrefix, CacheCleared, ClearCache, EngineStats, PrefixChanged, RemovePrefix, ToEngine
+from minisgl.step import Int32Array
+
+WARMING, READY, REFUSED, FAILED, REMOVED, UNKNOWN = "warming", "ready", "refused", "failed", "removed", "unknown"
+
+
+@dataclass(slots=True, eq=False)
+class Prefix:
+    """`said`: what each engine said of it last."""
+
+    prefix_id: int
+    num_tokens: int
+    pin: bool
+    said: dict[int, PrefixChanged] = field(default_factory=dict)
+
+    @property
+    def refusal(self) -> PrefixChanged | None:
+        return next((one for one in self.said.values() if one.state in (REFUSED, FAILED)), None)
+
+    def state(self, engine: int) -> str:
+        return self.said[engine].state if engine in self.said else WARMING
+
+
+@dataclass(slots=True, eq=False)
+class Clearing:
+    """`num_pages`: freed by each engine that has answered."""
+
+    num_pages: dict[int, int] = field(default_factory=dict)
+
+
+class PrefixBook:
+    """`serving`: the numbers of the engines that serve now, with their last figures."""
+
+    def __init__(
+        self, post: Callable[[ToEngine], None], serving: Callable[[], Mapping[int, EngineStats | None]]
+    ) -> None:
+        self._post = post
+        self._serving = serving
+        self._next_id = 1
+        self._removed: dict[int, Prefix] = {}  # and not yet by every engine
+        self._clearings: list[Clearing] = []  # not answered by every engine
+        self._listeners: dict[int, Callable[[], None]] = {}
+        self._next_listener = 0
+        self.prefixes: dict[int, Prefix] = {}
+
+    # --------------------------------------------------------------------------------------------------------- orders
+
+    def insert(self, tokens: Int32Array, *, pin: bool) -> Prefix:
+        """Ask every engine for it."""
+        prefix = Prefix(self._next_id, len(tokens), pin)
+        self._next_id += 1
+        self.prefixes[prefix.prefix_id] = prefix
+        self._post(AddPrefix(prefix.prefix_id, tokens.tobytes(), pin))
+        return prefix
+
+    def remove(self, prefix: Prefix) -> None:
+        """Idempotent."""
+        if self.prefixes.pop(prefix.prefix_id, None) is not None:
+            self._removed[prefix.prefix_id] = prefix
+            self._post(RemovePrefix(prefix.prefix_id))
+
+    def clear(self) -> Clearing:
+        clearing = Clearing()
+        self._clearings.append(clearing)
+        self._post(ClearCache())
+        return clearing
+
+    # --------------------------------------------------------------------------------------------------------- states
+
+    def is_answered(self, prefix: Prefix) -> bool:
+        """Every engine has taken it or not, or one has refused it."""
+        return prefix.refusal is not None or self._all(lambda engine: engine in prefix.said)
+
+    def is_settled(self, prefix: Prefix) -> bool:
+        """It is ready on every engine, or one has refused it."""
+        return prefix.refusal is not None or self._all(lambda engine: prefix.state(engine) == READY)
+
+    def _all(self, condition: Callable[[int], bool]) -> bool:
+        """While none serves there is one to wait for."""
+        serving = self._serving()
+        return bool(serving) and all(map(condition, serving))
+
+    def is_removed(self, prefix: Prefix) -> bool:
+        return all(prefix.state(engine) in (REMOVED, UNKNOWN, REFUSED, FAILED) for engine in self._serving())
+
+    def is_cleared(self, clearing: Clearing) -> bool:
+        return all(engine in clearing.num_pages for engine in self._serving())
+
+    def num_hits(self, prefix: Prefix) -> dict[int, int]:
+        """By engine, as far as is known."""
+        return {
+            engine: next((one.num_hits for one in stats.prefixes if one.prefix_id == prefix.prefix_id), 0)
+            for engine, stats in self._serving().items()
+            if stats is not None
+        }
+
+    # ------------------------------------------------------------------------------------------------ what engines say
+
+    def take(self, engine: int, message: PrefixChanged | CacheCleared) -> None:
+        if isinstance(message, CacheCleared):
+            for clearing in self._clearings:
+                if engine not in clearing.num_pages:
+                    clearing.num_pages[engine] = message.num_pages
+                    break
+        elif (prefix := self.prefixes.get(message.prefix_id, self._removed.get(message.prefix_id))) is not None:
+            prefix.said[engine] = message
+        self.tell()
+
+    def lost(self, engine: int) -> None:
+        """It has gone, and with it what it had; who waited for it need not. Should it come back, it is asked again."""
+        for prefix in (*self.prefixes.values(), *self._removed.values()):
+            prefix.said.pop(engine, None)
+        for clearing in self._clearings:
+            clearing.num_pages.setdefault(engine, 0)
+        self.tell()
+
+    def tell(self) -> None:
+        """Something has changed."""
+        self._clearings = [one for one in self._clearings if not self.is_cleared(one)]
+        self._removed = {number: one for number, one in self._removed.items() if not self.is_removed(one)}
+        for listener in tuple(self._listeners.values()):
+            listener()
+
+    @contextlib.contextmanager
+    def listening(self, changed: Callable[[], None]) -> Iterator[None]:
+        """`changed` is called, without arguments, after each change."""
+        number = self._next_listener
+        self._next_listener += 1
+        self._listeners[number] = changed
+        try:
+            yield
+        finally:
+            del self._listeners[number]

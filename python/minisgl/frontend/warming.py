@@ -1,0 +1,48 @@
+"""Prefixes that are computed and pinned before a server takes requests.
+
+Keeps true: all that were asked for, or an error that says which and why not.
+Doesn't know: HTTP, where the texts come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from minisgl.frontend.engine_client import ProcessClient
+from minisgl.tokenizer import NotEncodable, Tokenizer, TooManyTokens
+
+
+class NotKept(RuntimeError):
+    """A prefix cannot be kept."""
+
+
+async def warm(
+    client: ProcessClient,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    max_seq_len: int,
+    report: Callable[[str, int, int], None],
+) -> None:
+    """Raises `NotKept`, `EngineGone`. `report`: a `progress.Report`."""
+    book, found = client.prefixes, []
+    for i, text in enumerate(texts):
+        try:
+            ids = await asyncio.to_thread(tokenizer.encode, text, most=max_seq_len)
+        except TooManyTokens as error:
+            raise NotKept(_about(i, texts, f"{error}: at most {max_seq_len - 1} fit")) from error
+        except NotEncodable as error:
+            raise NotKept(_about(i, texts, str(error))) from error
+        found.append(book.insert(ids, pin=True))
+    for i, prefix in enumerate(found):
+        report("computing prefixes", i, len(found))
+        await client.until(lambda prefix=prefix: book.is_settled(prefix))  # type: ignore[misc]
+        if (refusal := prefix.refusal) is not None:
+            more = " (--max-pinned-ratio)" if refusal.reason.startswith("pin:") else ""
+            raise NotKept(_about(i, texts, refusal.reason + more))
+    report("computing prefixes", len(found), len(found))
+
+
+def _about(index: int, texts: Sequence[str], reason: str) -> str:
+    which = f", number {index + 1} of {len(texts)}" if len(texts) > 1 else ""
+    return f"--warm-prefix{which}: {reason}"

@@ -1,0 +1,1 @@
+"""Structured output: grammars that tokens are sampled by."""

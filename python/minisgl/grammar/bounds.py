@@ -1,0 +1,156 @@
+"""What is too much to ask for: bounds on sources that are looked at before the library sees them.
+
+Compiling cannot be cancelled. The library has limits of its own, counted and not timed, and check.py sets them low;
+here is what they do not reach. The automaton of a `multipleOf` has as many states as its digits say, and the engine
+pays for the whole rest of a literal at each of its tokens.
+
+Keeps true: an error names the place; no bound depends on the machine or on what else runs.
+Doesn't know: what a keyword means, but for `multipleOf`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pydantic_core
+
+from minisgl.sampling_params import ParamError
+
+MAX_BYTES = 1 << 16  # of a source
+MAX_DEPTH = 128  # of a schema, counting its objects and lists
+MAX_TEXT_BYTES = 4096  # of one text that an answer may have to spell
+MAX_MULTIPLE = 10_000  # of all multipleOf together, without their powers of ten
+# of Lark as the library reads it: texts, expressions and comments, in which nothing else begins; then what is looked at
+_LEXEME = re.compile(
+    r'"(?:\\.|[^"\\\n])*+"|//[^\n]*+|\#[^\n]*+|/(?:\\.|[^/\\])++/'
+    r"|(%json|%llguidance)|(<\[[^<>\s]*+>)|(\btemperature\s*+=)|(&|~(?!\s*+\d))"
+)
+_SPACES = re.compile(r"\s*+")
+_COMBINING = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
+_decoder = json.JSONDecoder()
+
+
+def check_size(text: str, field: str, most: int = MAX_BYTES) -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise ParamError(field, text, "must be text that UTF-8 can spell") from None
+    if size > most:
+        raise ParamError(field, text, f"at most {most} bytes, it has {size}")
+
+
+def checked_choice(texts: list[str], field: str) -> list[str]:
+    if not texts:
+        raise ParamError(field, texts, "must not be empty")
+    for i, text in enumerate(texts):
+        check_size(text, f"{field}.{i}", MAX_TEXT_BYTES)
+    check_size("".join(texts), field)
+    return texts
+
+
+def checked_lark(text: str, field: str) -> str:
+    """Schemas in it are bounded like others, and like them without the library's options. What would set these for the
+    grammar, or says by number which tokens come, is refused; so are `A & B` and `~A`: whether anything is
+    left of them is found by going through all of their states, for minutes, whatever the library's limits are."""
+    pieces, at = list[str](), 0
+    while found := _LEXEME.search(text, at):
+        pieces.append(text[at : found.end()])
+        at = found.end()
+        if found[1]:  # %json or %llguidance
+            try:
+                value, at = _decoder.raw_decode(text, _SPACES.match(text, at).end())  # type: ignore[union-attr]
+            except (ValueError, RecursionError):
+                raise ParamError(field, found[1], "must be followed by JSON") from None
+            if found[1] == "%json":
+                pieces.append(" " + json.dumps(checked_schema(value, field), allow_nan=False))
+            elif value != {}:
+                raise ParamError(field, value, "%llguidance: its options cannot be set")
+            else:
+                pieces.append(" {}")
+        elif found[2]:
+            raise ParamError(field, found[2], "tokens cannot be named by their numbers")
+        elif found[3]:
+            raise ParamError(field, found[3], "a temperature cannot be set in a grammar")
+        elif found[4]:
+            raise ParamError(
+                field, text[found.start() :][:40], "neither & nor ~ of expressions: what they take has no bound"
+            )
+    return "".join([*pieces, text[at:]])
+
+
+def checked_schema(value: Any, field: str) -> dict[str, Any] | bool:
+    """`value`, or what its text says, without what would set the library's options."""
+    if isinstance(value, str):
+        check_size(value, field)
+        try:
+            value = pydantic_core.from_json(value)
+        except ValueError as error:
+            raise ParamError(field, value, f"not valid JSON: {error}") from None
+    if not isinstance(value, (dict, bool)):
+        raise ParamError(field, value, "must be a JSON schema: an object")
+    if isinstance(value, bool):
+        return value
+    found = {name: one for name, one in value.items() if name != "x-guidance"}
+    size = 0
+    for path, name, one in walk(found):
+        if len(path) > MAX_DEPTH:
+            raise ParamError(field, value, f"nested deeper than {MAX_DEPTH} levels")
+        for spelled in (name, one):
+            if isinstance(spelled, str):
+                check_size(spelled, ".".join([field, *path[:-1]]), MAX_TEXT_BYTES)
+                size += len(spelled)
+        size += 1
+        if size > MAX_BYTES:  # before it is written out, which takes the interpreter for as long as it takes
+            raise ParamError(field, value, f"more than {MAX_BYTES} bytes")
+    try:
+        check_size(json.dumps(found, allow_nan=False, ensure_ascii=False), field)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ParamError):
+            raise
+        raise ParamError(field, value, f"not a JSON schema: {error}") from None
+    _check_multiples(found, field)
+    _check_counts(found, field)
+    return found
+
+
+def walk(value: Any) -> Iterator[tuple[tuple[str, ...], str, Any]]:
+    """Every entry of every object and list below, in its order: its path, its own name, its value."""
+    todo: list[tuple[tuple[str, ...], Any]] = [((), value)]
+    while todo:
+        path, value = todo.pop()
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        below = [((*path, str(name)), str(name), one) for name, one in items]
+        yield from below
+        todo.extend((at, one) for at, _, one in reversed(below) if isinstance(one, (dict, list)))
+
+
+def _check_multiples(schema: dict[str, Any], field: str) -> None:
+    found: list[int] = []
+    combines = False
+    for path, name, one in walk(schema):
+        combines |= name in _COMBINING
+        if name != "multipleOf" or isinstance(one, bool) or not isinstance(one, (int, float)) or one <= 0:
+            continue
+        digits = "".join(map(str, Decimal(str(one)).as_tuple().digits)).strip("0")
+        found.append(int(digits or "1"))
+        # two of them in one place are one of their least common multiple
+        if sum(found) > MAX_MULTIPLE or (combines and math.lcm(*found) > MAX_MULTIPLE):
+            at = ".".join([field, *path])
+            raise ParamError(at, one, f"the multiples of a schema have at most {MAX_MULTIPLE} states together")
+
+
+def _check_counts(schema: dict[str, Any], field: str) -> None:
+    """The library lets the keys of a map come twice: what it counts are not different ones."""
+    for path, _, one in [((), "", schema), *walk(schema)]:
+        least = one.get("minProperties") if isinstance(one, dict) else None
+        if isinstance(least, int):
+            required = one.get("required")
+            named = len({str(name) for name in required}) if isinstance(required, list) else 0
+            if least > named + 1:
+                at = ".".join([field, *path, "minProperties"])
+                raise ParamError(at, least, f"at most {named + 1}: one more than `required` names")

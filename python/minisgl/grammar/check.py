@@ -1,0 +1,158 @@
+"""From what a client wrote to a grammar, or to an error that says what is wrong with it and where.
+
+Compiling cannot be cancelled, so bounds come first, then the library: it reads the grammar and begins an answer with
+it, on an alphabet of bytes. The engine compiles once more, with its own vocabulary.
+
+Keeps true: what the library cannot do is refused, never ignored; nothing of a client turns the library's checks off;
+whatever is sent, the answer comes within two seconds.
+Doesn't know: tokens, threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections import OrderedDict
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from minisgl.grammar import lark
+from minisgl.grammar.bounds import check_size, checked_choice, checked_lark, checked_schema, walk
+from minisgl.grammar.closed import closed
+from minisgl.grammar.sources import GrammarSource
+from minisgl.sampling_params import ParamError
+
+MAX_REASON_CHARS = 400
+# of the library's own million: the expressions of a grammar then take less than 0.1 s and few megabytes
+LEXER_FUEL = 100_000
+NUM_STEPS = 32  # of an answer that is begun
+_BEGINS = b'{["'  # these lead deepest into JSON
+# whose entries are names, no keywords
+_OF_NAMES = {("properties",), ("patternProperties",), ("$defs",), ("definitions",)}
+MAX_KNOWN = 4096  # grammars: about a megabyte
+MAX_KEPT_CHARS = 1000
+_known: OrderedDict[bytes, str] = OrderedDict()  # digest of a grammar -> why it is none; empty: it is one
+_lock = threading.Lock()
+_PLACE = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?")
+
+
+def grammar_of(source: GrammarSource) -> str:
+    """As `SamplingParams.grammar` has it. Takes up to seconds. Raises `ParamError`."""
+    checked_one = checked(source)
+    found = lark.grammar(lark.piece(checked_one))
+    validate(found, source.field, checked_one.value)
+    return found
+
+
+def checked(source: GrammarSource) -> GrammarSource:
+    """Within bounds, with a value that `lark.piece` takes: a schema as an object, a grammar in Lark's notation. Raises
+    `ParamError`."""
+    value = source.value
+    match source.kind:
+        case "json_schema":
+            value = closed(checked_schema(value, source.field))
+        case "choice":
+            value = checked_choice(value, source.field)
+        case "regex":
+            check_size(value, source.field)
+        case "grammar":
+            check_size(value, source.field)
+            value = checked_lark(_as_lark(value, source.field), source.field)
+    return replace(source, value=value)
+
+
+def validate(grammar: str, field: str, value: object = None) -> None:
+    """Whether the library takes it. `value`: what the client wrote in `field`, for the error. Raises `ParamError`."""
+    if reason := _reason(grammar):
+        at = _place(value, reason)
+        raise ParamError(f"{field}{at}", value, _PLACE.sub("", reason)[:MAX_REASON_CHARS])
+
+
+def _reason(grammar: str) -> str:
+    """Why not; empty if it does. Most grammars come again: what was found is kept, not the grammar."""
+    key = hashlib.sha256(grammar.encode(errors="surrogatepass")).digest()
+    with _lock:
+        if (known := _known.get(key)) is not None:
+            _known.move_to_end(key)
+            return known
+    found = _found(grammar)
+    if len(found) <= MAX_KEPT_CHARS:
+        with _lock:
+            _known[key] = found
+            if len(_known) > MAX_KNOWN:
+                _known.popitem(last=False)
+    return found
+
+
+def _found(grammar: str) -> str:
+    try:
+        from minisgl._rust import check_grammar
+    except ImportError:
+        return _brief(_by_the_package(grammar))
+    return _brief(check_grammar(grammar, LEXER_FUEL, NUM_STEPS, _BEGINS))
+
+
+def _by_the_package(grammar: str) -> str:
+    """The same, with the GIL held."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(initial_lexer_fuel=LEXER_FUEL, verbose_errors=False)
+    is_error, texts = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
+    if is_error:
+        return texts[0]
+    if any("no tokenizer" in text for text in texts):
+        return ""  # it names special tokens: the engine knows them
+    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=limits)
+    for _ in range(NUM_STEPS):
+        mask = matcher.compute_bitmask()
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        allowed = [byte for byte in range(256) if mask[byte // 8] >> byte % 8 & 1]
+        if not allowed:
+            break
+        matcher.consume_token(next((byte for byte in allowed if byte in _BEGINS), allowed[-1]))
+    return matcher.get_error() if matcher.is_error() else ""
+
+
+@cache
+def _bytes() -> Any:
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")
+
+
+def _brief(text: str) -> str:
+    """Without the grammar itself, on one line."""
+    head = text.split("\n   1 |", 1)[0].split("<non-verbose/>", 1)[0].strip()
+    if head == "NoExtensionBias":
+        head = "nothing can satisfy it"
+    if found := re.search(r"row has (\d+) items; max is (\d+)", head):
+        head = f"too many ways to go on in one place, as many optional properties have: {found[1]}, at most {found[2]}"
+    return " ".join(head.split())
+
+
+def _place(value: object, reason: str) -> str:
+    """Where in a schema the keyword is that the library speaks of, as far as that can be found."""
+    keys, one_format = re.search(r"Unimplemented keys: (\[.*?\])", reason), re.search(r"Unknown format: (.*)", reason)
+    if not isinstance(value, dict) or not (keys or one_format):
+        return ""
+    names = json.loads(keys[1]) if keys else ["format"]
+    for path, name, found in walk(value):
+        is_keyword = name in names and path[-2:-1] not in _OF_NAMES
+        if is_keyword and (one_format is None or found == one_format[1]):
+            return "".join(f".{part}" for part in path)
+    return ""
+
+
+def _as_lark(text: str, field: str) -> str:
+    """Clients send Lark or llama.cpp's GBNF."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return str(any_to_lark(text))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:MAX_REASON_CHARS]
+        raise ParamError(field, text, f"neither Lark nor GBNF: {reason}") from None

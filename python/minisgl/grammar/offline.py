@@ -1,0 +1,44 @@
+"""`SamplingParams(grammar=structured_outputs(json=schema))`: the form of an answer, for the offline API.
+
+Keeps true: the same checks and the same errors as those of the server.
+Doesn't know: how a source becomes a grammar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minisgl.grammar.check import grammar_of
+from minisgl.grammar.sources import ANY_OBJECT, GrammarSource, Kind, the_one
+
+
+def structured_outputs(
+    *,
+    json: dict[str, Any] | str | type | None = None,
+    json_object: bool = False,
+    regex: str | None = None,
+    choice: Sequence[str] | None = None,
+    grammar: str | None = None,
+    whitespace_pattern: str | None = None,
+) -> str:
+    """A grammar for `SamplingParams`. Give one of: a JSON schema, its text or a pydantic model; any JSON object; a
+    regular expression; some texts; a grammar in Lark's notation or llama.cpp's. `whitespace_pattern` is what may stand
+    between the tokens of JSON; empty: nothing. Raises `ParamError`, also for what the library cannot do."""
+    if isinstance(json, type):
+        json = json.model_json_schema()  # type: ignore[attr-defined]
+    given: list[tuple[str, Kind, Any]] = [
+        ("json", "json_schema", json),
+        ("json_object", "json_schema", ANY_OBJECT if json_object else None),
+        ("regex", "regex", regex),
+        ("choice", "choice", None if choice is None else list(choice)),
+        ("grammar", "grammar", grammar),
+    ]
+    found = [
+        GrammarSource(kind, value, name, whitespace_pattern if kind == "json_schema" else None)
+        for name, kind, value in given
+        if value is not None
+    ]
+    if (source := the_one(found)) is None:
+        raise TypeError("structured_outputs: give one of json, json_object, regex, choice and grammar")
+    return grammar_of(source)

@@ -1,0 +1,99 @@
+"""Which tokens may come next, by request slot: the matchers of those requests that have a grammar.
+
+Keeps true: a slot without a grammar costs nothing; a matcher has consumed what its slot's request generated, in forward
+order; whatever goes wrong in a matcher ends its own request with an error, and no other.
+Doesn't know: how a grammar is compiled, how logits are masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from minisgl.step import Int32Array
+
+
+class Matcher(Protocol):
+    """One request's place in its grammar. Nothing raises: what goes wrong is in `error`, for good."""
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on; empty while it can."""
+
+    def restart(self, generated: Sequence[int]) -> None:
+        """Stand behind these ids, whatever was consumed before."""
+
+    def fill(self, mask: Int32Array) -> None:
+        """Set the bits of the ids that may come next in `mask` [ceil(vocab / 32)], bit i % 32 of word i // 32, and
+        clear all others; of an end of sequence alone if it cannot go on."""
+
+    def consume(self, token: int) -> None:
+        """It came."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenMasks:
+    """Of the sampled rows that have a grammar."""
+
+    rows: Int32Array  # [m] indices among the sampled rows, ascending
+    bits: Int32Array  # [m, ceil(vocab / 32)]
+
+
+class GrammarSlots:
+    """By request slot; slots without a grammar are not in it. Use it in forward order."""
+
+    def __init__(self, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        self._num_words = -(-vocab_size // 32)
+        self._eos_ids = tuple(eos_ids)
+        self._matchers: dict[int, Matcher] = {}
+
+    def assign(self, slot: int, matcher: Matcher | None, generated: Sequence[int]) -> None:
+        """`generated` so far by the request that has the slot from now on."""
+        if matcher is not None:
+            matcher.restart(generated)
+            self._matchers[slot] = matcher
+        elif self._matchers:
+            self._matchers.pop(slot, None)
+
+    def free(self, slots: Int32Array) -> None:
+        """Their requests have ended."""
+        if self._matchers:
+            for slot in slots.tolist():
+                self._matchers.pop(slot, None)
+
+    def __bool__(self) -> bool:
+        """Whether any slot has one."""
+        return bool(self._matchers)
+
+    def any_of(self, slots: Sequence[int]) -> bool:
+        """Whether one of them has a grammar."""
+        return bool(self._matchers) and not self._matchers.keys().isdisjoint(slots)
+
+    def masks(self, slots: Sequence[int]) -> TokenMasks | None:
+        """What the rows in `slots` may sample next; None if no row has a grammar."""
+        if not self._matchers:
+            return None
+        rows = [row for row, slot in enumerate(slots) if slot in self._matchers]
+        if not rows:
+            return None
+        bits = np.empty((len(rows), self._num_words), np.int32)
+        for mask, row in zip(bits, rows, strict=True):
+            self._matchers[slots[row]].fill(mask)
+        return TokenMasks(np.array(rows, np.int32), bits)
+
+    def record(self, slots: Sequence[int], tokens: Int32Array) -> dict[int, str]:
+        """The rows in `slots` sampled `tokens`; those that cannot go on get an end of sequence in there, and are
+        returned with the reason."""
+        failures: dict[int, str] = {}
+        if self._matchers:
+            for row, slot in enumerate(slots):
+                if (matcher := self._matchers.get(slot)) is not None:
+                    if not matcher.error:
+                        matcher.consume(int(tokens[row]))
+                    if matcher.error:
+                        failures[row] = matcher.error
+                        tokens[row] = self._eos_ids[0]
+        return failures

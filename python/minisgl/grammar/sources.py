@@ -1,0 +1,51 @@
+"""What clients write to say how an answer must look: one value of one kind, and the field it came in.
+
+Keeps true: a request has one source; two that ask for the same are one, two that differ are an error that names both.
+Doesn't know: HTTP bodies (server/structured.py), how a source becomes a grammar (lark.py), whether it is any good
+(check.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from minisgl.grammar.bounds import MAX_BYTES
+from minisgl.sampling_params import ParamError
+
+Kind = Literal["json_schema", "regex", "choice", "grammar"]
+ANY_OBJECT = {"type": "object"}
+"""The schema of `json_object`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSource:
+    """`value`: a JSON schema as an object, a boolean or JSON text; a regular expression; a list of texts; a grammar in
+    Lark's or llama.cpp's notation."""
+
+    kind: Kind
+    value: Any
+    field: str  # as the client wrote it
+    whitespace: str | None = None  # of JSON, between tokens: a regular expression; empty: none
+
+    def asks_the_same(self, other: GrammarSource) -> bool:
+        return self._meaning() == other._meaning()
+
+    def _meaning(self) -> object:
+        value = self.value
+        if self.kind == "json_schema" and isinstance(value, str) and len(value) <= MAX_BYTES:
+            with contextlib.suppress(ValueError, RecursionError):
+                value = json.loads(value)
+        return self.kind, value, self.whitespace
+
+
+def the_one(found: Sequence[GrammarSource]) -> GrammarSource | None:
+    """Of all that a request gives. Raises `ParamError`."""
+    for other in found[1:]:
+        if not other.asks_the_same(found[0]):
+            reason = f"give one of {found[0].field} and {other.field}: an answer has one form"
+            raise ParamError(other.field, other.value, reason)
+    return found[0] if found else None

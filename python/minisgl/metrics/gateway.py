@@ -1,0 +1,106 @@
+"""What the gateway has counted, and how it joins what the Python server counts.
+
+Keeps true: a metric is one number, whoever answered; who did is a metric of its own.
+Doesn't know: how the gateway counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypedDict
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from minisgl.message import MeterReading
+from minisgl.metrics.keys import KeyReading
+
+
+class HistogramReading(TypedDict):
+    counts: list[int]  # by bucket of the histogram of the same name, the last is beyond all bounds
+    sum: float
+
+
+class MeterSums(TypedDict):
+    count: int
+    total_s: float
+    longest_s: float
+    recent_s: float
+
+
+class CacheReading(TypedDict):
+    """Texts between special tokens whose ids are known."""
+
+    hits: int
+    misses: int
+    hit_bytes: int  # of text that was not encoded again
+    bytes: int  # in the cache
+
+
+class PeakReading(TypedDict):
+    recent: int  # of the last 10 to 20 s
+    most: int
+
+
+class Readings(TypedDict):
+    """Since the start, but for `num_open`, `num_waiting...` and `num_live`, which are of now."""
+
+    num_open: int  # requests that it is answering by itself
+    num_waiting: int  # of those, choices without a row
+    num_waiting_tokens: int
+    num_accepted: int
+    num_finished: dict[str, int]  # by finish reason
+    num_generated: int
+    num_live: int  # choices that the engine computes
+    num_shortened: int  # whose default length was, by --adaptive-max-tokens
+    keys: list[KeyReading]  # by number
+    answered: int
+    passed_on: int
+    most: dict[str, PeakReading]  # choices in_flight, and queued: without a row
+    cache: CacheReading
+    histograms: dict[str, HistogramReading]
+    meters: dict[str, MeterSums]
+
+
+def families(found: Readings | None) -> Iterable[Metric]:
+    """What only a gateway has; without samples where there is none."""
+    requests = CounterMetricFamily("minisgl:gateway_requests", "requests by what the gateway did", labels=("outcome",))
+    texts = CounterMetricFamily(
+        "minisgl:encode_cache_texts", "texts between special tokens that the gateway looked up", labels=("outcome",)
+    )
+    saved = CounterMetricFamily("minisgl:encode_cache_hit_bytes", "text that was not encoded again", labels=())
+    held = GaugeMetricFamily("minisgl:encode_cache_bytes", "memory of that cache", labels=())
+    if found is not None:
+        cache = found["cache"]
+        requests.add_metric(("answered",), float(found["answered"]))
+        requests.add_metric(("passed_on",), float(found["passed_on"]))
+        texts.add_metric(("hit",), float(cache["hits"]))
+        texts.add_metric(("miss",), float(cache["misses"]))
+        saved.add_metric((), float(cache["hit_bytes"]))
+        held.add_metric((), float(cache["bytes"]))
+    yield from (requests, texts, saved, held)
+
+
+def both(meters: Mapping[str, MeterReading], more: Mapping[str, MeterSums]) -> dict[str, MeterReading]:
+    """Meters of the Python server with those of the same names of the gateway added to them."""
+    found = dict(meters)
+    for name, sums in more.items():
+        here = found[name]
+        found[name] = MeterReading(
+            here.count + sums["count"],
+            here.total_s + sums["total_s"],
+            max(here.longest_s, sums["longest_s"]),
+            max(here.recent_s, sums["recent_s"]),
+            here.spread,
+        )
+    return found
+
+
+def higher(here: Mapping[str, int], there: PeakReading | None) -> dict[str, int]:
+    """A peak of both sides: the most that was seen of either alone, or of both when somebody asked."""
+    if there is None:
+        return dict(here)
+    return {
+        "now": here["now"],
+        "recent": max(here["recent"], there["recent"]),
+        "most": max(here["most"], there["most"]),
+    }

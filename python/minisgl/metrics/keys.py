@@ -1,0 +1,70 @@
+"""What each API key has used, here and in the gateway.
+
+Keeps true: a key is shown by its name only; number 0 are all callers without a key of the file.
+Doesn't know: keys, limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from prometheus_client.core import CounterMetricFamily, Metric
+
+
+class KeyReading(TypedDict):
+    """Of the gateway: of now, and since the start."""
+
+    num_waiting: int
+    num_requests: int
+    num_prompt: int
+    num_generated: int
+
+
+@dataclass(slots=True)
+class KeyCounts:
+    """Requests as the engine counts them, one for each answer; tokens of prompts, each once, and of answers."""
+
+    name: str
+    num_requests: int = 0
+    num_prompt: int = 0
+    num_generated: int = 0
+    refused: dict[str, int] = field(default_factory=dict)  # by limit
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt + self.num_generated
+
+    def with_(self, there: KeyReading | None) -> KeyCounts:
+        """And the gateway's, which refuses nothing by itself."""
+        if there is None:
+            return self
+        return KeyCounts(
+            self.name,
+            self.num_requests + there["num_requests"],
+            self.num_prompt + there["num_prompt"],
+            self.num_generated + there["num_generated"],
+            self.refused,
+        )
+
+
+def families(counts: Sequence[KeyCounts]) -> Iterable[Metric]:
+    """Of both sides; without samples if there is no file of keys."""
+    labels = ("key",)
+    for name, text, attribute in (
+        ("requests", "requests given to the engine, by API key", "num_requests"),
+        ("prompt_tokens", "tokens of their prompts", "num_prompt"),
+        ("generated_tokens", "tokens of their answers", "num_generated"),
+    ):
+        family = CounterMetricFamily(f"minisgl:key_{name}", text, labels=labels)
+        for one in counts:
+            family.add_metric((one.name,), float(getattr(one, attribute)))
+        yield family
+    refused = CounterMetricFamily(
+        "minisgl:key_refused", "HTTP requests that a limit of their API key refused", labels=("key", "limit")
+    )
+    for one in counts:
+        for limit, count in one.refused.items():
+            refused.add_metric((one.name, limit), float(count))
+    yield refused

@@ -1,0 +1,157 @@
+"""A text that grows, and a parser of it, written as if it were whole: a generator that waits where it needs more.
+
+Keeps true: what is decided depends on the text alone, not on its pieces; what waits in the buffer is shorter than the
+longest marker, so that all work is linear in the text.
+Doesn't know: what is parsed.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
+
+from minisgl.parsers.api import CallArguments, Part, Reasoning, Text
+from minisgl.parsers.value_scan import ValueScan
+
+T = TypeVar("T")
+Waits = Generator[None, None, T]
+"""Yields when the text so far decides nothing; returns a T."""
+
+_NO_SPACE = re.compile(r"\S")
+
+
+class GrowingText(ABC):
+    """`_run` of a subclass is the parser; it consumes the text by the methods here and calls `_emit`."""
+
+    def __init__(self) -> None:
+        self._buffer = ""
+        self._at = 0
+        self._ended = False
+        self._parts: list[Part] = []
+        self._running: Waits[None] | None = None
+
+    @abstractmethod
+    def _run(self) -> Waits[None]: ...
+
+    def push(self, text: str) -> list[Part]:
+        if text:
+            self._buffer = self._buffer[self._at :] + text
+            self._at = 0
+            self._go_on()
+        return self._taken()
+
+    def finish(self) -> list[Part]:
+        if not self._ended:
+            self._ended = True
+            self._go_on()
+        return self._taken()
+
+    def _go_on(self) -> None:
+        if self._running is None:
+            self._running = self._run()
+        next(self._running, None)
+
+    def _taken(self) -> list[Part]:
+        found, self._parts = self._parts, []
+        return found
+
+    def _emit(self, part: Part) -> None:
+        """Neighbours of a kind become one."""
+        last = self._parts[-1] if self._parts else None
+        match last, part:
+            case (Text(a), Text(b)):
+                self._parts[-1] = Text(a + b)
+            case (Reasoning(a), Reasoning(b)):
+                self._parts[-1] = Reasoning(a + b)
+            case (CallArguments(i, a), CallArguments(j, b)) if i == j:
+                self._parts[-1] = CallArguments(i, a + b)
+            case _:
+                self._parts.append(part)
+
+    # ------------------------------------------------------------------------------------------------- what comes next
+
+    def _has(self, count: int) -> Waits[bool]:
+        """Whether as many characters are there; waits for them."""
+        while len(self._buffer) - self._at < count:
+            if self._ended:
+                return False
+            yield
+        return True
+
+    def _peek(self) -> Waits[str]:
+        """The next character, empty at the end."""
+        return self._buffer[self._at] if (yield from self._has(1)) else ""
+
+    def _comes(self, marker: str) -> Waits[bool]:
+        """Whether `marker` comes next; no more is waited for than that needs."""
+        while True:
+            there = self._buffer[self._at : self._at + len(marker)]
+            if len(there) == len(marker) or not marker.startswith(there) or self._ended:
+                return there == marker
+            yield
+
+    def _which(self, markers: Sequence[str]) -> Waits[str | None]:
+        """The one of `markers` that comes next, the first of those that could."""
+        for marker in markers:
+            if (yield from self._comes(marker)):
+                return marker
+        return None
+
+    # ------------------------------------------------------------------------------------------------------- consuming
+
+    def _take(self, count: int) -> str:
+        """What is known to be there."""
+        found = self._buffer[self._at : self._at + count]
+        self._at += count
+        return found
+
+    def _space(self, held: list[str]) -> Waits[None]:
+        """Up to what is none."""
+        while (yield from self._has(1)):
+            found = _NO_SPACE.search(self._buffer, self._at)
+            held.append(self._take((len(self._buffer) if found is None else found.start()) - self._at))
+            if found is not None:
+                return
+
+    def _value(self, take: Callable[[str], None], *, python: bool = False) -> Waits[bool]:
+        """One value, of which `take` gets the pieces; whether it is whole."""
+        scan = ValueScan(python=python)
+        while True:
+            if not (yield from self._has(1)):
+                return False  # a number may end where the text does, but no call does
+            end = scan.push(self._buffer, self._at)
+            if found := self._take((len(self._buffer) if end is None else end) - self._at):
+                take(found)
+            if end is not None:
+                return not scan.is_broken
+
+    def _until(self, markers: Sequence[str], take: Callable[[str], None]) -> Waits[str | None]:
+        """All up to the first of `markers`, which is left; None at the end. Only what may be a marker waits."""
+        pattern = re.compile("|".join(map(re.escape, markers))) if markers else None
+        firsts = re.compile("[" + re.escape("".join({marker[0] for marker in markers})) + "]") if markers else None
+        while True:
+            if not (yield from self._has(1)):
+                return None
+            found = None if pattern is None else pattern.search(self._buffer, self._at)
+            end = len(self._buffer) if found is None else found.start()
+            if found is None and not self._ended and firsts is not None:
+                end = self._maybe(markers, firsts)
+            if end > self._at:
+                take(self._take(end - self._at))
+            if found is not None:
+                return found[0]
+            if self._at < len(self._buffer):
+                yield  # a marker may have begun
+
+    def _maybe(self, markers: Sequence[str], firsts: re.Pattern[str]) -> int:
+        """Where the end of the buffer may be the beginning of a marker."""
+        buffer = self._buffer
+        at = max(self._at, len(buffer) - max(map(len, markers)) + 1)
+        while (found := firsts.search(buffer, at)) is not None:
+            at = found.start()
+            if any(marker.startswith(buffer[at:]) for marker in markers):
+                return at
+            at += 1
+        return len(buffer)

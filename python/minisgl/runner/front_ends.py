@@ -1,0 +1,332 @@
+"""The front ends of an engine process: it listens on a Unix socket, and several connect.
+
+Keeps true: a request belongs to one connection, which alone gets what comes for it; a front end that dies has its
+requests aborted, and one that talks nonsense is told so and put out: the others notice nothing. The engine waits for a
+front end that cannot follow while no other could go on; else what it does not read is kept for it, in bounds.
+Doesn't know: scheduling, engines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from minisgl.heartbeat import Activity
+from minisgl.message import (
+    ID_LIMIT,
+    AbortRequest,
+    AddPrefix,
+    AddRequest,
+    Codec,
+    EngineFailed,
+    EngineReady,
+    EngineStats,
+    FinishRequest,
+    FromEngine,
+    Heartbeat,
+    Hello,
+    LoadProgress,
+    MessageError,
+    Narration,
+    StepTokens,
+    ToEngine,
+    Watched,
+    encode,
+    framed,
+)
+from minisgl.runner.connection import Connection
+from minisgl.runner.split import MAX_CONNECTIONS, owner, split, within
+from minisgl.sampling_params import ParamError
+
+MAX_FRONT_ENDS = 64
+MAX_NAME = 64
+NUM_LINES = 256  # of what was said while loading, for front ends that connect later
+_GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
+
+
+class ParentGone(Exception):
+    """The lifeline was closed."""
+
+
+class FrontEnds:
+    """Use in one thread, but for `beat` and `last_words`. `lifeline`: a descriptor that ends with the parent."""
+
+    def __init__(self, path: Path, codec: Codec, lifeline: int, activity: Activity) -> None:
+        self.codec = codec
+        self._lifeline = lifeline
+        self._activity = activity
+        self._path = path
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        path.chmod(0o600)  # before anyone can connect
+        self._listener.listen(MAX_FRONT_ENDS)
+        self._listener.setblocking(False)
+        self._connections: dict[int, Connection] = {}  # by number
+        self._by_fd: dict[int, Connection] = {}
+        self._masks: dict[int, int] = {}
+        self._next_number = 0
+        self._said: deque[LoadProgress] = deque(maxlen=NUM_LINES)
+        self._ready: EngineReady | None = None
+        self._stats: EngineStats | None = None
+        self._inbox: list[ToEngine] = []
+        self._receives = False  # has begun to; until then whoever sends takes in new connections
+        self._accepting = threading.Lock()
+        self._has_news = False  # since `receive` began, from one that can follow
+        self._woken = False  # by `wake`
+        self._waking, self._waker = os.pipe()
+        os.set_blocking(self._waker, False)
+        self._poll = select.poll()
+        self._poll.register(lifeline, select.POLLIN)
+        self._poll.register(self._waking, select.POLLIN)
+        self._poll.register(self._listener, select.POLLIN)
+
+    # ------------------------------------------------------------------------------------------------------- send
+
+    def send(self, messages: Sequence[FromEngine]) -> None:
+        """Tokens to whom they belong, everything else to all."""
+        self._accept_early()
+        for message in messages:
+            if isinstance(message, StepTokens):
+                self._send_step(message)
+                continue
+            frame = framed(self.codec.encode([message]))
+            droppable = isinstance(message, EngineStats | Narration | Watched)
+            with self._accepting:  # who comes just now gets it once: with what was said so far, or now
+                self._remember(message)
+                for connection in tuple(self._connections.values()):
+                    connection.send(frame, droppable=droppable)
+
+    def _send_step(self, message: StepTokens) -> None:
+        for number, part in split(message).items():
+            if (connection := self._connections.get(number)) is not None:
+                connection.send(framed(self.codec.encode([part])))
+        reasons = np.frombuffer(message.reasons, np.int32)
+        if reasons.any():
+            for req_id in np.frombuffer(message.req_ids, np.int64)[reasons != 0].tolist():
+                if (connection := self._connections.get(owner(req_id))) is not None:
+                    connection.live.discard(req_id)
+
+    def _remember(self, message: FromEngine) -> None:
+        """What a front end that connects later should know."""
+        if isinstance(message, LoadProgress):
+            if self._said and message.total and self._said[-1].text == message.text:
+                self._said.pop()  # of a step, how far it is now
+            if self._ready is None:
+                self._said.append(message)
+        elif isinstance(message, EngineReady):
+            self._ready = message
+        elif isinstance(message, EngineStats):
+            self._stats = message
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """To all that read. In any thread."""
+        self._accept_early()
+        frame = framed(encode([heartbeat]))
+        for connection in tuple(self._connections.values()):
+            connection.send(frame, droppable=True)
+
+    # ---------------------------------------------------------------------------------------------------- receive
+
+    def receive(self, *, block: bool) -> list[ToEngine]:
+        """Every message that is there, with ids within this process; with `block`, wait for the first, or for
+        `wake`. Also waits while no front end with live requests can follow and no other says anything.
+        Raises `ParentGone`."""
+        if not self._receives:
+            with self._accepting:
+                self._receives = True
+        self._has_news = False
+        self._look(None if block else 0)
+        while not (self._inbox or self._woken) if block else self._must_wait():
+            self._activity.enter("idle")  # it waits for others
+            self._look(None)
+        self._woken = False
+        found, self._inbox = self._inbox, []
+        return found
+
+    def wake(self) -> None:
+        """`receive` need not wait for a message, now or when it is called next. In any thread."""
+        with contextlib.suppress(BlockingIOError):  # it is full: it will wake
+            os.write(self._waker, b"!")
+
+    def _must_wait(self) -> bool:
+        busy = [one.has_room for one in self._connections.values() if one.live]
+        return bool(busy) and not any(busy) and not self._has_news
+
+    def _look(self, timeout_ms: int | None) -> None:
+        """Take in what is there, and see who can follow."""
+        at_once = timeout_ms == 0
+        for fd, connection in self._by_fd.items():
+            asks = connection.live and (at_once or not connection.has_room)
+            mask = select.POLLIN | select.POLLOUT if asks or connection.waits else select.POLLIN
+            if self._masks[fd] != mask:
+                self._masks[fd] = mask
+                self._poll.modify(fd, mask)
+        ready = self._poll.poll(timeout_ms)
+        if at_once:
+            for connection in self._by_fd.values():
+                connection.has_room = not (connection.live or connection.waits)
+        for fd, events in ready:
+            if (found := self._by_fd.get(fd)) is not None:
+                self._serve(found, events)
+            elif fd == self._lifeline:
+                if not os.read(fd, 4096):
+                    raise ParentGone
+            elif fd == self._waking:
+                self._woken = bool(os.read(fd, 4096))
+            else:
+                self._accept()
+        for connection in [one for one in self._by_fd.values() if one.is_lost]:
+            self._put_out(connection, "it does not read what is sent to it")
+
+    def _serve(self, connection: Connection, events: int) -> None:
+        if events & select.POLLOUT:
+            connection.flush()
+            connection.has_room = not connection.waits
+        if not events & (select.POLLIN | _GONE):
+            return
+        is_open = connection.read()
+        try:
+            while (frame := connection.frames.next()) is not None:
+                for message in self.codec.decode_to_engine(frame):
+                    self._take(connection, message)
+                    self._has_news |= connection.has_room or not connection.live
+        except (MessageError, ParamError) as error:
+            self._put_out(connection, str(error))
+        else:
+            if not is_open:
+                self._put_out(connection)
+
+    def _take(self, connection: Connection, message: ToEngine) -> None:
+        if isinstance(message, Hello):
+            connection.name, connection.greeted = message.name[:MAX_NAME], True
+            return
+        if not connection.greeted:
+            raise MessageError("the first message of a connection must be hello")
+        if isinstance(message, AddRequest):
+            message = _checked(connection, message)
+            connection.live.add(message.req_id)
+        elif isinstance(message, AbortRequest | FinishRequest):
+            req_id = within(connection.number, _valid(message.req_id))
+            if req_id not in connection.live:
+                return  # it has ended meanwhile
+            message = msgspec.structs.replace(message, req_id=req_id)
+        elif isinstance(message, AddPrefix) and len(message.tokens) % 4:
+            raise MessageError(f"the tokens of prefix {message.prefix_id} are no multiple of 4 bytes")
+        self._inbox.append(message)
+
+    # ------------------------------------------------------------------------------------------------ come and go
+
+    def _accept_early(self) -> None:
+        """While it loads nobody waits for connections."""
+        if not self._receives:
+            with self._accepting:
+                while not self._receives and self._accept():
+                    pass
+
+    def _accept(self) -> bool:
+        """Whether somebody came."""
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:  # nobody, or who came has gone already
+            return False
+        connection = Connection(self._next_number, sock)
+        if len(self._connections) >= MAX_FRONT_ENDS or connection.number >= MAX_CONNECTIONS:
+            connection.send(framed(encode([EngineFailed("the engine process has too many front ends")])))
+            connection.close()
+            return True
+        self._next_number += 1
+        for message in (*self._said, self._ready, self._stats):
+            if message is not None:
+                connection.send(framed(self.codec.encode([message])))
+        self._masks[connection.fileno()] = select.POLLIN
+        self._poll.register(connection.fileno(), select.POLLIN)
+        self._by_fd[connection.fileno()] = connection
+        self._connections[connection.number] = connection
+        return True
+
+    def _put_out(self, connection: Connection, reason: str = "") -> None:
+        """It is gone, or for a reason must go: its requests end, and the others' logs say so."""
+        fd, live = connection.fileno(), connection.live
+        self._poll.unregister(fd)
+        del self._connections[connection.number], self._by_fd[fd], self._masks[fd]
+        if reason:
+            text = f"the engine process ends the connection: {reason}"
+            connection.send(framed(encode([EngineFailed(text)])), droppable=True)
+        connection.close()
+        self._inbox.extend(map(AbortRequest, sorted(live)))
+        self._has_news = True
+        if reason or live:
+            why = f"was put out: {reason}" if reason else "has gone"
+            self.send([LoadProgress(f"{connection.name} {why}; {len(live)} of its requests are aborted")])
+
+    def last_words(self, text: str, wait_ms: int, first_ms: int) -> None:
+        """Tell all that the engine process ends, and wait so long until that is on its way; if nobody has connected
+        yet, `first_ms` for the first. In any thread."""
+        deadline = time.monotonic() + first_ms / 1000
+        waiting = select.poll()
+        waiting.register(self._listener, select.POLLIN)
+        waiting.register(self._lifeline, select.POLLIN)
+        while not self._next_number and (left := deadline - time.monotonic()) > 0:
+            for fd, _ in waiting.poll(left * 1000):
+                if fd != self._lifeline:
+                    with self._accepting:
+                        self._accept()
+                elif not os.read(fd, 4096):
+                    return
+        frame = framed(encode([EngineFailed(text)]))
+        for connection in tuple(self._connections.values()):
+            connection.send(frame)
+        self.flush(wait_ms)
+
+    def flush(self, wait_ms: int) -> None:
+        """Send what is queued, for at most so long."""
+        deadline = time.monotonic() + wait_ms / 1000
+        while waiting := {one.fileno(): one for one in tuple(self._connections.values()) if one.waits}:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            poll = select.poll()
+            for fd in waiting:
+                poll.register(fd, select.POLLOUT)
+            for fd, _ in poll.poll(left * 1000):
+                waiting[fd].flush()
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        self._by_fd.clear()
+        self._listener.close()
+        os.close(self._waking)
+        os.close(self._waker)
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+
+
+def _checked(connection: Connection, message: AddRequest) -> AddRequest:
+    """With its id within this process. Raises `MessageError` or `ParamError`."""
+    if _valid(message.req_id) <= connection.last_id:  # used again, it would be taken for the one that it was
+        raise MessageError(f"request id {message.req_id} does not lie above the last one, {connection.last_id}")
+    if len(message.tokens) % 4:
+        raise MessageError(f"the tokens of request {message.req_id} are no multiple of 4 bytes")
+    if not -(2**63) <= message.priority < 2**63:
+        raise MessageError(f"the priority of request {message.req_id} has more than 64 bits")
+    message.sampling.check()
+    connection.last_id = message.req_id
+    return msgspec.structs.replace(message, req_id=within(connection.number, message.req_id))
+
+
+def _valid(req_id: int) -> int:
+    if not 0 <= req_id < ID_LIMIT:
+        raise MessageError(f"request id {req_id} is out of range: ids are at least 0 and below {ID_LIMIT}")
+    return req_id

@@ -1,0 +1,243 @@
+"""Prefixes that front ends keep in the prefix cache: what `AddPrefix`, `RemovePrefix` and `ClearCache` mean in the step
+loop. A prefix is computed as a request of its own that makes one token, which nobody gets.
+
+Keeps true: such a request runs in the background and its id is negative: none of a front end is; a prefix is answered
+ready once it is computed, and computed again when the cache was lost (a failed forward, another scheduler); whatever is
+pinned belongs to a prefix that is there; without prefixes nothing here costs anything.
+Doesn't know: connections, engines, text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from minisgl.message import AddPrefix, CacheCleared, ClearCache, FromEngine, PrefixChanged, PrefixState, RemovePrefix
+from minisgl.runner.request_tracker import RequestTracker, TrackedRequest
+from minisgl.sampling_params import SamplingParams
+from minisgl.step import Abort, Event, FinishReason, Int32Array, StepLimits, StepOutput, Unpin
+from minisgl.step import ClearCache as ClearCacheEvent
+
+MAX_PREFIXES = 1024
+MAX_TRIES = 3  # of one whose forward fails
+Order = AddPrefix | RemovePrefix | ClearCache
+_SAMPLING = SamplingParams(temperature=0.0, max_tokens=1, seed=0)
+
+
+@dataclass(slots=True, eq=False)
+class _Prefix:
+    prefix_id: int
+    tokens: Int32Array
+    pin: bool
+    req_id: int = 0  # that computes it, or did
+    is_ready: bool = False
+    num_tries: int = 0
+    num_hits: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """Of a tree of pages: the prefixes that end in this one or less than a page behind it."""
+
+    children: dict[bytes, _Node] = field(default_factory=dict)
+    prefixes: list[_Prefix] = field(default_factory=list)
+
+
+class Prefixes:
+    """`requests`: those of the loop, in which the requests for prefixes stand, too. `keeps`: there is a cache."""
+
+    def __init__(
+        self,
+        requests: RequestTracker,
+        limits: StepLimits,
+        send: Callable[[Sequence[FromEngine]], None],
+        *,
+        keeps: bool = True,
+    ) -> None:
+        self._keeps = keeps
+        self._requests = requests
+        self._limits = limits
+        self._send = send
+        self._by_id: dict[int, _Prefix] = {}
+        self.computed: dict[int, _Prefix | None] = {}
+        """Just now, by the id of the request; None: removed."""
+        self._num_tokens = 0
+        self._last_req_id = 0
+        self._root = _Node()
+        self.events: list[Event] = []
+        """For the next step, beside those that `take` returned."""
+
+    def states(self) -> tuple[PrefixState, ...]:
+        """In the order in which they came."""
+        return tuple(
+            PrefixState(one.prefix_id, len(one.tokens), one.is_ready, one.pin, one.num_hits)
+            for one in self._by_id.values()
+        )
+
+    # --------------------------------------------------------------------------------------------------------- orders
+
+    def take(self, order: Order, num_evictable_pages: int) -> list[Event]:
+        """What a scheduler must be told at once. `num_evictable_pages`: before it is."""
+        match order:
+            case AddPrefix():
+                return self._add(order)
+            case RemovePrefix(prefix_id):
+                return self._remove(prefix_id)
+            case ClearCache():
+                self._send([CacheCleared(num_evictable_pages)])
+                return [ClearCacheEvent()]
+
+    def _add(self, order: AddPrefix) -> list[Event]:
+        tokens = np.frombuffer(order.tokens, np.int32)
+        if (known := self._by_id.get(order.prefix_id)) is not None:
+            same = known.pin == order.pin and np.array_equal(known.tokens, tokens)
+            if same:
+                self._say(known, "ready" if known.is_ready else "warming")
+            else:
+                self._send([PrefixChanged(order.prefix_id, "refused", "prefix_id: there is another prefix of this id")])
+            return []
+        if refusal := self._refusal(tokens):
+            reason, is_full = refusal
+            self._send([PrefixChanged(order.prefix_id, "refused", reason, is_full)])
+            return []
+        prefix = self._by_id[order.prefix_id] = _Prefix(order.prefix_id, tokens, order.pin)
+        self._num_tokens += len(tokens)
+        self._node(prefix).prefixes.append(prefix)
+        self._say(prefix, "warming")
+        return [self._request(prefix)]
+
+    def _refusal(self, tokens: Int32Array) -> tuple[str, bool] | None:
+        """Why not, and whether only room lacks."""
+        page_size, longest = self._limits.page_size, self._limits.max_seq_len - 1
+        if not self._keeps:
+            return "cache: naive: nothing is kept", False
+        if len(tokens) < page_size:
+            return f"tokens: {len(tokens)}: at least {page_size}: only whole pages are kept", False
+        if len(tokens) > longest:
+            return f"tokens: {len(tokens)}: at most {longest} fit", False
+        if len(self._by_id) >= MAX_PREFIXES:
+            return f"there are {MAX_PREFIXES} prefixes already: remove one", True
+        room = self._limits.num_pages * page_size - self._num_tokens
+        if len(tokens) > room:
+            return f"tokens: {len(tokens)}: the other prefixes leave room for {room} in the cache: remove some", True
+        return None
+
+    def _remove(self, prefix_id: int) -> list[Event]:
+        prefix = self._by_id.get(prefix_id)
+        if prefix is None:
+            self._send([PrefixChanged(prefix_id, "unknown")])
+            return []
+        self._forget(prefix)
+        self._say(prefix, "removed")
+        events: list[Event] = []
+        if not prefix.is_ready:
+            events.append(Abort(prefix.req_id))
+        if prefix.pin:
+            events.append(Unpin(prefix.req_id))
+        return events
+
+    def _forget(self, prefix: _Prefix) -> None:
+        del self._by_id[prefix.prefix_id]
+        if prefix.req_id in self.computed:
+            self.computed[prefix.req_id] = None
+        self._num_tokens -= len(prefix.tokens)
+        node = self._node(prefix)
+        node.prefixes.remove(prefix)
+        self._prune(self._root, self._pages(prefix.tokens))
+
+    def _say(self, prefix: _Prefix, state: str, reason: str = "", is_full: bool = False) -> None:
+        self._send([PrefixChanged(prefix.prefix_id, state, reason, is_full)])
+
+    # ------------------------------------------------------------------------------------------------------- requests
+
+    def _request(self, prefix: _Prefix) -> Event:
+        """Of its full pages: nothing else of it would be kept."""
+        self._last_req_id -= 1
+        prefix.req_id, prefix.is_ready = self._last_req_id, False
+        self.computed[prefix.req_id] = prefix
+        tokens = prefix.tokens[: len(prefix.tokens) // self._limits.page_size * self._limits.page_size]
+        request = self._requests.add(prefix.req_id, _SAMPLING, tokens, len(tokens), background=True, pin=prefix.pin)
+        return request.arrival()
+
+    def refuse(self, req_id: int, field: str, reason: str) -> None:
+        """The scheduler did not take the request `req_id`."""
+        if (prefix := self.computed.pop(req_id)) is not None:
+            self._forget(prefix)
+            self._say(prefix, "refused", f"{field}: {reason}", is_full=field == "pin")
+
+    def of_clients(self, output: StepOutput) -> StepOutput:
+        """`output` without the rows of prefixes, which are taken in here."""
+        if not (own := output.req_ids < 0).any():
+            return output
+        for req_id, reason in zip(output.req_ids[own].tolist(), output.reasons[own].tolist(), strict=True):
+            if reason != FinishReason.NONE:
+                self._ended(req_id, FinishReason(reason))
+        rest = ~own
+        return StepOutput(
+            output.step, output.req_ids[rest], output.tokens[rest], output.reasons[rest], output.rows[rest]
+        )
+
+    def _ended(self, req_id: int, reason: FinishReason) -> None:
+        prefix = self.computed.pop(req_id)
+        if prefix is None:
+            return
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            prefix.is_ready, prefix.num_tries = True, 0
+            self._say(prefix, "ready")
+        elif (tries := prefix.num_tries + 1) < MAX_TRIES:
+            prefix.num_tries = tries
+            self.events.append(self._request(prefix))
+        else:
+            self._forget(prefix)
+            self._say(prefix, "failed", f"computing it failed {MAX_TRIES} times")
+
+    def lost(self) -> None:
+        """The cache is empty, and nothing is pinned: compute again what was there. What is being computed is so by the
+        scheduler itself."""
+        for prefix in self._by_id.values():
+            if prefix.is_ready:
+                self.events.append(self._request(prefix))
+                self._say(prefix, "warming")
+
+    # ----------------------------------------------------------------------------------------------------------- hits
+
+    def admitted(self, request: TrackedRequest, cached_len: int) -> None:
+        """A request has got a row for the first time, and `cached_len` of its tokens were in the cache."""
+        if not self._by_id:
+            return
+        page_size, prompt = self._limits.page_size, request.tokens[: request.num_prompt]
+        # of a prompt that is cached as a whole the last token is computed all the same, and with it its page
+        whole = len(prompt) // page_size * page_size
+        covered = whole if cached_len >= (len(prompt) - 1) // page_size * page_size else cached_len
+        node = self._root
+        for end in range(page_size, covered + 1, page_size):
+            found = node.children.get(prompt[end - page_size : end].tobytes())
+            if found is None:
+                return
+            node = found
+            for prefix in node.prefixes:
+                if np.array_equal(prompt[end : len(prefix.tokens)], prefix.tokens[end:]):
+                    prefix.num_hits += 1
+
+    def _pages(self, tokens: Int32Array) -> list[bytes]:
+        page_size = self._limits.page_size
+        return [tokens[i : i + page_size].tobytes() for i in range(0, len(tokens) - page_size + 1, page_size)]
+
+    def _node(self, prefix: _Prefix) -> _Node:
+        node = self._root
+        for page in self._pages(prefix.tokens):
+            node = node.children.setdefault(page, _Node())
+        return node
+
+    @staticmethod
+    def _prune(root: _Node, pages: list[bytes]) -> None:
+        """Drop what of the path holds nothing any more."""
+        path = [root]
+        for page in pages:
+            path.append(path[-1].children[page])
+        for parent, page, node in zip(reversed(path[:-1]), reversed(pages), reversed(path[1:]), strict=True):
+            if node.children or node.prefixes:
+                return
+            del parent.children[page]

@@ -1,0 +1,256 @@
+"""Several engine processes behind a pool (`minisgl._rust.EnginePool`): start them, start one again that has died, end
+them all. Front ends connect to the pool as if it were one engine process.
+
+Keeps true: no child outlives its parent, `stop` or the `with` block; nothing is left in the file system; one that dies
+is started again as long as another runs, after a wait that doubles with each death in succession; the last one's death
+is the end.
+Doesn't know: requests: the pool has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from minisgl.config import ConfigError, EngineConfig, ServerConfig
+from minisgl.runner.launch import AT_ONCE_S, STOP_TIMEOUT_S, EngineProcess
+from minisgl.runner.process_config import SOCKET
+from minisgl.runner.shares import shares
+
+FIRST_WAIT_S = 0.1
+LONGEST_WAIT_S = 10.0
+NEED = "--dp, --max-inflight, --api-key-file"
+STEADY_S = 30.0  # one that was ready for so long begins anew with the first wait
+
+
+class Pool(Protocol):
+    """`minisgl._rust.EnginePool`: a thread that listens where front ends connect."""
+
+    def restarting(self, engine: int, yes: bool) -> None:
+        """While `yes`, a process of this engine is being started, or will be: requests may wait for it."""
+        ...
+
+    def readings(self) -> Mapping[str, Any]: ...
+
+    def stop(self) -> None:
+        """Idempotent. Takes as long as its thread needs to end."""
+        ...
+
+
+def pool_class() -> Callable[[str], Pool]:
+    """Of the extension. Raises `ConfigError` if there is none."""
+    try:
+        from minisgl import _rust
+    except ImportError as error:
+        raise ConfigError(f"{NEED}: need the extension, which is missing: {error}") from error
+    found: Callable[[str], Pool] | None = getattr(_rust, "EnginePool", None)
+    if found is None:
+        raise ConfigError(f"{NEED}: need the extension, and it was built without its pool: build it again")
+    return found
+
+
+def pool_config(config: ServerConfig, listen: str, engines: Iterable[str]) -> str:
+    """What the pool reads: JSON. `router` has fields of `routing.api.RouterConfig`."""
+    sockets = list(engines)
+    router = {
+        "policy": config.routing,
+        "num_engines": len(sockets),
+        "page_size": config.engine.page_size,
+        "max_inflight": config.max_inflight or 0,
+        "max_inflight_per_engine": config.inflight_per_engine or 0,
+        "keys": [{"share": one.share, "max_inflight": one.max_inflight} for one in config.api_keys],
+    }
+    step_timeout = config.limits.step_timeout
+    return json.dumps({"listen": listen, "engines": sockets, "router": router, "step_timeout": step_timeout})
+
+
+@dataclass(slots=True)
+class Backoff:
+    """How long to wait before one is started again."""
+
+    wait_s: float = FIRST_WAIT_S
+    ready_since: float | None = None
+
+    def after_death(self, now: float) -> float:
+        if self.ready_since is not None and now - self.ready_since >= STEADY_S:
+            self.wait_s = FIRST_WAIT_S
+        self.ready_since = None
+        wait_s, self.wait_s = self.wait_s, min(2 * self.wait_s, LONGEST_WAIT_S)
+        return wait_s
+
+
+class Child(Protocol):
+    """What this needs of an `EngineProcess`."""
+
+    @property
+    def socket(self) -> str: ...
+    @property
+    def has_ended(self) -> bool: ...
+    def start(self) -> None: ...
+    def kill(self) -> None: ...
+    async def wait(self) -> int: ...
+    async def end(self, timeout_s: float) -> None: ...
+
+
+class EngineProcesses:
+    """Has what `serving` needs of an `EngineProcess`. Use `create`, and `with`."""
+
+    def __init__(
+        self,
+        make: Callable[[int], Child],
+        number: int,
+        folder: Path,
+        make_pool: Callable[[Iterable[str]], Pool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._make = make
+        self._make_pool = make_pool
+        self._clock = clock
+        self._sleep = sleep
+        self._children = [make(engine) for engine in range(number)]
+        self._backoffs = [Backoff() for _ in range(number)]
+        self._ready = [False] * number
+        self._keepers: list[asyncio.Task[None]] = []
+        self.pool: Pool | None = None
+        self.folder = folder
+        self.address = f"ipc://{folder / SOCKET}"
+
+    @classmethod
+    def create(cls, config: ServerConfig) -> EngineProcesses:
+        """Raises `ConfigError`."""
+        assert config.dp != "auto"
+        make_pool = pool_class()
+        configs, line = shares(config.engine, config.dp)
+        folder = Path(tempfile.mkdtemp(prefix="minisgl-"))
+        found = cls(
+            lambda engine: _engine(configs[engine], folder, config.limits.step_timeout, engine),
+            config.dp,
+            folder,
+            lambda sockets: make_pool(pool_config(config, str(folder / SOCKET), sockets)),
+        )
+        found.line = f"{line}, routing {config.routing}" if line else ""
+        return found
+
+    line = ""
+    """What to say of them at the start."""
+
+    @property
+    def socket(self) -> str:
+        return str(self.folder / SOCKET)
+
+    def readings(self) -> Mapping[str, Any]:
+        """What the pool counted."""
+        assert self.pool is not None
+        return self.pool.readings()
+
+    @property
+    def number(self) -> int:
+        return len(self._children)
+
+    def start(self) -> None:
+        for child in self._children:
+            child.start()
+
+    def open(self) -> None:
+        """Let front ends in. Not before one comes: an engine that cannot start waits for somebody to tell."""
+        self.pool = self._make_pool(child.socket for child in self._children)
+
+    # ------------------------------------------------------------------------------------------------------ their life
+
+    async def wait(self) -> int:
+        """Until one dies that nobody starts again: the exit code. After `keep` that is never: the pool tells."""
+        if self._keepers:
+            await asyncio.Event().wait()
+        ends = [asyncio.ensure_future(child.wait()) for child in self._children]
+        try:
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            return next(end.result() for end in ends if end in done)
+        finally:
+            for end in ends:
+                end.cancel()
+
+    def heard(self, engine: int, state: str) -> None:
+        """What the pool says of one (`EngineState`)."""
+        self._ready[engine] = state == "ready"
+        if state == "ready":
+            self._backoffs[engine].ready_since = self._clock()
+            if self.pool is not None and not self._children[engine].has_ended:
+                self.pool.restarting(engine, False)
+        elif state == "silent":
+            self._children[engine].kill()
+
+    def keep(self, say: Callable[[str], None]) -> None:
+        """From now on one that dies is started again; all were ready."""
+        now = self._clock()
+        for backoff in self._backoffs:
+            backoff.ready_since = now
+        self._ready = [True] * self.number
+        self._keepers = [asyncio.create_task(self._keep(engine, say)) for engine in range(self.number)]
+
+    async def _keep(self, engine: int, say: Callable[[str], None]) -> None:
+        while True:
+            code = await self._children[engine].wait()
+            self._ready[engine] = False
+            why = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            assert self.pool is not None
+            if all(child.has_ended for child in self._children):
+                for each in range(self.number):
+                    self.pool.restarting(each, False)
+                return
+            self.pool.restarting(engine, True)
+            wait_s = self._backoffs[engine].after_death(self._clock())
+            say(f"engine {engine} {why}: it is started again in {wait_s:g} s")
+            await self._sleep(wait_s)
+            if all(child.has_ended for child in self._children):
+                return
+            child = self._make(engine)
+            with contextlib.suppress(FileNotFoundError):
+                Path(child.socket).unlink()  # a dead one's: nobody can listen there before
+            self._children[engine] = child
+            child.start()
+
+    def leave(self) -> None:
+        """Start none again from now on. Idempotent."""
+        for keeper in self._keepers:
+            keeper.cancel()
+
+    async def stop(self, *, at_once: bool = False) -> None:
+        """Wait for the children, which have a `Shutdown`, but not for one that is still starting; with `at_once` only
+        a little; then kill them. Removes the sockets."""
+        self.leave()
+        try:
+            for engine, child in enumerate(self._children):
+                if self._keepers and not self._ready[engine]:
+                    child.kill()
+            timeout_s = AT_ONCE_S if at_once else STOP_TIMEOUT_S
+            await asyncio.gather(*(child.end(timeout_s) for child in self._children))
+            if self.pool is not None:
+                await asyncio.to_thread(self.pool.stop)
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> EngineProcesses:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """If `stop` was not called."""
+        for child in self._children:
+            child.kill()
+        if self.pool is not None:
+            self.pool.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _engine(config: EngineConfig, folder: Path, step_timeout: float, engine: int) -> EngineProcess:
+    return EngineProcess(config, folder, step_timeout, f"{SOCKET}-{engine}")

@@ -1,0 +1,133 @@
+"""What steps do, told to front ends while somebody looks.
+
+Keeps true: while nobody looks there is no object of this, nothing is built or sent; what is kept is bounded.
+Doesn't know: who looks, where messages go.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from minisgl.message import WATCH_S, FromEngine, StepView, TreeView, Watched
+from minisgl.metrics.steps import StepTimers
+from minisgl.scheduler.api import ControlPlane
+from minisgl.step import RingEntry, StepOutput, StepPlan
+
+SEND_S = 0.1
+MAX_STEPS = 64  # of a message
+MAX_ROWS = 256  # of a step
+MAX_NODES = 200
+
+
+class Watching:
+    """From the first `Watch` until the last is over. `owners`: the request that each slot was last assigned to."""
+
+    def __init__(
+        self,
+        send: Callable[[Sequence[FromEngine]], None],
+        timers: StepTimers,
+        owners: Mapping[int, int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._send = send
+        self._timers = timers
+        self._clock = clock
+        self._slots = dict(owners)
+        self._holders = {req_id: slot for slot, req_id in owners.items()}  # that have not ended, and maybe some others
+        self._num_retracted = 0  # that are not told yet
+        self._cached: dict[int, int] = {}  # by slot, of those assigned since it began
+        self._steps: deque[StepView] = deque(maxlen=MAX_STEPS)
+        self._num_told = 0
+        self._sent_at = 0.0
+        self._steps_until = 0.0
+        self._wants_tree = False
+        self._spent = self._totals()
+
+    def renew(self, *, steps: bool, tree: bool) -> None:
+        """See `message.Watch`."""
+        if steps:
+            self._steps_until = self._clock() + WATCH_S
+        self._wants_tree |= tree
+
+    def committed(self, plan: StepPlan, output: StepOutput, control_plane: ControlPlane) -> bool:
+        """A step was committed and its tokens were sent. False: nobody looks any more."""
+        now = self._clock()
+        if now > self._steps_until and not self._wants_tree:
+            return False
+        if now <= self._steps_until:
+            stats, entry = control_plane.stats(), control_plane.buffers.ring[plan.ring_index]
+            if (view := self._view(plan, entry, output, stats.num_waiting, stats.num_free_pages)) is not None:
+                self._steps.append(view)
+                self._num_told += 1
+            if self._steps and (now - self._sent_at >= SEND_S or not stats.num_live):
+                self._sent_at = now
+                self._send([Watched(self._num_told - len(self._steps), list(self._steps))])
+                self._steps.clear()
+        if self._wants_tree:
+            self._wants_tree = False
+            self._send([Watched(self._num_told, [], TreeView(*control_plane.tree_view(MAX_NODES)))])
+        return True
+
+    def _view(
+        self, plan: StepPlan, entry: RingEntry, output: StepOutput, num_waiting: int, num_free_pages: int
+    ) -> StepView | None:
+        """None of a step that did nothing."""
+        spent, before = self._totals(), self._spent
+        self._spent = spent
+        phases = tuple(round((after - start) / 1e6, 4) for after, start in zip(spent, before, strict=True))
+        reasons = zip(output.req_ids.tolist(), output.reasons.tolist(), strict=True)
+        finished = [(req_id, reason) for req_id, reason in reasons if reason]
+        for req_id, _ in finished:
+            self._holders.pop(req_id, None)
+        retracted, admitted = self._slots_of(plan, entry)
+        if not (plan.num_rows or finished or retracted or plan.num_retracted):
+            return None
+        schedule, forward, commit, send = phases
+        return StepView(
+            plan.step,
+            round(time.time() * 1e3 - sum(phases), 2),
+            (schedule, forward, commit, send),
+            self._rows(plan, entry),
+            admitted,
+            finished,
+            plan.num_retracted,
+            retracted,
+            num_waiting,
+            num_free_pages,
+            max(0, plan.num_rows - MAX_ROWS),
+        )
+
+    def _rows(self, plan: StepPlan, entry: RingEntry) -> list[tuple[int, bool, int, int, int]]:
+        num_rows, num_decode = min(plan.num_rows, MAX_ROWS), plan.num_decode_rows
+        columns = (entry.req_slots, entry.extend_lens, entry.seq_lens)
+        slots, new, lengths = (column[:num_rows].tolist() for column in columns)
+        cached = [0 if row < num_decode else self._cached.get(slot, 0) for row, slot in enumerate(slots)]
+        return [
+            (self._slots[slots[row]], row < num_decode, new[row], cached[row], lengths[row]) for row in range(num_rows)
+        ]
+
+    def _slots_of(self, plan: StepPlan, entry: RingEntry) -> tuple[list[int], list[tuple[int, int]]]:
+        """Those whose slots are free since this step though they have not ended, and those that it gave one, with what
+        was cached."""
+        retracted, admitted = [], []
+        self._num_retracted += plan.num_retracted
+        for slot in entry.freed[: plan.num_freed].tolist():
+            req_id = self._slots.get(slot)
+            if req_id is not None and self._holders.get(req_id) == slot and self._num_retracted:
+                self._num_retracted -= 1
+                del self._holders[req_id]
+                retracted.append(req_id)
+        for i in range(plan.num_assigned):
+            slot, cached = entry.assigned[i].tolist()
+            req_id = int(entry.assigned_ids[i])
+            self._holders.pop(self._slots.get(slot, req_id), None)
+            self._slots[slot], self._cached[slot], self._holders[req_id] = req_id, cached, slot
+            admitted.append((req_id, cached))
+        return retracted, admitted
+
+    def _totals(self) -> tuple[int, int, int, int]:
+        timers = self._timers
+        forward = timers.launch.total_ns + timers.wait.total_ns
+        return timers.schedule.total_ns, forward, timers.commit.total_ns, timers.send.total_ns

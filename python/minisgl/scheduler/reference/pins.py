@@ -1,0 +1,91 @@
+"""Pins: the prompt pages that stay in the tree after the end of the request that brought them.
+
+Keeps true: the pages of all pins, each counted by itself, are within the limit from the arrival of their requests on;
+a pin locks its pages from the step on in which the last of them was scheduled, whatever becomes of the request.
+Doesn't know: why a request ends, who asks for pins.
+
+Taking a pin as early as that means that a request which ends by itself has it: a retraction before its last token
+takes nothing away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, ItemsView, Iterator
+from dataclasses import dataclass
+
+from minisgl.scheduler.api import ControlPlaneError
+from minisgl.scheduler.reference.radix import Node, RadixTree
+from minisgl.scheduler.reference.request import Request
+
+
+@dataclass(slots=True, eq=False)
+class Pin:
+    """The first `num_pages` pages of a prompt. `handle` is the node of the tree that it locks, None before."""
+
+    num_pages: int
+    handle: Node | None = None
+
+
+class Pins:
+    """By request id: of live requests and of those that have ended."""
+
+    __slots__ = ("_pins", "max_pages", "num_pages")
+
+    def __init__(self, max_pages: int) -> None:
+        self.max_pages = max_pages
+        self.num_pages = 0  # shared ones counted each time
+        self._pins: dict[int, Pin] = {}
+
+    def items(self) -> ItemsView[int, Pin]:
+        return self._pins.items()
+
+    def pages_by_request(self) -> dict[int, int]:
+        return {req_id: pin.num_pages for req_id, pin in self._pins.items()}
+
+    def promise(self, req_id: int, num_pages: int) -> None:
+        """A request has come that will pin so many pages."""
+        self._pins[req_id] = Pin(num_pages)
+        self.num_pages += num_pages
+
+    def take(self, request: Request, tree: RadixTree) -> None:
+        """Lock the pages of `request` if it has a pin, as soon as the last of them is scheduled."""
+        pin = self._pins.get(request.req_id)
+        if pin is None or pin.handle is not None or request.kv_len < pin.num_pages * tree.page_size:
+            return
+        found = tree.match(tree.root, request.tokens, 0, pin.num_pages)
+        if len(found.pages) != pin.num_pages:
+            raise ControlPlaneError(f"request {request.req_id}: {len(found.pages)} of {pin.num_pages} pages to pin")
+        pin.handle = tree.descend(tree.root, found)
+
+    def holds(self, req_id: int) -> bool:
+        """Whether the pages of the request are locked."""
+        pin = self._pins.get(req_id)
+        return pin is not None and pin.handle is not None
+
+    def drop(self, req_id: int, tree: RadixTree) -> None:
+        """Its pages may be evicted. No-op when nothing is pinned by it."""
+        pin = self._pins.pop(req_id, None)
+        if pin is not None:
+            self.num_pages -= pin.num_pages
+            if pin.handle is not None:
+                tree.release(pin.handle)
+
+    def forget(self, live: Container[int]) -> None:
+        """The tree is emptied: live requests will pin again, the pins of others are gone."""
+        self._pins = {req_id: Pin(pin.num_pages) for req_id, pin in self._pins.items() if req_id in live}
+        self.num_pages = sum(pin.num_pages for pin in self._pins.values())
+
+    def num_locked_pages(self) -> int:
+        """Pages of the tree that a pin holds."""
+        return sum(len(node.pages) for node in self.locked_nodes().values())
+
+    def locked_nodes(self) -> dict[int, Node]:
+        """By `id`: the nodes that a pin holds, the root too."""
+        return {id(node): node for pin in self._pins.values() for node in path(pin.handle)}
+
+
+def path(handle: Node | None) -> Iterator[Node]:
+    """The nodes from `handle` up to the root, which has no pages."""
+    while handle is not None:
+        yield handle
+        handle = handle.parent

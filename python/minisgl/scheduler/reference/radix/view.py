@@ -1,0 +1,37 @@
+"""The radix tree for people who watch it: its largest nodes.
+
+Keeps true: read only; the same tree gives the same view as the Rust implementation does.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection
+
+from minisgl.scheduler.api import TreeNode, TreeView
+from minisgl.scheduler.reference.radix.nodes import Node
+from minisgl.scheduler.reference.radix.tree import RadixTree
+
+SHOWN_TOKENS = 16  # of an edge
+
+
+def view(tree: RadixTree, limit: int, pinned: Collection[int]) -> TreeView:
+    """The `limit` largest nodes; `pinned`: `id` of the nodes that a pin holds."""
+    found = heapq.nsmallest(limit, tree.nodes(), key=lambda node: (-len(node.pages), _number(node)))
+    num_tokens = (tree.num_evictable + tree.num_protected) * tree.page_size
+    return tree.num_nodes, num_tokens, [_shown(node, tree.clock, id(node) in pinned) for node in found]
+
+
+def _number(node: Node | None) -> int:
+    """Pages are given out alike in every implementation."""
+    return 0 if node is None or not node.pages else node.pages[0] + 1
+
+
+def _shown(node: Node, clock: int, is_pinned: bool) -> TreeNode:
+    depth, at = 0, node
+    while at.parent is not None:
+        depth, at = depth + len(at.tokens), at.parent
+    age = 0 if node.lock else clock - node.stamp
+    begins = node.tokens[:SHOWN_TOKENS]
+    numbers = _number(node), _number(node.parent), len(node.tokens), depth, node.lock, age, len(node.children)
+    return (*numbers, is_pinned, begins)

@@ -1,0 +1,288 @@
+"""The scheduler as a whole: takes events, decides steps, takes tokens.
+
+Keeps true: every schedule gets exactly one commit (or the `ForwardFailed` that stands in for it); every accepted
+request leaves exactly one end; a request slot is not assigned again before the last step that holds a row of it is
+committed; an error in the middle of a call makes every later call an error.
+Doesn't know: tensors, text, time but for a meter.
+
+One pass makes a step (`step_pass`). Started rows go in order of (age, id): each decode row gets its token, prefill
+rows share what the decode rows leave of the token budget. Then waiting requests are admitted, in the same order, until
+the first that gets nothing. Requests in the background have a pass of their own, behind it, in a step in which nobody
+else is left waiting; for the others they are as good as not there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError, Stats, TreeView
+from minisgl.scheduler.inputs import check_buffers, check_config, check_events, sampled_tokens
+from minisgl.scheduler.reference import retraction
+from minisgl.scheduler.reference.invariants import TableWatch, check_all
+from minisgl.scheduler.reference.metadata import DecidedStep, write_step
+from minisgl.scheduler.reference.radix.view import view
+from minisgl.scheduler.reference.request import Request, State, make_request
+from minisgl.scheduler.reference.scheduler.step_pass import StepPass
+from minisgl.scheduler.reference.state import InFlight
+from minisgl.step import (
+    Abort,
+    Arrival,
+    ClearCache,
+    Events,
+    Finish,
+    FinishReason,
+    ForwardFailed,
+    Int32Array,
+    StepBuffers,
+    StepOutput,
+    StepPlan,
+    Unpin,
+    step_output,
+)
+
+
+class ReferenceControlPlane(StepPass):
+    """`ControlPlane` in Python, the one that others are compared with. Without `buffers` it makes its own."""
+
+    def __init__(self, config: ControlPlaneConfig, buffers: StepBuffers | None = None) -> None:
+        check_config(config)
+        super().__init__(config)
+        largest = max(config.graph_sizes, default=0)
+        self._buffers = StepBuffers(self.limits, largest) if buffers is None else buffers
+        check_buffers(config, self._buffers)
+        self._num_arrivals = [0, 0]  # ordinary ones, those in the background
+        self._last_step: int | None = None
+        self._ends: list[tuple[int, int, int, int]] = []  # without a token; they leave with the next commit
+        self._watch = TableWatch()
+        self._dead: str | None = None
+        self.metadata_ns = 0  # what writing the last step's arrays took: for meters, nothing is decided by it
+
+    # ------------------------------------------------------------------------------------------------ the Protocol
+
+    @property
+    def buffers(self) -> StepBuffers:
+        return self._buffers
+
+    def schedule(self, step: int, events: Events) -> StepPlan:
+        """See `ControlPlane.schedule`. The first call may name any step; the others go on from there."""
+        self._require_alive()
+        failed = bool(events.items) and isinstance(events.items[0], ForwardFailed)
+        oldest = self.in_flight[0].step if self.in_flight else None
+        check_events(events, self.live, oldest, self._pinned(failed), self.config)
+        with self._changing(f"schedule({step})"):
+            if self._last_step is not None and step != self._last_step + 1:
+                raise ControlPlaneError(f"schedule({step}) came after schedule({self._last_step})")
+            if len(self.in_flight) > 1 and not failed:
+                raise ControlPlaneError(f"schedule({step}) came before commit({self.in_flight[0].step})")
+            self._last_step = step
+            self._apply(events)
+            decided = self._decide(step)
+            began = time.perf_counter_ns()
+            plan = self._write(decided)
+            self.metadata_ns = time.perf_counter_ns() - began
+            return plan
+
+    def commit(self, step: int, tokens: Int32Array) -> StepOutput:
+        """See `ControlPlane.commit`. First the slots that waited for this step get free, then the rows in order."""
+        self._require_alive()
+        with self._changing(f"commit({step})"):
+            if not self.in_flight or self.in_flight[0].step != step:
+                raise ControlPlaneError(f"commit({step}) is not due")
+            done = self.in_flight.popleft()
+            sampled = sampled_tokens(step, len(done.rows), done.sample_rows, tokens)
+            self.slots.drain(step)
+            entries, self._ends = self._ends, []
+            for row, token in zip(done.sample_rows, sampled, strict=True):
+                request = done.rows[row]
+                request.num_pending -= 1
+                if request.state is State.ENDED:
+                    continue
+                reason = request.accept(token)
+                entries.append((request.req_id, token, reason, row))
+                if reason:
+                    self._end(request, reason)
+            return step_output(step, entries)
+
+    def stats(self) -> Stats:
+        tree = self.tree
+        return Stats(
+            num_waiting=len(self.waiting),
+            num_running=len(self.started),
+            num_draining=self.slots.num_draining,
+            num_free_pages=tree.pool.num_free,
+            num_evictable_pages=tree.num_evictable,
+            num_protected_pages=tree.num_protected,
+            num_held_pages=sum(len(request.pages) - request.num_tree_pages for request in self.started),
+            num_retracted_total=self.num_retracted,
+            num_prompt_tokens_total=self.num_prompt_tokens,
+            num_cached_tokens_total=self.num_cached_tokens,
+            num_pinned_pages=self.pins.num_locked_pages(),
+            num_inserted_pages_total=tree.num_inserted_total,
+            num_evicted_pages_total=tree.num_evicted_total,
+            num_hits_total=self.num_hits,
+            num_misses_total=self.num_misses,
+        )
+
+    def tree_view(self, limit: int) -> TreeView:
+        return view(self.tree, limit, self.pins.locked_nodes())
+
+    def check(self) -> None:
+        self._require_alive()
+        with self._changing("check()"):
+            check_all(self)
+            self._watch.check(self.started)
+
+    # -------------------------------------------------------------------------------------------------- for tests
+
+    def tree_pages(self) -> list[tuple[tuple[int, ...], int]]:
+        """Each cached page, with all tokens from the start of the sequence to the page's end."""
+        return self.tree.tree_pages()
+
+    def page_table(self, req_id: int) -> list[int]:
+        """The pages of a live request, by column; empty while it waits. `KeyError` if it isn't live."""
+        return list(self.live[req_id].pages)
+
+    def free_pages(self) -> list[int]:
+        """The stack of free pages, the next to be given out last."""
+        return self.tree.pool.free_pages()
+
+    @property
+    def reserve_ratio(self) -> int:
+        """See `ReserveRatio`; tests set it."""
+        return self.ratio.value
+
+    @reserve_ratio.setter
+    def reserve_ratio(self, value: int) -> None:
+        self.ratio.value = value
+
+    # ----------------------------------------------------------------------------------------------------- events
+
+    def _pinned(self, failed: bool) -> dict[int, int]:
+        """Pages that are pinned, or will be, by request; without those that the failed forward of the oldest step takes
+        away."""
+        pages = self.pins.pages_by_request()
+        if failed and self.in_flight:
+            ending = {request.req_id for request in self.in_flight[0].rows}
+            return {req_id: count for req_id, count in pages.items() if req_id in self.live and req_id not in ending}
+        return pages
+
+    def _apply(self, events: Events) -> None:
+        for event in events:
+            match event:
+                case Arrival():
+                    self._arrive(event)
+                case Finish(req_id):
+                    self._end_by_event(req_id, FinishReason.STOP)
+                case ForwardFailed():
+                    self._forward_failed()
+                case Abort(req_id):
+                    self._end_by_event(req_id, FinishReason.ABORT)
+                case Unpin(req_id):
+                    self.pins.drop(req_id, self.tree)
+                case ClearCache():
+                    self.tree.evict(self.tree.num_evictable)
+
+    def _arrive(self, arrival: Arrival) -> None:
+        """Into the queue; a prompt that could never fit is answered with an error at once."""
+        limit = self.limits.max_seq_len
+        caches = self.config.cache != "naive"
+        count = self._num_arrivals[bool(arrival.background)]
+        request = make_request(arrival, count, limit, self.config.eos_ids, caches)
+        self._num_arrivals[request.is_background] += 1
+        if len(request.tokens) >= limit:
+            self._add_end(request.req_id, FinishReason.ERROR)
+            return
+        self.live[request.req_id] = request
+        self.waiting.add(request)
+        if arrival.pin:
+            self.pins.promise(request.req_id, request.num_prompt // self.limits.page_size)
+
+    def _end_by_event(self, req_id: int, reason: FinishReason) -> None:
+        """No-op for an id that isn't live: it has ended, and its end is on the way."""
+        request = self.live.get(req_id)
+        if request is not None:
+            self._end(request, reason)
+            self._add_end(req_id, reason)
+
+    def _forward_failed(self) -> None:
+        """The requests with a row in the failed step end, retracted ones too; everyone else starts from zero, with
+        its committed tokens; pages, cache and slots are as at start. All slots in use count as freed."""
+        failed = self.in_flight[0].rows
+        self.in_flight.clear()
+        for request in self.started:
+            self._requeue(request)
+        self.started.clear()
+        for request in self.live.values():
+            request.num_pending = 0
+            request.num_found_pages = None
+        for request in failed:
+            if request.state is not State.ENDED:
+                self._end(request, FinishReason.ERROR)
+                self._add_end(request.req_id, FinishReason.ERROR)
+        self.tree.pool.reset()
+        self.tree.reset()
+        self.pins.forget(self.live)
+        self.slots.reset()
+
+    def _add_end(self, req_id: int, reason: FinishReason) -> None:
+        self._ends.append((req_id, -1, reason, -1))
+
+    # ------------------------------------------------------------------------------------------- ends, retraction
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """Pages go at once, but for a pin of a request that ends by itself; the slot as soon as no step in flight holds
+        a row of the request."""
+        too_long = 0 < self.config.cache_max_prompt < request.num_prompt
+        if request.state is State.STARTED:
+            self.started.remove(request)
+            self._release_slot(request)
+        else:
+            self.waiting.remove(request)
+        if too_long:
+            retraction.drop_pages(request, self.tree)
+        elif request.state is State.STARTED:
+            retraction.give_up_pages(request, self.tree)
+        request.state = State.ENDED
+        del self.live[request.req_id]
+        by_itself = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if not (by_itself and self.pins.holds(request.req_id)):
+            self.pins.drop(request.req_id, self.tree)
+
+    def _requeue(self, request: Request) -> None:
+        """Like a retraction, where the pages are gone anyway."""
+        retraction.forget_pages(request)
+        request.state = State.WAITING
+        self.waiting.add(request)
+
+    # ------------------------------------------------------------------------------------------------------ a step
+
+    def _write(self, decided: DecidedStep) -> StepPlan:
+        ring = self._buffers.ring
+        index = decided.step % len(ring)
+        plan = write_step(decided, ring[index], self.limits, self.config.graph_sizes)
+        plan.ring_index = index
+        plan.num_free_pages = self.tree.pool.num_free
+        plan.num_evictable_pages = self.tree.num_evictable
+        self.in_flight.append(InFlight(decided.step, decided.rows(), decided.sample_rows()))
+        return plan
+
+    # ----------------------------------------------------------------------------------------------------- errors
+
+    def _require_alive(self) -> None:
+        if self._dead is not None:
+            raise ControlPlaneError(f"the scheduler is dead: {self._dead}")
+
+    @contextmanager
+    def _changing(self, call: str) -> Iterator[None]:
+        """Whatever goes wrong in here leaves the state half changed: the object is dead from then on, and the caller
+        learns it as the one error that it can act on. (The Rust side catches panics at the same place.)"""
+        try:
+            yield
+        except ControlPlaneError as error:
+            self._dead = f"{call}: {error}"
+            raise
+        except Exception as error:
+            self._dead = f"{call}: {error!r}"
+            raise ControlPlaneError(self._dead) from error

@@ -1,0 +1,196 @@
+"""The pass that decides a step: started rows in request order, then new ones.
+
+Keeps true: decode rows come before everything else in the token budget; a failed admission changes nothing; after a
+retraction nobody is admitted; a row in the background takes nothing from a request that is not.
+Doesn't know: tokens that were sampled, clients.
+"""
+
+from __future__ import annotations
+
+from minisgl.scheduler.api import ControlPlaneConfig
+from minisgl.scheduler.reference import admission, decode_set, retraction
+from minisgl.scheduler.reference.metadata import DecidedStep, PrefillRow
+from minisgl.scheduler.reference.request import Request, State
+from minisgl.scheduler.reference.state import SchedulerState
+
+
+class StepPass(SchedulerState):
+    """What may be computed next, and who gives way."""
+
+    def __init__(self, config: ControlPlaneConfig) -> None:
+        super().__init__(config)
+        self.config = config
+        self.limits = config.limits()
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_retracted = 0
+        self.num_hits = 0
+        self.num_misses = 0
+
+    def _decide(self, step: int) -> DecidedStep:
+        decided = DecidedStep(step)
+        budget = self._pass(decided, self.config.max_prefill_length, background=False)
+        if budget is not None and not self.waiting.num_ordinary:
+            self._pass(decided, budget, background=True)
+        decided.prefill_rows.sort(key=lambda row: row.request.order)
+        decided.freed = self.slots.take_freed()
+        self.ratio.after_step(decided.num_retracted - decided.num_gave_way)
+        self._keep_cache_budget()
+        return decided
+
+    def _pass(self, decided: DecidedStep, budget: int, background: bool) -> int | None:
+        """Rows of the requests in the background, or of the others: first those that have started, in order, then new
+        ones. What is left of the token budget; None when a row that prefills got nothing."""
+        started = self.started
+        at = started.num_ordinary if background else 0
+        to = len(started) if background else started.num_ordinary
+        budget -= decode_set.count_eligible(started.items[at:to])
+        prefills = True
+        while at < min(to, len(started)):  # a retraction takes requests off the end
+            request = started.items[at]
+            at += 1
+            if request.is_prefilling:
+                if prefills:
+                    used = self._prefill(request, decided, budget)
+                    budget -= used
+                    prefills = used > 0
+            elif decode_set.is_eligible(request) and self._get_decode_page(request, decided):
+                decode_set.schedule_row(request, decided.step)
+                decided.decode_rows.append(request)
+        if not prefills:
+            return None
+        if decided.num_retracted == (0 if background else decided.num_gave_way):
+            budget = self._admit(decided, budget, background)
+        return budget
+
+    def _keep_cache_budget(self) -> None:
+        """Pages that nobody uses beyond the budget are given back, if there is one."""
+        if self.config.cache_token_budget:
+            kept = self.config.cache_token_budget // self.limits.page_size
+            self.tree.evict(max(0, self.tree.num_evictable - kept))
+
+    def _get_decode_page(self, request: Request, decided: DecidedStep) -> bool:
+        """Give the row the page that its next token needs, if it needs one: a free one, else an evicted one, else
+        one of the last request started, which is retracted. False if that would be the row itself: it waits."""
+        if not decode_set.needs_page(request, self.tree.page_size):
+            return True
+        while self.tree.num_available == 0:
+            if not self._retract_for(request, decided):
+                return False
+        request.pages += self.tree.take(1)
+        return True
+
+    def _retract_for(self, request: Request, decided: DecidedStep) -> bool:
+        victim = retraction.pick_victim(self.started, request)
+        if victim is None:
+            return False
+        self._retract(victim, decided)
+        return True
+
+    def _give_way(self, to: Request, decided: DecidedStep) -> bool:
+        """Retract the last started request in the background for one that is not. False if there is none."""
+        if to.is_background or not self.started.items or not self.started.last.is_background:
+            return False
+        self._retract(self.started.last, decided)
+        return True
+
+    def _prefill(self, request: Request, decided: DecidedStep, budget: int) -> int:
+        """The next chunk of a started request; the number of its tokens, 0 if it gets nothing. Where pages lack
+        altogether, the last request started is retracted, and the chunk is matched and sized again. One in the
+        background is where the chunk would only be shorter."""
+        while True:
+            chunk = self._size_chunk(request, decided, budget)
+            if chunk.lacks_pages and self._give_way(request, decided):
+                continue
+            if chunk.num_tokens:
+                self._take_chunk(request, chunk, decided)
+                return chunk.num_tokens
+            if not (chunk.lacks_pages and self._retract_for(request, decided)):
+                return 0
+
+    def _size_chunk(self, request: Request, decided: DecidedStep, budget: int) -> admission.Chunk:
+        """The first prefill of a step has at least a page, whatever the budget. Of the page-table entries of a step,
+        one per row is kept for decode rows."""
+        if not decided.prefill_rows:
+            budget = max(budget, self.limits.page_size)
+        room = self.limits.max_page_changes - self.limits.max_rows - decided.num_prefill_page_changes
+        return admission.size_chunk(request, self.tree, budget, room)
+
+    def _take_chunk(self, request: Request, chunk: admission.Chunk, decided: DecidedStep) -> None:
+        first_column = len(request.pages)
+        admission.apply_chunk(request, chunk, self.tree)
+        self.pins.take(request, self.tree)
+        samples = request.kv_len == request.prefill_len
+        request.num_pending += samples
+        request.last_step = decided.step
+        decided.prefill_rows.append(PrefillRow(request, chunk.num_tokens, first_column, samples))
+        decided.num_prefill_page_changes += chunk.num_page_changes
+
+    def _admit(self, decided: DecidedStep, budget: int, background: bool) -> int:
+        """Start waiting requests in order, to the first that gets nothing: no slot, no budget, no pages, or more than
+        the estimate allows; what is left of the budget. With nothing started the first in line may start whatever the
+        estimate says. For one that is not in the background nobody in it counts as started: where a slot, pages or the
+        estimate stand in its way, those are retracted, the last one first, until it starts or none is left. A slot that
+        is draining is waited for."""
+        needed: int | None = None
+        size = self.tree.page_size
+        while self._has_next(background) and (budget > 0 or not decided.prefill_rows):
+            request = self.waiting.first
+            if not self.slots.num_free:
+                if self.slots.num_draining >= self.waiting.num_ordinary or not self._give_way(request, decided):
+                    break
+                continue
+            chunk = self._size_chunk(request, decided, budget)
+            if not chunk.num_tokens and not chunk.lacks_pages:
+                break
+            num_started = len(self.started) if background else self.started.num_ordinary
+            if needed is None:
+                needed = admission.needed_pages(self.started.items[:num_started], self.ratio, size)
+            fits = not num_started or admission.fits(request, chunk.match, needed, self.ratio, self.tree)
+            if (chunk.lacks_pages or not fits) and self._give_way(request, decided):
+                continue
+            if not chunk.num_tokens or not fits:
+                break
+            self._start(request, chunk, decided)
+            budget -= chunk.num_tokens
+            needed += admission.needed_pages((request,), self.ratio, size)
+        return budget
+
+    def _has_next(self, background: bool) -> bool:
+        """Whether one in the background, or one that is not, is the first in line."""
+        return bool(self.waiting.items) and self.waiting.first.is_background == background
+
+    def _start(self, request: Request, chunk: admission.Chunk, decided: DecidedStep) -> None:
+        self.waiting.remove(request)
+        request.state = State.STARTED
+        request.slot = self.slots.assign()
+        request.prefill_len = len(request.tokens)
+        request.num_admissions += 1
+        cached_len = len(chunk.match.pages) * self.tree.page_size
+        if request.num_found_pages is None:
+            request.num_found_pages = len(chunk.match.pages)
+        if request.num_admissions == 1:
+            self.num_prompt_tokens += request.prefill_len
+            self.num_cached_tokens += cached_len
+            self.num_hits += cached_len > 0
+            self.num_misses += cached_len == 0
+        decided.assigned.append((request, cached_len))
+        self._take_chunk(request, chunk, decided)
+        self.started.add(request)
+
+    # -------------------------------------------------------------------------------------------------- retraction
+
+    def _retract(self, request: Request, decided: DecidedStep) -> None:
+        """Back to its place in the queue. A token in flight is still taken at its commit, and may end it there."""
+        self.started.remove(request)
+        self._release_slot(request)
+        retraction.give_up_pages(request, self.tree)
+        self.num_retracted += 1
+        decided.num_retracted += 1
+        decided.num_gave_way += request.is_background
+        request.state = State.WAITING
+        self.waiting.add(request)
+
+    def _release_slot(self, request: Request) -> None:
+        is_in_flight = bool(self.in_flight) and request.last_step >= self.in_flight[0].step
+        self.slots.free(request.slot, request.last_step if is_in_flight else None)

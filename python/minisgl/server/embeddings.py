@@ -1,0 +1,73 @@
+"""POST /v1/embeddings: what the model makes of texts, as vectors of length 1.
+
+Keeps true: an input goes the way of any request and ends with its prompt; a vector has length 1 whatever `dimensions`.
+Doesn't know: how hidden states are pooled (the engine).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from minisgl.frontend.output_processor import Delta
+from minisgl.sampling_params import SamplingParams
+from minisgl.server.context import ServerContext
+from minisgl.server.embedding_body import EmbeddingRequest
+from minisgl.server.errors import ApiError, bad_value, engine_error
+from minisgl.server.formatter import Formatter
+from minisgl.server.generation import Generation
+from minisgl.step import Int32Array
+
+MEAN = "mean"
+
+
+async def embeddings_endpoint(context: ServerContext, asked: EmbeddingRequest) -> EmbeddingFormatter:
+    info = context.info
+    if info.engine not in ("cpu", "torch") or info.device.startswith("cuda"):
+        where = f"the {info.engine} engine on {info.device}"
+        text = f"model: embeddings need the cpu engine or torch on the CPU: this is {where}"
+        raise ApiError(400, text, param="model", code="unsupported_value")
+    if asked.dimensions is not None and asked.dimensions < 1:
+        raise bad_value("dimensions", asked.dimensions, "must be at least 1")
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, seed=0, embedding=asked.pooling or MEAN)
+    prompts, sampling = await context.encode(asked.inputs(), sampling, asked.truncate_prompt_tokens, "input")
+    return EmbeddingFormatter(context.model_name, asked, prompts, sampling)
+
+
+class EmbeddingFormatter(Formatter):
+    def __init__(
+        self, model: str, asked: EmbeddingRequest, prompts: Sequence[Int32Array], sampling: SamplingParams
+    ) -> None:
+        super().__init__(prompts, sampling, stream=False, priority=asked.priority, names_length=True)
+        self._model = model
+        self._dimensions = asked.dimensions
+        self._as_text = asked.encoding_format == "base64"
+
+    def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
+        data = [
+            {"object": "embedding", "index": i, "embedding": self._shown(generation.embedding(i))}
+            for i in range(len(choices))
+        ]
+        num_tokens = sum(map(len, self.prompts))
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        return {"object": "list", "data": data, "model": self._model, "usage": usage}
+
+    def _shown(self, pooled: bytes | None) -> list[float] | str:
+        if pooled is None:
+            raise engine_error("the engine gave no embedding")
+        whole = np.frombuffer(pooled, np.float32).astype(np.float64)
+        if self._dimensions is not None and self._dimensions > len(whole):
+            raise bad_value("dimensions", self._dimensions, f"the model has {len(whole)}")
+        numbers = whole[: self._dimensions]
+        length = float(np.linalg.norm(numbers))
+        scaled = (numbers / (length or 1.0)).astype(np.float32)
+        return base64.b64encode(scaled.astype("<f4").tobytes()).decode() if self._as_text else scaled.tolist()
+
+    def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
+        raise NotImplementedError("embeddings come whole")
+
+    def end(self, generation: Generation) -> bytes:
+        raise NotImplementedError("embeddings come whole")

@@ -1,0 +1,138 @@
+"""Who owns the server's port: the gateway, with the Python server on a Unix socket behind it, or the Python server.
+
+Keeps true: the port is answered before anything heavy is imported; a gateway that cannot start costs one line of the
+log: the Python server then owns the port; the gateway's threads and sockets end with the `with` block.
+Doesn't know: what either of them answers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from minisgl.server.log import say
+
+if TYPE_CHECKING:  # it brings the client library of Prometheus
+    from minisgl.metrics.gateway import Readings
+
+SOCKET = "http"  # of the Python server, in the private folder
+BACKLOG = 2048
+
+
+class Gateway(Protocol):
+    """`minisgl._rust.Gateway`: threads that answer at a port without Python."""
+
+    def load(self, tokenizer: str) -> None:
+        """Load this tokenizer.json, which `serve` will name. Takes long. Raises `ValueError`."""
+        ...
+
+    def serve(self, config: str) -> list[str]:
+        """From now on it answers what it is sure of. `config`: see gateway_config.py. Returns lines for the log: what
+        it passes on, and why. Takes long. Raises `ValueError`: then it passes everything on."""
+        ...
+
+    def drain(self) -> None:
+        """From now on it passes on every new request."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """From now on it passes on every request, and what it is answering ends with this error."""
+        ...
+
+    def stop(self, grace_s: float) -> None:
+        """Close the port, and connections as they fall idle, at the latest after `grace_s`. Idempotent."""
+        ...
+
+    def publish(
+        self, num_waiting: int, num_waiting_tokens: int, num_live: int, keys: Sequence[tuple[int, int]]
+    ) -> None:
+        """What waits and what is in the engine on this side, and of each API key what waits and the tokens that it has
+        used: limits count both sides."""
+        ...
+
+    def readings(self) -> Readings: ...
+
+
+class NoGateway(RuntimeError):
+    """Why there is none."""
+
+
+def gateway_class() -> Callable[[int, str, str], Gateway]:
+    """Of the extension. Arguments: the port's file descriptor, which it duplicates, the engine's socket, the Python
+    server's. Raises `NoGateway`."""
+    try:
+        from minisgl import _rust
+    except ImportError as error:
+        raise NoGateway(f"extension missing: {error}") from error
+    found: Callable[[int, str, str], Gateway] | None = getattr(_rust, "Gateway", None)
+    if found is None:
+        raise NoGateway("the extension was built without it")
+    return found
+
+
+class FrontEnd:
+    """Use `open`, and `with`. `listener` is what the Python server serves."""
+
+    def __init__(self, port: socket.socket, listener: socket.socket, gateway: Gateway | None) -> None:
+        self.address: tuple[str, int] = port.getsockname()[:2]
+        """Host and port."""
+        self.listener = listener
+        self.gateway = gateway
+
+    @property
+    def name(self) -> Literal["rust", "python"]:
+        return "python" if self.gateway is None else "rust"
+
+    @classmethod
+    def open(cls, asked: str, port: socket.socket, folder: Path, engine: str) -> FrontEnd:
+        """`port` listens; it becomes the front end's. `engine`: path of the engine process's socket. Says why there is
+        no gateway although `asked` (rust, or auto) is not python."""
+        if asked == "python":
+            return cls(port, port, None)
+        path = str(folder / SOCKET)
+        listener: socket.socket | None = None
+        try:
+            make = gateway_class()
+            listener = _listen(path)
+            gateway = make(port.fileno(), engine, path)
+        except (NoGateway, OSError, ValueError) as error:
+            if listener is not None:
+                listener.close()
+                os.unlink(path)
+            say(f"the Python front end serves: no gateway: {error}")
+            return cls(port, port, None)
+        found = cls(port, listener, gateway)
+        port.close()  # the gateway has a descriptor of its own, and closes the port by closing that
+        return found
+
+    async def stop(self, grace_s: float) -> None:
+        """Of the gateway, if there is one. Idempotent."""
+        import asyncio
+
+        if self.gateway is not None:
+            await asyncio.to_thread(self.gateway.stop, grace_s)
+
+    def __enter__(self) -> FrontEnd:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.gateway is not None:
+            self.gateway.stop(0.0)
+        self.listener.close()
+
+
+def _listen(path: str) -> socket.socket:
+    """Connections wait until the Python server takes them."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,108 @@
+"""What the gateway is told once, as JSON, when the engine is ready: everything that an answer depends on beside its
+request (`rust/minisgl-gateway/src/config.rs` reads it).
+
+Keeps true: values are those that the Python server itself uses, resolved, so that no rule stands twice; the file for a
+gateway that is a process of its own is readable by this user only, and never half written.
+Doesn't know: what the gateway does with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from minisgl.config import ApiKey, Limits, ServerConfig
+from minisgl.server.app import Application, model_list
+from minisgl.server.log import shows_access
+from minisgl.server.middleware import Callers
+from minisgl.tokenizer import Tokenizer
+from minisgl.tokenizer.chat_content import ContentShape
+
+FILE = "gateway.json"
+
+
+class Template(msgspec.Struct, frozen=True):
+    source: str
+    content: ContentShape  # how it takes a message's content
+
+
+class LogConfig(msgspec.Struct, frozen=True):
+    json: bool
+    access: bool
+    probes: bool
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The fields are described where they are read."""
+
+    model_name: str
+    any_model_name: bool
+    models: str
+    max_seq_len: int
+    vocab_size: int
+    simulated: bool
+    tokenizer: dict[str, str]
+    chat_templates: dict[str, Template]
+    parses_chats: bool = False
+    special_tokens: dict[str, str]
+    defaults: dict[str, Any]
+    limits: Limits
+    api_key: str | None
+    api_keys: tuple[ApiKey, ...]
+    hosts: list[str] | None
+    cors_origins: list[str]
+    log: LogConfig
+
+
+def encoded(config: ServerConfig, app: Application, tokenizer: Tokenizer, defaults: Mapping[str, Any]) -> bytes:
+    """JSON. Raises `ValueError` for texts that it cannot hold."""
+    return msgspec.json.encode(gateway_config(config, app, tokenizer, defaults))
+
+
+def gateway_config(
+    config: ServerConfig, app: Application, tokenizer: Tokenizer, defaults: Mapping[str, Any]
+) -> GatewayConfig:
+    """For a server whose engine is ready. Compiles the chat templates."""
+    info = app.context.info
+    callers = Callers.of(config)
+    return GatewayConfig(
+        model_name=config.model_name,
+        any_model_name=config.any_model_name,
+        models=bytes(model_list(app.context, config.engine.model).body).decode(),
+        max_seq_len=info.max_seq_len,
+        vocab_size=info.vocab_size,
+        simulated=bool(info.simulated),
+        tokenizer=_tokenizer(tokenizer),
+        chat_templates={name: Template(source, shape) for name, source, shape in tokenizer.templates()},
+        parses_chats=app.context.parsing.thinking is not None,
+        special_tokens=tokenizer.special_tokens,
+        defaults=dict(defaults),
+        limits=config.limits,
+        api_key=config.api_key,
+        api_keys=config.api_keys,
+        hosts=callers.hosts,
+        cors_origins=callers.origins,
+        log=LogConfig(
+            json=config.log_format == "json",
+            access=shows_access(config.access_log, config.engine.log_level),
+            probes=config.access_log_probes,
+        ),
+    )
+
+
+def _tokenizer(tokenizer: Tokenizer) -> dict[str, str]:
+    if tokenizer.file is not None:
+        return {"file": str(tokenizer.file.resolve())}
+    return {"text": tokenizer.to_json()}
+
+
+def write(text: bytes, folder: Path) -> None:
+    """To `FILE` in `folder`."""
+    unfinished = folder / f"{FILE}.new"
+    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(text)
+    unfinished.rename(folder / FILE)

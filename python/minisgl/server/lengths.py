@@ -1,0 +1,49 @@
+"""How long an answer may become: what its client named, else a default, which a busy server may shorten.
+
+Of a prompt that leaves `left` tokens of the context:
+
+- a length that the client named is cut to `left` and to nothing else;
+- else it is the endpoint's default (or all of `left`), but leaves `--context-margin` of the context free; and with
+  `--adaptive-max-tokens THRESHOLD:FACTOR`, while more than THRESHOLD answers are in flight, it is FACTOR of that,
+  rounded down. It stays at least 1, and at least `min_tokens`, as far as the default has them.
+
+Keeps true: whole numbers only: the gateway reckons the same (`rust/minisgl-gateway/src/lengths.rs`).
+Doesn't know: requests, what is in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from minisgl.config import Limits
+from minisgl.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """`by_prompt`: limits of generated tokens."""
+
+    by_prompt: list[int]
+    are_shortened: bool
+
+    def shown(self) -> str:
+        """In the order of the prompts."""
+        return ",".join(map(str, self.by_prompt))
+
+
+def lengths(
+    room: Sequence[int], sampling: SamplingParams, limits: Limits, num_in_flight: Callable[[], int], *, named: bool
+) -> Lengths:
+    """`room`: tokens that each prompt leaves. `sampling.max_tokens` is the length that the client `named`, else the
+    default."""
+    whole = [left if sampling.max_tokens is None else min(sampling.max_tokens, left) for left in room]
+    if named:
+        return Lengths(whole, are_shortened=False)
+    most = [min(length, max(1, left - limits.context_margin)) for length, left in zip(whole, room, strict=True)]
+    adaptive = limits.adaptive_max_tokens
+    is_busy = adaptive is not None and num_in_flight() > adaptive.threshold
+    if adaptive is not None and is_busy:
+        most = [length * adaptive.millionths // 1_000_000 for length in most]
+    found = [max(1, length, min(sampling.min_tokens, all_)) for length, all_ in zip(most, whole, strict=True)]
+    return Lengths(found, are_shortened=is_busy)

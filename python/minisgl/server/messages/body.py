@@ -1,0 +1,140 @@
+"""The bodies of POST /v1/messages and /v1/messages/count_tokens: Anthropic's names; sampling as in the chat API.
+
+Keeps true: a block or a tool of a kind that is not done here is refused by name.
+Doesn't know: what the fields become (translate.py).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
+
+from minisgl.sampling_params import MAX_STOP_STRINGS
+from minisgl.server import refused
+from minisgl.server.bodies import MAX_MESSAGES
+from minisgl.server.fields import Body, Int64, TextOrParts, described
+from minisgl.server.sampling_fields import Sampling
+
+
+class TextBlock(Body):
+    type: Literal["text"]
+    text: StrictStr
+
+
+Texts = TextOrParts[TextBlock]
+
+
+class ThinkingBlock(Body):
+    type: Literal["thinking"]
+    thinking: StrictStr
+
+
+class RedactedBlock(Body):
+    """Says nothing to this model."""
+
+    type: Literal["redacted_thinking"]
+
+
+class ToolUseBlock(Body):
+    type: Literal["tool_use"]
+    id: StrictStr
+    name: StrictStr
+    input: dict[str, Any]
+
+
+class ToolResultBlock(Body):
+    type: Literal["tool_result"]
+    tool_use_id: StrictStr
+    content: Texts | None = None
+    is_error: StrictBool | None = None
+
+
+_KINDS = ("thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
+def _block_kind(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return f"<{kind}>" if kind in _KINDS else "<text>"
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ThinkingBlock, Tag("<thinking>")]
+    | Annotated[RedactedBlock, Tag("<redacted_thinking>")]
+    | Annotated[ToolUseBlock, Tag("<tool_use>")]
+    | Annotated[ToolResultBlock, Tag("<tool_result>")],
+    Discriminator(_block_kind),
+]
+Content = TextOrParts[Block]
+
+
+class AnthropicMessage(Body):
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+
+class AnthropicTool(Body):
+    type: Literal["custom"] | None = None
+    name: StrictStr
+    description: StrictStr | None = None
+    input_schema: dict[str, Any]
+    strict: StrictBool | None = None
+
+
+class AnthropicToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: StrictStr | None = None
+    disable_parallel_tool_use: StrictBool | None = None
+
+
+class AnthropicThinking(Body):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Int64 | None = None
+
+
+class AnthropicFormat(Body):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class AnthropicOutputConfig(Body):
+    format: AnthropicFormat | None = None
+    effort: StrictStr | None = None
+
+
+class AnthropicConversation(Body):
+    """What both have."""
+
+    messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)] = Field(
+        description="The conversation: texts, or lists of `text`, `thinking`, `tool_use` and `tool_result` blocks. An "
+        "assistant's message at its end is gone on with."
+    )
+    system: Texts | None = described("A system message before all others.")
+    tools: Annotated[list[AnthropicTool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = described(
+        "Tools that the model may call."
+    )
+    tool_choice: AnthropicToolChoice | None = described("`auto`, `any`, `tool` with its `name`, or `none`.")
+    thinking: AnthropicThinking | None = described(
+        "`disabled`: the model does not think, if its template knows how. `budget_tokens` is not held."
+    )
+    output_config: AnthropicOutputConfig | None = described("`format`: `json_schema` with a `schema`.")
+    output_format: AnthropicFormat | None = described("The older name of `output_config.format`.")
+    chat_template_kwargs: dict[str, Any] | None = described("More variables for the chat template.")
+
+
+class MessagesRequest(Sampling, AnthropicConversation):
+    """Fields of the chat API that change how tokens are chosen may stand beside Anthropic's own."""
+
+    NOT_YET: ClassVar[refused.Table] = refused.MESSAGES
+
+    max_tokens: Int64 = Field(description="Limit of generated tokens.", json_schema_extra={"minimum": 1})
+    stop_sequences: Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)] | None = described(
+        f"Up to {MAX_STOP_STRINGS} texts that end the answer; `stop_sequence` says which one did."
+    )
+
+
+class CountTokensRequest(AnthropicConversation):
+    NOT_YET: ClassVar[refused.Table] = refused.OF_CONVERSATION
+
+    model: StrictStr | None = described("The served model's name; another one is 404. Missing: the served one.")

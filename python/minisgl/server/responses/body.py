@@ -1,0 +1,186 @@
+"""The body of POST /v1/responses: OpenAI's names; sampling as in the chat API.
+
+Keeps true: an item, a part or a tool of a kind that is not done here is refused by name.
+Doesn't know: what the fields become (translate.py).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
+
+from minisgl.sampling_params import MAX_LOGPROBS
+from minisgl.server import refused
+from minisgl.server.bodies import MAX_MESSAGES
+from minisgl.server.fields import MAX_PARTS, Body, Int64, TextOrParts, described, text_or_list
+from minisgl.server.sampling_fields import Sampling
+
+MAX_METADATA = 16  # pairs
+
+
+class ResponsePart(Body):
+    """Of a message or a function's output."""
+
+    type: Literal["input_text", "output_text", "text", "refusal"]
+    text: StrictStr | None = None
+    refusal: StrictStr | None = None
+
+
+Content = TextOrParts[ResponsePart]
+
+
+class MessageItem(Body):
+    type: Literal["message"] | None = None
+    id: StrictStr | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+class CallItem(Body):
+    type: Literal["function_call"]
+    id: StrictStr | None = None
+    call_id: StrictStr
+    name: StrictStr
+    arguments: StrictStr
+
+
+class OutputItem(Body):
+    type: Literal["function_call_output"]
+    id: StrictStr | None = None
+    call_id: StrictStr
+    output: Content
+
+
+class ReasoningPart(Body):
+    type: Literal["reasoning_text", "summary_text"]
+    text: StrictStr
+
+
+class ReasoningItem(Body):
+    type: Literal["reasoning"]
+    id: StrictStr | None = None
+    summary: Annotated[list[ReasoningPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
+    content: Annotated[list[ReasoningPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
+
+
+class ReferenceItem(Body):
+    """An item of an answer that is kept here."""
+
+    type: Literal["item_reference"]
+    id: StrictStr
+
+
+def _item_kind(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    kinds = ("function_call", "function_call_output", "reasoning", "item_reference")
+    if isinstance(value, dict) and kind is None and "role" not in value and "id" in value:
+        return "<item_reference>"
+    return f"<{kind}>" if kind in kinds else "<message>"
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("<message>")]
+    | Annotated[CallItem, Tag("<function_call>")]
+    | Annotated[OutputItem, Tag("<function_call_output>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")]
+    | Annotated[ReferenceItem, Tag("<item_reference>")],
+    Discriminator(_item_kind),
+]
+Input = Annotated[
+    Annotated[StrictStr, Tag("<text>")]
+    | Annotated[list[Item], Field(fail_fast=True, max_length=MAX_MESSAGES), Tag("<list>")],
+    Discriminator(text_or_list),
+]
+
+
+class ResponseTool(Body):
+    type: Literal["function"]
+    name: StrictStr
+    description: StrictStr | None = None
+    parameters: dict[str, Any] | None = None
+    strict: StrictBool | None = None
+
+
+class ResponseToolName(Body):
+    type: Literal["function"]
+    name: StrictStr
+
+
+class ResponseToolChoice(Body):
+    type: Literal["function", "allowed_tools"]
+    name: StrictStr | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[list[ResponseToolName], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
+
+
+def _choice_kind(value: object) -> str:
+    return "<object>" if isinstance(value, dict) else "<text>"
+
+
+class ResponseTextFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    name: StrictStr | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: StrictBool | None = None
+    description: StrictStr | None = None
+
+
+class ResponseText(Body):
+    format: ResponseTextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponseReasoning(Body):
+    effort: StrictStr | None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
+
+
+class ResponsesRequest(Sampling):
+    """Fields of the chat API that change how tokens are chosen may stand beside OpenAI's own."""
+
+    NOT_YET: ClassVar[refused.Table] = refused.RESPONSES
+
+    input: Input | None = described(
+        "A text, or a list of items: messages, `function_call`, `function_call_output`, `reasoning`, and "
+        "`item_reference` to an item of an answer that is kept."
+    )
+    instructions: StrictStr | None = described("A system message before all others; not kept for later answers.")
+    previous_response_id: StrictStr | None = described(
+        "The conversation so far: input and output of that answer, if it is still kept."
+    )
+    tools: Annotated[list[ResponseTool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = described(
+        "Functions that the model may call."
+    )
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("<text>")]
+            | Annotated[ResponseToolChoice, Tag("<object>")],
+            Discriminator(_choice_kind),
+        ]
+        | None
+    ) = described("`none`, `auto`, `required`, a function, or `allowed_tools`.")
+    parallel_tool_calls: StrictBool | None = described("Whether several calls may be made at once; true by default.")
+    text: ResponseText | None = described("`format`: `text`, `json_object` or `json_schema`.")
+    reasoning: ResponseReasoning | None = described("`effort` as `reasoning_effort` in the chat API.")
+    max_output_tokens: Int64 | None = described("Limit of generated tokens, reasoning included.", minimum=1)
+    max_tool_calls: Int64 | None = described("Of built-in tools, of which there are none: without effect.", minimum=1)
+    top_logprobs: Int64 | None = described(
+        "Report as many most likely tokens in each place of the text.", minimum=0, maximum=MAX_LOGPROBS
+    )
+    include: list[StrictStr] | None = described(
+        "`message.output_text.logprobs` reports log probabilities; others have nothing to add here."
+    )
+    truncation: Literal["auto", "disabled"] | None = described(
+        "`auto`: the oldest messages are left out of a conversation that is too long. Default: it is an error."
+    )
+    store: StrictBool | None = described("Keep the answer for `previous_response_id` and `GET`; true by default.")
+    background: StrictBool | None = described("Only false: answers are not made in the background.")
+    metadata: Annotated[dict[StrictStr, StrictStr], Field(max_length=MAX_METADATA)] | None = described(
+        "Up to 16 texts by name, given back."
+    )
+    user: StrictStr | None = described("Given back, without effect.")
+    safety_identifier: StrictStr | None = described("Given back, without effect.")
+    prompt_cache_key: StrictStr | None = described("Given back, without effect: the cache finds prefixes by itself.")
+    chat_template_kwargs: dict[str, Any] | None = described("More variables for the chat template.")

@@ -1,0 +1,92 @@
+"""Answers that clients may come back to, in memory.
+
+Keeps true: at most so many, of so many bytes together: the oldest are forgotten first; whose key differs from that of
+the one who asked finds nothing.
+Doesn't know: HTTP; what stands in an answer.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+MAX_RESPONSES = 1000
+MAX_BYTES = 64 << 20
+_ENTRY_BYTES = 1024  # of an entry beside its texts, about
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Encoded: as objects they would take many times the memory."""
+
+    key: int
+    response: bytes
+    input_items: bytes
+    item_ids: tuple[str, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.response) + len(self.input_items) + sum(map(len, self.item_ids)) + _ENTRY_BYTES
+
+
+class ResponseStore:
+    def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._response_of: dict[str, str] = {}  # by item of its output
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, response: dict[str, Any], input_items: list[dict[str, Any]], key: int) -> None:
+        """What is larger than the whole store is not kept."""
+        name = response["id"]
+        item_ids = tuple(item["id"] for item in response["output"])
+        entry = Entry(key, msgspec.json.encode(response), msgspec.json.encode(input_items), item_ids)
+        self._drop(name)
+        if entry.num_bytes > self._max_bytes:
+            return
+        self._entries[name] = entry
+        self._response_of.update(dict.fromkeys(item_ids, name))
+        self.num_bytes += entry.num_bytes
+        while len(self._entries) > self._max_responses or self.num_bytes > self._max_bytes:
+            self._drop(next(iter(self._entries)))
+
+    def response(self, name: str, key: int) -> bytes | None:
+        entry = self._find(name, key)
+        return None if entry is None else entry.response
+
+    def input_items(self, name: str, key: int) -> list[dict[str, Any]] | None:
+        entry = self._find(name, key)
+        return None if entry is None else msgspec.json.decode(entry.input_items, type=list[dict[str, Any]])
+
+    def output(self, name: str, key: int) -> list[dict[str, Any]] | None:
+        entry = self._find(name, key)
+        return None if entry is None else msgspec.json.decode(entry.response)["output"]
+
+    def item(self, item_id: str, key: int) -> dict[str, Any] | None:
+        """Of the output of any answer."""
+        found = self.output(self._response_of.get(item_id, ""), key) or []
+        return next((item for item in found if item["id"] == item_id), None)
+
+    def delete(self, name: str, key: int) -> bool:
+        """Whether it was there."""
+        return self._find(name, key) is not None and self._drop(name)
+
+    def _find(self, name: str, key: int) -> Entry | None:
+        entry = self._entries.get(name)
+        return entry if entry is not None and entry.key == key else None
+
+    def _drop(self, name: str) -> bool:
+        entry = self._entries.pop(name, None)
+        if entry is None:
+            return False
+        self.num_bytes -= entry.num_bytes
+        for item_id in entry.item_ids:
+            del self._response_of[item_id]
+        return True

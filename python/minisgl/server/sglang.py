@@ -1,0 +1,154 @@
+"""What SGLang's clients know: POST /generate with `text` or `input_ids`, one or several, answers with `meta_info`, and
+streams of server-sent events, each with all of the text so far; and its questions about the server.
+
+Keeps true: one prompt has one answer, several have a list; what this server's own form of the answer has, this has too.
+Doesn't know: how the fields are read (generate.py).
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+
+from minisgl.frontend.output_processor import Delta, Logprob
+from minisgl.sampling_params import SamplingParams
+from minisgl.server.bodies import GenerateRequest, GenerateSampling
+from minisgl.server.context import ServerContext
+from minisgl.server.formatter import SSE_DONE, Formatter, json_response, sse, token_text
+from minisgl.server.generation import Generation
+from minisgl.step import Int32Array
+
+
+class SglangFormatter(Formatter):
+    def __init__(
+        self,
+        context: ServerContext,
+        fields: GenerateSampling,
+        prompts: Sequence[Int32Array],
+        sampling: SamplingParams,
+        *,
+        is_list: bool,
+        generate: GenerateRequest,
+    ) -> None:
+        named = fields.max_tokens is not None
+        super().__init__(prompts, sampling, stream=fields.stream, priority=fields.priority, names_length=named)
+        self._is_list = is_list or sampling.n > 1
+        self._eos_ids = frozenset(context.info.eos_ids)
+        self._with_token_ids = bool(fields.return_token_ids)
+        self._id = generate.rid or uuid.uuid4().hex
+        self._logprobs = (
+            SglangLogprobs(context, generate, len(prompts) * sampling.n) if generate.return_logprob else None
+        )
+        self._began = time.monotonic()
+        self._texts = [""] * (len(prompts) * sampling.n)  # of a stream
+
+    def whole(self, generation: Generation, choices: Sequence[Delta]) -> Any:
+        for one in choices:
+            self._take(one)
+        found = [self._answer(generation, at, one.text, one.finish_reason) for at, one in enumerate(choices)]
+        return found if self._is_list else found[0]
+
+    def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
+        frames = []
+        for delta in deltas:
+            at = delta.index
+            self._texts[at] += delta.text
+            self._take(delta)
+            answer = self._answer(generation, at, self._texts[at], delta.finish_reason)
+            frames.append(sse({**answer, "index": at} if self._is_list else answer))
+        return b"".join(frames)
+
+    def _take(self, delta: Delta) -> None:
+        if self._logprobs is not None:
+            self._logprobs.take(delta)
+
+    def end(self, generation: Generation) -> bytes:
+        return SSE_DONE
+
+    def _answer(self, generation: Generation, at: int, text: str, finish_reason: str | None) -> dict[str, Any]:
+        ids = generation.token_ids(at)
+        usage = generation.usage_of(at)
+        prompt = self.prompts[at // self.sampling.n]
+        return {
+            "text": text,
+            "output_ids": ids,
+            "meta_info": {
+                "id": self._id if len(self._texts) == 1 else f"{self._id}-{at}",
+                "finish_reason": self._reason(generation, at, ids, finish_reason),
+                "prompt_tokens": usage["prompt_tokens"],
+                "completion_tokens": usage["completion_tokens"],
+                "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+                "e2e_latency": time.monotonic() - self._began,
+                **({} if self._logprobs is None else self._logprobs.shown(generation, at)),
+            },
+            "token_ids": ids,
+            "finish_reason": finish_reason,
+            "usage": usage,
+            **({"prompt_token_ids": prompt.tolist()} if self._with_token_ids else {}),
+        }
+
+    def _reason(
+        self, generation: Generation, at: int, ids: Sequence[int], finish_reason: str | None
+    ) -> dict[str, Any] | None:
+        if finish_reason is None:
+            return None
+        if finish_reason != "stop":
+            return {"type": finish_reason, "length": len(ids)}
+        matched: str | int | None = generation.matched_stop(at)
+        if matched is None and ids and (ids[-1] in self._eos_ids or ids[-1] in self.sampling.stop_token_ids):
+            matched = ids[-1]
+        return {"type": "stop", "matched": matched}
+
+
+class SglangLogprobs:
+    """`meta_info` of requests with `return_logprob`: as far as the answers have come."""
+
+    def __init__(self, context: ServerContext, asked: GenerateRequest, num_answers: int) -> None:
+        self._tokenizer = context.tokenizer if asked.return_text_in_logprobs else None
+        self._with_top = bool(asked.top_logprobs_num)
+        self._from_prompt = asked.from_prompt
+        self._output: list[list[Logprob]] = [[] for _ in range(num_answers)]
+
+    def take(self, delta: Delta) -> None:
+        self._output[delta.index] += delta.logprobs
+
+    def shown(self, generation: Generation, at: int) -> dict[str, Any]:
+        found = self._lists("output", self._output[at])
+        if self._from_prompt is not None:
+            found |= self._lists("input", generation.prompt_tokens(at)[self._from_prompt :])
+        return found
+
+    def _lists(self, name: str, tokens: Sequence[Logprob]) -> dict[str, Any]:
+        found: dict[str, Any] = {f"{name}_token_logprobs": [self._triple(one.token_id, one.logprob) for one in tokens]}
+        if self._with_top:
+            tops = [None if one.logprob is None else [self._triple(*top) for top in one.top] for one in tokens]
+            found[f"{name}_top_logprobs"] = tops
+        return found
+
+    def _triple(self, token_id: int, logprob: float | None) -> list[Any]:
+        return [logprob, token_id, None if self._tokenizer is None else token_text(self._tokenizer, token_id)]
+
+
+def add_sglang(app: FastAPI, context: ServerContext, root: str) -> None:
+    """`root`: what was loaded, whatever it is called."""
+
+    @app.get("/get_model_info")
+    @app.get("/model_info")
+    async def model_info() -> Response:
+        info = context.info
+        return json_response(
+            {
+                "model_path": root,
+                "tokenizer_path": info.model_dir or root,
+                "is_generation": True,
+                "served_model_name": context.model_name,
+                "max_model_len": info.max_seq_len,
+                "vocab_size": info.vocab_size,
+                "preferred_sampling_params": None,
+            }
+        )

@@ -1,0 +1,155 @@
+"""What waits, on both sides of the server: turns for large bodies, and the queue that --max-queued-... bound.
+And what else the gateway is to know of this side.
+
+Keeps true: what waits is bounded; turns are taken in order, and given back by whoever is cancelled; what waits in the
+gateway counts here, and what waits or is used here is told to the gateway, once a turn of the event loop at most.
+Doesn't know: what is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from minisgl.config import Limits
+from minisgl.frontend.output_processor import OutputProcessor
+from minisgl.server.api_keys import KeyUse
+from minisgl.server.errors import queue_full
+from minisgl.server.gateway import Gateway
+
+
+class Turns:
+    """`most` bytes in hand at once, first come, first served. What is larger than that goes alone. When nothing is in
+    hand any more, `when_idle` is called with the bytes that were."""
+
+    def __init__(self, most: int, when_idle: Callable[[int], None]) -> None:
+        self._most = most
+        self._when_idle = when_idle
+        self._held = 0
+        self._given = 0  # since it was idle
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self.on_waiting: Callable[[], None] = lambda: None  # called when `num_waiting` changes
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_bytes(self) -> int:
+        """In hand."""
+        return self._held
+
+    async def take(self, size: int) -> int:
+        """Returns what is to be given back."""
+        size = min(size, self._most)
+        if not self._waiting and self._held + size <= self._most:
+            self._held += size
+            return size
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (turn, size)
+        self._waiting.append(entry)
+        self.on_waiting()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it came in the same moment
+                self.give(size)
+            elif entry in self._waiting:
+                self._waiting.remove(entry)
+                self.on_waiting()
+                self._go_on()
+            raise
+        return size
+
+    def give(self, size: int) -> None:
+        self._held -= size
+        self._given += size
+        self._go_on()
+        if not self._held:
+            given, self._given = self._given, 0
+            self._when_idle(given)
+
+    def _go_on(self) -> None:
+        while self._waiting and (self._waiting[0][0].done() or self._held + self._waiting[0][1] <= self._most):
+            turn, size = self._waiting.popleft()
+            self.on_waiting()
+            if not turn.done():  # else cancelled
+                self._held += size
+                turn.set_result(None)
+
+
+class Queue:
+    """What waits, here and in the gateway: requests whose bodies wait for their turn, whose prompts are being encoded,
+    or that have no row in the engine."""
+
+    def __init__(
+        self,
+        processor: OutputProcessor,
+        turns: Turns,
+        limits: Limits,
+        gateway: Gateway | None,
+        keys: KeyUse | None = None,
+    ) -> None:
+        self._processor = processor
+        self._turns = turns
+        self._limits = limits
+        self._gateway = gateway
+        self._num_encoding = 0
+        self._is_due = False
+        self._keys = keys
+        self._told: tuple[int, int, int, list[tuple[int, int]]] = (0, 0, 0, [])
+        if gateway is not None:
+            processor.on_change = turns.on_waiting = self._changed
+            if keys is not None:
+                keys.on_tokens = self._changed
+
+    def encodes(self, count: int) -> None:
+        """As many more prompts are being encoded."""
+        self._num_encoding += count
+        if self._gateway is not None:
+            self._changed()
+
+    @property
+    def num_requests(self) -> int:
+        return self._here()[0] + self._there()[0]
+
+    def num_in_flight(self) -> int:
+        """Answers that the engine computes or that wait for it."""
+        return len(self._processor.live) + (0 if self._gateway is None else self._gateway.readings()["num_live"])
+
+    def check_room(self, num_requests: int = 1, num_tokens: int = 0) -> None:
+        """Raise `ApiError` 429 unless as many more may wait. What is larger than the whole queue may wait alone."""
+        waiting, tokens = map(sum, zip(self._here(), self._there(), strict=True))
+        most, most_tokens = self._limits.max_queued_requests, self._limits.max_queued_tokens
+        if waiting >= most or (waiting and waiting + num_requests > most):
+            raise queue_full(f"{waiting} requests wait already, the limit is {most} (--max-queued-requests)")
+        if tokens and tokens + num_tokens > most_tokens:
+            raise queue_full(
+                f"prompts of {tokens} tokens wait already, the limit is {most_tokens} (--max-queued-tokens)"
+            )
+
+    def _here(self) -> tuple[int, int]:
+        """Requests, and tokens of those prompts that are encoded."""
+        processor = self._processor
+        num_requests = self._turns.num_waiting + self._num_encoding + processor.num_waiting
+        return num_requests, processor.num_waiting_tokens
+
+    def _there(self) -> tuple[int, int]:
+        if self._gateway is None:
+            return 0, 0
+        found = self._gateway.readings()
+        return found["num_waiting"], found["num_waiting_tokens"]
+
+    def _changed(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._is_due = False
+        keys = [] if self._keys is None else self._keys.here()
+        now = (*self._here(), len(self._processor.live), keys)
+        if self._gateway is not None and now != self._told:
+            self._told = now
+            self._gateway.publish(*now)

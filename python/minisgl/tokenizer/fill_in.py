@@ -1,0 +1,133 @@
+"""Fill-in-the-middle: a prompt of what stands before a gap and after it, for models whose tokenizer has the tokens.
+
+Keeps true: only ids placed here are markers. A text that spells a special token is read as plain text: it is cut inside
+the spelling, since not all tokenizers mark these tokens as special.
+Doesn't know: whether the model was trained with its tokenizer's tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from minisgl.step import Int32Array
+from minisgl.tokenizer.tokenizer import NotEncodable, Tokenizer, TooManyTokens
+
+BEFORE, AFTER = "before", "after"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`layout`: markers and the two texts in order. `ends`: what ends a middle, if the tokenizer has it."""
+
+    layout: tuple[str, ...]
+    ends: tuple[str, ...] = ()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return tuple(part for part in self.layout if part not in (BEFORE, AFTER))
+
+
+FAMILIES = (
+    # Qwen2.5-Coder and later; CodeGemma spells them so too. The ends are those of Qwen's own examples, and CodeGemma's.
+    Family(
+        ("<|fim_prefix|>", BEFORE, "<|fim_suffix|>", AFTER, "<|fim_middle|>"),
+        (
+            "<|fim_prefix|>",
+            "<|fim_suffix|>",
+            "<|fim_pad|>",
+            "<|repo_name|>",
+            "<|file_sep|>",
+            "<|file_separator|>",
+            "<|endoftext|>",
+            "<|im_end|>",
+        ),
+    ),
+    # StarCoder
+    Family(("<fim_prefix>", BEFORE, "<fim_suffix>", AFTER, "<fim_middle>"), ("<|endoftext|>",)),
+    # DeepSeek-Coder
+    Family(("<｜fim▁begin｜>", BEFORE, "<｜fim▁hole｜>", AFTER, "<｜fim▁end｜>")),
+    # CodeLlama
+    Family(("▁<PRE>", BEFORE, "▁<SUF>", AFTER, "▁<MID>"), ("▁<EOT>",)),
+    # Codestral
+    Family(("[SUFFIX]", AFTER, "[PREFIX]", BEFORE)),
+)
+_LEAD = "☺"  # of a text whose first token must not get a space, as the models' own tokenizers do it
+
+
+class FillIn:
+    """Of one tokenizer; see `of`."""
+
+    def __init__(self, tokenizer: Tokenizer, family: Family) -> None:
+        self._tokenizer, self._layout = tokenizer, family.layout
+        self._ids = {text: _id(tokenizer, text) for text in family.markers}
+        ends = (tokenizer.token_id(text) for text in family.ends)
+        self.end_ids = tuple(sorted({token for token in ends if token is not None}))
+        """What the model may say after the middle."""
+        special = tokenizer.special_ids.union(self._ids.values(), self.end_ids)
+        spelled = {tokenizer.token_bytes(token).decode("utf-8", "replace") for token in special}
+        spelled |= {*family.markers, *family.ends}
+        self._never = frozenset(self._ids.values())
+        self._spelled = re.compile("|".join(f"(?={re.escape(text)})" for text in sorted(spelled) if len(text) > 1))
+        first = tokenizer.encode("a", add_special_tokens=False)
+        self._adds_space = len(first) > 0 and tokenizer.token_bytes(int(first[0])).startswith(b" ")
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> FillIn | None:
+        """None if the tokenizer has no such tokens."""
+        for family in FAMILIES:
+            if all(tokenizer.token_id(text) is not None for text in family.markers):
+                return cls(tokenizer, family)
+        return None
+
+    @property
+    def last_marker(self) -> int:
+        """The highest id that every prompt has."""
+        return max(self._ids.values())
+
+    def encode(self, before: str, after: str, *, most: int) -> Int32Array:
+        """The prompt. Raises `NotEncodable` and `TooManyTokens`."""
+        found = [self._tokenizer.leading_ids]
+        for part in self._layout:
+            if part == BEFORE:
+                found.append(self._text(before, most, adds_space=self._adds_space))
+            elif part == AFTER:
+                found.append(self._text(after, most, adds_space=False))
+            else:
+                found.append(np.array([self._ids[part]], np.int32))
+        whole = np.concatenate(found)
+        if len(whole) > most:
+            raise TooManyTokens(len(whole))
+        return whole
+
+    def _text(self, text: str, most: int, *, adds_space: bool) -> Int32Array:
+        found: list[Int32Array] = [np.zeros(0, np.int32)]
+        for at, piece in enumerate(self._cut(text)):
+            found.append(self._piece(piece, most, adds_space=adds_space and not at))
+        ids = np.concatenate(found)
+        if not self._never.isdisjoint(ids.tolist()):
+            raise NotEncodable("the text reads as a token of fill-in-the-middle")
+        return ids
+
+    def _piece(self, text: str, most: int, *, adds_space: bool) -> Int32Array:
+        if adds_space or not self._adds_space:
+            return self._tokenizer.encode(text, add_special_tokens=False, most=most)
+        lead = self._tokenizer.encode(_LEAD, add_special_tokens=False)
+        ids = self._tokenizer.encode(_LEAD + text, add_special_tokens=False, most=most + len(lead))
+        if not np.array_equal(ids[: len(lead)], lead):
+            raise NotEncodable("the tokenizer joins it with what stands before")
+        return ids[len(lead) :]
+
+    def _cut(self, text: str) -> Sequence[str]:
+        """After the first character of each spelling, those that overlap too."""
+        cuts = [match.start() + 1 for match in self._spelled.finditer(text)]
+        return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True) if a < b]
+
+
+def _id(tokenizer: Tokenizer, text: str) -> int:
+    found = tokenizer.token_id(text)
+    assert found is not None
+    return found

@@ -1,0 +1,208 @@
+// @ts-check
+// The chat: conversations at the side, messages, settings, the line to write in.
+
+import { key } from "./api.js";
+import { button, copy, h, notice } from "./dom.js";
+import { empty, generate } from "./generate.js";
+import { messageView, resultForms } from "./messages.js";
+import { isObject, panel } from "./panel.js";
+import { asCurl, asPython, body } from "./request.js";
+import * as store from "./store.js";
+
+const NEAR_END_PX = 80;
+
+/** @param {{name: string}} model @returns {import("./main.js").View} */
+export function chatView(model) {
+  const chat = new Chat(model);
+  return { element: chat.element, start: () => chat.started(), stop: () => {} };
+}
+
+class Chat {
+  /** @param {{name: string}} model */
+  constructor(model) {
+    this.model = model;
+    /** @type {AbortController | null} */
+    this.running = null;
+    this.conversation = store.all()[0] ?? store.fresh();
+    this.list = h("ul", { class: "conversations" });
+    this.log = h("div", { class: "log", role: "log", "aria-label": "Conversation" });
+    this.aside = h("aside", { class: "side left", "aria-label": "Conversations" }, button("Start a new conversation", "+ New conversation", () => this.open(store.fresh()), { class: "new" }), this.list);
+    this.options = h("aside", { class: "side right", id: "options", "aria-label": "Settings" });
+    this.input = h("textarea", { id: "prompt", rows: 1, placeholder: "Write a message", "aria-label": "Message" });
+    this.send = button("Send", "Send", () => this.ask(), { class: "primary", id: "send" });
+    this.halt = button("Stop the answer", "Stop", () => this.running?.abort(), { class: "stop", id: "stop" });
+    this.halt.hidden = true;
+    const toggles = h("div", { class: "toggles" }, this.toggle("Conversations", "left"), this.toggle("Settings", "right"));
+    const composer = h("div", { class: "composer" }, this.input, this.send, this.halt);
+    this.element = h("section", { class: "chat", "aria-label": "Chat" }, this.aside, h("div", { class: "middle" }, toggles, this.log, composer), this.options);
+    this.input.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        this.ask();
+      }
+    });
+    this.input.addEventListener("input", () => this.grow());
+    this.element.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+      if (event.key === "Escape" && this.running) this.running.abort();
+    });
+    addEventListener("pagehide", () => this.left());
+    this.draw();
+  }
+
+  /** What has come of an answer is kept when the page is left or loaded again; it says that there was more. */
+  left() {
+    if (!this.running) return;
+    for (const one of this.conversation.messages.at(-1)?.answers ?? []) {
+      if (!one.finish) one.error ??= "The page was left before the end of the answer.";
+    }
+    this.keep();
+  }
+
+  started() {
+    this.input.focus({ preventScroll: true });
+    this.log.scrollTop = this.log.scrollHeight;
+  }
+
+  /** @param {string} label @param {"left" | "right"} side */
+  toggle(label, side) {
+    const wide = matchMedia("(min-width: 62rem)").matches;
+    const found = button(`Show or hide: ${label}`, label, () => set(!this.element.classList.contains(side)), { class: "quiet", id: `toggle-${side}` });
+    const set = (/** @type {boolean} */ on) => {
+      this.element.classList.toggle(side, on);
+      found.setAttribute("aria-expanded", String(on));
+    };
+    queueMicrotask(() => set(wide));
+    return found;
+  }
+
+  grow() {
+    this.input.style.height = "auto";
+    this.input.style.height = `${Math.min(this.input.scrollHeight + 2, 240)}px`;
+  }
+
+  /** @param {store.Conversation} conversation */
+  open(conversation) {
+    this.running?.abort();
+    this.conversation = conversation;
+    this.draw();
+    this.started();
+  }
+
+  keep() {
+    if (!this.conversation.title) this.conversation.title = (this.conversation.messages[0]?.text ?? "").trim().slice(0, 60);
+    const gone = store.keep(this.conversation);
+    if (gone) notice(`This browser's room is full: ${gone} old conversations went.`);
+    this.drawList();
+  }
+
+  draw() {
+    this.drawList();
+    this.options.replaceChildren(panel(this.conversation.settings, () => this.conversation.messages.length && store.keep(this.conversation)));
+    this.drawLog();
+  }
+
+  drawList() {
+    this.list.replaceChildren(...store.all().map((one) => {
+      const open = h("button", { type: "button", class: "open", "aria-current": one.id === this.conversation.id ? "true" : null, onclick: () => this.open(one) }, one.title || "untitled");
+      const remove = button(`Delete: ${one.title}`, "\u00D7", () => {
+        store.remove(one.id);
+        if (one.id === this.conversation.id) this.open(store.all()[0] ?? store.fresh());
+        else this.drawList();
+      }, { class: "quiet" });
+      return h("li", {}, open, remove);
+    }));
+  }
+
+  drawLog() {
+    const { messages } = this.conversation;
+    const actions = {
+      edit: (/** @type {number} */ index, /** @type {string} */ text) => this.from(index, { role: "user", text }),
+      again: (/** @type {number} */ index) => this.from(index),
+      choose: (/** @type {number} */ index, /** @type {number} */ which) => {
+        messages[index].chosen = which;
+        this.keep();
+      },
+      copyAs: (/** @type {number} */ index, /** @type {number} */ which, /** @type {string} */ kind) => {
+        const before = { ...this.conversation, messages: messages.slice(0, index) };
+        copy((kind === "curl" ? asCurl : asPython)(body(before, this.model.name, which), key() !== null));
+      },
+      result: (/** @type {number} */ index, /** @type {string} */ id, /** @type {string} */ text) =>
+        this.from(messages.length, { role: "tool", text, toolCallId: id }),
+    };
+    const parts = messages.map((one, index) => messageView(one, index, actions));
+    this.views = parts.at(-1)?.views ?? [];
+    const last = messages.at(-1);
+    const forms = last?.role === "assistant" && !this.running ? resultForms(last, messages.length - 1, actions) : [];
+    const start = h("div", { class: "start" }, h("h1", {}, "What do you want to ask?"), h("p", {}, "Enter sends, Shift+Enter begins a new line, Escape stops an answer. Conversations stay in this browser."));
+    this.log.replaceChildren(...(messages.length ? [...parts.map((one) => one.element), ...forms] : [start]));
+    this.send.hidden = this.running !== null;
+    this.halt.hidden = this.running === null;
+  }
+
+  ask() {
+    const text = this.input.value.trim();
+    if (!text || this.running) return;
+    this.input.value = "";
+    this.grow();
+    this.from(this.conversation.messages.length, { role: "user", text });
+  }
+
+  /** Go on from a place: what came after it goes. @param {number} index @param {store.Message} [message] */
+  from(index, message) {
+    if (this.running) return;
+    const { settings, messages } = this.conversation;
+    if (!isObject(settings.extra)) {
+      notice("Settings: the further fields are no JSON object.");
+      return;
+    }
+    messages.length = index;
+    if (message) messages.push(message);
+    const answers = settings.compare ? [empty(), empty()] : [empty()];
+    const bodies = answers.map((_, which) => body(this.conversation, this.model.name, which));
+    messages.push({ role: "assistant", text: "", answers, chosen: 0 });
+    this.answer(this.conversation, answers, bodies);
+  }
+
+  /** @param {store.Conversation} conversation @param {store.Answer[]} answers @param {any[]} bodies */
+  async answer(conversation, answers, bodies) {
+    const running = (this.running = new AbortController());
+    this.drawLog();
+    this.keep();
+    const views = this.views ?? [];
+    this.log.scrollTop = this.log.scrollHeight;
+    views.forEach((view) => view.begin());
+    await Promise.all(answers.map(async (answer, i) => {
+      await generate(bodies[i], answer, running.signal, () => {
+        views[i].changed();
+        this.follow();
+      });
+      views[i].end();
+    }));
+    this.running = null;
+    if (conversation === this.conversation) {
+      const follows = this.nearEnd();
+      this.send.hidden = false;
+      this.halt.hidden = true;
+      if (answers.some((one) => one.calls.length)) this.drawLog();
+      this.keep();
+      if (follows) this.log.scrollTop = this.log.scrollHeight;
+      this.input.focus({ preventScroll: true });
+    } else {
+      if (store.has(conversation.id)) store.keep(conversation); // it may have been deleted meanwhile
+      this.drawLog();
+    }
+  }
+
+  nearEnd() {
+    return this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR_END_PX;
+  }
+
+  /** Stay at the end, unless the reader has gone up; once a frame. */
+  follow() {
+    if (this.following || !this.nearEnd()) return;
+    this.following = requestAnimationFrame(() => requestAnimationFrame(() => {
+      this.following = 0;
+      this.log.scrollTop = this.log.scrollHeight;
+    }));
+  }
+}

@@ -1,0 +1,85 @@
+// @ts-check
+// The scheduler, visible: the batch of each step, the tree, and a switch that slows the steps down.
+
+import { request } from "./api.js";
+import { h, notice } from "./dom.js";
+import { Stream } from "./stream.js";
+import { Strip } from "./strip.js";
+import { CHANGED } from "./theme.js";
+import { Tree } from "./tree.js";
+
+/** @returns {import("./main.js").View} */
+export function schedulerView() {
+  const strip = new Strip();
+  const tree = new Tree();
+  const state = h("p", { class: "error", role: "alert" });
+  state.hidden = true;
+  let engine = 0;
+  const choose = h("select", { "aria-label": "Engine", onchange: () => {
+    engine = Number(choose.value);
+    strip.clear();
+  } });
+  choose.hidden = true;
+  const slow = slowMotion();
+  const legend = h("p", { class: "legend" }, h("span", { class: "sign-prefill" }, "prefill chunk"), h("span", { class: "sign-cached" }, "its cached share"), h("span", { class: "sign-decode" }, "decode"), h("span", { class: "sign-end" }, "end"), h("span", { class: "sign-retracted" }, "retracted"));
+
+  /** @param {string} event @param {any} data */
+  function took(event, data) {
+    if (event === "stats") {
+      slow.show(data.slow_motion_ms);
+      engines(data.engines);
+    } else if (data.engine === engine) {
+      if (event === "steps") strip.take(data.steps, data.left_out);
+      else if (event === "tree") tree.show(data);
+    }
+  }
+
+  /** @param {any[]} all */
+  function engines(all) {
+    choose.hidden = all.length < 2;
+    if (choose.options.length === all.length) return;
+    choose.replaceChildren(...all.map((one) => h("option", { value: one.engine }, `Engine ${one.engine}`)));
+    choose.value = String(engine);
+  }
+
+  const stream = new Stream("stats/stream?steps=1&tree=1", {
+    took,
+    state: (text) => {
+      state.hidden = !text;
+      state.textContent = text;
+    },
+  });
+  window.addEventListener(CHANGED, () => strip.draw());
+  const element = h("section", { class: "live", "aria-label": "The scheduler" }, state,
+    h("div", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "Steps"), choose, slow.element), legend, strip.element),
+    h("div", { class: "card" }, h("h2", {}, "Prefix tree"), tree.element));
+  return { element, start: () => stream.start(), stop: () => stream.stop() };
+}
+
+/** Only the echo and sim engines have it: null hides it. */
+function slowMotion() {
+  const input = h("input", { id: "slow", type: "range", min: 0, max: 2000, step: 50, value: 0 });
+  const shown = h("output", { for: "slow" }, "off");
+  const element = h("label", { class: "slow", for: "slow" }, h("span", {}, "Slow motion"), input, shown);
+  element.hidden = true;
+  const say = () => (shown.textContent = Number(input.value) ? `${input.value} ms a step` : "off");
+  input.addEventListener("input", say);
+  input.addEventListener("change", async () => {
+    try {
+      await request("slow_motion", { body: { step_ms: Number(input.value) } });
+    } catch (error) {
+      notice(error instanceof Error ? error.message : String(error));
+    }
+  });
+  return {
+    element,
+    /** @param {number | null} ms */
+    show(ms) {
+      element.hidden = ms === null;
+      if (ms !== null && document.activeElement !== input) {
+        input.value = ms;
+        say();
+      }
+    },
+  };
+}

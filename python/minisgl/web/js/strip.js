@@ -1,0 +1,121 @@
+// @ts-check
+// The moving strip: a column for each step, a lane for each request. Tall cells are prefill chunks, low ones decodes; the
+// share of a prefill that was cached is shaded; a retraction is a red cross, an end a dot.
+
+import { h } from "./dom.js";
+import { Lanes, hue } from "./lanes.js";
+import { colour } from "./theme.js";
+
+const COLUMN_PX = 14;
+const MIN_LANES = 8;
+const MAX_LANES = 40;
+const HEIGHT_PX = 340;
+const FOOT_PX = 20;
+
+export class Strip {
+  #lanes = new Lanes();
+  #canvas = h("canvas", { class: "strip", role: "img", tabindex: "0", "aria-label": "Steps of the scheduler" });
+  #said = h("p", { class: "said" }, "No step yet.");
+  #frame = 0;
+  #pointer = { x: -1, y: -1 };
+
+  constructor() {
+    this.element = h("div", {}, this.#canvas, this.#said);
+    new ResizeObserver(() => this.draw()).observe(this.#canvas);
+    this.#canvas.addEventListener("pointermove", (/** @type {PointerEvent} */ event) => this.#point(event.offsetX, event.offsetY));
+    this.#canvas.addEventListener("pointerleave", () => this.#point(-1, -1));
+  }
+
+  /** @param {any[]} steps @param {number} leftOut */
+  take(steps, leftOut) {
+    this.#lanes.take(steps, leftOut);
+    this.draw();
+  }
+
+  clear() {
+    this.#lanes.clear();
+    this.draw();
+  }
+
+  draw() {
+    if (!this.#frame) this.#frame = requestAnimationFrame(() => this.#draw());
+  }
+
+  /** @param {number} x @param {number} y */
+  #point(x, y) {
+    this.#pointer = { x, y };
+    this.draw();
+  }
+
+  #draw() {
+    this.#frame = 0;
+    const width = this.#canvas.clientWidth;
+    if (!width) return;
+    const scale = devicePixelRatio || 1;
+    this.#canvas.width = width * scale;
+    this.#canvas.height = HEIGHT_PX * scale;
+    const context = /** @type {CanvasRenderingContext2D} */ (this.#canvas.getContext("2d"));
+    context.scale(scale, scale);
+    context.clearRect(0, 0, width, HEIGHT_PX);
+    const columns = this.#lanes.columns.slice(-Math.floor(width / COLUMN_PX));
+    const lanes = Math.min(MAX_LANES, Math.max(MIN_LANES, this.#lanes.count));
+    const lane = (HEIGHT_PX - FOOT_PX) / lanes;
+    const dark = colour("back") !== "#ffffff";
+    context.font = "10px system-ui, sans-serif";
+    columns.forEach((column, i) => {
+      const x = width - (columns.length - i) * COLUMN_PX;
+      if (column.step % 10 === 0) {
+        context.fillStyle = colour("grid");
+        context.fillRect(x, 0, 1, HEIGHT_PX - FOOT_PX);
+        context.fillStyle = colour("dim");
+        context.fillText(String(column.step), x + 2, HEIGHT_PX - 6);
+      }
+      for (const cell of column.cells) if (cell.lane < lanes) paint(context, cell, x, cell.lane * lane, lane, dark);
+    });
+    this.#say(columns, width, lane);
+  }
+
+  /** In words, of the step under the pointer or the last one. @param {import("./lanes.js").Column[]} columns @param {number} width @param {number} lane */
+  #say(columns, width, lane) {
+    const under = this.#pointer.x < 0 ? undefined : columns[columns.length - 1 - Math.floor((width - this.#pointer.x) / COLUMN_PX)];
+    const column = under ?? columns.at(-1);
+    if (!column) return;
+    const prefills = column.cells.filter((one) => one.kind === "prefill");
+    const tokens = prefills.reduce((sum, one) => sum + one.tokens, 0);
+    let text = `Step ${column.step}: ${column.cells.length - prefills.length} decodes, ${prefills.length} prefill chunks (${tokens} tokens), ${column.waiting} waiting, ${column.free} pages free`;
+    const cell = under?.cells.find((one) => one.lane === Math.floor(this.#pointer.y / lane));
+    if (cell) text += `. Request ${cell.request % 2 ** 40}: ${cell.kind}, ${cell.tokens} new of ${cell.length}${cell.cached ? `, ${cell.cached} cached` : ""}${cell.mark ? `, ${cell.mark}` : ""}`;
+    this.#said.textContent = text;
+  }
+}
+
+/** @param {CanvasRenderingContext2D} context @param {import("./lanes.js").Cell} cell @param {number} x @param {number} y @param {number} lane @param {boolean} dark */
+function paint(context, cell, x, y, lane, dark) {
+  const width = COLUMN_PX - 1;
+  const height = cell.kind === "prefill" ? lane - 2 : Math.max(3, lane * 0.4);
+  const top = y + (lane - height) / 2;
+  if (cell.tokens) {
+    context.fillStyle = hue(cell.request, dark ? 58 : 50);
+    context.fillRect(x, top, width, height);
+  }
+  if (cell.kind === "prefill" && cell.cached) {
+    const share = height * Math.min(1, cell.cached / cell.length);
+    context.fillStyle = hue(cell.request, dark ? 28 : 82);
+    context.fillRect(x, top + height - share, width, share);
+  }
+  if (cell.mark === "end") {
+    context.fillStyle = colour("text");
+    context.beginPath();
+    context.arc(x + width / 2, y + lane / 2, Math.min(3, lane / 4), 0, 2 * Math.PI);
+    context.fill();
+  } else if (cell.mark === "retracted") {
+    context.strokeStyle = colour("bad");
+    context.lineWidth = 2.5;
+    context.beginPath();
+    context.moveTo(x + 2, y + 2);
+    context.lineTo(x + width - 2, y + lane - 2);
+    context.moveTo(x + width - 2, y + 2);
+    context.lineTo(x + 2, y + lane - 2);
+    context.stroke();
+  }
+}

@@ -1,0 +1,121 @@
+//! Pins: the prompt pages that stay in the tree after the end of the request that brought them.
+//!
+//! Keeps true: the pages of all pins, each counted by itself, are within the limit from the arrival of their requests
+//! on; a pin locks its pages from the step on in which the last of them was scheduled, whatever becomes of the request.
+//! Doesn't know: why a request ends, who asks for pins.
+//!
+//! Taking a pin as early as that means that a request which ends by itself has it: a retraction before its last token
+//! takes nothing away.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::api::{Result, broken};
+use crate::numbers::ToUsize;
+use crate::radix::{NodeId, ROOT, RadixTree};
+use crate::request::{Index, Requests};
+
+/// The first `num_pages` pages of a prompt. `handle` is the node of the tree that it locks, None before.
+pub(crate) struct Pin {
+    pub num_pages: usize,
+    pub handle: Option<NodeId>,
+}
+
+/// By request id: of live requests and of those that have ended.
+pub(crate) struct Pins {
+    pins: BTreeMap<i64, Pin>,
+    pub max_pages: usize,
+    pub num_pages: usize, // shared ones counted each time
+}
+
+impl Pins {
+    pub fn new(max_pages: usize) -> Self {
+        Self {
+            pins: BTreeMap::new(),
+            max_pages,
+            num_pages: 0,
+        }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (i64, &Pin)> {
+        self.pins.iter().map(|(&req_id, pin)| (req_id, pin))
+    }
+
+    /// The pages of a request that are pinned, or will be; None if it has no pin.
+    pub fn pages_of(&self, req_id: i64) -> Option<usize> {
+        self.pins.get(&req_id).map(|pin| pin.num_pages)
+    }
+
+    /// A request has come that will pin so many pages.
+    pub fn promise(&mut self, req_id: i64, num_pages: usize) {
+        let handle = None;
+        self.pins.insert(req_id, Pin { num_pages, handle });
+        self.num_pages += num_pages;
+    }
+
+    /// Lock the pages of a request if it has a pin, as soon as the last of them is scheduled.
+    pub fn take(&mut self, requests: &Requests, index: Index, tree: &mut RadixTree) -> Result<()> {
+        if self.pins.is_empty() {
+            return Ok(());
+        }
+        let request = requests.get(index);
+        let Some(pin) = self.pins.get_mut(&request.req_id) else {
+            return Ok(());
+        };
+        if pin.handle.is_some() || request.kv_len.to_usize() < pin.num_pages * tree.page_size() {
+            return Ok(());
+        }
+        let found = tree.find(ROOT, requests.tokens(index), 0, pin.num_pages);
+        let (got, wanted) = (found.pages.len(), pin.num_pages);
+        if got != wanted {
+            return broken(format!("request {}: {got} of {wanted} pages to pin", request.req_id));
+        }
+        pin.handle = Some(tree.descend(ROOT, &found)?);
+        Ok(())
+    }
+
+    /// Whether the pages of the request are locked.
+    pub fn holds(&self, req_id: i64) -> bool {
+        self.pins.get(&req_id).is_some_and(|pin| pin.handle.is_some())
+    }
+
+    /// Its pages may be evicted. No-op when nothing is pinned by it.
+    pub fn drop(&mut self, req_id: i64, tree: &mut RadixTree) -> Result<()> {
+        let Some(pin) = self.pins.remove(&req_id) else {
+            return Ok(());
+        };
+        self.num_pages -= pin.num_pages;
+        match pin.handle {
+            Some(handle) => tree.release(handle),
+            None => Ok(()),
+        }
+    }
+
+    /// The tree is emptied: live requests will pin again, the pins of others are gone.
+    pub fn forget(&mut self, is_live: impl Fn(i64) -> bool) {
+        self.pins.retain(|&req_id, pin| {
+            pin.handle = None;
+            is_live(req_id)
+        });
+        self.num_pages = self.pins.values().map(|pin| pin.num_pages).sum();
+    }
+
+    /// Pages of the tree that a pin holds.
+    pub fn num_locked_pages(&self, tree: &RadixTree) -> usize {
+        self.locked_nodes(tree)
+            .iter()
+            .map(|&id| tree.node(id).pages.len())
+            .sum()
+    }
+
+    /// Nodes of the tree that a pin holds.
+    pub fn locked_nodes(&self, tree: &RadixTree) -> BTreeSet<NodeId> {
+        let mut nodes = BTreeSet::new();
+        for handle in self.pins.values().filter_map(|pin| pin.handle) {
+            let mut at = handle;
+            while at != ROOT && nodes.insert(at) {
+                at = tree.node(at).parent;
+            }
+        }
+        nodes
+    }
+}

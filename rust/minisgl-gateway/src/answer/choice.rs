@@ -1,0 +1,183 @@
+//! One choice of a request: what came for it from the engine, and its text so far (`frontend/output_processor.py`).
+//!
+//! Keeps true: the text does not depend on how many of its tokens come at once.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::text::{TextStream, Tokenizer};
+
+/// Why a request ended, in the numbers of `step.FinishReason`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// A stop token or a stop string.
+    Stop,
+    /// As many tokens as asked for, or the end of the context.
+    Length,
+    /// Nobody waits for it.
+    Abort,
+    /// Its forward failed.
+    Error,
+}
+
+impl Finish {
+    /// None for 0: it goes on.
+    pub fn of(reason: i32) -> Option<Finish> {
+        match reason {
+            1 => Some(Finish::Stop),
+            2 => Some(Finish::Length),
+            3 => Some(Finish::Abort),
+            0 => None,
+            _ => Some(Finish::Error),
+        }
+    }
+
+    /// As clients see it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Finish::Stop => "stop",
+            Finish::Length => "length",
+            Finish::Abort => "abort",
+            Finish::Error => "error",
+        }
+    }
+}
+
+/// What `take` found.
+#[derive(Debug, PartialEq)]
+pub struct Taken {
+    /// The choice has ended.
+    pub finish: Option<Finish>,
+    /// A stop string ended it: the engine does not know.
+    pub found_stop: bool,
+    /// Tokens of the answer that came since the last time.
+    pub num_new: usize,
+}
+
+/// See the module.
+pub struct Choice {
+    /// In the engine.
+    pub req_id: i64,
+    /// Its prompt's.
+    pub num_prompt: usize,
+    /// Of these in the cache; None before it has a row.
+    pub cached_len: Option<i32>,
+    /// Came and not taken yet.
+    tokens: Vec<i32>,
+    reason: Option<Finish>,
+    error: Option<String>,
+    /// Ids of the answer, the stop token that ended it included; all of them only if they are to be shown.
+    pub num_generated: usize,
+    ids: Option<Vec<i32>>,
+    /// Set once it has ended.
+    pub finish: Option<Finish>,
+    /// When its tokens came last.
+    pub last_time: Option<Instant>,
+    has_stop: bool,
+    min_tokens: usize,
+    stream: TextStream,
+}
+
+impl Choice {
+    /// `keeps_ids`: they are part of the answer.
+    pub fn new(
+        tokenizer: &Arc<Tokenizer>,
+        stop: &[String],
+        min_tokens: i64,
+        num_prompt: usize,
+        keeps_ids: bool,
+    ) -> Choice {
+        Choice {
+            req_id: -1,
+            num_prompt,
+            cached_len: None,
+            tokens: Vec::new(),
+            reason: None,
+            error: None,
+            num_generated: 0,
+            ids: keeps_ids.then(Vec::new),
+            finish: None,
+            last_time: None,
+            has_stop: !stop.is_empty(),
+            min_tokens: usize::try_from(min_tokens).unwrap_or(0),
+            stream: TextStream::new(tokenizer, stop),
+        }
+    }
+
+    /// A step brought this.
+    pub fn add(&mut self, token: i32, reason: Option<Finish>, error: Option<String>) {
+        if token >= 0 {
+            self.tokens.push(token);
+        }
+        if reason.is_some() {
+            self.reason = reason;
+            self.error = error;
+        }
+    }
+
+    /// Why its forward failed, if that has come.
+    pub fn failed(&mut self) -> Option<String> {
+        (self.reason == Some(Finish::Error)).then(|| {
+            self.error
+                .take()
+                .unwrap_or_else(|| "the engine gave no reason".to_owned())
+        })
+    }
+
+    /// Whether anything came since the last time.
+    pub fn has_news(&self) -> bool {
+        self.finish.is_none() && (!self.tokens.is_empty() || self.reason.is_some())
+    }
+
+    /// Appends the text of what came since the last time.
+    pub fn take(&mut self, out: &mut String) -> Taken {
+        let mut tokens = std::mem::take(&mut self.tokens);
+        let before = self.num_generated;
+        let ended_by_token = self.reason == Some(Finish::Stop) && !tokens.is_empty();
+        let shown = tokens.len() - usize::from(ended_by_token); // a stop token is no text
+        let used = self.decode(&tokens[..shown], out);
+        let stopped = self.stream.stopped();
+        let kept = if stopped { used } else { tokens.len() };
+        self.num_generated += kept;
+        if let Some(ids) = &mut self.ids {
+            ids.extend_from_slice(&tokens[..kept]);
+        }
+        if self.reason.is_some() && !stopped {
+            self.stream.finish(out); // which may complete a stop string
+        }
+        let found_stop = self.stream.stopped();
+        if found_stop {
+            self.reason = Some(Finish::Stop);
+        }
+        self.finish = self.reason;
+        tokens.clear();
+        self.tokens = tokens;
+        Taken {
+            finish: self.finish,
+            found_stop,
+            num_new: self.num_generated - before,
+        }
+    }
+
+    /// With stop strings one by one: what comes after a match counts as never generated. A match before `min_tokens` is
+    /// none.
+    fn decode(&mut self, tokens: &[i32], out: &mut String) -> usize {
+        if !self.has_stop {
+            self.stream.push(tokens, true, out);
+            return tokens.len();
+        }
+        for (at, token) in tokens.iter().enumerate() {
+            let may_stop = self.num_generated + at + 1 >= self.min_tokens;
+            self.stream.push(std::slice::from_ref(token), may_stop, out);
+            if self.stream.stopped() {
+                return at + 1;
+            }
+        }
+        tokens.len()
+    }
+
+    /// Ids of the answer, if they are part of it.
+    pub fn ids(&self) -> &[i32] {
+        self.ids.as_deref().unwrap_or_default()
+    }
+}

@@ -1,0 +1,358 @@
+//! Bodies of requests, as far as the gateway is sure what they mean: the fields of `server/bodies.py` that it takes.
+//!
+//! Keeps true: what does not parse into these types is none of ours, whatever is wrong or new about it; a field that is
+//! given twice is not sure either.
+//! Doesn't know: what values are allowed (`plan`).
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+/// A JSON object: serde alone would take a list of the fields' values for one, too.
+#[derive(Debug)]
+pub struct Object<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = Object<T>;
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+        from.deserialize_map(Fields(PhantomData))
+    }
+}
+
+/// One text or several.
+#[derive(Debug)]
+pub struct Texts(pub Vec<String>);
+
+impl<'de> Deserialize<'de> for Texts {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct OneOrMore;
+        impl<'de> Visitor<'de> for OneOrMore {
+            type Value = Texts;
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("a text or a list of texts")
+            }
+            fn visit_str<E>(self, text: &str) -> Result<Texts, E> {
+                Ok(Texts(vec![text.to_owned()]))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Texts, A::Error> {
+                let mut found = Vec::new();
+                while let Some(item) = items.next_element()? {
+                    found.push(item);
+                }
+                Ok(Texts(found))
+            }
+        }
+        from.deserialize_any(OneOrMore)
+    }
+}
+
+/// One prompt.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Prompt {
+    /// To be encoded.
+    Text(String),
+    /// Token ids.
+    Ids(Vec<i32>),
+}
+
+/// A text, several texts, token ids, or several lists of them.
+#[derive(Debug)]
+pub struct Prompts(pub Vec<Prompt>);
+
+#[derive(Debug)]
+enum Item {
+    Text(String),
+    Id(i32),
+    Ids(Vec<i32>),
+}
+
+impl<'de> Deserialize<'de> for Item {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Any;
+        impl<'de> Visitor<'de> for Any {
+            type Value = Item;
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("a text, a token id or a list of them")
+            }
+            fn visit_str<E>(self, text: &str) -> Result<Item, E> {
+                Ok(Item::Text(text.to_owned()))
+            }
+            fn visit_u64<E: serde::de::Error>(self, id: u64) -> Result<Item, E> {
+                i32::try_from(id).map(Item::Id).map_err(E::custom)
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Item, A::Error> {
+                let mut found = Vec::new();
+                while let Some(id) = items.next_element::<i32>()? {
+                    found.push(id);
+                }
+                Ok(Item::Ids(found))
+            }
+        }
+        from.deserialize_any(Any)
+    }
+}
+
+impl<'de> Deserialize<'de> for Prompts {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Any;
+        impl<'de> Visitor<'de> for Any {
+            type Value = Prompts;
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("a text, texts, token ids or lists of them")
+            }
+            fn visit_str<E>(self, text: &str) -> Result<Prompts, E> {
+                Ok(Prompts(vec![Prompt::Text(text.to_owned())]))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Prompts, A::Error> {
+                let (mut ids, mut found) = (Vec::new(), Vec::new());
+                while let Some(item) = items.next_element()? {
+                    match item {
+                        Item::Text(text) => found.push(Prompt::Text(text)),
+                        Item::Ids(ids) => found.push(Prompt::Ids(ids)),
+                        Item::Id(id) => ids.push(id),
+                    }
+                }
+                if !ids.is_empty() {
+                    if !found.is_empty() {
+                        return Err(serde::de::Error::custom("prompts of different kinds"));
+                    }
+                    found.push(Prompt::Ids(ids));
+                }
+                let texts = found.iter().filter(|one| matches!(one, Prompt::Text(_))).count();
+                if texts != 0 && texts != found.len() {
+                    return Err(serde::de::Error::custom("prompts of different kinds"));
+                }
+                Ok(Prompts(found))
+            }
+        }
+        from.deserialize_any(Any)
+    }
+}
+
+/// `stream_options`.
+#[derive(Debug, Default, serde::Deserialize)]
+pub struct StreamOptions {
+    pub include_usage: Option<bool>,
+    pub continuous_usage_stats: Option<bool>,
+}
+
+/// `response_format`.
+#[derive(Debug, serde::Deserialize)]
+pub struct ResponseFormat {
+    pub r#type: String,
+}
+
+/// A part of a message.
+#[derive(Debug, serde::Deserialize)]
+pub struct Part {
+    pub r#type: String,
+    pub text: String,
+}
+
+/// Of a message: a text, or parts.
+#[derive(Debug)]
+pub enum Content {
+    Text(String),
+    Parts(Vec<String>),
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Any;
+        impl<'de> Visitor<'de> for Any {
+            type Value = Content;
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("a text or text parts")
+            }
+            fn visit_str<E>(self, text: &str) -> Result<Content, E> {
+                Ok(Content::Text(text.to_owned()))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Content, A::Error> {
+                let mut found = Vec::new();
+                while let Some(Object(part)) = items.next_element::<Object<Part>>()? {
+                    if part.r#type != "text" {
+                        return Err(serde::de::Error::custom("a part that is no text"));
+                    }
+                    found.push(part.text);
+                }
+                Ok(Content::Parts(found))
+            }
+        }
+        from.deserialize_any(Any)
+    }
+}
+
+/// Whose message it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    System,
+    Developer,
+    User,
+    Assistant,
+    Tool,
+}
+
+/// A message; fields that the server does not know are ignored, as there.
+#[derive(Debug, serde::Deserialize)]
+pub struct Message {
+    pub role: Role,
+    pub content: Option<Content>,
+    pub name: Option<String>,
+    pub tool_call_id: Option<String>,
+    pub tool_calls: Option<IgnoredAny>,
+    pub refusal: Option<IgnoredAny>,
+    pub reasoning_content: Option<IgnoredAny>,
+    pub reasoning: Option<IgnoredAny>,
+}
+
+/// What is accepted without effect.
+pub type Ignored = Option<IgnoredAny>;
+
+macro_rules! body {
+    ($(#[$doc:meta])* $name:ident { $($field:ident: $kind:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct $name {
+            pub model: Option<String>,
+            pub temperature: Option<f64>,
+            pub top_p: Option<f64>,
+            pub top_k: Option<i64>,
+            pub min_p: Option<f64>,
+            pub seed: Option<i64>,
+            pub n: Option<i64>,
+            pub max_tokens: Option<i64>,
+            pub min_tokens: Option<i64>,
+            pub stop: Option<Texts>,
+            pub stop_token_ids: Option<Vec<i32>>,
+            pub ignore_eos: Option<bool>,
+            pub frequency_penalty: Option<f64>,
+            pub presence_penalty: Option<f64>,
+            pub repetition_penalty: Option<f64>,
+            pub logit_bias: Option<Map<String, Value>>,
+            pub stream: Option<bool>,
+            pub stream_options: Option<Object<StreamOptions>>,
+            pub priority: Option<i32>,
+            pub user: Option<String>,
+            pub metadata: Option<Map<String, Value>>,
+            pub store: Option<bool>,
+            pub response_format: Option<Object<ResponseFormat>>,
+            $(pub $field: $kind,)*
+        }
+
+        impl $name {
+            /// The fields that all bodies share.
+            pub fn common(&mut self) -> Common {
+                Common {
+                    model: self.model.take(),
+                    temperature: self.temperature,
+                    top_p: self.top_p,
+                    top_k: self.top_k,
+                    min_p: self.min_p,
+                    seed: self.seed,
+                    n: self.n,
+                    max_tokens: self.max_tokens,
+                    min_tokens: self.min_tokens,
+                    stop: self.stop.take().map(|texts| texts.0).unwrap_or_default(),
+                    stop_token_ids: self.stop_token_ids.take().unwrap_or_default(),
+                    ignore_eos: self.ignore_eos,
+                    frequency_penalty: self.frequency_penalty,
+                    presence_penalty: self.presence_penalty,
+                    repetition_penalty: self.repetition_penalty,
+                    logit_bias: self.logit_bias.take(),
+                    stream: self.stream.unwrap_or(false),
+                    stream_options: self.stream_options.take().map(|found| found.0).unwrap_or_default(),
+                    priority: self.priority.unwrap_or(0),
+                    response_format: self.response_format.take().map(|found| found.0.r#type),
+                }
+            }
+        }
+    };
+}
+
+/// The fields that all bodies share.
+#[derive(Debug, Default)]
+#[allow(missing_docs)]
+pub struct Common {
+    pub model: Option<String>,
+    pub temperature: Option<f64>,
+    pub top_p: Option<f64>,
+    pub top_k: Option<i64>,
+    pub min_p: Option<f64>,
+    pub seed: Option<i64>,
+    pub n: Option<i64>,
+    pub max_tokens: Option<i64>,
+    pub min_tokens: Option<i64>,
+    pub stop: Vec<String>,
+    pub stop_token_ids: Vec<i32>,
+    pub ignore_eos: Option<bool>,
+    pub frequency_penalty: Option<f64>,
+    pub presence_penalty: Option<f64>,
+    pub repetition_penalty: Option<f64>,
+    pub logit_bias: Option<Map<String, Value>>,
+    pub stream: bool,
+    pub stream_options: StreamOptions,
+    pub priority: i32,
+    pub response_format: Option<String>,
+}
+
+body! {
+    /// POST /v1/chat/completions.
+    ChatBody {
+        messages: Vec<Object<Message>>,
+        add_generation_prompt: Option<bool>,
+        chat_template_kwargs: Option<Map<String, Value>>,
+        reasoning_effort: Option<String>,
+        max_completion_tokens: Option<i64>,
+        logprobs: Option<bool>,
+        tools: Option<Vec<IgnoredAny>>,
+        tool_choice: Option<String>,
+        service_tier: Option<String>,
+        parallel_tool_calls: Option<bool>,
+        prompt_cache_key: Ignored,
+        safety_identifier: Ignored,
+    }
+}
+
+body! {
+    /// POST /v1/completions.
+    CompletionBody {
+        prompt: Prompts,
+        echo: Option<bool>,
+        best_of: Option<i64>,
+    }
+}
+
+body! {
+    /// POST /generate: what stands beside `sampling_params`. `text` and `input_ids` are SGLang's: the Python server
+    /// answers as SGLang does.
+    GenerateBody {
+        prompt: Option<String>,
+        sampling_params: Option<Object<GenerateSampling>>,
+        max_new_tokens: Option<i64>,
+        min_new_tokens: Option<i64>,
+        sampling_seed: Option<i64>,
+    }
+}
+
+body! {
+    /// `sampling_params` of POST /generate.
+    GenerateSampling {
+        max_new_tokens: Option<i64>,
+        min_new_tokens: Option<i64>,
+        sampling_seed: Option<i64>,
+    }
+}

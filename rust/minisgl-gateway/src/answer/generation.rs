@@ -1,0 +1,350 @@
+//! What one HTTP request adds to its requests in the engine (`server/generation.py`): its choices, the shape in which they
+//! are shown, the way to its client.
+//!
+//! Keeps true: tokens go from the engine's message to the client's socket in the turn in which they came, without waking
+//! the connection's task; while the client lags behind, tokens stay where they are.
+//! Doesn't know: the engine, other requests.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use tokio::sync::Notify;
+
+use crate::http::Writer;
+use crate::keys::KeyCounts;
+use crate::metrics::Metrics;
+
+use super::choice::{Choice, Finish};
+use super::errors::Failure;
+use super::shape::{Shape, Usage};
+
+const MAX_TOKENS: &str = "x-minisgl-max-tokens";
+const CACHED_TOKENS: &str = "x-minisgl-cached-tokens";
+
+/// Buffers that all generations of a thread use in turns.
+#[derive(Default)]
+pub struct Scratch {
+    text: String,
+    out: Vec<u8>,
+}
+
+/// See the module.
+pub struct Generation {
+    inner: RefCell<Inner>,
+    /// It is among those that are to be notified.
+    pub is_due: Cell<bool>,
+    ended: Notify,
+}
+
+struct Inner {
+    choices: Vec<Choice>,
+    n: usize,
+    num_open: usize,
+    shape: Shape,
+    texts: Vec<String>, // of a whole answer
+    writer: Writer,
+    headers: Vec<(&'static str, String)>,
+    max_tokens: String, // a header, too
+    counts: Option<Arc<KeyCounts>>,
+    status: Option<u16>,
+    outcome: Option<Result<(), Failure>>,
+    about: About,
+}
+
+/// What the access log and the metrics get of it.
+#[derive(Clone, Debug)]
+pub struct About {
+    /// When it came.
+    pub arrival: Instant,
+    /// Time to its first token.
+    pub ttft_s: Option<f64>,
+    /// How its choices ended.
+    pub finish_reasons: Vec<&'static str>,
+    /// Prompt tokens of ended choices that were in the cache.
+    pub cached_tokens: i64,
+}
+
+/// What an answer begins with, and whom it counts for.
+pub struct Heading {
+    /// Beside its type and length.
+    pub headers: Vec<(&'static str, String)>,
+    /// Limits of its length, by prompt.
+    pub max_tokens: String,
+    /// Of its caller's API key, where there are several.
+    pub counts: Option<Arc<KeyCounts>>,
+    /// When its request came.
+    pub arrival: Instant,
+}
+
+/// An end of a stop string of which the engine does not know.
+pub type FoundStops = Vec<i64>;
+
+impl Generation {
+    /// `n` choices of each prompt, in order.
+    pub fn new(choices: Vec<Choice>, n: usize, shape: Shape, writer: Writer, head: Heading) -> Generation {
+        let Heading {
+            headers,
+            max_tokens,
+            counts,
+            arrival,
+        } = head;
+        let texts = if shape.streams() {
+            Vec::new()
+        } else {
+            vec![String::new(); choices.len()]
+        };
+        let about = About {
+            arrival,
+            ttft_s: None,
+            finish_reasons: Vec::new(),
+            cached_tokens: 0,
+        };
+        let num_open = choices.len();
+        let inner = Inner {
+            choices,
+            n,
+            num_open,
+            shape,
+            texts,
+            writer,
+            headers,
+            max_tokens,
+            counts,
+            status: None,
+            outcome: None,
+            about,
+        };
+        Generation {
+            inner: RefCell::new(inner),
+            is_due: Cell::new(false),
+            ended: Notify::new(),
+        }
+    }
+
+    /// Its requests got these ids.
+    pub fn submitted(&self, mut next_id: impl FnMut() -> i64) {
+        for choice in &mut self.inner.borrow_mut().choices {
+            choice.req_id = next_id();
+        }
+    }
+
+    /// A step brought this for a choice.
+    pub fn add(&self, choice: usize, token: i32, reason: Option<Finish>, error: Option<String>) {
+        self.inner.borrow_mut().choices[choice].add(token, reason, error);
+    }
+
+    /// A choice has a row, and so many of its prompt's tokens were in the cache.
+    pub fn admitted(&self, choice: usize, cached_len: i32) {
+        self.inner.borrow_mut().choices[choice].cached_len = Some(cached_len);
+    }
+
+    /// Ids of choices that have not ended.
+    pub fn open_ids(&self) -> Vec<i64> {
+        let inner = self.inner.borrow();
+        inner
+            .choices
+            .iter()
+            .filter(|one| one.finish.is_none())
+            .map(|one| one.req_id)
+            .collect()
+    }
+
+    /// Something came for one or more of the choices: take it and show it. Returns the ids of those that a stop string
+    /// has ended.
+    pub fn notify(&self, now: Instant, metrics: &Metrics, scratch: &mut Scratch) -> FoundStops {
+        let mut inner = self.inner.borrow_mut();
+        if inner.outcome.is_some() || (inner.shape.streams() && inner.writer.is_paused()) {
+            return FoundStops::new();
+        }
+        let began = Instant::now();
+        #[cfg(feature = "test-panics")]
+        assert!(
+            !inner.headers.iter().any(|(_, value)| value.starts_with("panic-")),
+            "ordered by a test"
+        );
+        scratch.out.clear();
+        let (stops, result) = inner.take(now, metrics, scratch, began);
+        if let Err(failure) = result {
+            inner.fail(failure, &mut scratch.out);
+            self.ended.notify_one();
+            return stops;
+        }
+        if inner.num_open == 0 {
+            inner.finish(&mut scratch.out);
+            self.ended.notify_one();
+        } else if !scratch.out.is_empty() {
+            inner.send(&scratch.out, false);
+        }
+        stops
+    }
+
+    /// End it with an error, wherever it is.
+    pub fn fail(&self, failure: Failure) {
+        let mut inner = self.inner.borrow_mut();
+        if inner.outcome.is_none() {
+            inner.fail(failure, &mut Vec::new());
+            self.ended.notify_one();
+        }
+    }
+
+    /// Resolves when its answer is written.
+    pub async fn ended(&self) {
+        if self.inner.borrow().outcome.is_none() {
+            self.ended.notified().await;
+        }
+    }
+
+    /// What still runs counts as aborted.
+    pub fn abort(&self, metrics: &Metrics) {
+        let mut inner = self.inner.borrow_mut();
+        for at in 0..inner.choices.len() {
+            if inner.choices[at].finish.is_none() {
+                inner.end(at, Finish::Abort, metrics);
+            }
+        }
+    }
+
+    /// For the access log: status, code of the error, tokens given and generated, and the rest.
+    pub fn about(&self) -> (Option<u16>, Option<&'static str>, usize, usize, About) {
+        let inner = self.inner.borrow();
+        let error = match &inner.outcome {
+            Some(Err(failure)) => Some(failure.code()),
+            _ => None,
+        };
+        let prompt = inner.choices.iter().map(|one| one.num_prompt).sum();
+        let generated = inner.choices.iter().map(|one| one.num_generated).sum();
+        (inner.status, error, prompt, generated, inner.about.clone())
+    }
+
+    /// Called whenever the client has caught up.
+    pub fn on_resume(&self, call: Box<dyn Fn()>) {
+        self.inner.borrow().writer.on_resume(call);
+    }
+}
+
+impl Inner {
+    /// Appends to `scratch.out` what is to be shown of what came.
+    fn take(
+        &mut self,
+        now: Instant,
+        metrics: &Metrics,
+        scratch: &mut Scratch,
+        began: Instant,
+    ) -> (FoundStops, Result<(), Failure>) {
+        let mut stops = FoundStops::new();
+        let mut num_tokens = 0;
+        for at in 0..self.choices.len() {
+            if !self.choices[at].has_news() {
+                continue;
+            }
+            if let Some(error) = self.choices[at].failed() {
+                self.end(at, Finish::Error, metrics);
+                return (stops, Err(Failure::Engine(error)));
+            }
+            scratch.text.clear();
+            let choice = &mut self.choices[at];
+            let taken = choice.take(&mut scratch.text);
+            if taken.found_stop {
+                stops.push(choice.req_id);
+            }
+            if taken.num_new > 0 {
+                num_tokens += taken.num_new;
+                metrics.tokens(taken.num_new, self.about.arrival, choice.last_time, now);
+                choice.last_time = Some(now);
+                if self.about.ttft_s.is_none() {
+                    self.about.ttft_s = Some((now - self.about.arrival).as_secs_f64());
+                }
+            }
+            self.show(at, &scratch.text, taken.finish, &mut scratch.out);
+            if let Some(reason) = taken.finish {
+                self.end(at, reason, metrics);
+            }
+        }
+        metrics.detokenize.add(began.elapsed(), num_tokens as u64);
+        if let Some(counts) = &self.counts {
+            counts.num_generated.fetch_add(num_tokens as u64, Relaxed);
+        }
+        (stops, Ok(()))
+    }
+
+    fn show(&mut self, at: usize, text: &str, finish: Option<Finish>, out: &mut Vec<u8>) {
+        if !self.shape.streams() {
+            self.texts[at].push_str(text);
+        } else if !text.is_empty() || finish.is_some() {
+            self.shape.begin(self.choices.len(), out);
+            let usage = if finish.is_some() {
+                Usage::of(&self.choices, self.n)
+            } else {
+                Usage::default()
+            };
+            self.shape.event(at, text, finish, usage, out);
+        }
+    }
+
+    fn end(&mut self, at: usize, reason: Finish, metrics: &Metrics) {
+        let choice = &mut self.choices[at];
+        choice.finish = Some(reason);
+        self.num_open -= 1;
+        metrics.ended(reason, self.about.arrival, choice.num_prompt, choice.num_generated);
+        self.about.finish_reasons.push(reason.name());
+        self.about.cached_tokens += i64::from(choice.cached_len.unwrap_or(0));
+    }
+
+    fn headers(&self) -> Vec<(&str, &str)> {
+        self.headers
+            .iter()
+            .map(|(name, value)| (*name, value.as_str()))
+            .collect()
+    }
+
+    /// A part of a stream, perhaps its first.
+    fn send(&mut self, out: &[u8], is_last: bool) {
+        if self.status.is_none() {
+            self.status = Some(200);
+            let mut headers = vec![("cache-control", "no-cache"), ("x-accel-buffering", "no")];
+            headers.extend(self.headers());
+            // of several prompts it is not known yet
+            let cached = self.choices.first().filter(|_| self.choices.len() == self.n);
+            let cached = cached.and_then(|one| one.cached_len).map(|len| len.to_string());
+            headers.push((MAX_TOKENS, &self.max_tokens));
+            headers.extend(cached.as_deref().map(|len| (CACHED_TOKENS, len)));
+            self.writer.begin(self.shape.media_type(), &headers);
+        }
+        if is_last {
+            self.writer.end_with(out);
+        } else {
+            self.writer.part(out);
+        }
+    }
+
+    fn finish(&mut self, out: &mut Vec<u8>) {
+        self.outcome = Some(Ok(()));
+        let usage = Usage::of(&self.choices, self.n);
+        if self.shape.streams() {
+            self.shape.end(usage, out);
+            self.send(out, true);
+        } else {
+            self.status = Some(200);
+            let body = self.shape.whole(&self.choices, &self.texts, usage);
+            let (mut headers, cached) = (self.headers(), usage.cached.to_string());
+            headers.extend([(MAX_TOKENS, self.max_tokens.as_str()), (CACHED_TOKENS, &cached)]);
+            self.writer.whole(200, "application/json", &headers, &body);
+        }
+    }
+
+    /// `out` is what came before the failure, and is not shown: it came in the same turn.
+    fn fail(&mut self, failure: Failure, out: &mut Vec<u8>) {
+        out.clear();
+        if self.status.is_some() {
+            self.shape.error(&failure, out);
+            self.writer.end_with(out);
+        } else {
+            self.status = Some(failure.status());
+            self.writer
+                .whole(failure.status(), "application/json", &self.headers(), &failure.body());
+        }
+        self.outcome = Some(Err(failure));
+    }
+}

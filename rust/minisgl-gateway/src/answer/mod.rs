@@ -1,0 +1,19 @@
+//! Bodies, generations, and the shapes of answers: what the Python server's `server/` does, for the requests that the
+//! gateway is sure of.
+//!
+//! - [`fields`], [`plan`]: from the bytes of a body to what is to be generated.
+//! - [`choice`], [`generation`]: what came from the engine, and its text.
+//! - [`shape`], [`errors`]: how that is shown.
+//! - [`log`]: the access log.
+
+pub mod choice;
+pub mod errors;
+#[allow(missing_docs)] // the names of fields are OpenAI's
+pub mod fields;
+pub mod generation;
+pub mod log;
+pub mod plan;
+pub mod shape;
+
+#[cfg(test)]
+pub(crate) mod tests;

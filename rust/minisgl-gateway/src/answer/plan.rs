@@ -1,0 +1,389 @@
+//! From the bytes of a body to what is to be generated and how that is shown: `server/bodies.py`, `chat.py`,
+//! `completions.py` and `generate.py` for what they accept.
+//!
+//! Keeps true: a body that any check there could refuse is none of ours ([`NotSure`]): the Python server finds the words.
+//! Doesn't know: connections, what else is running.
+
+use serde_json::{Map, Value, json};
+
+use crate::config::GatewayConfig;
+use crate::message::SamplingParams;
+
+use super::fields::{ChatBody, Common, CompletionBody, Content, GenerateBody, Message, Object, Prompt, Role};
+
+/// The endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// /v1/chat/completions
+    Chat,
+    /// /v1/completions
+    Completion,
+    /// /generate
+    Generate,
+}
+
+impl Endpoint {
+    /// By its path.
+    pub fn of(path: &str) -> Option<Endpoint> {
+        match path {
+            "/v1/chat/completions" => Some(Endpoint::Chat),
+            "/v1/completions" => Some(Endpoint::Completion),
+            "/generate" => Some(Endpoint::Generate),
+            _ => None,
+        }
+    }
+}
+
+/// The gateway leaves the request to the Python server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotSure;
+
+/// What is to be encoded.
+#[derive(Debug)]
+pub enum Input {
+    /// Texts and ids.
+    Prompts(Vec<Prompt>),
+    /// A conversation for the chat template.
+    Conversation {
+        /// As templates expect them.
+        messages: Vec<Value>,
+        /// Further variables.
+        variables: Map<String, Value>,
+        /// Whether the prompt ends with the beginning of an answer.
+        add_generation_prompt: bool,
+    },
+}
+
+/// A checked body.
+#[derive(Debug)]
+pub struct Plan {
+    /// Where it came to.
+    pub endpoint: Endpoint,
+    /// Checked; `seed` and `max_tokens` may be open, `n` is that of the body.
+    pub sampling: SamplingParams,
+    /// `max_tokens` is the client's, no default.
+    pub names_length: bool,
+    /// Answers per prompt.
+    pub n: usize,
+    /// What is to be encoded.
+    pub input: Input,
+    /// The answer is wanted as it grows.
+    pub stream: bool,
+    /// One more event with the usage.
+    pub include_usage: bool,
+    /// Smaller goes first.
+    pub priority: i64,
+}
+
+const MAX_N: i64 = 128;
+const MAX_STOP_STRINGS: usize = 4;
+const MAX_STOP_CHARS: usize = 4096;
+const MAX_STOP_TOKEN_IDS: usize = 256;
+const MAX_LOGIT_BIAS: usize = 1024;
+const MAX_MESSAGES: usize = 4096;
+const MAX_PARTS: usize = 4096;
+const MAX_PROMPTS: usize = 256;
+const MAX_CHOICES: usize = 1024;
+const TEMPLATE_NAMES: [&str; 7] = [
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "self",
+    "kwargs",
+];
+
+/// Checks a body.
+pub fn plan(endpoint: Endpoint, body: &[u8], config: &GatewayConfig) -> Result<Plan, NotSure> {
+    let found = match endpoint {
+        Endpoint::Chat => chat(parsed(body)?, config),
+        Endpoint::Completion => completion(parsed(body)?, config),
+        Endpoint::Generate => generate(parsed(body)?, config),
+    }?;
+    let prompts = match &found.input {
+        Input::Prompts(prompts) => prompts.len(),
+        Input::Conversation { .. } => 1,
+    };
+    if prompts == 0 || prompts > MAX_PROMPTS || prompts * found.n > MAX_CHOICES {
+        return Err(NotSure);
+    }
+    Ok(found)
+}
+
+fn parsed<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, NotSure> {
+    serde_json::from_slice::<Object<T>>(body)
+        .map(|found| found.0)
+        .map_err(|_| NotSure)
+}
+
+fn sure(condition: bool) -> Result<(), NotSure> {
+    if condition { Ok(()) } else { Err(NotSure) }
+}
+
+fn chat(mut body: ChatBody, config: &GatewayConfig) -> Result<Plan, NotSure> {
+    sure(body.logprobs != Some(true) && !config.parses_chats)?;
+    sure(body.tools.as_ref().is_none_or(Vec::is_empty))?;
+    sure(body.tool_choice.as_deref().is_none_or(|one| one == "none"))?;
+    sure(
+        body.service_tier
+            .as_deref()
+            .is_none_or(|one| one == "auto" || one == "default"),
+    )?;
+    sure(body.reasoning_effort.is_none() && config.chat_templates.contains_key("default"))?;
+    let common = body.common();
+    let limit = body.max_completion_tokens.or(common.max_tokens);
+    sure(limit.is_none_or(|limit| limit >= 1))?;
+    let names_length = limit.is_some();
+    let limit = limit.or_else(|| config.defaults.get("max_tokens").and_then(Value::as_i64));
+    sure(!body.messages.is_empty() && body.messages.len() <= MAX_MESSAGES)?;
+    let messages = body
+        .messages
+        .into_iter()
+        .map(|message| for_template(message.0))
+        .collect::<Result<_, _>>()?;
+    let variables = body.chat_template_kwargs.unwrap_or_default();
+    sure(variables.keys().all(|name| !TEMPLATE_NAMES.contains(&name.as_str())))?;
+    let add_generation_prompt = body.add_generation_prompt.unwrap_or(true);
+    let input = Input::Conversation {
+        messages,
+        variables,
+        add_generation_prompt,
+    };
+    finished(Endpoint::Chat, common, (limit, names_length), input, config)
+}
+
+/// `ChatMessage.for_template`.
+fn for_template(message: Message) -> Result<Value, NotSure> {
+    sure(message.tool_calls.is_none() && message.refusal.is_none())?;
+    sure(message.reasoning_content.is_none() && message.reasoning.is_none())?;
+    let role = match message.role {
+        Role::System | Role::Developer => "system",
+        Role::User => "user",
+        Role::Assistant => "assistant",
+        Role::Tool => "tool",
+    };
+    let mut found = Map::new();
+    found.insert("role".into(), role.into());
+    let content = match message.content {
+        Some(Content::Text(text)) => Value::String(text),
+        Some(Content::Parts(parts)) => {
+            sure(parts.len() <= MAX_PARTS)?;
+            parts
+                .into_iter()
+                .map(|text| json!({"type": "text", "text": text}))
+                .collect()
+        }
+        None if message.role == Role::Assistant => Value::String(String::new()),
+        None => return Err(NotSure),
+    };
+    found.insert("content".into(), content);
+    for (name, value) in [("name", message.name), ("tool_call_id", message.tool_call_id)] {
+        if let Some(text) = value {
+            found.insert(name.into(), Value::String(text));
+        }
+    }
+    Ok(Value::Object(found))
+}
+
+fn completion(mut body: CompletionBody, config: &GatewayConfig) -> Result<Plan, NotSure> {
+    let common = body.common();
+    sure(body.echo != Some(true))?;
+    sure(body.best_of.is_none_or(|best_of| best_of == common.n.unwrap_or(1)))?;
+    let (limit, names_length) = (common.max_tokens.unwrap_or(16), common.max_tokens.is_some());
+    finished(
+        Endpoint::Completion,
+        common,
+        (Some(limit), names_length),
+        Input::Prompts(body.prompt.0),
+        config,
+    )
+}
+
+fn generate(mut body: GenerateBody, config: &GatewayConfig) -> Result<Plan, NotSure> {
+    let lists_nothing = body.stop.is_none() && body.stop_token_ids.is_none();
+    let mut common = body.common();
+    let mut others = (body.max_new_tokens, body.min_new_tokens, body.sampling_seed);
+    if let Some(Object(mut inner)) = body.sampling_params {
+        // a field on both sides is a question that the Python server answers
+        sure(others == (None, None, None) && lists_nothing && asks_nothing_of_sampling(&common))?;
+        sure(inner.stream.is_none() && inner.stream_options.is_none() && inner.priority.is_none())?;
+        sure(inner.model.is_none() && inner.user.is_none() && inner.metadata.is_none() && inner.store.is_none())?;
+        let outer = common;
+        common = inner.common();
+        others = (inner.max_new_tokens, inner.min_new_tokens, inner.sampling_seed);
+        common.stream = outer.stream;
+        common.stream_options = outer.stream_options;
+        common.priority = outer.priority;
+        common.model = outer.model;
+    }
+    for (field, other) in [
+        (&mut common.max_tokens, others.0),
+        (&mut common.min_tokens, others.1),
+        (&mut common.seed, others.2),
+    ] {
+        sure(field.is_none() || other.is_none())?;
+        *field = field.or(other);
+    }
+    sure(common.n.is_none_or(|n| n == 1))?;
+    let prompt = body.prompt.ok_or(NotSure)?;
+    let (limit, names_length) = (common.max_tokens.unwrap_or(128), common.max_tokens.is_some());
+    finished(
+        Endpoint::Generate,
+        common,
+        (Some(limit), names_length),
+        Input::Prompts(vec![Prompt::Text(prompt)]),
+        config,
+    )
+}
+
+/// Nothing but how the answer is sent.
+fn asks_nothing_of_sampling(common: &Common) -> bool {
+    common.temperature.is_none()
+        && common.top_p.is_none()
+        && common.top_k.is_none()
+        && common.min_p.is_none()
+        && common.seed.is_none()
+        && common.n.is_none()
+        && common.max_tokens.is_none()
+        && common.min_tokens.is_none()
+        && common.stop.is_empty()
+        && common.stop_token_ids.is_empty()
+        && common.ignore_eos.is_none()
+        && common.frequency_penalty.is_none()
+        && common.presence_penalty.is_none()
+        && common.repetition_penalty.is_none()
+        && common.logit_bias.is_none()
+        && common.response_format.is_none()
+}
+
+/// `limit`: of the answer, and whether the client named it.
+fn finished(
+    endpoint: Endpoint,
+    common: Common,
+    limit: (Option<i64>, bool),
+    input: Input,
+    config: &GatewayConfig,
+) -> Result<Plan, NotSure> {
+    sure(common.response_format.as_deref().is_none_or(|kind| kind == "text"))?;
+    sure(common.stream_options.continuous_usage_stats != Some(true))?;
+    sure(
+        common
+            .model
+            .as_ref()
+            .is_none_or(|name| config.any_model_name || *name == config.model_name),
+    )?;
+    sure(common.priority > i32::MIN)?;
+    let n = common.n.or_else(|| default(config, "n", Value::as_i64)).unwrap_or(1);
+    let (stream, priority) = (common.stream, i64::from(common.priority));
+    let include_usage = common.stream_options.include_usage.unwrap_or(false);
+    let (limit, names_length) = limit;
+    let sampling = sampling(common, limit, n, config)?;
+    let n = usize::try_from(n).map_err(|_| NotSure)?;
+    Ok(Plan {
+        endpoint,
+        sampling,
+        names_length,
+        n,
+        input,
+        stream,
+        include_usage,
+        priority,
+    })
+}
+
+fn default<T>(config: &GatewayConfig, name: &str, take: impl Fn(&Value) -> Option<T>) -> Option<T> {
+    config.defaults.get(name).and_then(take)
+}
+
+/// `Sampling.to_sampling` with its checks.
+fn sampling(common: Common, limit: Option<i64>, n: i64, config: &GatewayConfig) -> Result<SamplingParams, NotSure> {
+    const KNOWN: [&str; 7] = [
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "max_tokens",
+        "n",
+    ];
+    sure(config.defaults.keys().all(|name| KNOWN.contains(&name.as_str())))?;
+    let plain = SamplingParams::default();
+    let number = |given: Option<f64>, name: &str, otherwise: f64| {
+        given
+            .or_else(|| default(config, name, Value::as_f64))
+            .unwrap_or(otherwise)
+    };
+    let top_k = match common.top_k {
+        Some(0) => Some(-1),
+        given => given,
+    };
+    let found = SamplingParams {
+        max_tokens: limit,
+        min_tokens: common.min_tokens.unwrap_or(0),
+        temperature: number(common.temperature, "temperature", plain.temperature),
+        top_k: top_k
+            .or_else(|| default(config, "top_k", Value::as_i64))
+            .unwrap_or(plain.top_k),
+        top_p: number(common.top_p, "top_p", plain.top_p),
+        min_p: number(common.min_p, "min_p", plain.min_p),
+        frequency_penalty: common.frequency_penalty.unwrap_or(0.0),
+        presence_penalty: common.presence_penalty.unwrap_or(0.0),
+        repetition_penalty: number(
+            common.repetition_penalty,
+            "repetition_penalty",
+            plain.repetition_penalty,
+        ),
+        logit_bias: logit_bias(common.logit_bias.unwrap_or_default(), config.vocab_size)?,
+        seed: common.seed,
+        stop: common.stop,
+        stop_token_ids: common.stop_token_ids.into_iter().map(i64::from).collect(),
+        ignore_eos: common.ignore_eos.unwrap_or(false),
+        ..plain
+    };
+    sure((1..=MAX_N).contains(&n) && in_range(&found) && fits_vocabulary(&found, config.vocab_size))?;
+    Ok(found)
+}
+
+fn logit_bias(given: Map<String, Value>, vocab_size: u32) -> Result<Vec<(i64, f64)>, NotSure> {
+    sure(given.len() <= MAX_LOGIT_BIAS)?;
+    let mut found = Vec::with_capacity(given.len());
+    for (key, value) in given {
+        sure(key == "0" || !key.starts_with('0'))?; // "7" and "07" would be the same id
+        sure(!key.is_empty() && key.bytes().all(|byte| byte.is_ascii_digit()))?;
+        let id: u32 = key.parse().map_err(|_| NotSure)?;
+        let value = value.as_f64().ok_or(NotSure)?;
+        sure(id < vocab_size && (-100.0..=100.0).contains(&value))?;
+        found.push((i64::from(id), value));
+    }
+    Ok(found)
+}
+
+/// `SamplingParams.check`.
+fn in_range(params: &SamplingParams) -> bool {
+    params
+        .max_tokens
+        .is_none_or(|most| most >= 1 && params.min_tokens <= most)
+        && params.min_tokens >= 0
+        && (0.0..=2.0).contains(&params.temperature)
+        && (params.top_k == -1 || params.top_k >= 1)
+        && (0.0..=1.0).contains(&params.top_p)
+        && (0.0..=1.0).contains(&params.min_p)
+        && (-2.0..=2.0).contains(&params.frequency_penalty)
+        && (-2.0..=2.0).contains(&params.presence_penalty)
+        && params.repetition_penalty > 0.0
+        && params.repetition_penalty <= 10.0
+        && params.stop.len() <= MAX_STOP_STRINGS
+        && params
+            .stop
+            .iter()
+            .all(|text| !text.is_empty() && text.chars().count() <= MAX_STOP_CHARS)
+        && params.stop_token_ids.len() <= MAX_STOP_TOKEN_IDS
+}
+
+fn fits_vocabulary(params: &SamplingParams, vocab_size: u32) -> bool {
+    params
+        .stop_token_ids
+        .iter()
+        .all(|&id| (0..i64::from(vocab_size)).contains(&id))
+}

@@ -1,0 +1,271 @@
+//! The shapes of answers, whole or streamed: `server/chat.py`, `completions.py` and `generate.py`.
+//!
+//! Keeps true: the same JSON as there, in the same order; all but the text of an event is formatted once.
+//! Doesn't know: where tokens come from, connections.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+use super::choice::{Choice, Finish};
+use super::errors::Failure;
+use super::plan::Endpoint;
+
+const DONE: &[u8] = b"data: [DONE]\n\n";
+
+/// Tokens of a request: each prompt counts once, however many choices it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Of the prompts.
+    pub prompt: usize,
+    /// Of the answers.
+    pub completion: usize,
+    /// Of the prompts, in the cache.
+    pub cached: i64,
+}
+
+impl Usage {
+    /// Of choices in order, `n` of each prompt.
+    pub fn of(choices: &[Choice], n: usize) -> Usage {
+        let prompts = || choices.iter().step_by(n);
+        Usage {
+            prompt: prompts().map(|one| one.num_prompt).sum(),
+            completion: choices.iter().map(|one| one.num_generated).sum(),
+            cached: prompts().map(|one| i64::from(one.cached_len.unwrap_or(0))).sum(),
+        }
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        let total = self.prompt + self.completion;
+        let _ = write!(
+            out,
+            r#"{{"prompt_tokens":{},"completion_tokens":{},"total_tokens":{total},"prompt_tokens_details":{{"cached_tokens":{}}}}}"#,
+            self.prompt, self.completion, self.cached
+        );
+    }
+}
+
+/// How one request is shown.
+pub struct Shape {
+    endpoint: Endpoint,
+    stream: bool,
+    include_usage: bool,
+    has_begun: bool,
+    /// Up to the choices of an event, or of the whole answer.
+    head: Vec<u8>,
+    /// After the choices of an event.
+    tail: &'static [u8],
+}
+
+impl Shape {
+    /// `id` without the endpoint's prefix, `created` in seconds.
+    pub fn new(endpoint: Endpoint, stream: bool, include_usage: bool, id: &str, created: u64, model: &str) -> Shape {
+        let mut head = String::new();
+        let model = json_text(model);
+        let _ = match endpoint {
+            Endpoint::Chat => {
+                let object = if stream {
+                    "chat.completion.chunk"
+                } else {
+                    "chat.completion"
+                };
+                write!(
+                    head,
+                    r#"{{"id":"chatcmpl-{id}","created":{created},"model":{model},"object":"{object}","choices":["#
+                )
+            }
+            Endpoint::Completion => write!(
+                head,
+                r#"{{"id":"cmpl-{id}","object":"text_completion","created":{created},"model":{model},"choices":["#
+            ),
+            Endpoint::Generate => Ok(()),
+        };
+        let tail: &[u8] = if include_usage {
+            b"],\"usage\":null}\n\n"
+        } else {
+            b"]}\n\n"
+        };
+        Shape {
+            endpoint,
+            stream,
+            include_usage,
+            has_begun: false,
+            head: head.into_bytes(),
+            tail,
+        }
+    }
+
+    /// Of a stream.
+    pub fn media_type(&self) -> &'static str {
+        match self.endpoint {
+            Endpoint::Generate => "application/x-ndjson",
+            _ => "text/event-stream; charset=utf-8",
+        }
+    }
+
+    /// Whether the answer is streamed.
+    pub fn streams(&self) -> bool {
+        self.stream
+    }
+
+    /// Ids are part of the answer.
+    pub fn shows_ids(endpoint: Endpoint, stream: bool) -> bool {
+        endpoint == Endpoint::Generate && !stream
+    }
+
+    // ------------------------------------------------------------------------------------------------- as a stream
+
+    /// What comes before the first text: the roles go with the first tokens, an early failure is an HTTP error.
+    pub fn begin(&mut self, num_choices: usize, out: &mut Vec<u8>) {
+        if self.has_begun {
+            return;
+        }
+        self.has_begun = true;
+        if self.endpoint == Endpoint::Chat {
+            for index in 0..num_choices {
+                self.chat_event(index, br#"{"role":"assistant","content":""}"#, None, out);
+            }
+        }
+    }
+
+    /// New text of a choice, and its end.
+    pub fn event(&self, index: usize, text: &str, finish: Option<Finish>, usage: Usage, out: &mut Vec<u8>) {
+        match self.endpoint {
+            Endpoint::Chat => {
+                if !text.is_empty() {
+                    out.extend_from_slice(b"data: ");
+                    out.extend_from_slice(&self.head);
+                    let _ = write!(out, r#"{{"index":{index},"delta":{{"content":"#);
+                    write_text(out, text);
+                    out.extend_from_slice(br#"},"logprobs":null,"finish_reason":null}"#);
+                    out.extend_from_slice(self.tail);
+                }
+                if finish.is_some() {
+                    self.chat_event(index, b"{}", finish, out);
+                }
+            }
+            Endpoint::Completion => {
+                out.extend_from_slice(b"data: ");
+                out.extend_from_slice(&self.head);
+                completion_choice(index, text, finish, out);
+                out.extend_from_slice(self.tail);
+            }
+            Endpoint::Generate => {
+                if !text.is_empty() {
+                    out.extend_from_slice(br#"{"text_delta":"#);
+                    write_text(out, text);
+                    out.extend_from_slice(b"}\n");
+                }
+                if let Some(reason) = finish {
+                    let _ = write!(out, r#"{{"event":"done","finish_reason":"{}","usage":"#, reason.name());
+                    usage.write(out);
+                    out.extend_from_slice(b"}\n");
+                }
+            }
+        }
+    }
+
+    fn chat_event(&self, index: usize, delta: &[u8], finish: Option<Finish>, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"data: ");
+        out.extend_from_slice(&self.head);
+        let _ = write!(out, r#"{{"index":{index},"delta":"#);
+        out.extend_from_slice(delta);
+        out.extend_from_slice(br#","logprobs":null,"finish_reason":"#);
+        write_finish(out, finish);
+        out.push(b'}');
+        out.extend_from_slice(self.tail);
+    }
+
+    /// What comes after every choice has ended.
+    pub fn end(&self, usage: Usage, out: &mut Vec<u8>) {
+        if self.endpoint == Endpoint::Generate {
+            return;
+        }
+        if self.include_usage {
+            out.extend_from_slice(b"data: ");
+            out.extend_from_slice(&self.head);
+            out.extend_from_slice(br#"],"usage":"#);
+            usage.write(out);
+            out.extend_from_slice(b"}\n\n");
+        }
+        out.extend_from_slice(DONE);
+    }
+
+    /// The last part instead, if a choice fails.
+    pub fn error(&self, failure: &Failure, out: &mut Vec<u8>) {
+        if self.endpoint == Endpoint::Generate {
+            out.extend_from_slice(&failure.body());
+            out.push(b'\n');
+            return;
+        }
+        out.extend_from_slice(b"data: ");
+        out.extend_from_slice(&failure.body());
+        out.extend_from_slice(b"\n\n");
+        out.extend_from_slice(DONE);
+    }
+
+    // ---------------------------------------------------------------------------------------------------- as a whole
+
+    /// The whole answer; `texts` by choice.
+    pub fn whole(&self, choices: &[Choice], texts: &[String], usage: Usage) -> Vec<u8> {
+        let mut out = self.head.clone();
+        let shown = choices.iter().zip(texts);
+        if self.endpoint == Endpoint::Generate {
+            for (choice, text) in shown {
+                out.extend_from_slice(br#"{"text":"#);
+                write_text(&mut out, text);
+                out.extend_from_slice(br#","token_ids":"#);
+                let _ = serde_json::to_writer(&mut out, choice.ids());
+                out.extend_from_slice(br#","finish_reason":"#);
+                write_finish(&mut out, choice.finish);
+            }
+            out.extend_from_slice(br#","usage":"#);
+            usage.write(&mut out);
+            out.push(b'}');
+            return out;
+        }
+        for (index, (choice, text)) in shown.enumerate() {
+            if index > 0 {
+                out.push(b',');
+            }
+            if self.endpoint == Endpoint::Completion {
+                completion_choice(index, text, choice.finish, &mut out);
+                continue;
+            }
+            let _ = write!(out, r#"{{"index":{index},"message":{{"role":"assistant","content":"#);
+            write_text(&mut out, text);
+            out.extend_from_slice(br#","refusal":null},"logprobs":null,"finish_reason":"#);
+            write_finish(&mut out, choice.finish);
+            out.push(b'}');
+        }
+        out.extend_from_slice(br#"],"usage":"#);
+        usage.write(&mut out);
+        out.push(b'}');
+        out
+    }
+}
+
+fn completion_choice(index: usize, text: &str, finish: Option<Finish>, out: &mut Vec<u8>) {
+    let _ = write!(out, r#"{{"index":{index},"text":"#);
+    write_text(out, text);
+    out.extend_from_slice(br#","logprobs":null,"finish_reason":"#);
+    write_finish(out, finish);
+    out.push(b'}');
+}
+
+fn write_finish(out: &mut Vec<u8>, finish: Option<Finish>) {
+    match finish {
+        Some(reason) => {
+            let _ = write!(out, "\"{}\"", reason.name());
+        }
+        None => out.extend_from_slice(b"null"),
+    }
+}
+
+fn write_text(out: &mut Vec<u8>, text: &str) {
+    let _ = serde_json::to_writer(out, text); // writing to memory does not fail
+}
+
+/// A text as JSON.
+pub fn json_text(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}

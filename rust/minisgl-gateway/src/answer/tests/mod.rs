@@ -1,0 +1,193 @@
+//! Which bodies the gateway takes, and what it makes of them. That its answers are those of the Python server is shown
+//! over sockets (tests/gateway).
+#![allow(clippy::unwrap_used)]
+
+use serde_json::{Value, json};
+
+use super::fields::Prompt;
+use super::plan::{Endpoint, Input, Plan, plan};
+use crate::config::GatewayConfig;
+
+pub(crate) fn config(changes: Value) -> GatewayConfig {
+    let mut found = json!({
+        "model_name": "echo", "any_model_name": false, "models": "{}", "max_seq_len": 100, "vocab_size": 50,
+        "simulated": false, "tokenizer": {"text": ""}, "special_tokens": {}, "defaults": {}, "api_key": null, "api_keys": [],
+        "chat_templates": {"default": {"source": "", "content": "string"}}, "hosts": null, "cors_origins": [],
+        "log": {"json": false, "access": true, "probes": false},
+        "limits": {"max_queued_requests": 1, "max_queued_tokens": 1, "max_body_bytes": 1, "max_encoding_bytes": 1,
+            "request_timeout": null, "slow_client_timeout": 1.0, "keep_alive_timeout": 1, "step_timeout": 1.0,
+            "drain_timeout": 1.0, "adaptive_max_tokens": null, "context_margin": 0},
+    });
+    for (name, value) in changes.as_object().unwrap() {
+        found[name] = value.clone();
+    }
+    serde_json::from_value(found).unwrap()
+}
+
+fn planned(endpoint: Endpoint, body: &Value, config: &GatewayConfig) -> Option<Plan> {
+    plan(endpoint, body.to_string().as_bytes(), config).ok()
+}
+
+fn chat(more: Value) -> Value {
+    let mut body = json!({"model": "echo", "messages": [{"role": "user", "content": "hi"}]});
+    for (name, value) in more.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+fn takes(more: Value) -> bool {
+    planned(Endpoint::Chat, &chat(more), &config(json!({}))).is_some()
+}
+
+#[test]
+fn usual_bodies_are_taken() {
+    for more in [
+        json!({}),
+        json!({"temperature": 1, "top_p": 0.5, "n": 2, "stop": "x", "seed": -1, "stream": true}),
+        json!({"stop": ["a", "b"], "max_tokens": 5, "frequency_penalty": 2.0, "logit_bias": {"7": -100}}),
+        json!({"stream_options": {"include_usage": true}, "user": "me", "metadata": {"a": "b"}, "store": false}),
+        json!({"temperature": null, "n": null, "tools": null, "tools": [], "tool_choice": "none", "logprobs": false}),
+        json!({"messages": [{"role": "assistant", "content": null}, {"role": "user", "content": [{"type": "text", "text": "a"}]}]}),
+        json!({"messages": [{"role": "developer", "content": "x", "tool_calls": null, "whatever": 1}]}),
+        json!({"response_format": {"type": "text"}, "chat_template_kwargs": {"enable_thinking": false}}),
+    ] {
+        assert!(takes(more.clone()), "{more}");
+    }
+}
+
+#[test]
+fn what_any_check_could_refuse_is_not_taken() {
+    for more in [
+        json!({"temperature": 2.1}),
+        json!({"temperature": "1"}),
+        json!({"temperature": true}),
+        json!({"top_p": -0.1}),
+        json!({"top_k": -2}),
+        json!({"n": 0}),
+        json!({"n": 129}),
+        json!({"n": 1.0}),
+        json!({"max_tokens": 0}),
+        json!({"max_completion_tokens": 0}),
+        json!({"min_tokens": 5, "max_tokens": 4}),
+        json!({"stop": ""}),
+        json!({"stop": ["a", "b", "c", "d", "e"]}),
+        json!({"stop_token_ids": [50]}),
+        json!({"logit_bias": {"50": 1}}),
+        json!({"logit_bias": {"07": 1}}),
+        json!({"logit_bias": {"7": 100.5}}),
+        json!({"model": "other"}),
+        json!({"tools": [{}]}),
+        json!({"tool_choice": "auto"}),
+        json!({"response_format": {"type": "json_object"}}),
+        json!({"response_format": ["text"]}),
+        json!({"stream_options": [true]}),
+        json!({"stream_options": {"continuous_usage_stats": true}}),
+        json!({"guided_json": {}}),
+        json!({"logprobs": true}),
+        json!({"chat_template_kwargs": {"messages": []}}),
+        json!({"messages": []}),
+        json!({"messages": [{"role": "user"}]}),
+        json!({"messages": [{"role": "robot", "content": "x"}]}),
+        json!({"messages": [["user", "x"]]}),
+        json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+        json!({"messages": [{"role": "assistant", "content": "x", "tool_calls": []}]}),
+        json!({"unknown": 1}),
+    ] {
+        assert!(!takes(more.clone()), "{more}");
+    }
+}
+
+#[test]
+fn broken_json_is_not_taken() {
+    let config = config(json!({}));
+    for body in [
+        "",
+        "[]",
+        "null",
+        "{",
+        r#"["echo"]"#,
+        r#"{"prompt": "a"} x"#,
+        r#"{"prompt": "\ud800"}"#,
+        "{\"prompt\": \"a\u{0}\"}",
+        r#"{"prompt": "a", "n": NaN}"#,
+        r#"{"prompt": "a", "n": 1, "n": 1}"#,
+    ] {
+        assert!(plan(Endpoint::Completion, body.as_bytes(), &config).is_err(), "{body}");
+    }
+    assert!(plan(Endpoint::Completion, br#" {"prompt": "a"} "#, &config).is_ok());
+}
+
+#[test]
+fn prompts_of_all_kinds() {
+    let config = config(json!({}));
+    let prompts = |prompt: Value| match planned(Endpoint::Completion, &json!({ "prompt": prompt }), &config)?.input {
+        Input::Prompts(found) => Some(found),
+        Input::Conversation { .. } => None,
+    };
+    assert_eq!(prompts(json!("a")), Some(vec![Prompt::Text("a".into())]));
+    assert_eq!(prompts(json!([1, 2])), Some(vec![Prompt::Ids(vec![1, 2])]));
+    assert_eq!(
+        prompts(json!([[1], [2]])),
+        Some(vec![Prompt::Ids(vec![1]), Prompt::Ids(vec![2])])
+    );
+    assert_eq!(prompts(json!(["a", "b"])).map(|found| found.len()), Some(2));
+    for odd in [
+        json!(["a", 1]),
+        json!([1, "a"]),
+        json!([[1], "a"]),
+        json!([1, [1]]),
+        json!([-1]),
+        json!([1.0]),
+        json!([]),
+    ] {
+        assert_eq!(prompts(odd.clone()), None, "{odd}");
+    }
+}
+
+#[test]
+fn defaults_of_the_model_stand_for_what_is_missing() {
+    let config = config(json!({"defaults": {"temperature": 0.6, "top_k": 20, "max_tokens": 9}}));
+    let plain = planned(Endpoint::Chat, &chat(json!({})), &config).unwrap().sampling;
+    assert_eq!((plain.temperature, plain.top_k, plain.max_tokens), (0.6, 20, Some(9)));
+    let given = planned(
+        Endpoint::Chat,
+        &chat(json!({"temperature": 0, "top_k": 0, "max_tokens": 3})),
+        &config,
+    );
+    let given = given.unwrap().sampling;
+    assert_eq!((given.temperature, given.top_k, given.max_tokens), (0.0, -1, Some(3)));
+    let body = json!({"prompt": "a"});
+    assert_eq!(
+        planned(Endpoint::Completion, &body, &config)
+            .unwrap()
+            .sampling
+            .max_tokens,
+        Some(16)
+    );
+}
+
+#[test]
+fn generate_takes_its_fields_on_one_side() {
+    let config = config(json!({}));
+    let limit = |body: Value| planned(Endpoint::Generate, &body, &config).map(|plan| plan.sampling.max_tokens.unwrap());
+    assert_eq!(
+        limit(json!({"prompt": "a", "sampling_params": {"max_new_tokens": 3}})),
+        Some(3)
+    );
+    assert_eq!(limit(json!({"prompt": "a", "max_tokens": 4, "stream": true})), Some(4));
+    assert_eq!(limit(json!({"prompt": "a"})), Some(128));
+    assert_eq!(limit(json!({"text": "a"})), None);
+    assert_eq!(limit(json!({"input_ids": [1]})), None);
+    assert_eq!(limit(json!({"text": "a", "prompt": "a"})), None);
+    assert_eq!(
+        limit(json!({"prompt": "a", "max_tokens": 1, "sampling_params": {"max_new_tokens": 1}})),
+        None
+    );
+    assert_eq!(
+        limit(json!({"prompt": "a", "max_tokens": 1, "max_new_tokens": 1})),
+        None
+    );
+    assert_eq!(limit(json!({"prompt": "a", "n": 2})), None);
+    assert_eq!(limit(json!({"prompt": "a", "sampling_params": [3]})), None);
+}

@@ -1,0 +1,304 @@
+//! A connection to somebody who speaks as an engine process does; and who does not get on, by a clock.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::runtime::Builder;
+use tokio::task::{LocalSet, spawn_local, yield_now};
+use tokio::time::timeout;
+
+use super::*;
+use crate::message::{
+    FromEngine, Heartbeat, LENGTH_BYTES, Phase, SCHEMA_VERSION, SamplingParams, StepTokens, ToEngine, encode,
+    frame_length,
+};
+
+const HANG: Duration = Duration::from_secs(60);
+
+fn run(test: impl Future<Output = ()>) {
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let set = LocalSet::new();
+    runtime.block_on(set.run_until(async { timeout(HANG, test).await.expect("hangs") }));
+}
+
+fn place() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("engine");
+    (folder, path)
+}
+
+/// Both ends of a connection; the peer has read the hello.
+async fn connected() -> (TempDir, EngineLink, UnixStream) {
+    let (folder, path) = place();
+    let listener = UnixListener::bind(&path).unwrap();
+    let link = EngineLink::connect(&path, "gateway").await.unwrap();
+    let (mut peer, _) = listener.accept().await.unwrap();
+    assert_eq!(next_frame(&mut peer).await, encode(&[hello()]));
+    (folder, link, peer)
+}
+
+fn hello() -> ToEngine {
+    ToEngine::Hello { name: "gateway".into() }
+}
+
+async fn next_frame(peer: &mut UnixStream) -> Vec<u8> {
+    let mut frame = vec![0; LENGTH_BYTES];
+    peer.read_exact(&mut frame).await.unwrap();
+    frame.resize(LENGTH_BYTES + frame_length(&frame).unwrap().unwrap(), 0);
+    peer.read_exact(&mut frame[LENGTH_BYTES..]).await.unwrap();
+    frame
+}
+
+fn framed(body: &[u8]) -> Vec<u8> {
+    let version = SCHEMA_VERSION.to_le_bytes();
+    let length = u32::try_from(version.len() + body.len()).unwrap();
+    [&length.to_le_bytes()[..], &version, body].concat()
+}
+
+/// A step of one row.
+fn step(number: u8) -> Vec<u8> {
+    let mut body = b"\x91\x95\xa4step".to_vec();
+    body.extend([
+        0xcc, number, 0xc4, 8, 1, 0, 0, 0, 0, 0, 0, 0, 0xc4, 4, 5, 0, 0, 0, 0xc4, 4, 0, 0, 0, 0,
+    ]);
+    framed(&body)
+}
+
+fn steps(messages: &[FromEngine]) -> Vec<i64> {
+    let number = |message: &FromEngine| match message {
+        FromEngine::StepTokens(StepTokens {
+            step, req_ids, tokens, ..
+        }) => {
+            assert_eq!((req_ids.as_slice(), tokens.as_slice()), (&[1][..], &[5][..]));
+            *step
+        }
+        other => panic!("{other:?}"),
+    };
+    messages.iter().map(number).collect()
+}
+
+#[test]
+fn it_connects_when_somebody_listens() {
+    run(async {
+        let (_folder, path) = place();
+        let waiting = spawn_local({
+            let path = path.clone();
+            async move { EngineLink::connect(&path, "gateway").await }
+        });
+        for _ in 0..10 {
+            yield_now().await;
+        }
+        assert!(!waiting.is_finished());
+        let listener = UnixListener::bind(&path).unwrap();
+        let (mut peer, _) = listener.accept().await.unwrap();
+        assert_eq!(next_frame(&mut peer).await, encode(&[hello()]));
+        waiting.await.unwrap().unwrap();
+    });
+}
+
+#[test]
+fn messages_of_one_turn_leave_in_one_frame() {
+    run(async {
+        let (_folder, link, mut peer) = connected().await;
+        let messages: Vec<_> = (0..3).map(ToEngine::AbortRequest).collect();
+        messages.iter().for_each(|message| link.send(message.clone()));
+        assert_eq!(next_frame(&mut peer).await, encode(&messages));
+        link.send(ToEngine::FinishRequest(7));
+        assert_eq!(next_frame(&mut peer).await, encode(&[ToEngine::FinishRequest(7)]));
+    });
+}
+
+#[test]
+fn sending_waits_for_nobody_and_loses_nothing() {
+    run(async {
+        let (_folder, link, mut peer) = connected().await;
+        let sent = |req_id| ToEngine::AddRequest {
+            req_id,
+            tokens: (0..300_000).collect(),
+            sampling: Box::new(SamplingParams::default()),
+            priority: 0,
+            num_generated: 0,
+            key: 0,
+        };
+        for req_id in 0..3 {
+            link.send(sent(req_id)); // more than a socket takes
+            yield_now().await;
+        }
+        link.send(ToEngine::AbortRequest(3));
+        let mut found = next_frame(&mut peer).await;
+        assert_eq!(found, encode(&[sent(0)]));
+        found = next_frame(&mut peer).await;
+        assert_eq!(
+            found,
+            encode(&[sent(1), sent(2), ToEngine::AbortRequest(3)]),
+            "what waited leaves together"
+        );
+    });
+}
+
+#[test]
+fn frames_are_taken_whole_and_at_most_eight_at_once() {
+    run(async {
+        let (_folder, link, mut peer) = connected().await;
+        let bytes: Vec<u8> = (1..=20).flat_map(step).collect();
+        peer.write_all(&bytes).await.unwrap();
+        for wanted in [1..9, 9..17, 17..21] {
+            let mut found = Vec::new();
+            link.receive(&mut found).await.unwrap();
+            assert_eq!(steps(&found), wanted.collect::<Vec<i64>>());
+        }
+        let piecewise = spawn_local(async move {
+            for byte in step(21) {
+                peer.write_all(&[byte]).await.unwrap();
+                yield_now().await;
+            }
+            peer
+        });
+        let mut found = Vec::new();
+        link.receive(&mut found).await.unwrap();
+        assert_eq!(steps(&found), [21]);
+        drop(piecewise.await.unwrap());
+    });
+}
+
+#[test]
+fn frames_that_nobody_asks_for_stay_where_they_are() {
+    run(async {
+        let (_folder, link, peer) = connected().await;
+        let mut number = 0u8;
+        let mut sent = 0;
+        loop {
+            match peer.try_write(&step(number)) {
+                Ok(taken) if taken == step(number).len() => (number, sent) = (number.wrapping_add(1), sent + 1),
+                Ok(_) => panic!("cut"),
+                Err(_) => break,
+            }
+            yield_now().await;
+        }
+        let mut found = Vec::new();
+        while found.len() < sent {
+            link.receive(&mut found).await.unwrap();
+        }
+        assert_eq!(found.len(), sent);
+    });
+}
+
+#[test]
+fn a_large_frame_comes_whole() {
+    run(async {
+        let (_folder, link, mut peer) = connected().await;
+        let text = "x".repeat(3_000_000);
+        let mut body = b"\x91\x92\xa6failed\xdb".to_vec();
+        body.extend(3_000_000u32.to_be_bytes());
+        body.extend(text.as_bytes());
+        let writing = spawn_local(async move {
+            peer.write_all(&framed(&body)).await.unwrap();
+            peer
+        });
+        let mut found = Vec::new();
+        link.receive(&mut found).await.unwrap();
+        assert!(found == [FromEngine::EngineFailed(text)]);
+        drop(writing.await.unwrap());
+    });
+}
+
+#[test]
+fn last_words_come_before_the_end() {
+    run(async {
+        let (_folder, link, mut peer) = connected().await;
+        peer.write_all(&framed(b"\x91\x92\xa6failed\xa4gone")).await.unwrap();
+        link.send(ToEngine::AbortRequest(1)); // nobody will read it
+        yield_now().await;
+        drop(peer);
+        let mut found = Vec::new();
+        link.receive(&mut found).await.unwrap();
+        assert_eq!(found, [FromEngine::EngineFailed("gone".into())]);
+        assert!(matches!(link.receive(&mut found).await, Err(LinkError::Closed)));
+    });
+}
+
+#[test]
+fn what_cannot_be_read_is_an_error() {
+    for bytes in [
+        b"\x02\0\0\0\x07\0".to_vec(),
+        b"\xff\xff\xff\xff".to_vec(),
+        framed(b"\x91"),
+    ] {
+        run(async {
+            let (_folder, link, mut peer) = connected().await;
+            peer.write_all(&bytes).await.unwrap();
+            let error = link.receive(&mut Vec::new()).await.unwrap_err();
+            assert!(
+                error
+                    .to_string()
+                    .starts_with("a message from the engine cannot be read: "),
+                "{error}"
+            );
+        });
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------- watchdog
+
+const LIMIT: Duration = Duration::from_secs(10);
+const HALF: Duration = Duration::from_millis(500);
+
+/// The first trouble of so many seconds, looking on; a heartbeat by the time since the start, if there is one.
+fn trouble(seconds: u32, beat: impl Fn(f64) -> Option<Heartbeat>) -> String {
+    let mut watchdog = Watchdog::new(LIMIT);
+    let mut now = Instant::now();
+    watchdog.expect(now);
+    assert_eq!(watchdog.look(now), None);
+    for turn in 1..=2 * seconds {
+        now += HALF;
+        if let Some(beat) = beat(f64::from(turn) * 0.5) {
+            watchdog.hear(beat, now);
+        }
+        if let Some(found) = watchdog.look(now) {
+            return found;
+        }
+    }
+    String::new()
+}
+
+fn beat(phase: Phase, age_s: f64) -> Option<Heartbeat> {
+    Some(Heartbeat {
+        phase,
+        age_s,
+        step: if phase == Phase::Forward { 17 } else { -1 },
+    })
+}
+
+#[test]
+fn an_engine_that_gets_on_is_well() {
+    assert_eq!(trouble(1000, |_| beat(Phase::Idle, 1e6)), "");
+    assert_eq!(trouble(1000, |_| beat(Phase::Working, 1.0)), "");
+    assert_eq!(trouble(1000, |s| beat(Phase::Forward, s % 9.0)), "");
+}
+
+#[test]
+fn trouble_has_the_words_of_the_python_server() {
+    assert_eq!(trouble(20, |_| None), "no heartbeat from the engine process for 3.5 s");
+    let slow = "the engine process did not finish step 17 in 10.5 s, the limit is 10 (--step-timeout)";
+    assert_eq!(trouble(20, |s| beat(Phase::Forward, s)), slow);
+    let stuck = "the step loop of the engine process has not moved for 3.5 s";
+    assert_eq!(trouble(20, |s| beat(Phase::Working, s)), stuck);
+}
+
+#[test]
+fn time_in_which_this_process_stood_still_does_not_count() {
+    let mut watchdog = Watchdog::new(LIMIT);
+    let mut now = Instant::now();
+    watchdog.expect(now);
+    watchdog.look(now);
+    now += Duration::from_secs(1000);
+    assert_eq!(watchdog.look(now), None);
+    watchdog.hear(beat(Phase::Forward, 1000.0).unwrap(), now);
+    now += HALF;
+    assert_eq!(watchdog.look(now), None);
+}

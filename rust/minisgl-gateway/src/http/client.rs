@@ -1,0 +1,145 @@
+//! What a client sends: its bytes, its end, and whether it is still there while it waits.
+//!
+//! Keeps true: what is read ahead is bounded; a client that closes its half before its answer begins is still
+//! answered, and asked with interim answers, which those who wait skip, whether it is gone.
+
+use std::future::poll_fn;
+use std::io::ErrorKind;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::head::only_whole_requests;
+use super::link::Link;
+use super::options::{Options, READ_BYTES};
+use super::writer::Progress;
+
+const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+pub(crate) struct Inbox {
+    stream: Rc<TcpStream>,
+    options: Rc<Options>,
+    pub(crate) bytes: BytesMut,
+    /// The client sends nothing more.
+    pub(crate) has_ended: bool,
+}
+
+impl Inbox {
+    pub(crate) fn new(stream: Rc<TcpStream>, options: Rc<Options>) -> Self {
+        Self {
+            stream,
+            options,
+            bytes: BytesMut::new(),
+            has_ended: false,
+        }
+    }
+
+    /// Ready: there are more bytes, or it has ended. A connection that is lost is its link's matter.
+    pub(crate) fn poll_more(&mut self, context: &mut Context<'_>, link: &Link) -> Poll<()> {
+        while !self.has_ended {
+            if ready!(self.stream.poll_read_ready(context)).is_err() {
+                link.lose();
+                return Poll::Pending;
+            }
+            let mut input = self.options.input.borrow_mut();
+            match self.stream.try_read(&mut input) {
+                Ok(0) => self.has_ended = true,
+                Ok(size) => {
+                    self.bytes.extend_from_slice(&input[..size]);
+                    return Poll::Ready(());
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(_) => {
+                    link.lose();
+                    return Poll::Pending;
+                }
+            }
+        }
+        Poll::Ready(())
+    }
+
+    pub(crate) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    pub(crate) async fn more(&mut self, link: &Link) {
+        poll_fn(|context| self.poll_more(context, link)).await;
+    }
+
+    /// Nothing is there: let go of the memory.
+    pub(crate) fn rest(&mut self) {
+        self.bytes = BytesMut::new();
+    }
+
+    /// The end has come, and there is no request behind the one that is answered.
+    pub(crate) fn is_last(&self) -> bool {
+        self.has_ended && self.bytes.is_empty()
+    }
+}
+
+/// Whether a client is there while its request is answered.
+#[derive(Default)]
+pub(crate) struct Watch {
+    probe: Option<Probe>,
+}
+
+struct Probe {
+    timer: Pin<Box<Sleep>>,
+    wait: Duration,
+    /// Ready: what was sent came back as a reset, also once the answer has begun and nothing more is asked.
+    reset: Pin<Box<dyn Future<Output = ()>>>,
+}
+
+async fn until_reset(stream: Rc<TcpStream>) {
+    let _ = stream.ready(Interest::ERROR).await; // either way it is of no use any more
+}
+
+impl Watch {
+    /// Ready: it is gone. The body of the request that is answered is not in the inbox any more.
+    pub(crate) fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+        inbox: &mut Inbox,
+        link: &Link,
+        progress: impl Fn() -> Progress,
+    ) -> Poll<()> {
+        while !inbox.has_ended {
+            if inbox.bytes.len() >= READ_BYTES {
+                return Poll::Pending; // a reset is still noticed
+            }
+            ready!(inbox.poll_more(context, link));
+        }
+        if self.probe.is_none() {
+            let is_whole = only_whole_requests(&inbox.bytes, inbox.options.max_head_bytes);
+            if progress() == Progress::Begun || !is_whole {
+                return Poll::Ready(());
+            }
+            let wait = inbox.options.probe_after.get();
+            self.probe = Some(Probe {
+                timer: Box::pin(sleep_until(Instant::now() + wait)),
+                wait: wait / 10,
+                reset: Box::pin(until_reset(Rc::clone(&inbox.stream))),
+            });
+        }
+        link.is_last.set(inbox.bytes.is_empty());
+        if let Some(probe) = &mut self.probe {
+            if probe.reset.as_mut().poll(context).is_ready() {
+                return Poll::Ready(());
+            }
+            while probe.timer.as_mut().poll(context).is_ready() {
+                if progress() == Progress::None {
+                    link.write(PROBE);
+                }
+                probe.timer.as_mut().reset(Instant::now() + probe.wait);
+                probe.wait *= 2;
+            }
+        }
+        Poll::Pending
+    }
+}

@@ -1,0 +1,302 @@
+//! A client's connection: its requests, one after the other.
+//!
+//! Keeps true: answers come in the order of the requests; a head or body that does not come in time keeps nothing busy;
+//! a panic in one request is that request's error only.
+
+use std::any::Any;
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use rustix::net::{Shutdown, shutdown};
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+
+use super::client::{Inbox, Watch};
+use super::fallback::{self, Passed};
+use super::head::{Finder, Found};
+use super::link::Link;
+use super::options::{Held, Options, SMALL_BYTES, count};
+use super::writer::{Answer, Progress};
+use super::{Handler, Head, Outcome, Route};
+
+/// A body that pauses as long goes on: the Python server knows what to say of it.
+const BODY_PAUSE: Duration = Duration::from_secs(1);
+/// A client that was told nothing more may send as long, so that it gets to read the last answer.
+const LINGER: Duration = Duration::from_secs(1);
+const LINGER_BYTES: usize = 4 << 20;
+const PANICKED: &str =
+    r#"{"error":{"message":"internal error: panic","type":"server_error","param":null,"code":"internal_error"}}"#;
+
+/// Serve one client until it goes, or its connection ends.
+pub async fn serve_connection<H: Handler>(stream: TcpStream, handler: Rc<H>, options: Rc<Options>) {
+    let _ = stream.set_nodelay(true);
+    let stream = Rc::new(stream);
+    let link = Rc::new(Link::new(stream.clone(), options.clone()));
+    let _open = Open::new(link.clone());
+    let inbox = Inbox::new(stream.clone(), options.clone());
+    let mut talk = pin!(
+        Talk {
+            inbox,
+            link: link.clone(),
+            handler,
+            options
+        }
+        .run()
+    );
+    let mut failed = pin!(stream.ready(Interest::ERROR));
+    poll_fn(|context| {
+        // what waits is written first: the other two look at what is left
+        if link.poll_flush(context).is_ready() || failed.as_mut().poll(context).is_ready() {
+            return Poll::Ready(());
+        }
+        talk.as_mut().poll(context)
+    })
+    .await;
+}
+
+/// Counts a connection, and closes it whoever still holds its link.
+struct Open(Rc<Link>);
+
+impl Open {
+    fn new(link: Rc<Link>) -> Self {
+        let open = &link.options.counts.open;
+        open.set(open.get() + 1);
+        Self(link)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.close();
+        let open = &self.0.options.counts.open;
+        open.set(open.get() - 1);
+    }
+}
+
+struct Talk<H> {
+    inbox: Inbox,
+    link: Rc<Link>,
+    handler: Rc<H>,
+    options: Rc<Options>,
+}
+
+enum Next {
+    Head(Head),
+    Odd,
+    End,
+}
+
+enum Body {
+    Whole(Bytes),
+    /// It goes on, with what has come of it.
+    PassOn,
+    End,
+}
+
+impl<H: Handler> Talk<H> {
+    async fn run(mut self) {
+        let mut first_until = Some(Instant::now() + self.options.slow_client_timeout.get());
+        let lingers = loop {
+            match self.next_head(first_until).await {
+                Next::End => break false,
+                Next::Odd => {
+                    count(&self.options.counts.tunnelled);
+                    self.pass_on(None, Bytes::new()).await;
+                    break true;
+                }
+                Next::Head(head) => {
+                    if !self.request(Rc::new(head)).await {
+                        break true;
+                    }
+                }
+            }
+            first_until = None;
+            if self.inbox.bytes.is_empty() {
+                self.inbox.rest();
+            } else {
+                yield_now().await; // others' turn before the next one of many
+            }
+        };
+        self.finish(lingers).await;
+    }
+
+    /// `until`: the end of the time for the first head; later ones have it from their first byte.
+    async fn next_head(&mut self, until: Option<Instant>) -> Next {
+        let mut finder = Finder::default();
+        let mut head_until = until;
+        let idle_until = Instant::now() + self.options.keep_alive_timeout.get();
+        loop {
+            if !self.inbox.bytes.is_empty() {
+                match finder.find(&mut self.inbox.bytes, self.options.max_head_bytes) {
+                    Found::Head(head) => return Next::Head(head),
+                    Found::Odd => return Next::Odd,
+                    Found::Part => {}
+                }
+                head_until.get_or_insert_with(|| Instant::now() + self.options.slow_client_timeout.get());
+            }
+            if self.inbox.has_ended || self.options.stop.is_closing() {
+                return Next::End;
+            }
+            tokio::select! {
+                biased;
+                () = self.inbox.more(&self.link) => {}
+                () = sleep_until(head_until.unwrap_or(idle_until)) => return Next::End,
+                () = self.options.stop.closing() => {}
+            }
+        }
+    }
+
+    /// Whether the connection goes on.
+    async fn request(&mut self, head: Rc<Head>) -> bool {
+        let route = catch_unwind(AssertUnwindSafe(|| self.handler.route(&head)));
+        let route = match route {
+            Ok(Route::Body(most)) if head.content_length > most => Route::PassOn,
+            Ok(route) => route,
+            Err(panic) => return self.say_panic(&Answer::new(self.link.clone(), None, None), &*panic),
+        };
+        let body = match route {
+            Route::PassOn => Body::PassOn,
+            Route::Body(_) => self.body(head.content_length).await,
+        };
+        let keep = match body {
+            Body::End => return false,
+            Body::PassOn => self.pass_on(Some(&head), Bytes::new()).await,
+            Body::Whole(body) => self.answer(head, body).await,
+        };
+        self.link.drained().await;
+        keep && !self.inbox.is_last()
+    }
+
+    async fn body(&mut self, size: usize) -> Body {
+        let mut held = None;
+        if size > SMALL_BYTES {
+            held = self.options.bodies.take(size);
+            if held.is_none() {
+                return Body::PassOn;
+            }
+            self.inbox.bytes.reserve(size.saturating_sub(self.inbox.bytes.len())); // once, and nothing is moved
+        }
+        let slow = self.options.slow_client_timeout.get();
+        let until = Instant::now() + slow;
+        while self.inbox.bytes.len() < size {
+            if self.inbox.has_ended {
+                return Body::End;
+            }
+            let pause = (Instant::now() + BODY_PAUSE.min(slow / 4)).min(until);
+            if timeout_at(pause, self.inbox.more(&self.link)).await.is_err() {
+                return Body::PassOn;
+            }
+            if size > SMALL_BYTES {
+                yield_now().await; // others' turn between the pieces of a large one
+            }
+        }
+        let body = self.inbox.bytes.split_to(size).freeze();
+        Body::Whole(match held {
+            None => body,
+            Some(held) => Bytes::from_owner(LargeBody { body, _held: held }),
+        })
+    }
+
+    async fn answer(&mut self, head: Rc<Head>, body: Bytes) -> bool {
+        let answer = Answer::new(self.link.clone(), Some(&head), Some(body.clone()));
+        let mut future = Box::pin(self.handler.clone().answer(head.clone(), body, answer.writer()));
+        let mut watch = Watch::default();
+        let outcome = poll_fn(|context| {
+            if watch
+                .poll(context, &mut self.inbox, &self.link, || answer.progress())
+                .is_ready()
+            {
+                return Poll::Ready(None); // it is gone
+            }
+            if self.options.stop.is_closing() {
+                answer.end_connection();
+            }
+            match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
+                Ok(found) => found.map(|outcome| Some(Ok(outcome))),
+                Err(panic) => Poll::Ready(Some(Err(panic))),
+            }
+        })
+        .await;
+        drop(future);
+        match outcome {
+            None => {
+                answer.close();
+                self.link.lose();
+                false
+            }
+            Some(Err(panic)) => self.say_panic(&answer, &*panic),
+            Some(Ok(Outcome::PassOn)) => {
+                let body = answer.take_body();
+                let is_fresh = answer.progress() == Progress::None;
+                answer.close();
+                match body {
+                    Some(body) if is_fresh => self.pass_on(Some(&head), body).await,
+                    _ => false, // nothing is left to pass on
+                }
+            }
+            Some(Ok(Outcome::Answered)) => answer.close(),
+        }
+    }
+
+    fn say_panic(&self, answer: &Rc<Answer>, panic: &(dyn Any + Send)) -> bool {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text
+            .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+            .unwrap_or("?");
+        (self.options.log)(&format!("{}: a panic: {text}", self.link.name.borrow()));
+        count(&self.options.counts.panics);
+        answer.writer().whole(500, "application/json", &[], PANICKED.as_bytes());
+        answer.close()
+    }
+
+    /// None as head: the whole rest of the connection. Whether the connection goes on.
+    async fn pass_on(&mut self, head: Option<&Head>, body: Bytes) -> bool {
+        let Self {
+            inbox, link, options, ..
+        } = self;
+        match fallback::pass_on(inbox, link, options, head, body).await {
+            Passed::Answered { keep } => keep,
+            Passed::Gone => {
+                link.lose();
+                false
+            }
+        }
+    }
+
+    /// The client gets what was written for it, also while it still sends.
+    async fn finish(mut self, lingers: bool) {
+        self.link.drained().await;
+        if self.inbox.has_ended || !lingers {
+            return;
+        }
+        let _ = shutdown(self.inbox.stream(), Shutdown::Write);
+        let _ = timeout(LINGER, async {
+            let mut left = LINGER_BYTES;
+            while !self.inbox.has_ended && left > 0 {
+                left = left.saturating_sub(self.inbox.bytes.len());
+                self.inbox.bytes.clear();
+                self.inbox.more(&self.link).await;
+            }
+        })
+        .await;
+    }
+}
+
+/// Its room is given back when it is dropped, wherever that is.
+struct LargeBody {
+    body: Bytes,
+    _held: Held,
+}
+
+impl AsRef<[u8]> for LargeBody {
+    fn as_ref(&self) -> &[u8] {
+        &self.body
+    }
+}

@@ -1,0 +1,106 @@
+//! What goes on to the Python server: a fresh connection to its Unix socket for each request, or for the rest of a
+//! client's connection.
+
+use std::future::poll_fn;
+use std::io;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::net::UnixStream;
+use tokio::time::sleep;
+
+use super::Head;
+use super::client::{Inbox, Watch};
+use super::link::Link;
+use super::options::{Options, count};
+use super::relay::{Relay, Relayed};
+use super::writer::{Answer, Progress};
+
+const UNREACHABLE: &str = r#"{"error":{"message":"the server that answers this is not there: try again later","type":"server_error","param":null,"code":"fallback_unavailable"}}"#;
+/// The queue of the Python server's socket is full: it is busy, or only just starts.
+const QUEUE_IS_FULL_WAIT: Duration = Duration::from_millis(20);
+
+pub(crate) enum Passed {
+    Answered { keep: bool },
+    Gone,
+}
+
+/// Without a head: all that the client sends, and all that comes back. `body`: what has come of it and is not in the
+/// inbox.
+pub(crate) async fn pass_on(
+    inbox: &mut Inbox,
+    link: &Rc<Link>,
+    options: &Rc<Options>,
+    head: Option<&Head>,
+    body: Bytes,
+) -> Passed {
+    if head.is_some() {
+        count(&options.counts.passed_on);
+    }
+    let left = head.map(|head| head.content_length - body.len());
+    let upstream = match connect(&options.fallback).await {
+        Ok(upstream) => upstream,
+        Err(_) => return say_unreachable(inbox, link, head, left),
+    };
+    let mut relay = Relay::new(upstream, head, body, left);
+    let mut watch = Watch::default();
+    let relayed = poll_fn(|context| relay.poll(context, inbox, link, &mut watch)).await;
+    drop(relay); // the server knows that all is done
+    link.drained().await;
+    link.name.borrow_mut().clear();
+    match relayed {
+        Relayed::Answered { keep } => Passed::Answered {
+            keep: keep && head.is_some_and(|head| head.keep_alive),
+        },
+        Relayed::Gone => Passed::Gone,
+        Relayed::Unanswered { left } => say_unreachable(inbox, link, head, left),
+    }
+}
+
+pub(super) async fn connect(path: &Path) -> io::Result<UnixStream> {
+    loop {
+        match UnixStream::connect(path).await {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(QUEUE_IS_FULL_WAIT).await,
+            found => return found,
+        }
+    }
+}
+
+/// 503, for this request only.
+fn say_unreachable(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, left: Option<usize>) -> Passed {
+    count(&link.options.counts.unreachable);
+    link.is_last.set(inbox.is_last());
+    let answer = Answer::new(link.clone(), head, None);
+    let left = left.unwrap_or(usize::MAX);
+    if left <= inbox.bytes.len() {
+        let _ = inbox.bytes.split_to(left);
+    } else {
+        answer.end_connection(); // nobody reads the rest
+    }
+    debug_assert_eq!(answer.progress(), Progress::None);
+    let id = request_id(head);
+    let headers = [("retry-after", "1"), ("x-request-id", &*id)];
+    answer
+        .writer()
+        .whole(503, "application/json", &headers, UNREACHABLE.as_bytes());
+    Passed::Answered { keep: answer.close() }
+}
+
+/// The client's own id if it can stand in a log and a header, else a new one.
+pub fn request_id(head: Option<&Head>) -> String {
+    // of several the last one counts, as for the Python server
+    let given = head.and_then(|head| head.headers.iter().rev().find(|(name, _)| name == "x-request-id"));
+    let is_plain = |one: &u8| one.is_ascii_alphanumeric() || b"._:/+=@-".contains(one);
+    match given.and_then(|(_, value)| std::str::from_utf8(value).ok()) {
+        Some(id) if (1..=128).contains(&id.len()) && id.as_bytes().iter().all(is_plain) => id.to_owned(),
+        _ => {
+            let mut random = [0_u8; 12];
+            let _ = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
+            random
+                .iter()
+                .fold(String::from("req-"), |id, byte| id + &format!("{byte:02x}"))
+        }
+    }
+}

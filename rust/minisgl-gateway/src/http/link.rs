@@ -1,0 +1,243 @@
+//! A client's socket, and what waits for it.
+//!
+//! Keeps true: bytes go out in the order in which they were written; whoever writes never waits; a client that reads
+//! nothing for too long is dropped.
+//! Doesn't know: requests, framing.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::io::ErrorKind;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::{Buf, BytesMut};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::options::{Options, count};
+
+pub(crate) struct Link {
+    stream: RefCell<Option<Rc<TcpStream>>>,
+    waiting: RefCell<BytesMut>, // written, not taken yet
+    /// What waits waits for more to go with, not for the client.
+    is_held: Cell<bool>,
+    is_lost: Cell<bool>,
+    /// The client has closed its half, or the server ends: the answer that begins now is the last one.
+    pub(crate) is_last: Cell<bool>,
+    /// A stream is under way: its client must catch up now and then.
+    pub(crate) is_stream: Cell<bool>,
+    /// Of the request that is answered, for the log.
+    pub(crate) name: RefCell<String>,
+    on_resume: RefCell<Option<Box<dyn Fn()>>>,
+    task: RefCell<Option<Waker>>,
+    slow: RefCell<Option<Slow>>,
+    pub(crate) options: Rc<Options>,
+}
+
+/// While bytes wait.
+struct Slow {
+    since: Instant,
+    progress: Instant,
+    timer: Pin<Box<Sleep>>,
+}
+
+impl Link {
+    pub(crate) fn new(stream: Rc<TcpStream>, options: Rc<Options>) -> Self {
+        Self {
+            stream: RefCell::new(Some(stream)),
+            waiting: RefCell::default(),
+            is_held: Cell::new(false),
+            is_lost: Cell::new(false),
+            is_last: Cell::new(false),
+            is_stream: Cell::new(false),
+            name: RefCell::default(),
+            on_resume: RefCell::default(),
+            task: RefCell::default(),
+            slow: RefCell::default(),
+            options,
+        }
+    }
+
+    /// Whether bytes wait for the client.
+    pub(crate) fn is_blocked(&self) -> bool {
+        !self.is_held.get() && !self.waiting.borrow().is_empty()
+    }
+
+    pub(crate) fn write(&self, bytes: &[u8]) {
+        if self.is_lost.get() {
+            return;
+        }
+        if self.is_held.get() {
+            self.is_held.set(false);
+            self.waiting.borrow_mut().extend_from_slice(bytes);
+            let taken = self.try_write(&self.waiting.borrow());
+            self.waiting.borrow_mut().advance(taken);
+        } else if self.is_blocked() {
+            self.waiting.borrow_mut().extend_from_slice(bytes);
+            return;
+        } else {
+            let taken = self.try_write(bytes);
+            self.waiting.borrow_mut().extend_from_slice(&bytes[taken..]);
+        }
+        if self.is_blocked() {
+            self.wake();
+        }
+    }
+
+    /// Write with what comes next, or after what else happens now.
+    pub(crate) fn hold(&self, bytes: &[u8]) {
+        if self.is_blocked() || self.is_lost.get() {
+            self.write(bytes);
+        } else {
+            self.waiting.borrow_mut().extend_from_slice(bytes);
+            self.is_held.set(true);
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        if let Some(task) = &*self.task.borrow() {
+            task.wake_by_ref();
+        }
+    }
+
+    /// How much the socket takes now.
+    fn try_write(&self, bytes: &[u8]) -> usize {
+        let Some(stream) = self.stream.borrow().clone() else {
+            return bytes.len();
+        };
+        match stream.try_write(bytes) {
+            Ok(size) => size,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
+            Err(_) => {
+                self.lose();
+                bytes.len()
+            }
+        }
+    }
+
+    /// The client is gone.
+    pub(crate) fn lose(&self) {
+        self.is_lost.set(true);
+        self.wake();
+    }
+
+    /// Set what is called when what waited was taken; None ends it.
+    pub(crate) fn set_on_resume(&self, call: Option<Box<dyn Fn()>>) {
+        *self.on_resume.borrow_mut() = call;
+    }
+
+    /// Returns when nothing waits. For the connection's own task, which polls [`Link::poll_flush`] first.
+    pub(crate) async fn drained(&self) {
+        poll_fn(|_| {
+            if self.waiting.borrow().is_empty() {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+        .await;
+    }
+
+    /// Write what waits. Ready: the client is gone, or was dropped.
+    pub(crate) fn poll_flush(&self, context: &mut Context<'_>) -> Poll<()> {
+        if self.is_lost.get() {
+            return Poll::Ready(());
+        }
+        if !self
+            .task
+            .borrow()
+            .as_ref()
+            .is_some_and(|task| task.will_wake(context.waker()))
+        {
+            *self.task.borrow_mut() = Some(context.waker().clone());
+        }
+        self.is_held.set(false);
+        if self.waiting.borrow().is_empty() {
+            return Poll::Pending;
+        }
+        let Some(stream) = self.stream.borrow().clone() else {
+            return Poll::Ready(());
+        };
+        let mut has_progress = false;
+        while !self.waiting.borrow().is_empty() {
+            match stream.poll_write_ready(context) {
+                Poll::Pending => return self.poll_slow(context, has_progress),
+                Poll::Ready(Err(_)) => self.lose(),
+                Poll::Ready(Ok(())) => {
+                    let taken = self.try_write(&self.waiting.borrow());
+                    has_progress |= taken > 0;
+                    self.waiting.borrow_mut().advance(taken);
+                }
+            }
+            if self.is_lost.get() {
+                return Poll::Ready(());
+            }
+        }
+        *self.waiting.borrow_mut() = BytesMut::new();
+        *self.slow.borrow_mut() = None;
+        self.resume();
+        if self.is_lost.get() {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    }
+
+    fn resume(&self) {
+        let call = self.on_resume.borrow_mut().take(); // it may write, and set another one
+        if let Some(call) = call {
+            call();
+            self.on_resume.borrow_mut().get_or_insert(call);
+        }
+    }
+
+    fn poll_slow(&self, context: &mut Context<'_>, has_progress: bool) -> Poll<()> {
+        let now = Instant::now();
+        let mut found = self.slow.borrow_mut();
+        let slow = found.get_or_insert_with(|| Slow {
+            since: now,
+            progress: now,
+            timer: Box::pin(sleep_until(now)),
+        });
+        if has_progress {
+            slow.progress = now;
+        }
+        let since = if self.is_stream.get() {
+            slow.since
+        } else {
+            slow.progress
+        };
+        let timeout = self.options.slow_client_timeout.get();
+        let end = since + timeout;
+        if now < end {
+            slow.timer.as_mut().reset(end);
+            if slow.timer.as_mut().poll(context).is_pending() {
+                return Poll::Pending;
+            }
+        }
+        let name = self.name.borrow();
+        let name = if name.is_empty() { "a connection" } else { &name };
+        let waits = now.duration_since(since).max(timeout).as_secs_f64();
+        (self.options.log)(&format!(
+            "{name}: dropped: its client has read nothing for {waits:.1} s (--slow-client-timeout)"
+        ));
+        count(&self.options.counts.dropped);
+        if let Some(stream) = &*self.stream.borrow() {
+            let _ = stream.set_zero_linger(); // what waits in the kernel is nothing to wait for either
+        }
+        self.is_lost.set(true);
+        Poll::Ready(())
+    }
+
+    /// Let go of the socket, whoever still holds this.
+    pub(crate) fn close(&self) {
+        self.is_lost.set(true);
+        *self.stream.borrow_mut() = None;
+        *self.waiting.borrow_mut() = BytesMut::new();
+        *self.slow.borrow_mut() = None;
+        *self.task.borrow_mut() = None;
+        self.set_on_resume(None);
+    }
+}

@@ -1,0 +1,4 @@
+#![allow(clippy::unwrap_used)]
+
+mod answer_end;
+mod head;

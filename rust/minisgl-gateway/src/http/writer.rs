@@ -1,0 +1,235 @@
+//! The way of one answer to its client.
+//!
+//! Keeps true: one answer to a request, and nothing behind its end; framing as uvicorn writes it.
+
+use std::cell::{Cell, RefCell};
+use std::io::Write;
+use std::rc::Rc;
+
+use bytes::Bytes;
+
+use super::Head;
+use super::link::Link;
+
+/// A larger buffer is not kept for the next answer.
+const MAX_SCRATCH_BYTES: usize = 1 << 18;
+
+/// Writes one answer. Cheap to clone; nothing here blocks or wakes a task: bytes go to the socket at once, what it does
+/// not take waits in a buffer.
+#[derive(Clone)]
+pub struct Writer {
+    answer: Rc<Answer>,
+}
+
+/// Name and value of a header.
+pub type Pair<'a> = (&'a str, &'a str);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    None,
+    Begun,
+    Ended,
+}
+
+/// What a connection knows of the answer that is under way.
+pub(crate) struct Answer {
+    link: Rc<Link>,
+    is_head: bool,
+    keep_alive: Cell<bool>,
+    progress: Cell<Progress>,
+    body: RefCell<Option<Bytes>>,
+}
+
+impl Answer {
+    /// `body`: to pass on if the request is.
+    pub(crate) fn new(link: Rc<Link>, head: Option<&Head>, body: Option<Bytes>) -> Rc<Self> {
+        Rc::new(Self {
+            link,
+            is_head: head.is_some_and(|head| head.method == "HEAD"),
+            keep_alive: Cell::new(head.is_some_and(|head| head.keep_alive)),
+            progress: Cell::new(Progress::None),
+            body: RefCell::new(body),
+        })
+    }
+
+    pub(crate) fn writer(self: &Rc<Self>) -> Writer {
+        Writer { answer: self.clone() }
+    }
+
+    pub(crate) fn progress(&self) -> Progress {
+        self.progress.get()
+    }
+
+    pub(crate) fn take_body(&self) -> Option<Bytes> {
+        self.body.take()
+    }
+
+    /// Nothing more is written for it. Whether the connection may go on.
+    pub(crate) fn close(&self) -> bool {
+        let is_whole = self.progress.replace(Progress::Ended) == Progress::Ended;
+        self.link.is_stream.set(false);
+        self.link.set_on_resume(None);
+        self.link.name.borrow_mut().clear();
+        self.body.take();
+        is_whole && self.keep_alive.get()
+    }
+
+    /// The connection ends with this answer.
+    pub(crate) fn end_connection(&self) {
+        self.keep_alive.set(false);
+    }
+
+    fn push_head(&self, to: &mut Vec<u8>, status: u16, content_type: &str, head: &[Pair<'_>], length: Option<usize>) {
+        let _ = write!(to, "HTTP/1.1 {status} {}\r\ndate: ", phrase(status));
+        self.link.options.push_date(to);
+        if let Some(length) = length {
+            let _ = write!(to, "\r\ncontent-length: {length}");
+        }
+        let types = [("content-type", content_type)];
+        let types = types.iter().filter(|(_, value)| !value.is_empty());
+        let mut closes = false;
+        for (name, value) in types.chain(head) {
+            to.extend_from_slice(b"\r\n");
+            to.extend_from_slice(name.as_bytes());
+            to.extend_from_slice(b": ");
+            to.extend_from_slice(value.as_bytes());
+            closes |= *name == "connection" && value.eq_ignore_ascii_case("close");
+        }
+        if closes || self.link.is_last.get() {
+            self.end_connection();
+        }
+        if !self.keep_alive.get() && !closes {
+            to.extend_from_slice(b"\r\nconnection: close");
+        }
+        if length.is_none() && status != 204 && status != 304 {
+            to.extend_from_slice(b"\r\ntransfer-encoding: chunked");
+        }
+        to.extend_from_slice(b"\r\n\r\n");
+    }
+
+    /// Call with an empty buffer that is used again and again.
+    fn with_scratch(&self, call: impl FnOnce(&mut Vec<u8>)) {
+        let mut scratch = self.link.options.scratch.take();
+        scratch.clear();
+        call(&mut scratch);
+        if scratch.capacity() <= MAX_SCRATCH_BYTES {
+            self.link.options.scratch.replace(scratch);
+        }
+    }
+}
+
+impl Writer {
+    /// The name of the request in log lines.
+    pub fn set_name(&self, name: &str) {
+        if self.answer.progress.get() != Progress::Ended {
+            name.clone_into(&mut self.answer.link.name.borrow_mut());
+        }
+    }
+
+    /// The request is not passed on any more: its body need not be kept for that. What begins an answer says it too.
+    pub fn commit(&self) {
+        self.answer.body.take();
+    }
+
+    /// A whole answer. `head` are further headers; length, date and connection are added.
+    pub fn whole(&self, status: u16, content_type: &str, head: &[Pair<'_>], body: &[u8]) {
+        let answer = &self.answer;
+        if answer.progress.replace(Progress::Ended) != Progress::None {
+            return;
+        }
+        self.commit();
+        let length = (!body.is_empty() || !matches!(status, 204 | 304)).then_some(body.len());
+        answer.with_scratch(|scratch| {
+            answer.push_head(scratch, status, content_type, head, length);
+            if !answer.is_head {
+                scratch.extend_from_slice(body);
+            }
+            answer.link.write(scratch);
+        });
+    }
+
+    /// The head of a streamed answer, status 200. It goes out with the first part.
+    pub fn begin(&self, content_type: &str, head: &[Pair<'_>]) {
+        let answer = &self.answer;
+        if answer.progress.get() != Progress::None {
+            return;
+        }
+        answer.progress.set(Progress::Begun);
+        answer.link.is_stream.set(true);
+        self.commit();
+        answer.with_scratch(|scratch| {
+            answer.push_head(scratch, 200, content_type, head, None);
+            answer.link.hold(scratch);
+        });
+    }
+
+    /// The next part of a streamed answer. Empty parts are none.
+    pub fn part(&self, bytes: &[u8]) {
+        self.write(bytes, false);
+    }
+
+    /// The end of a streamed answer.
+    pub fn end(&self) {
+        self.write(b"", true);
+    }
+
+    /// The last part and the end in one write.
+    pub fn end_with(&self, bytes: &[u8]) {
+        self.write(bytes, true);
+    }
+
+    fn write(&self, bytes: &[u8], is_end: bool) {
+        let answer = &self.answer;
+        if answer.progress.get() != Progress::Begun || (bytes.is_empty() && !is_end) {
+            return;
+        }
+        if is_end {
+            answer.progress.set(Progress::Ended);
+        }
+        answer.with_scratch(|scratch| {
+            if !bytes.is_empty() {
+                let _ = write!(scratch, "{:x}\r\n", bytes.len());
+                scratch.extend_from_slice(bytes);
+                scratch.extend_from_slice(b"\r\n");
+            }
+            if is_end {
+                scratch.extend_from_slice(b"0\r\n\r\n");
+            }
+            answer.link.write(scratch);
+        });
+    }
+
+    /// Whether the client lags behind: what was written is not taken yet. Nothing more should be written until
+    /// `on_resume` is called.
+    pub fn is_paused(&self) -> bool {
+        self.answer.progress.get() != Progress::Ended && self.answer.link.is_blocked()
+    }
+
+    /// Called each time when the client has caught up; replaces what was set before.
+    pub fn on_resume(&self, call: Box<dyn Fn()>) {
+        if self.answer.progress.get() != Progress::Ended {
+            self.answer.link.set_on_resume(Some(call));
+        }
+    }
+}
+
+fn phrase(status: u16) -> &'static str {
+    match status {
+        200 => "OK",
+        204 => "No Content",
+        304 => "Not Modified",
+        400 => "Bad Request",
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        408 => "Request Timeout",
+        413 => "Request Entity Too Large",
+        415 => "Unsupported Media Type",
+        429 => "Too Many Requests",
+        500 => "Internal Server Error",
+        503 => "Service Unavailable",
+        504 => "Gateway Timeout",
+        _ => "",
+    }
+}

@@ -1,0 +1,36 @@
+//! HTTP, text and routing in front of an engine process. A request that the gateway is sure of it answers by itself;
+//! every other request, every error and every rare route goes on, unchanged, to the Python server.
+//!
+//! Keeps true: what it answers is what the Python server would have answered; a request is answered by exactly one of
+//! the two; a panic in one request is that request's error only.
+//! Doesn't know: scheduling, models, Python. It speaks to the engine process in its messages (docs/protocol.md).
+//!
+//! - [`text`]: templates, encoding, decoding, stop strings. No I/O.
+//! - [`message`]: the messages of the engine process, and their bytes.
+//! - [`engine`]: the connection to an engine process.
+//! - [`http`]: connections of clients, and passing requests on.
+//! - [`answer`]: bodies, generations, and the shapes of answers.
+//! - [`callers`], [`prepare`], [`pool`], [`live`], [`lengths`], [`keys`]: the steps of a request; [`worker`]: all of them.
+//! - [`server`]: the gateway as its owner sees it, [`shared`] and [`metrics`]: what both see.
+//! - [`alone`], [`metrics_text`]: what a process of its own needs beside.
+
+#![deny(unsafe_code)]
+
+pub mod alone;
+pub mod answer;
+pub mod callers;
+pub mod config;
+pub mod engine;
+pub mod http;
+pub mod keys;
+pub mod lengths;
+pub mod live;
+pub mod message;
+pub mod metrics;
+pub mod metrics_text;
+pub mod pool;
+pub mod prepare;
+pub mod server;
+pub mod shared;
+pub mod text;
+pub mod worker;

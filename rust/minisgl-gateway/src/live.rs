@@ -1,0 +1,158 @@
+//! The requests that are in the engine (`frontend/output_processor.py`, `engine_client.py`).
+//!
+//! Keeps true: ids are never reused; every submitted request ends exactly once, also when the engine dies; a generation
+//! is notified once of all that came for its choices.
+//! Doesn't know: text, HTTP.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::rc::Rc;
+use std::time::Instant;
+
+use crate::answer::choice::Finish;
+use crate::answer::generation::Generation;
+use crate::message::StepTokens;
+use crate::metrics::Metrics;
+
+/// Ids are numbers in a row: they spread by themselves.
+#[derive(Default)]
+pub struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = self.0.wrapping_mul(0x100).wrapping_add(u64::from(byte));
+        }
+    }
+    fn write_i64(&mut self, id: i64) {
+        self.0 = (id as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+}
+
+struct Entry {
+    generation: Rc<Generation>,
+    choice: usize,
+    num_prompt: usize,
+    key: usize, // number of its caller's API key
+    sent: Instant,
+    waits: bool, // for its first step
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct Live {
+    entries: HashMap<i64, Entry, BuildHasherDefault<IdHasher>>,
+    next_id: i64,
+    waiting: Waiting,
+}
+
+/// Sent, and not known to have a row.
+#[derive(Default)]
+struct Waiting {
+    requests: usize,
+    tokens: usize,      // of their prompts
+    by_key: Vec<usize>, // up to the highest number that was seen
+}
+
+impl Waiting {
+    fn begins(&mut self, entry: &Entry) {
+        self.requests += 1;
+        self.tokens += entry.num_prompt;
+        if self.by_key.len() <= entry.key {
+            self.by_key.resize(entry.key + 1, 0);
+        }
+        self.by_key[entry.key] += 1;
+    }
+
+    fn ends(&mut self, entry: &mut Entry) {
+        if std::mem::replace(&mut entry.waits, false) {
+            self.requests -= 1;
+            self.tokens -= entry.num_prompt;
+            self.by_key[entry.key] -= 1;
+        }
+    }
+}
+
+impl Live {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Sent, and not known to have a row; and the tokens of their prompts.
+    pub fn waiting(&self) -> (usize, usize) {
+        (self.waiting.requests, self.waiting.tokens)
+    }
+
+    /// The same of an API key.
+    pub fn waiting_of(&self, key: usize) -> usize {
+        self.waiting.by_key.get(key).copied().unwrap_or(0)
+    }
+
+    /// A new request with a prompt of so many tokens, of the API key of this number; returns its id.
+    pub fn add(&mut self, generation: &Rc<Generation>, choice: usize, num_prompt: usize, key: usize) -> i64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        let entry = Entry {
+            generation: Rc::clone(generation),
+            choice,
+            num_prompt,
+            key,
+            sent: Instant::now(),
+            waits: true,
+        };
+        self.waiting.begins(&entry);
+        self.entries.insert(id, entry);
+        id
+    }
+
+    /// What still comes for it is dropped. False if it has ended.
+    pub fn remove(&mut self, id: i64) -> bool {
+        let Some(mut entry) = self.entries.remove(&id) else {
+            return false;
+        };
+        self.waiting.ends(&mut entry);
+        true
+    }
+
+    /// Everything that lives, which lives no longer: the engine is gone.
+    pub fn take_all(&mut self) -> Vec<Rc<Generation>> {
+        self.waiting = Waiting::default();
+        self.entries.drain().map(|(_, entry)| entry.generation).collect()
+    }
+
+    /// Adds what a step brought to its requests; `due` gets the generations that are to be notified.
+    pub fn process(&mut self, step: &mut StepTokens, metrics: &Metrics, due: &mut Vec<Rc<Generation>>) {
+        for &(id, cached_len) in &step.admitted {
+            if let Some(entry) = self.entries.get_mut(&id) {
+                entry.generation.admitted(entry.choice, cached_len);
+                metrics.queue.observe(entry.sent.elapsed().as_secs_f64(), 1);
+                self.waiting.ends(entry);
+            }
+        }
+        for ((&id, &token), &reason) in step.req_ids.iter().zip(&step.tokens).zip(&step.reasons) {
+            let Some(entry) = self.entries.get(&id) else { continue }; // aborted here, the engine did not know yet
+            let reason = Finish::of(reason);
+            let error = reason.and_then(|_| {
+                let at = step.errors.iter().position(|(one, _)| *one == id)?;
+                Some(step.errors.swap_remove(at).1)
+            });
+            let generation = &entry.generation;
+            generation.add(entry.choice, token, reason, error);
+            if !generation.is_due.replace(true) {
+                due.push(Rc::clone(generation));
+            }
+            if reason.is_some() {
+                self.remove(id);
+            }
+        }
+    }
+}

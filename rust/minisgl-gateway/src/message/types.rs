@@ -1,0 +1,318 @@
+//! The messages: those of `minisgl.message.types` that a front end needs, with arrays instead of their bytes.
+
+/// From the engine process.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FromEngine {
+    /// What the engine process is doing before it is ready.
+    LoadProgress(LoadProgress),
+    /// It takes requests now.
+    EngineReady(Box<EngineReady>),
+    /// A snapshot, at most every 100 ms while busy and once when idle.
+    EngineStats(Box<EngineStats>),
+    /// Every half second.
+    Heartbeat(Heartbeat),
+    /// All tokens and ends of one step.
+    StepTokens(StepTokens),
+    /// Lines about a step for the log, at level debug.
+    Narration(Vec<String>),
+    /// What became of a prefix of the cache: for the Python server.
+    PrefixChanged {
+        /// Of its [`ToEngine::AddPrefix`].
+        prefix_id: i64,
+        /// `warming`, `ready`, `refused`, `removed` or `unknown`.
+        state: String,
+    },
+    /// The cache was emptied: for the Python server.
+    CacheCleared,
+    /// What the last steps did: for the Python server.
+    Watched,
+    /// From a pool: what one of its engines said, a list of messages in msgpack.
+    EngineSays {
+        /// Its number.
+        engine: i64,
+        /// As the engine wrote them.
+        messages: Vec<u8>,
+    },
+    /// From a pool: what became of one of its engines.
+    EngineState {
+        /// Its number.
+        engine: i64,
+        /// `starting`, `ready`, `silent` or `dead`.
+        state: String,
+        /// Why.
+        reason: String,
+    },
+    /// The engine process cannot go on, or not with this front end: what happened. The last message.
+    EngineFailed(String),
+}
+
+/// A line, or with `total` how far the step `text` is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// The line.
+    pub text: String,
+    /// Of `total`.
+    pub done: i64,
+    /// 0: only a line.
+    pub total: i64,
+}
+
+/// What the engine is. See `minisgl.message.EngineReady`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct EngineReady {
+    pub engine: String,
+    pub model_dir: Option<String>,
+    pub vocab_size: i64,
+    pub max_seq_len: i64,
+    pub eos_ids: Vec<i32>,
+    pub num_pages: i64,
+    pub page_size: i64,
+    pub device: String,
+    pub dtype: String,
+    pub cpu_backend: String,
+    pub cpu_backend_fallback: String,
+    pub simulated: String,
+    pub engine_details: String,
+}
+
+/// The numbers of the scheduler. What else `minisgl.message.EngineStats` has is for the Python server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct EngineStats {
+    pub num_waiting: i64,
+    pub num_running: i64,
+    pub num_pages: i64,
+    pub num_free_pages: i64,
+    pub num_evictable_pages: i64,
+    pub num_protected_pages: i64,
+    pub num_held_pages: i64,
+    pub num_retracted_total: i64,
+    pub num_prompt_tokens_total: i64,
+    pub num_cached_tokens_total: i64,
+    pub num_steps_total: i64,
+}
+
+/// What the step loop of a process is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Nothing, or nothing that could hang.
+    Idle,
+    /// It computes a step.
+    Working,
+    /// It waits for the forward of a step.
+    Forward,
+}
+
+/// What the step loop is doing, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heartbeat {
+    /// What.
+    pub phase: Phase,
+    /// Since when, in seconds.
+    pub age_s: f64,
+    /// The step of a forward, else -1.
+    pub step: i64,
+}
+
+/// All tokens and ends of one step. The first three arrays belong together.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepTokens {
+    /// Its number.
+    pub step: i64,
+    /// Requests with a token or an end.
+    pub req_ids: Vec<i64>,
+    /// The token of each; -1: none, only the end.
+    pub tokens: Vec<i32>,
+    /// How each ended, `minisgl.step.FinishReason`; 0: it goes on.
+    pub reasons: Vec<i32>,
+    /// Requests admitted for the first time since the last message, and how many of their prompt tokens were cached.
+    pub admitted: Vec<(i64, i32)>,
+    /// Why requests ended with an error.
+    pub errors: Vec<(i64, String)>,
+    /// Of the tokens whose requests ask for them.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Of prompts whose requests ask for them.
+    pub prompt_logprobs: Vec<PromptLogprobs>,
+    /// Of prompts of which nothing else is wanted.
+    pub embeddings: Vec<Embedding>,
+}
+
+/// What a prompt is for the model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Embedding {
+    /// Whose prompt.
+    pub req_id: i64,
+    /// Its numbers, float32 as bytes.
+    pub numbers: Vec<u8>,
+}
+
+/// Log probabilities of one token and the most likely ones in its place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprobs {
+    /// Of the token in [`StepTokens::tokens`].
+    pub index: usize,
+    /// Its own.
+    pub logprob: f64,
+    /// The most likely ones.
+    pub top_ids: Vec<i32>,
+    /// And theirs.
+    pub top_logprobs: Vec<f64>,
+}
+
+/// Of the prompt tokens from position `first` on; may come again.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptLogprobs {
+    /// Whose prompt.
+    pub req_id: i64,
+    /// The first position.
+    pub first: i64,
+    /// By position, as the next two.
+    pub logprobs: Vec<f64>,
+    /// The most likely ones.
+    pub top_ids: Vec<Vec<i32>>,
+    /// And theirs.
+    pub top_logprobs: Vec<Vec<f64>>,
+}
+
+/// To the engine process.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ToEngine {
+    /// The first message of a connection: who speaks, for the engine's log.
+    Hello {
+        /// Such as "gateway".
+        name: String,
+    },
+    /// A new request.
+    AddRequest {
+        /// The front end's own, below [`super::ID_LIMIT`], above all before it on its connection.
+        req_id: i64,
+        /// The prompt.
+        tokens: Vec<i32>,
+        /// Resolved: `seed` and `max_tokens` are set, `n` is 1.
+        sampling: Box<SamplingParams>,
+        /// Lower comes first.
+        priority: i64,
+        /// The last tokens, which an engine that was lost has generated.
+        num_generated: i64,
+        /// Number of the caller's API key in the key file; 0: none.
+        key: i64,
+    },
+    /// Nobody waits for it any more.
+    AbortRequest(i64),
+    /// A stop string was found in its text.
+    FinishRequest(i64),
+    /// Compute these tokens when nobody waits, and keep them in the prefix cache.
+    AddPrefix {
+        /// The sender's, and of the engine, not of the connection.
+        prefix_id: i64,
+        /// The prefix.
+        tokens: Vec<i32>,
+        /// Keep them until [`ToEngine::RemovePrefix`], else as long as others are kept.
+        pin: bool,
+    },
+    /// Forget this prefix.
+    RemovePrefix(i64),
+    /// Empty the prefix cache.
+    ClearCache,
+    /// Tell what steps do, or the tree, for a few seconds.
+    Watch {
+        /// The batches of steps.
+        steps: bool,
+        /// The radix tree, once.
+        tree: bool,
+    },
+    /// Let each step take so many milliseconds longer.
+    SlowMotion(i64),
+    /// Abort what lives, close the engine, exit with 0.
+    Shutdown,
+}
+
+/// From a pool of engines, which speaks to front ends as an engine process does.
+#[derive(Clone, Copy, Debug)]
+pub enum FromPool<'a> {
+    /// As [`FromEngine::LoadProgress`].
+    LoadProgress(&'a LoadProgress),
+    /// As [`FromEngine::EngineReady`].
+    EngineReady(&'a EngineReady),
+    /// As [`FromEngine::Heartbeat`]; of no process in particular.
+    Heartbeat(&'a Heartbeat),
+    /// As [`FromEngine::StepTokens`].
+    StepTokens(&'a StepTokens),
+    /// As [`FromEngine::EngineSays`].
+    EngineSays {
+        /// Number of the engine.
+        engine: i64,
+        /// As it wrote them, each a message.
+        messages: &'a [&'a [u8]],
+    },
+    /// As [`FromEngine::EngineState`].
+    EngineState {
+        /// Number of the engine.
+        engine: i64,
+        /// `starting`, `ready`, `silent` or `dead`.
+        state: &'a str,
+        /// Why.
+        reason: &'a str,
+    },
+    /// As [`FromEngine::EngineFailed`].
+    EngineFailed(&'a str),
+}
+
+/// How one request samples and when it ends: the fields and defaults of `minisgl.sampling_params.SamplingParams`.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub struct SamplingParams {
+    pub max_tokens: Option<i64>,
+    pub min_tokens: i64,
+    pub temperature: f64,
+    pub top_k: i64,
+    pub top_p: f64,
+    pub min_p: f64,
+    pub frequency_penalty: f64,
+    pub presence_penalty: f64,
+    pub repetition_penalty: f64,
+    /// By token id, in the order of the request; no id twice.
+    pub logit_bias: Vec<(i64, f64)>,
+    pub allowed_token_ids: Vec<i64>,
+    pub bad_words: Vec<String>,
+    pub bad_token_ids: Vec<Vec<i64>>,
+    pub seed: Option<i64>,
+    pub n: i64,
+    pub stop: Vec<String>,
+    pub stop_token_ids: Vec<i64>,
+    pub ignore_eos: bool,
+    pub logprobs: Option<i64>,
+    pub prompt_logprobs: Option<i64>,
+    pub grammar: Option<String>,
+    pub embedding: Option<String>,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            max_tokens: None,
+            min_tokens: 0,
+            temperature: 1.0,
+            top_k: -1,
+            top_p: 1.0,
+            min_p: 0.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            repetition_penalty: 1.0,
+            logit_bias: Vec::new(),
+            allowed_token_ids: Vec::new(),
+            bad_words: Vec::new(),
+            bad_token_ids: Vec::new(),
+            seed: None,
+            n: 1,
+            stop: Vec::new(),
+            stop_token_ids: Vec::new(),
+            ignore_eos: false,
+            logprobs: None,
+            prompt_logprobs: None,
+            grammar: None,
+            embedding: None,
+        }
+    }
+}

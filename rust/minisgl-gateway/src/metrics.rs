@@ -1,0 +1,244 @@
+//! What the gateway measures, in the words and bounds of `metrics/server_metrics.py`, which adds both up.
+//!
+//! Keeps true: one thread counts, any thread reads; counting neither locks nor allocates.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use crate::answer::choice::Finish;
+
+/// Upper ends of the buckets of times, in seconds.
+pub const SECONDS: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
+];
+/// Upper ends of the buckets of lengths, in tokens.
+pub const TOKENS: &[f64] = &[
+    1.0, 4.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131072.0,
+];
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// Counts by bucket; the last is of what lies beyond the bounds.
+#[derive(Debug)]
+pub struct Histogram {
+    bounds: &'static [f64],
+    counts: Box<[AtomicU64]>,
+    sum: AtomicU64, // the bits of a float
+}
+
+impl Histogram {
+    fn new(bounds: &'static [f64]) -> Histogram {
+        Histogram {
+            bounds,
+            counts: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(),
+            sum: AtomicU64::new(0),
+        }
+    }
+
+    /// `value` was seen `count` times.
+    pub fn observe(&self, value: f64, count: u64) {
+        let bucket = self.bounds.partition_point(|&bound| bound < value);
+        self.counts[bucket].fetch_add(count, Relaxed);
+        let sum = f64::from_bits(self.sum.load(Relaxed)) + value * count as f64;
+        self.sum.store(sum.to_bits(), Relaxed);
+    }
+
+    /// Upper ends of all buckets but the last.
+    pub fn bounds(&self) -> &'static [f64] {
+        self.bounds
+    }
+
+    /// Counts by bucket, and the sum.
+    pub fn read(&self) -> (Vec<u64>, f64) {
+        (
+            self.counts.iter().map(|one| one.load(Relaxed)).collect(),
+            f64::from_bits(self.sum.load(Relaxed)),
+        )
+    }
+}
+
+/// How often something happened, and how long it took, in nanoseconds.
+#[derive(Debug, Default)]
+pub struct Meter {
+    count: AtomicU64,
+    total: AtomicU64,
+    longest: AtomicU64,
+    window: AtomicU64,
+    before: AtomicU64,
+}
+
+impl Meter {
+    /// `count` things took `took` together.
+    pub fn add(&self, took: Duration, count: u64) {
+        let ns = took.as_nanos() as u64;
+        self.count.fetch_add(count, Relaxed);
+        self.total.fetch_add(ns, Relaxed);
+        self.window.fetch_max(ns, Relaxed);
+    }
+
+    fn next_window(&self) {
+        let window = self.window.swap(0, Relaxed);
+        self.longest.fetch_max(window, Relaxed);
+        self.before.store(window, Relaxed);
+    }
+
+    /// Count, and seconds: altogether, at most, at most in the last 10 to 20 seconds.
+    pub fn read(&self) -> (u64, f64, f64, f64) {
+        let recent = self.window.load(Relaxed).max(self.before.load(Relaxed));
+        let longest = self.longest.load(Relaxed).max(recent);
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        (
+            self.count.load(Relaxed),
+            seconds(self.total.load(Relaxed)),
+            seconds(longest),
+            seconds(recent),
+        )
+    }
+}
+
+/// The most that something has been.
+#[derive(Debug, Default)]
+pub struct Peak {
+    most: AtomicU64,
+    window: AtomicU64,
+    before: AtomicU64,
+}
+
+impl Peak {
+    /// It is so many now.
+    pub fn see(&self, now: usize) {
+        self.window.fetch_max(now as u64, Relaxed);
+    }
+
+    fn next_window(&self) {
+        let window = self.window.swap(0, Relaxed);
+        self.most.fetch_max(window, Relaxed);
+        self.before.store(window, Relaxed);
+    }
+
+    /// In the last 10 to 20 seconds, and since the start.
+    pub fn read(&self) -> (u64, u64) {
+        let recent = self.window.load(Relaxed).max(self.before.load(Relaxed));
+        (recent, self.most.load(Relaxed).max(recent))
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub struct Metrics {
+    pub in_flight: Peak,
+    pub queued: Peak,
+    pub accepted: AtomicU64,
+    pub finished: [AtomicU64; 4], // stop, length, abort, error
+    pub generated: AtomicU64,
+    pub shortened: AtomicU64, // of `accepted`, by --adaptive-max-tokens
+    pub answered: AtomicU64,
+    pub passed_on: AtomicU64,
+    pub ttft: Histogram,
+    pub itl: Histogram,
+    pub e2e: Histogram,
+    pub queue: Histogram,
+    pub prompt: Histogram,
+    pub answer: Histogram,
+    pub dispatch: Meter,
+    pub tokenize: Meter,
+    pub detokenize: Meter,
+}
+
+impl Metrics {
+    /// All at zero.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Metrics {
+        Metrics {
+            in_flight: Peak::default(),
+            queued: Peak::default(),
+            accepted: AtomicU64::new(0),
+            finished: Default::default(),
+            generated: AtomicU64::new(0),
+            shortened: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
+            passed_on: AtomicU64::new(0),
+            ttft: Histogram::new(SECONDS),
+            itl: Histogram::new(SECONDS),
+            e2e: Histogram::new(SECONDS),
+            queue: Histogram::new(SECONDS),
+            prompt: Histogram::new(TOKENS),
+            answer: Histogram::new(TOKENS),
+            dispatch: Meter::default(),
+            tokenize: Meter::default(),
+            detokenize: Meter::default(),
+        }
+    }
+
+    /// The histograms by name.
+    pub fn histograms(&self) -> [(&'static str, &Histogram); 6] {
+        [
+            ("ttft", &self.ttft),
+            ("itl", &self.itl),
+            ("e2e", &self.e2e),
+            ("queue", &self.queue),
+            ("prompt", &self.prompt),
+            ("answer", &self.answer),
+        ]
+    }
+
+    /// The meters by name.
+    pub fn meters(&self) -> [(&'static str, &Meter); 3] {
+        [
+            ("dispatch", &self.dispatch),
+            ("tokenize", &self.tokenize),
+            ("detokenize", &self.detokenize),
+        ]
+    }
+
+    /// `count` tokens of one request came at once; the time since the last is shared among them.
+    pub fn tokens(&self, count: usize, arrival: Instant, last: Option<Instant>, now: Instant) {
+        self.generated.fetch_add(count as u64, Relaxed);
+        match last {
+            None => self.ttft.observe((now - arrival).as_secs_f64(), 1),
+            Some(last) => self
+                .itl
+                .observe((now - last).as_secs_f64() / count as f64, count as u64),
+        }
+    }
+
+    /// Tokens of its prompt and of its answer.
+    pub fn ended(&self, reason: Finish, arrival: Instant, num_prompt: usize, num_generated: usize) {
+        let at = match reason {
+            Finish::Stop => 0,
+            Finish::Length => 1,
+            Finish::Abort => 2,
+            Finish::Error => 3,
+        };
+        self.finished[at].fetch_add(1, Relaxed);
+        self.prompt.observe(num_prompt as f64, 1);
+        if matches!(reason, Finish::Stop | Finish::Length) {
+            self.answer.observe(num_generated as f64, 1);
+            self.e2e.observe(arrival.elapsed().as_secs_f64(), 1);
+        }
+    }
+}
+
+/// Turns the meters' windows over.
+#[derive(Debug)]
+pub struct Windows(Instant);
+
+impl Windows {
+    /// The first begins.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Windows {
+        Windows(Instant::now())
+    }
+
+    /// Called before meters are read.
+    pub fn turn(&mut self, metrics: &Metrics) {
+        if self.0.elapsed() >= WINDOW {
+            self.0 = Instant::now();
+            for (_, meter) in metrics.meters() {
+                meter.next_window();
+            }
+            metrics.in_flight.next_window();
+            metrics.queued.next_window();
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! From a body to token ids: what of a request's work needs no connection, so that it can be done on any thread.
+
+use std::sync::Arc;
+
+use crate::answer::fields::Prompt;
+use crate::answer::plan::{Endpoint, Input, NotSure, Plan, plan};
+use crate::config::{GatewayConfig, TokenizerSource};
+use crate::keys::KeyCounts;
+use crate::shared::Early;
+use crate::text::{ChatTemplate, Tokenizer};
+
+/// What the answers of a model need.
+pub struct Loaded {
+    /// As Python gave it.
+    pub config: GatewayConfig,
+    /// The model's.
+    pub tokenizer: Arc<Tokenizer>,
+    /// The `default` one; None: there is none that the gateway can take.
+    pub template: Option<ChatTemplate>,
+    /// What API keys of a file use, by number.
+    pub keys: Vec<Arc<KeyCounts>>,
+}
+
+const DEFAULT_KEY: &str = "default"; // name of number 0 where there is a file of keys
+
+/// Bytes of token ids and texts that are kept to encode a conversation's next turn faster.
+pub const CACHE_BYTES: usize = 64 << 20;
+
+impl Loaded {
+    /// Loads the template, and the tokenizer unless it is `early`; the lines say what is passed on and why.
+    pub fn new(mut config: GatewayConfig, early: Option<Early>) -> Result<(Loaded, Vec<String>), String> {
+        let tokenizer = match (&config.tokenizer, early) {
+            (TokenizerSource::File(file), Some((found, tokenizer))) if *file == found => tokenizer,
+            (source, _) => load_tokenizer(source)?,
+        };
+        if let TokenizerSource::Text(text) = &mut config.tokenizer {
+            *text = String::new(); // megabytes that nobody needs any more
+        }
+        let mut lines = Vec::new();
+        let template = match config.chat_templates.get("default") {
+            None => None,
+            Some(source) => match ChatTemplate::new(source, &config.special_tokens) {
+                Ok(template) => Some(template),
+                Err(error) => {
+                    lines.push(format!(
+                        "chats are passed on to the Python server: the chat template: {error}"
+                    ));
+                    None
+                }
+            },
+        };
+        let keys = KeyCounts::of(&config.api_keys);
+        Ok((
+            Loaded {
+                keys,
+                config,
+                tokenizer,
+                template,
+            },
+            lines,
+        ))
+    }
+}
+
+impl Loaded {
+    /// What API keys use, with their names, number 0 first.
+    pub fn counts_by_name(&self) -> Vec<(String, Arc<KeyCounts>)> {
+        let of_file = self.config.api_keys.iter().map(|one| one.name.clone());
+        let names = std::iter::once(DEFAULT_KEY.to_owned()).chain(of_file);
+        names.zip(self.keys.iter().cloned()).collect()
+    }
+
+    /// The name of a key's number; None: there is no file of them.
+    pub fn key_name(&self, number: usize) -> Option<&str> {
+        let keys = &self.config.api_keys;
+        let of_file = number.checked_sub(1).and_then(|at| keys.get(at));
+        (!keys.is_empty()).then(|| of_file.map_or(DEFAULT_KEY, |one| &one.name))
+    }
+}
+
+/// As the gateway uses it.
+pub fn load_tokenizer(source: &TokenizerSource) -> Result<Arc<Tokenizer>, String> {
+    let found = Tokenizer::new(source, CACHE_BYTES);
+    found.map(Arc::new).map_err(|error| format!("tokenizer: {error}"))
+}
+
+/// A checked request with its prompts.
+pub struct Prepared {
+    /// What is to be generated.
+    pub plan: Plan,
+    /// Ids of each prompt: at least one, and fewer than the context has.
+    pub prompts: Vec<Vec<i32>>,
+}
+
+/// Parses, renders and encodes.
+pub fn prepare(loaded: &Loaded, endpoint: Endpoint, body: &[u8]) -> Result<Prepared, NotSure> {
+    let mut plan = plan(endpoint, body, &loaded.config)?;
+    let input = std::mem::replace(&mut plan.input, Input::Prompts(Vec::new()));
+    let prompts = match input {
+        Input::Conversation {
+            messages,
+            variables,
+            add_generation_prompt,
+        } => {
+            let template = loaded.template.as_ref().ok_or(NotSure)?;
+            let text = template
+                .render(&messages, &variables, add_generation_prompt)
+                .map_err(|_| NotSure)?;
+            vec![encoded(loaded, &text, false)?]
+        }
+        Input::Prompts(prompts) => prompts
+            .into_iter()
+            .map(|one| ids_of(loaded, one))
+            .collect::<Result<_, _>>()?,
+    };
+    for ids in &prompts {
+        if ids.is_empty() || ids.len() >= loaded.config.max_seq_len {
+            return Err(NotSure);
+        }
+    }
+    Ok(Prepared { plan, prompts })
+}
+
+fn ids_of(loaded: &Loaded, prompt: Prompt) -> Result<Vec<i32>, NotSure> {
+    match prompt {
+        Prompt::Text(text) => encoded(loaded, &text, true),
+        Prompt::Ids(ids) => {
+            let vocab_size = i32::try_from(loaded.config.vocab_size).unwrap_or(i32::MAX);
+            if ids.iter().all(|id| (0..vocab_size).contains(id)) {
+                Ok(ids)
+            } else {
+                Err(NotSure)
+            }
+        }
+    }
+}
+
+fn encoded(loaded: &Loaded, text: &str, add_special_tokens: bool) -> Result<Vec<i32>, NotSure> {
+    let ids = loaded
+        .tokenizer
+        .encode(text, add_special_tokens, loaded.config.max_seq_len)
+        .map_err(|_| NotSure)?;
+    ids.into_iter()
+        .map(|id| i32::try_from(id).map_err(|_| NotSure))
+        .collect()
+}
+
+/// Seed of choice `index` of n: the seed itself for the first, then by golden-ratio steps modulo 2**64.
+pub fn choice_seed(seed: i64, index: usize) -> i64 {
+    seed.wrapping_add((index as i64).wrapping_mul(0x9E37_79B9_7F4A_7C15_u64 as i64))
+}

@@ -1,0 +1,234 @@
+//! A gateway: its thread, and how its owner tells it what to do.
+//!
+//! Keeps true: clients are accepted from `start` on; everything is passed on until `serve`, and again from `drain` on;
+//! the thread has ended when `stop` returns.
+
+use std::io;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::{LocalSet, spawn_local};
+
+use crate::alone::Alone;
+use crate::answer::log::say;
+use crate::config::{GatewayConfig, TokenizerSource};
+use crate::engine::EngineLink;
+use crate::http::{Handler, Options, accept};
+use crate::pool::Pool;
+use crate::prepare::{Loaded, load_tokenizer};
+use crate::shared::Shared;
+use crate::worker::Worker;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+const IDLE_EVERY: Duration = Duration::from_millis(10);
+
+enum Command {
+    /// Told when the engine process is connected.
+    Serve(Arc<Loaded>, Sender<()>),
+    Drain,
+    /// Told when it is done.
+    Fail(String, Sender<()>),
+    Stop(Duration),
+}
+
+/// See the module. Dropping it stops it at once.
+pub struct Gateway {
+    commands: UnboundedSender<Command>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    shared: Arc<Shared>,
+}
+
+impl Gateway {
+    /// Accept clients on `listener`. `engine` and `fallback` are the Unix sockets of the engine process and of the Python
+    /// server; neither needs to be there yet.
+    pub fn start(listener: TcpListener, engine: PathBuf, fallback: PathBuf) -> io::Result<Gateway> {
+        Self::begin(listener, engine, fallback, false)
+    }
+
+    /// The same in a process without the Python server: it answers `/metrics` as well.
+    pub fn start_alone(listener: TcpListener, engine: PathBuf, fallback: PathBuf) -> io::Result<Gateway> {
+        Self::begin(listener, engine, fallback, true)
+    }
+
+    fn begin(listener: TcpListener, engine: PathBuf, fallback: PathBuf, is_alone: bool) -> io::Result<Gateway> {
+        listener.set_nonblocking(true)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()?;
+        let shared = Arc::new(Shared::new());
+        let pool = Pool::new()?;
+        let (commands, receiver) = unbounded_channel();
+        let seen = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("gateway".into()).spawn(move || {
+            let tasks = LocalSet::new();
+            let worker = Worker::new(Arc::clone(&seen), pool);
+            let alone = is_alone.then(|| Rc::new(Alone::new(Rc::clone(&worker), seen, fallback.clone())));
+            runtime.block_on(tasks.run_until(run(worker, alone, listener, engine, fallback, receiver)));
+        })?;
+        Ok(Gateway {
+            commands,
+            thread: Mutex::new(Some(thread)),
+            shared,
+        })
+    }
+
+    /// Loads a tokenizer.json, for a `serve` that names it: while the engine loads.
+    pub fn load(&self, file: PathBuf) -> Result<(), String> {
+        let tokenizer = load_tokenizer(&TokenizerSource::File(file.clone()))?;
+        self.shared.set_early(file, tokenizer);
+        Ok(())
+    }
+
+    /// Loads tokenizer and template, then answers what it is sure of. Returns what is passed on, and why.
+    pub fn serve(&self, config: GatewayConfig) -> Result<Vec<String>, String> {
+        let (loaded, mut lines) = Loaded::new(config, self.shared.take_early())?;
+        let loaded = Arc::new(loaded);
+        self.shared.set_loaded(&loaded);
+        let (sender, connected) = channel();
+        self.tell(Command::Serve(loaded, sender));
+        if connected.recv_timeout(CONNECT_TIMEOUT).is_err() {
+            lines.push("all is passed on until the engine process answers".to_owned());
+        }
+        Ok(lines)
+    }
+
+    /// From now on everything is passed on.
+    pub fn drain(&self) {
+        self.tell(Command::Drain);
+    }
+
+    /// Ends what it is answering with this error, before the engine process is told to end.
+    pub fn fail(&self, reason: &str) {
+        let (sender, done) = channel();
+        self.tell(Command::Fail(reason.to_owned(), sender));
+        let _ = done.recv_timeout(CONNECT_TIMEOUT); // else the thread has ended
+    }
+
+    /// Closes connections: those that are being answered after their answers, all at the latest after `grace`.
+    /// Idempotent.
+    pub fn stop(&self, grace: Duration) {
+        self.tell(Command::Stop(grace));
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            let _ = thread.join(); // whether it panicked or not, it has ended
+        }
+    }
+
+    /// What is measured and counted.
+    pub fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    fn tell(&self, command: Command) {
+        let _ = self.commands.send(command); // the thread has ended: nothing is to be done
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.stop(Duration::ZERO);
+    }
+}
+
+async fn run(
+    worker: Rc<Worker>,
+    alone: Option<Rc<Alone<Worker>>>,
+    listener: TcpListener,
+    engine: PathBuf,
+    fallback: PathBuf,
+    mut commands: UnboundedReceiver<Command>,
+) {
+    let options = Rc::new(Options::new(fallback, Box::new(|line| say("warning", line, false))));
+    let accepting = match alone {
+        Some(alone) => spawn_local(take_clients(listener, alone, Rc::clone(&options))),
+        None => spawn_local(take_clients(listener, Rc::clone(&worker), Rc::clone(&options))),
+    };
+    let mut following = None;
+    let looking = spawn_local(look(Rc::clone(&worker)));
+    let grace = loop {
+        match commands.recv().await {
+            Some(Command::Serve(loaded, connected)) => {
+                configure(&options, &loaded.config);
+                worker.serve(loaded, connected);
+                // not before: its last words are for the Python server, which tells why it did not start
+                following.get_or_insert_with(|| spawn_local(follow(Rc::clone(&worker), engine.clone())));
+            }
+            Some(Command::Drain) => worker.drain(),
+            Some(Command::Fail(reason, done)) => {
+                worker.fail(&reason);
+                let _ = done.send(()); // or nobody waits any more
+            }
+            Some(Command::Stop(grace)) => break grace,
+            None => break Duration::ZERO,
+        }
+    };
+    worker.drain();
+    options.stop.close();
+    let _ = tokio::time::timeout(grace, until_idle(&options)).await;
+    options.stop.cut();
+    for task in [accepting, looking].into_iter().chain(following) {
+        task.abort();
+    }
+    let _ = tokio::time::timeout(Duration::from_millis(200), until_idle(&options)).await;
+}
+
+fn configure(options: &Options, config: &GatewayConfig) {
+    let seconds = |value: f64| Duration::try_from_secs_f64(value).unwrap_or(Duration::MAX / 4);
+    options
+        .slow_client_timeout
+        .set(seconds(config.limits.slow_client_timeout));
+    options
+        .keep_alive_timeout
+        .set(Duration::from_secs(config.limits.keep_alive_timeout));
+    options.bodies.set_most(config.limits.max_encoding_bytes);
+}
+
+async fn until_idle(options: &Options) {
+    while options.counts.open.get() > 0 {
+        tokio::time::sleep(IDLE_EVERY).await;
+    }
+}
+
+async fn take_clients<H: Handler>(listener: TcpListener, handler: Rc<H>, options: Rc<Options>) {
+    if let Err(error) = accept(listener, handler, options).await {
+        say(
+            "error",
+            &format!("gateway: no client can connect any more: {error}"),
+            false,
+        );
+    }
+}
+
+async fn follow(worker: Rc<Worker>, engine: PathBuf) {
+    match EngineLink::connect(&engine, "gateway").await {
+        Ok(link) => worker.follow(link).await,
+        Err(error) => say(
+            "error",
+            &format!("gateway: the engine process cannot be reached: {error}"),
+            false,
+        ),
+    }
+}
+
+async fn look(worker: Rc<Worker>) {
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        worker.look();
+    }
+}
+
+impl Shared {
+    /// Whether nothing is being answered.
+    pub fn is_idle(&self) -> bool {
+        self.num_open.load(Relaxed) == 0
+    }
+}

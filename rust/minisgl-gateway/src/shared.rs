@@ -1,0 +1,99 @@
+//! What the gateway's thread and its owner's threads both see.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::metrics::{Metrics, Windows};
+use crate::prepare::Loaded;
+use crate::text::Tokenizer;
+
+/// A tokenizer and the file that it comes from.
+pub type Early = (PathBuf, Arc<Tokenizer>);
+
+/// See the module.
+pub struct Shared {
+    /// What the gateway measures.
+    pub metrics: Metrics,
+    /// Requests that the gateway is answering.
+    pub num_open: AtomicUsize,
+    /// Requests of the gateway in the engine.
+    pub num_live: AtomicUsize,
+    /// Of the gateway: bodies in hand and requests without a row in the engine.
+    pub num_waiting: AtomicUsize,
+    /// Tokens of the prompts of those in the engine.
+    pub num_waiting_tokens: AtomicUsize,
+    /// The same of the Python server.
+    pub others_waiting: AtomicUsize,
+    /// The same of the Python server.
+    pub others_waiting_tokens: AtomicUsize,
+    /// Requests of the Python server in the engine.
+    pub others_live: AtomicUsize,
+    early: Mutex<Option<Early>>,
+    loaded: Mutex<Option<Arc<Loaded>>>,
+    windows: Mutex<Windows>,
+}
+
+impl Shared {
+    /// Nothing has happened yet.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Shared {
+        let zero = || AtomicUsize::new(0);
+        Shared {
+            metrics: Metrics::new(),
+            num_open: zero(),
+            num_live: zero(),
+            num_waiting: zero(),
+            num_waiting_tokens: zero(),
+            others_waiting: zero(),
+            others_waiting_tokens: zero(),
+            others_live: zero(),
+            early: Mutex::new(None),
+            loaded: Mutex::new(None),
+            windows: Mutex::new(Windows::new()),
+        }
+    }
+
+    /// What the Python side has waiting and in the engine; and by number of an API key what waits there, and the tokens
+    /// that were used there.
+    pub fn publish(&self, num_waiting: usize, num_waiting_tokens: usize, num_live: usize, keys: &[(usize, u64)]) {
+        self.others_waiting.store(num_waiting, Relaxed);
+        self.others_waiting_tokens.store(num_waiting_tokens, Relaxed);
+        self.others_live.store(num_live, Relaxed);
+        if keys.is_empty() {
+            return;
+        }
+        for (counts, (waiting, tokens)) in self.loaded().iter().flat_map(|one| &one.keys).zip(keys) {
+            counts.others_waiting.store(*waiting, Relaxed);
+            counts.others_tokens.store(*tokens, Relaxed);
+        }
+    }
+
+    /// A tokenizer that is loaded before it is known whether it is the one.
+    pub fn set_early(&self, file: PathBuf, tokenizer: Arc<Tokenizer>) {
+        *self.early.lock().unwrap_or_else(PoisonError::into_inner) = Some((file, tokenizer));
+    }
+
+    /// The same, once.
+    pub fn take_early(&self) -> Option<Early> {
+        self.early.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// What the model needs, once it is loaded.
+    pub fn loaded(&self) -> Option<Arc<Loaded>> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// From now on.
+    pub fn set_loaded(&self, loaded: &Arc<Loaded>) {
+        *self.loaded.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(loaded));
+    }
+
+    /// Before the meters are read.
+    pub fn turn_windows(&self) {
+        self.windows
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .turn(&self.metrics);
+    }
+}

@@ -1,0 +1,234 @@
+//! What a tokenizer's ids stand for, in bytes (`tokenizer/decode.py`, `DecodeTable`).
+//!
+//! Keeps true: ids beyond the vocabulary stand for nothing.
+//! Doesn't know: streams.
+
+use super::normalize::Backend;
+use serde_json::Value;
+
+/// How a tokenizer's tokens become text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Byte-level BPE: every token is some bytes.
+    ByteLevel,
+    /// Sentencepiece: a token is its own text, or one byte.
+    Literal,
+    /// Any other: the library decodes a few ids at a time.
+    Window,
+}
+
+const IS_BYTE: u8 = 1;
+const IS_SPECIAL: u8 = 2;
+
+/// Bytes of all ids, one after the other.
+pub(super) struct Table {
+    pub(super) kind: Kind,
+    data: Vec<u8>,
+    ends: Vec<u32>,
+    flags: Vec<u8>,
+    longest: usize,
+}
+
+impl Table {
+    pub(super) fn new(backend: &Backend) -> Self {
+        let steps = decoder_steps(backend);
+        let kind = kind_of(&steps);
+        let falls_back = steps.iter().any(|step| type_of(step) == "ByteFallback");
+        let replacements = if kind == Kind::Literal {
+            replacements(&steps)
+        } else {
+            Vec::new()
+        };
+        let alphabet = char_to_byte();
+        let num_ids = backend
+            .get_vocab(true)
+            .values()
+            .max()
+            .map_or(0, |&last| to_usize(last) + 1);
+        let mut table = Self {
+            kind,
+            data: Vec::new(),
+            ends: Vec::new(),
+            flags: vec![0; num_ids],
+            longest: 1,
+        };
+        for id in 0..num_ids {
+            if let Some(token) = u32::try_from(id).ok().and_then(|id| backend.id_to_token(id)) {
+                let byte = if falls_back { byte_token(&token) } else { None };
+                if byte.is_some() {
+                    table.flags[id] |= IS_BYTE;
+                }
+                match kind {
+                    Kind::ByteLevel => push_byte_level(&token, &alphabet, &mut table.data),
+                    _ => match byte {
+                        Some(byte) => table.data.push(byte),
+                        None => table.data.extend(replaced(token, &replacements).as_bytes()),
+                    },
+                }
+            }
+            table.ends.push(u32::try_from(table.data.len()).unwrap_or(u32::MAX));
+        }
+        let mut begin = 0;
+        for &end in &table.ends {
+            table.longest = table.longest.max(to_usize(end - begin));
+            begin = end;
+        }
+        for (id, token) in backend.get_added_tokens_decoder() {
+            if let Some(flags) = table.flags.get_mut(to_usize(id)).filter(|_| token.special) {
+                *flags |= IS_SPECIAL;
+            }
+        }
+        table
+    }
+
+    /// One more than the largest id.
+    pub(super) fn num_ids(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The most bytes that one id stands for; one at least.
+    pub(super) fn longest(&self) -> usize {
+        self.longest
+    }
+
+    pub(super) fn of(&self, id: i32) -> &[u8] {
+        let Some(at) = self.place(id) else { return &[] };
+        let begin = if at == 0 { 0 } else { self.ends[at - 1] };
+        &self.data[to_usize(begin)..to_usize(self.ends[at])]
+    }
+
+    /// Whether a byte-fallback tokenizer spells a single byte with this id.
+    pub(super) fn is_byte(&self, id: i32) -> bool {
+        self.flag(id, IS_BYTE)
+    }
+
+    pub(super) fn is_special(&self, id: i32) -> bool {
+        self.flag(id, IS_SPECIAL)
+    }
+
+    fn flag(&self, id: i32, flag: u8) -> bool {
+        self.place(id).is_some_and(|at| self.flags[at] & flag != 0)
+    }
+
+    fn place(&self, id: i32) -> Option<usize> {
+        usize::try_from(id).ok().filter(|&at| at < self.ends.len())
+    }
+}
+
+pub(super) fn to_usize(number: u32) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+pub(super) fn type_of(step: &Value) -> &str {
+    step["type"].as_str().unwrap_or("")
+}
+
+/// The steps of a component in order, sequences of sequences made flat.
+pub(super) fn flat_steps(component: Value, inner: &str) -> Vec<Value> {
+    let mut found = Vec::new();
+    let mut waiting = vec![component];
+    while let Some(mut step) = waiting.pop() {
+        if step.is_null() {
+            continue;
+        }
+        if type_of(&step) != "Sequence" {
+            found.push(step);
+        } else if let Value::Array(parts) = step[inner].take() {
+            waiting.extend(parts.into_iter().rev());
+        }
+    }
+    found
+}
+
+fn decoder_steps(backend: &Backend) -> Vec<Value> {
+    flat_steps(
+        serde_json::to_value(backend.get_decoder()).unwrap_or_default(),
+        "decoders",
+    )
+}
+
+/// Literal is a token's text that does not depend on its neighbours: the decoders of sentencepiece. A strip at the
+/// beginning of the whole text is none of a text that goes on.
+fn kind_of(steps: &[Value]) -> Kind {
+    if steps.len() == 1 && type_of(&steps[0]) == "ByteLevel" {
+        return Kind::ByteLevel;
+    }
+    let mut rest = steps;
+    let mut skip = |kinds: &[&str], most: usize| {
+        let count = rest
+            .iter()
+            .take(most)
+            .take_while(|step| kinds.contains(&type_of(step)))
+            .count();
+        rest = &rest[count..];
+        count
+    };
+    let replaces = skip(&["Replace", "Metaspace"], usize::MAX);
+    skip(&["ByteFallback"], 1);
+    if skip(&["Fuse"], 1) == 1 {
+        skip(&["Strip"], 1);
+    }
+    let plain = steps.iter().all(|step| match type_of(step) {
+        "Replace" => step["pattern"]["String"].is_string(),
+        "Strip" => step["stop"] == 0,
+        _ => true,
+    });
+    if replaces > 0 && rest.is_empty() && plain {
+        Kind::Literal
+    } else {
+        Kind::Window
+    }
+}
+
+fn replacements(steps: &[Value]) -> Vec<(String, String)> {
+    let text = |value: &Value| value.as_str().unwrap_or("").to_owned();
+    let of_step = |step: &Value| match type_of(step) {
+        "Metaspace" => Some((text(&step["replacement"]), " ".to_owned())),
+        "Replace" => Some((text(&step["pattern"]["String"]), text(&step["content"]))),
+        _ => None,
+    };
+    steps.iter().filter_map(of_step).collect()
+}
+
+fn replaced(mut token: String, replacements: &[(String, String)]) -> String {
+    for (old, new) in replacements {
+        token = token.replace(old.as_str(), new);
+    }
+    token
+}
+
+/// `<0x0A>` is the byte 10.
+fn byte_token(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    let is_hex = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    if is_hex {
+        u8::from_str_radix(digits, 16).ok()
+    } else {
+        None
+    }
+}
+
+fn push_byte_level(token: &str, alphabet: &[Option<u8>; 512], data: &mut Vec<u8>) {
+    let begin = data.len();
+    for char in token.chars() {
+        let Some(byte) = alphabet.get(to_usize(u32::from(char))).copied().flatten() else {
+            data.truncate(begin);
+            data.extend(token.as_bytes());
+            return;
+        };
+        data.push(byte);
+    }
+}
+
+/// The alphabet of byte-level BPE (GPT-2): printable Latin-1 bytes are themselves, the others follow from U+0100.
+fn char_to_byte() -> [Option<u8>; 512] {
+    let mut found = [None; 512];
+    let mut next = 256;
+    for byte in 0..=u8::MAX {
+        let is_printable = matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+        let at = if is_printable { usize::from(byte) } else { next };
+        next += usize::from(!is_printable);
+        found[at] = Some(byte);
+    }
+    found
+}

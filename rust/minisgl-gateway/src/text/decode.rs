@@ -1,0 +1,240 @@
+//! Incremental detokenization: token ids in, text out, each character once and whole (`tokenizer/decode.py`).
+//!
+//! Keeps true: the text is the Python server's, however the ids are grouped.
+//! Doesn't know: stop strings, requests.
+
+use std::sync::Arc;
+
+use super::Tokenizer;
+use super::bytes::Kind;
+
+const REPLACEMENT: char = '\u{fffd}';
+const WINDOW_HOLD: usize = 8; // ids held back at most for a character that does not come
+const WINDOW_CONTEXT: usize = 4; // ids decoded again, so that joining rules see a left neighbour
+
+/// State of one stream.
+pub struct Decoder {
+    tokenizer: Arc<Tokenizer>,
+    skips_special: bool,
+    state: State,
+}
+
+enum State {
+    /// The beginning of a character.
+    ByteLevel(Vec<u8>),
+    /// Of the current run of byte tokens what is not delivered, and whether the run is no text.
+    Literal {
+        pending: Vec<u8>,
+        is_invalid: bool,
+    },
+    Window {
+        context: Vec<u32>,
+        held: Vec<u32>,
+    },
+}
+
+impl Decoder {
+    pub(super) fn new(tokenizer: &Arc<Tokenizer>, skips_special: bool) -> Self {
+        let state = match tokenizer.table().kind {
+            Kind::ByteLevel => State::ByteLevel(Vec::new()),
+            Kind::Literal => State::Literal {
+                pending: Vec::new(),
+                is_invalid: false,
+            },
+            Kind::Window => State::Window {
+                context: Vec::new(),
+                held: Vec::new(),
+            },
+        };
+        Self {
+            tokenizer: Arc::clone(tokenizer),
+            skips_special,
+            state,
+        }
+    }
+
+    /// Append the new text.
+    pub fn push(&mut self, ids: &[i32], out: &mut String) {
+        for &id in ids {
+            self.push_one(id, out);
+        }
+    }
+
+    /// `push` of one id; the number of characters of the new text that stand before the one in which the id begins:
+    /// those of held back bytes, if it does not go on with them.
+    pub fn place(&mut self, id: i32, out: &mut String) -> usize {
+        let table = self.tokenizer.table();
+        let is_skipped = self.skips_special && table.is_special(id);
+        let before = match &self.state {
+            State::ByteLevel(held) => match table.of(id).first() {
+                Some(&first) if !is_skipped && !held.is_empty() => {
+                    let mut begun = held.clone();
+                    begun.push(first);
+                    String::from_utf8_lossy(&begun).chars().count() - 1
+                }
+                _ => 0,
+            },
+            State::Literal { pending, .. } => pending.len(),
+            State::Window { .. } => 0,
+        };
+        let is_byte = table.is_byte(id);
+        let begin = out.len();
+        self.push_one(id, out);
+        if let State::Literal { is_invalid, .. } = self.state {
+            let goes_on = is_byte && !is_invalid;
+            return if out.len() > begin && !goes_on { before } else { 0 };
+        }
+        before
+    }
+
+    /// What was held back: the bytes of an unfinished character as U+FFFD.
+    pub fn flush(&mut self, out: &mut String) {
+        match &mut self.state {
+            State::ByteLevel(held) => {
+                push_lossy(held, out);
+                held.clear();
+            }
+            State::Literal { pending, is_invalid } => flush_run(pending, is_invalid, out),
+            State::Window { held, .. } => {
+                if !held.is_empty() {
+                    let text = self.window_text();
+                    self.deliver(&text, out);
+                }
+            }
+        }
+    }
+
+    fn push_one(&mut self, id: i32, out: &mut String) {
+        let table = self.tokenizer.table();
+        if let State::Window { held, .. } = &mut self.state {
+            if let Ok(id) = u32::try_from(id)
+                && table.num_ids() > super::bytes::to_usize(id)
+            {
+                held.push(id);
+                self.push_window(out);
+            }
+            return;
+        }
+        if self.skips_special && table.is_special(id) {
+            return;
+        }
+        let bytes = table.of(id);
+        match &mut self.state {
+            State::ByteLevel(held) => push_bytes(held, bytes, out),
+            State::Literal { pending, is_invalid } => {
+                if table.is_byte(id) {
+                    bytes.iter().for_each(|&byte| push_byte(pending, is_invalid, byte, out));
+                } else if !bytes.is_empty() {
+                    flush_run(pending, is_invalid, out);
+                    push_lossy(bytes, out);
+                }
+            }
+            State::Window { .. } => {}
+        }
+    }
+
+    fn push_window(&mut self, out: &mut String) {
+        let text = self.window_text();
+        let State::Window { held, .. } = &self.state else {
+            return;
+        };
+        if text.ends_with(REPLACEMENT) && held.len() < WINDOW_HOLD {
+            return;
+        }
+        self.deliver(&text, out);
+    }
+
+    /// What the held ids add to the text of those before them.
+    fn window_text(&self) -> String {
+        let State::Window { context, held } = &self.state else {
+            return String::new();
+        };
+        let decode = |ids: &[u32]| {
+            if ids.is_empty() {
+                String::new()
+            } else {
+                self.tokenizer.decode(ids, self.skips_special)
+            }
+        };
+        let before = decode(context).chars().count();
+        let both: Vec<u32> = context.iter().chain(held).copied().collect();
+        decode(&both).chars().skip(before).collect()
+    }
+
+    fn deliver(&mut self, text: &str, out: &mut String) {
+        out.push_str(text);
+        if let State::Window { context, held } = &mut self.state {
+            context.clear();
+            context.extend(&held[held.len().saturating_sub(WINDOW_CONTEXT)..]);
+            held.clear();
+        }
+    }
+}
+
+/// Whole characters of `held` and `bytes`; every longest part of bytes that begins none is one U+FFFD. The beginning of
+/// a character stays held.
+fn push_bytes(held: &mut Vec<u8>, bytes: &[u8], out: &mut String) {
+    if held.is_empty()
+        && let Ok(text) = std::str::from_utf8(bytes)
+    {
+        out.push_str(text); // nearly always
+        return;
+    }
+    held.extend(bytes);
+    let mut begin = 0;
+    loop {
+        match std::str::from_utf8(&held[begin..]) {
+            Ok(text) => {
+                out.push_str(text);
+                held.clear();
+                return;
+            }
+            Err(error) => {
+                let valid = begin + error.valid_up_to();
+                push_lossy(&held[begin..valid], out);
+                let len = match error.error_len() {
+                    Some(len) if !is_half_surrogate(&held[valid..]) => len,
+                    _ => {
+                        held.drain(..valid);
+                        return;
+                    }
+                };
+                out.push(REPLACEMENT);
+                begin = valid + len;
+            }
+        }
+    }
+}
+
+/// Python waits for a surrogate's third byte, which some of its error handlers take, before it says that it is none.
+fn is_half_surrogate(bytes: &[u8]) -> bool {
+    matches!(bytes, [0xed, 0xa0..=0xbf])
+}
+
+/// A run of byte tokens is text if it is valid UTF-8, else each byte is one U+FFFD.
+fn push_byte(pending: &mut Vec<u8>, is_invalid: &mut bool, byte: u8, out: &mut String) {
+    if *is_invalid {
+        out.push(REPLACEMENT);
+        return;
+    }
+    pending.push(byte);
+    match std::str::from_utf8(pending) {
+        Ok(text) => out.push_str(text),
+        Err(error) if error.error_len().is_none() => return,
+        Err(_) => {
+            *is_invalid = true;
+            out.extend(std::iter::repeat_n(REPLACEMENT, pending.len()));
+        }
+    }
+    pending.clear();
+}
+
+fn flush_run(pending: &mut Vec<u8>, is_invalid: &mut bool, out: &mut String) {
+    out.extend(std::iter::repeat_n(REPLACEMENT, pending.len()));
+    pending.clear();
+    *is_invalid = false;
+}
+
+fn push_lossy(bytes: &[u8], out: &mut String) {
+    out.push_str(&String::from_utf8_lossy(bytes));
+}

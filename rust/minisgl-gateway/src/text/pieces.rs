@@ -1,0 +1,277 @@
+//! Where a text may be cut so that its parts have, one after the other, the same ids as the whole.
+//!
+//! Two kinds of places: an added token of the vocabulary (`Cuts`), and, in a long text, a space between two ASCII letters
+//! (`tokenizer/pieces.py`).
+//!
+//! Keeps true: where that is not certain, for a tokenizer or a stretch of text, nothing is cut.
+//! Doesn't know: ids.
+
+use super::normalize::Backend;
+use aho_corasick::{AhoCorasick, MatchKind};
+use serde_json::Value;
+use tokenizers::normalizers::unicode::NFKC;
+use tokenizers::{NormalizedString, Normalizer as _};
+
+use super::bytes::{flat_steps, type_of};
+
+/// Bytes; a longer text is encoded in pieces.
+pub(super) const PIECE_BYTES: usize = 1 << 16;
+
+const SPLITS_BY_CHARACTER: [&str; 2] = ["Digits", "Punctuation"]; // what they do at one place depends on nothing else
+/// None of them matches a letter with a space behind it, looks back, or looks ahead from anything but spaces.
+const ALTERNATIVES: [&str; 19] = [
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+    r"'(?i:[sdmt]|ll|ve|re)",
+    r"'s|'t|'re|'ve|'m|'ll|'d",
+    r"[^\r\n\p{L}\p{N}]?\p{L}+",
+    r"[^\r\n\p{L}\p{N}]?+\p{L}+",
+    r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r" ?\p{L}+",
+    r" ?\p{N}+",
+    r"\p{N}",
+    r"\p{N}{1,3}",
+    r" ?[^\s\p{L}\p{N}]+",
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+    r"\s*[\r\n]",
+    r"\s*[\r\n]+",
+    r"\s+(?!\S)",
+    r"\s+",
+];
+/// What these make of a piece does not depend on where it stands, nor on what happened before.
+const PURE_NORMALIZERS: [&str; 14] = [
+    "NFC",
+    "NFD",
+    "NFKC",
+    "NFKD",
+    "Nmt",
+    "Lowercase",
+    "Replace",
+    "Prepend",
+    "Strip",
+    "StripAccents",
+    "ByteLevel",
+    "BertNormalizer",
+    "Precompiled",
+    "Sequence",
+];
+const PURE_PRE_TOKENIZERS: [&str; 11] = [
+    "ByteLevel",
+    "Metaspace",
+    "Digits",
+    "Split",
+    "Punctuation",
+    "UnicodeScripts",
+    "Whitespace",
+    "WhitespaceSplit",
+    "BertPreTokenizer",
+    "CharDelimiterSplit",
+    "Sequence",
+];
+
+/// The steps of a tokenizer as its file names them.
+pub(super) struct Parts {
+    normalizers: Vec<Value>,
+    pre_tokenizers: Vec<Value>,
+    tokens: Vec<tokenizers::AddedToken>,
+    ids: Vec<u32>,
+    is_pure_model: bool,
+}
+
+impl Parts {
+    pub(super) fn of(backend: &Backend) -> Self {
+        let json = |component| flat_steps(component, "normalizers");
+        let mut added: Vec<_> = backend.get_added_tokens_decoder().into_iter().collect();
+        added.sort_unstable_by_key(|(id, _)| *id);
+        let (ids, tokens) = added.into_iter().unzip();
+        let is_pure_model = match backend.get_model() {
+            tokenizers::ModelWrapper::BPE(model) => model.dropout.is_none(),
+            _ => true,
+        };
+        Self {
+            normalizers: json(serde_json::to_value(backend.get_normalizer()).unwrap_or_default()),
+            pre_tokenizers: flat_steps(
+                serde_json::to_value(backend.get_pre_tokenizer()).unwrap_or_default(),
+                "pretokenizers",
+            ),
+            tokens,
+            ids,
+            is_pure_model,
+        }
+    }
+
+    /// Whether a cut before a space between ASCII letters changes no ids.
+    pub(super) fn can_cut(&self) -> bool {
+        let keeps = |step: &Value| matches!(type_of(step), "NFC" | "NFD" | "NFKC" | "NFKD");
+        if !self.normalizers.iter().all(keeps) {
+            return false;
+        }
+        if self
+            .tokens
+            .iter()
+            .any(|token| reaches(token) || crosses(&token.content))
+        {
+            return false;
+        }
+        for part in &self.pre_tokenizers {
+            if splits_words(part) {
+                return true;
+            }
+            if !SPLITS_BY_CHARACTER.contains(&type_of(part)) {
+                return false;
+            }
+        }
+        false
+    }
+}
+
+/// Whether what a token matches depends on its neighbours, or takes of them.
+fn reaches(token: &tokenizers::AddedToken) -> bool {
+    token.lstrip || token.rstrip || token.single_word
+}
+
+fn crosses(content: &str) -> bool {
+    let mut normal = NormalizedString::from(content);
+    if NFKC.normalize(&mut normal).is_err() {
+        return true;
+    }
+    let bytes = normal.get().as_bytes();
+    bytes.first() == Some(&b' ')
+        || bytes
+            .windows(2)
+            .any(|pair| pair[0].is_ascii_alphabetic() && pair[1] == b' ')
+}
+
+fn splits_words(part: &Value) -> bool {
+    if type_of(part) == "ByteLevel" {
+        return part["use_regex"] == true;
+    }
+    if type_of(part) != "Split" || part["behavior"] != "Isolated" || part["invert"] != false {
+        return false;
+    }
+    let Some(pattern) = part["pattern"]["Regex"].as_str().filter(|pattern| !pattern.is_empty()) else {
+        return false;
+    };
+    let mut rest = pattern;
+    loop {
+        let follows = |one: &&&str| {
+            rest.strip_prefix(**one)
+                .is_some_and(|after| after.is_empty() || after.starts_with('|'))
+        };
+        let Some(known) = ALTERNATIVES.iter().filter(follows).max_by_key(|one| one.len()) else {
+            return false;
+        };
+        match rest[known.len()..].strip_prefix('|') {
+            Some(after) if !after.is_empty() => rest = after,
+            _ => return true,
+        }
+    }
+}
+
+/// `text` cut where that is safe, each piece no longer than necessary from `size` bytes on.
+pub(super) fn pieces(text: &str, size: usize) -> impl Iterator<Item = &str> {
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let left = rest.take()?;
+        let bytes = left.as_bytes();
+        let is_cut = |at: &usize| {
+            bytes[at - 1].is_ascii_alphabetic() && bytes[*at] == b' ' && bytes[at + 1].is_ascii_alphabetic()
+        };
+        let cut = (size.max(1)..bytes.len().saturating_sub(1)).find(is_cut);
+        let (piece, after) = match cut {
+            Some(at) => (&left[..at], Some(&left[at..])),
+            None => (left, None),
+        };
+        rest = after;
+        Some(piece)
+    })
+}
+
+/// The added tokens that the library takes out of a text before anything else, where that makes the text between them
+/// independent of what is around it.
+pub(super) struct Cuts {
+    tokens: AhoCorasick,
+    ids: Vec<u32>,
+}
+
+impl Cuts {
+    /// None where it is not certain.
+    ///
+    /// The library looks for all added tokens that are not `normalized`, the leftmost and longest first, and then
+    /// normalizes, splits and encodes what is between two of them by itself. That is what encoding it alone does, unless
+    /// a token takes spaces along or asks for its neighbours, or a step asks where in the text it is.
+    pub(super) fn of(parts: &Parts) -> Option<Self> {
+        let asks_place = |step: &Value| type_of(step) == "Metaspace" && step["prepend_scheme"] == "first";
+        let is_pure = parts
+            .normalizers
+            .iter()
+            .all(|step| PURE_NORMALIZERS.contains(&type_of(step)))
+            && parts
+                .pre_tokenizers
+                .iter()
+                .all(|step| PURE_PRE_TOKENIZERS.contains(&type_of(step)))
+            && !parts.pre_tokenizers.iter().any(asks_place)
+            && parts.is_pure_model;
+        let raw = || {
+            parts
+                .tokens
+                .iter()
+                .zip(&parts.ids)
+                .filter(|(token, _)| !token.normalized)
+        };
+        if !is_pure || raw().any(|(token, _)| reaches(token) || token.content.is_empty()) || raw().next().is_none() {
+            return None;
+        }
+        let tokens = AhoCorasick::builder()
+            .match_kind(MatchKind::LeftmostLongest)
+            .build(raw().map(|(token, _)| token.content.as_str()))
+            .ok()?;
+        Some(Self {
+            tokens,
+            ids: raw().map(|(_, &id)| id).collect(),
+        })
+    }
+
+    /// The parts of `text` in order: what is between tokens, never empty, and the ids of the tokens.
+    pub(super) fn parts<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Part<'a>> {
+        let mut at = 0;
+        let mut matches = self.tokens.find_iter(text);
+        let mut token = None;
+        let mut is_over = false;
+        std::iter::from_fn(move || {
+            loop {
+                if let Some(id) = token.take() {
+                    return Some(Part::Token(id));
+                }
+                if is_over {
+                    return None;
+                }
+                let begin = at;
+                let end = match matches.next() {
+                    Some(found) => {
+                        at = found.end();
+                        token = self.ids.get(found.pattern().as_usize()).copied();
+                        found.start()
+                    }
+                    None => {
+                        is_over = true;
+                        text.len()
+                    }
+                };
+                if begin < end {
+                    return Some(Part::Text(&text[begin..end]));
+                }
+            }
+        })
+    }
+}
+
+/// See [`Cuts::parts`].
+pub(super) enum Part<'a> {
+    /// Between tokens.
+    Text(&'a str),
+    /// The id of one.
+    Token(u32),
+}

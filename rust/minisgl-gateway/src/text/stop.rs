@@ -1,0 +1,146 @@
+//! Stop strings in a growing text (`tokenizer/text_stream.py`, `StopMatcher`).
+//!
+//! Keeps true: text that may be the beginning of a stop string is held back until that is decided. The first match is
+//! the one that ends first; of those that end at the same place, the one that begins first. Bytes are as good as
+//! characters: text comes in whole characters, and no character's bytes begin inside another's.
+//! Doesn't know: tokens.
+
+use memchr::memchr;
+
+/// One stop string, looked for by Knuth, Morris and Pratt's method: linear whatever stop string and text are.
+/// The table grows with the matched length, so that a long stop string costs nothing before text resembles it.
+struct Search {
+    stop: Box<[u8]>,
+    /// Length of the longest end of the text with which the stop string begins.
+    matched_len: usize,
+    /// `[n]`: the same of the stop string's own first n bytes, short of all n.
+    borders: Vec<usize>,
+}
+
+impl Search {
+    fn new(stop: &str) -> Self {
+        Self {
+            stop: stop.as_bytes().into(),
+            matched_len: 0,
+            borders: vec![0, 0],
+        }
+    }
+
+    /// Where in `text` the first match ends. Not to be called after a match.
+    fn push(&mut self, text: &[u8]) -> Option<usize> {
+        let mut matched = self.matched_len;
+        let mut at = 0;
+        while at < text.len() {
+            if matched == 0 {
+                let Some(skipped) = memchr(self.stop[0], &text[at..]) else {
+                    break;
+                };
+                at += skipped;
+            }
+            while matched > 0 && self.stop[matched] != text[at] {
+                matched = self.borders[matched];
+            }
+            if self.stop[matched] == text[at] {
+                matched += 1;
+                self.extend(matched);
+                if matched == self.stop.len() {
+                    self.matched_len = matched;
+                    return Some(at + 1);
+                }
+            }
+            at += 1;
+        }
+        self.matched_len = matched;
+        None
+    }
+
+    /// Know the border of the first `len` bytes; those of fewer are known.
+    fn extend(&mut self, len: usize) {
+        if self.borders.len() > len {
+            return;
+        }
+        let byte = self.stop[len - 1];
+        let mut border = self.borders[len - 1];
+        while border > 0 && self.stop[border] != byte {
+            border = self.borders[border];
+        }
+        self.borders.push(border + usize::from(self.stop[border] == byte));
+    }
+}
+
+/// Cuts a growing text at the first of its stop strings; empty ones count for nothing.
+pub(super) struct StopMatcher {
+    searches: Vec<Search>,
+    held: String,
+    found: bool,
+}
+
+impl StopMatcher {
+    pub(super) fn new(stops: &[String]) -> Self {
+        let searches = stops
+            .iter()
+            .filter(|stop| !stop.is_empty())
+            .map(|stop| Search::new(stop))
+            .collect();
+        Self {
+            searches,
+            held: String::new(),
+            found: false,
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.searches.is_empty()
+    }
+
+    pub(super) fn found(&self) -> bool {
+        self.found
+    }
+
+    /// Append what is decided: text before the match if there is one, else all that cannot belong to a match to come.
+    pub(super) fn push(&mut self, text: &str, out: &mut String) {
+        if self.found {
+            return;
+        }
+        if self.searches.is_empty() {
+            out.push_str(text);
+            return;
+        }
+        let before = self.held.len();
+        let ends = self.searches.iter_mut().filter_map(|search| {
+            let end = search.push(text.as_bytes())?;
+            Some((end, std::cmp::Reverse(search.stop.len())))
+        });
+        // every search sees the text: a later push goes on where this one ended
+        let first = ends.min();
+        self.held.push_str(text);
+        let cut = match first {
+            Some((end, std::cmp::Reverse(len))) => {
+                self.found = true;
+                before + end - len
+            }
+            None => self.held.len() - self.searches.iter().map(|search| search.matched_len).max().unwrap_or(0),
+        };
+        out.push_str(&self.held[..cut]);
+        if self.found {
+            self.held.clear();
+        } else {
+            self.held.drain(..cut);
+        }
+    }
+
+    /// Append text that is not searched; the search begins anew after it.
+    pub(super) fn skip(&mut self, text: &str, out: &mut String) {
+        for search in &mut self.searches {
+            search.matched_len = 0;
+        }
+        self.flush(out);
+        out.push_str(text);
+    }
+
+    /// Append what was held back, at the end of the text.
+    pub(super) fn flush(&mut self, out: &mut String) {
+        out.push_str(&self.held);
+        self.held.clear();
+    }
+}

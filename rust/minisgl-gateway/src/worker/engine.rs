@@ -1,0 +1,130 @@
+//! What comes from the engine process, and what goes there.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use super::Worker;
+use crate::answer::errors::Failure;
+use crate::answer::generation::Generation;
+use crate::engine::EngineLink;
+use crate::message::{FromEngine, ToEngine};
+
+impl Worker {
+    /// Takes what comes from the engine process, until it is gone.
+    pub async fn follow(&self, link: EngineLink) {
+        let link = Rc::new(link);
+        *self.link.borrow_mut() = Some(Rc::clone(&link));
+        let (mut messages, mut due) = (Vec::new(), Vec::new());
+        let reason = loop {
+            if let Err(error) = link.receive(&mut messages).await {
+                break error.to_string();
+            }
+            let began = Instant::now();
+            if let Some(failure) = self.take(&mut messages, &mut due) {
+                break failure;
+            }
+            self.notify_all(&mut due);
+            self.tell_waiting();
+            self.shared.metrics.dispatch.add(began.elapsed(), 1);
+            tokio::task::yield_now().await; // others' turn
+        };
+        self.engine_gone(&reason);
+    }
+
+    /// Why the engine cannot go on, if it says so.
+    fn take(&self, messages: &mut Vec<FromEngine>, due: &mut Vec<Rc<Generation>>) -> Option<String> {
+        for message in messages.drain(..) {
+            match message {
+                FromEngine::StepTokens(mut step) => {
+                    self.live.borrow_mut().process(&mut step, &self.shared.metrics, due);
+                }
+                FromEngine::Heartbeat(beat) => self.watchdog.borrow_mut().hear(beat, Instant::now()),
+                FromEngine::EngineReady(_) => {
+                    self.is_ready.set(true);
+                    if let Some(waits) = self.connected.borrow_mut().take() {
+                        let _ = waits.send(()); // or nobody waits any more
+                    }
+                    self.watchdog.borrow_mut().expect(Instant::now());
+                }
+                FromEngine::EngineFailed(text) => return Some(text),
+                FromEngine::LoadProgress(_)
+                | FromEngine::EngineStats(_)
+                | FromEngine::Narration(_)
+                | FromEngine::PrefixChanged { .. }
+                | FromEngine::CacheCleared
+                | FromEngine::Watched
+                | FromEngine::EngineSays { .. }
+                | FromEngine::EngineState { .. } => {}
+            }
+        }
+        None
+    }
+
+    fn notify_all(&self, due: &mut Vec<Rc<Generation>>) {
+        let now = Instant::now();
+        for generation in due.drain(..) {
+            generation.is_due.set(false);
+            self.notify(&generation, now);
+        }
+    }
+
+    pub(super) fn notify(&self, generation: &Rc<Generation>, now: Instant) {
+        let metrics = &self.shared.metrics;
+        let scratch = &mut *self.scratch.borrow_mut();
+        let noticed = catch_unwind(AssertUnwindSafe(|| generation.notify(now, metrics, scratch)));
+        match noticed {
+            Ok(stops) => {
+                for id in stops {
+                    self.finish(id, ToEngine::FinishRequest(id));
+                }
+            }
+            Err(_) => generation.fail(Failure::Internal),
+        }
+    }
+
+    pub(super) fn finish(&self, id: i64, message: ToEngine) {
+        if self.live.borrow_mut().remove(id) {
+            self.send(message);
+        }
+    }
+
+    pub(super) fn send(&self, message: ToEngine) {
+        if let Some(link) = &*self.link.borrow() {
+            link.send(message);
+        }
+    }
+
+    pub(super) fn engine_gone(&self, reason: &str) {
+        *self.link.borrow_mut() = None;
+        let all = self.live.borrow_mut().take_all();
+        for generation in all {
+            generation.fail(Failure::EngineGone(reason.to_owned()));
+        }
+        self.tell_waiting();
+    }
+
+    /// For whoever counts what waits.
+    pub(super) fn tell_waiting(&self) {
+        let live = self.live.borrow();
+        let (waiting, tokens) = live.waiting();
+        self.shared.metrics.in_flight.see(live.len());
+        self.shared.metrics.queued.see(waiting);
+        self.shared
+            .num_waiting
+            .store(waiting + self.num_encoding.get(), Relaxed);
+        self.shared.num_waiting_tokens.store(tokens, Relaxed);
+        self.shared.num_live.store(live.len(), Relaxed);
+        if let Some(loaded) = &*self.loaded.borrow() {
+            for (number, counts) in loaded.keys.iter().enumerate() {
+                counts.num_waiting.store(live.waiting_of(number), Relaxed);
+            }
+        }
+    }
+
+    /// Whether the engine process gets on; to be called every half second.
+    pub fn look(&self) {
+        let _ = self.watchdog.borrow_mut().look(Instant::now()); // who asks later learns of it
+    }
+}

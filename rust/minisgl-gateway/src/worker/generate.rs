@@ -1,0 +1,277 @@
+//! A request for text, from its body to the end of its answer.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+
+use super::{Worker, line};
+use crate::answer::choice::Choice;
+use crate::answer::errors::Failure;
+use crate::answer::generation::{Generation, Heading};
+use crate::answer::plan::Endpoint;
+use crate::answer::shape::Shape;
+use crate::callers;
+use crate::config::GatewayConfig;
+use crate::http::{Head, Outcome, Writer};
+use crate::keys;
+use crate::lengths::Lengths;
+use crate::message::ToEngine;
+use crate::pool::Lane;
+use crate::prepare::{Loaded, Prepared, choice_seed, prepare};
+
+const INLINE_BYTES: usize = 2048; // of a body: less work than the way to another thread
+const INLINE_LIVE: usize = 4; // beyond, streams would stand still for it
+const SHORT_BYTES: usize = 32 << 10;
+
+impl Worker {
+    /// Whether as many more may wait, with those of the Python server.
+    fn has_room(&self, config: &GatewayConfig, num_requests: usize, num_tokens: usize) -> bool {
+        let (own, own_tokens) = self.live.borrow().waiting();
+        let waiting = own + self.num_encoding.get() + self.shared.others_waiting.load(Relaxed);
+        let tokens = own_tokens + self.shared.others_waiting_tokens.load(Relaxed);
+        let limits = &config.limits;
+        waiting < limits.max_queued_requests
+            && (waiting == 0 || waiting + num_requests <= limits.max_queued_requests)
+            && (tokens == 0 || tokens + num_tokens <= limits.max_queued_tokens)
+    }
+
+    /// Whether an API key may have as many more.
+    fn key_has_room(&self, loaded: &Loaded, key: usize, num_requests: usize) -> bool {
+        let (Some(of_key), Some(counts)) = (
+            key.checked_sub(1).and_then(|at| loaded.config.api_keys.get(at)),
+            loaded.keys.get(key),
+        ) else {
+            return true;
+        };
+        let waiting = self.live.borrow().waiting_of(key);
+        let buckets = &mut *self.buckets.borrow_mut();
+        let bucket = buckets.get_mut(key - 1).and_then(Option::as_mut);
+        keys::has_room(of_key, counts, waiting, num_requests, bucket, Instant::now())
+    }
+
+    /// Answers in the engine, on both sides.
+    fn num_in_flight(&self) -> usize {
+        self.live.borrow().len() + self.shared.others_live.load(Relaxed)
+    }
+
+    async fn prepare(&self, loaded: &Arc<Loaded>, endpoint: Endpoint, body: Bytes) -> Option<Prepared> {
+        self.num_encoding.set(self.num_encoding.get() + 1);
+        let _counted = OnDrop(|| self.num_encoding.set(self.num_encoding.get() - 1));
+        let loaded = Arc::clone(loaded);
+        let size = body.len();
+        let work = move || {
+            let began = Instant::now(); // not while it waits for a thread
+            (prepare(&loaded, endpoint, &body), began.elapsed())
+        };
+        let inline = size <= INLINE_BYTES && self.live.borrow().len() <= INLINE_LIVE && self.num_encoding.get() == 1;
+        let (found, took) = if inline {
+            catch_unwind(AssertUnwindSafe(work)).ok()?
+        } else {
+            self.pool
+                .run(if size <= SHORT_BYTES { Lane::Short } else { Lane::Long }, work)
+                .await?
+        };
+        self.shared.metrics.tokenize.add(took, 1);
+        found.ok()
+    }
+
+    /// Hands a request's choices to the engine.
+    fn submit(&self, generation: &Rc<Generation>, prepared: Prepared, lengths: &Lengths, key: usize) {
+        let Prepared { plan, prompts } = prepared;
+        let seed = plan.sampling.seed.unwrap_or_else(callers::random_seed);
+        let mut messages = Vec::with_capacity(prompts.len() * plan.n);
+        let live = &mut *self.live.borrow_mut();
+        let mut ids = Vec::with_capacity(prompts.len() * plan.n);
+        for (prompt, &most) in prompts.into_iter().zip(&lengths.by_prompt) {
+            for at in 0..plan.n {
+                let mut sampling = Box::new(plan.sampling.clone());
+                sampling.seed = Some(choice_seed(seed, at));
+                sampling.max_tokens = Some(most);
+                sampling.min_tokens = sampling.min_tokens.min(most);
+                let req_id = live.add(generation, ids.len(), prompt.len(), key);
+                ids.push(req_id);
+                messages.push(ToEngine::AddRequest {
+                    req_id,
+                    tokens: prompt.clone(),
+                    sampling,
+                    priority: plan.priority,
+                    num_generated: 0,
+                    key: key as i64,
+                });
+            }
+        }
+        self.shared.metrics.accepted.fetch_add(ids.len() as u64, Relaxed);
+        let mut ids = ids.into_iter();
+        generation.submitted(|| ids.next().unwrap_or(-1));
+        messages.into_iter().for_each(|message| self.send(message));
+    }
+
+    pub(super) async fn answer_generating(self: Rc<Self>, head: &Head, body: Bytes, writer: Writer) -> Outcome {
+        let arrival = Instant::now();
+        let Some(loaded) = self.serving() else {
+            return Outcome::PassOn;
+        };
+        let config = &loaded.config;
+        let Some((endpoint, headers, key)) = self.endpoint(head, &loaded) else {
+            return Outcome::PassOn;
+        };
+        if !self.has_room(config, 1, 0) || !self.key_has_room(&loaded, key, 1) {
+            return Outcome::PassOn;
+        }
+        self.shared.num_open.fetch_add(1, Relaxed);
+        let _open = OnDrop(|| {
+            self.shared.num_open.fetch_sub(1, Relaxed);
+            self.tell_waiting();
+        });
+        let prepared = self.prepare(&loaded, endpoint, body).await;
+        let Some(prepared) = prepared.filter(|_| self.serving().is_some()) else {
+            return Outcome::PassOn;
+        };
+        let tokens: usize = prepared.prompts.iter().map(Vec::len).sum();
+        let (n, count) = (prepared.plan.n, prepared.prompts.len() * prepared.plan.n);
+        if !self.has_room(config, count, tokens * n) || !self.key_has_room(&loaded, key, count) {
+            return Outcome::PassOn;
+        }
+        let lengths = self.lengths(&prepared, config);
+        if let Some(counts) = loaded.keys.get(key) {
+            counts.num_requests.fetch_add(count as u64, Relaxed);
+            counts.num_prompt.fetch_add(tokens as u64, Relaxed);
+        }
+        let request_id = headers[0].1.clone();
+        writer.set_name(&request_id);
+        writer.commit();
+        let heading = Heading {
+            headers,
+            max_tokens: lengths.shown(),
+            counts: loaded.keys.get(key).cloned(),
+            arrival,
+        };
+        let generation = Rc::new(generation(&loaded, &prepared, &lengths, writer, heading));
+        let open = Open {
+            worker: Rc::clone(&self),
+            generation: Rc::clone(&generation),
+            head,
+            request_id,
+            loaded: &loaded,
+            key,
+            shortened_to: lengths.are_shortened.then(|| lengths.shown()),
+        };
+        self.submit(&generation, prepared, &lengths, key);
+        self.tell_waiting();
+        self.resumes(&generation);
+        self.until_ended(&generation, config.limits.request_timeout, arrival)
+            .await;
+        drop(open);
+        Outcome::Answered
+    }
+
+    fn lengths(&self, prepared: &Prepared, config: &GatewayConfig) -> Lengths {
+        let room = prepared.prompts.iter();
+        let room = room.map(|prompt| (config.max_seq_len - prompt.len()) as i64);
+        let plan = &prepared.plan;
+        let found = Lengths::new(
+            room,
+            &plan.sampling,
+            &config.limits,
+            plan.names_length,
+            self.num_in_flight(),
+        );
+        if found.are_shortened {
+            let count = found.by_prompt.len() * plan.n;
+            self.shared.metrics.shortened.fetch_add(count as u64, Relaxed);
+        }
+        found
+    }
+
+    /// When its client has caught up, it takes what waits.
+    fn resumes(&self, generation: &Rc<Generation>) {
+        let (worker, weak) = (Weak::clone(&self.me), Rc::downgrade(generation));
+        generation.on_resume(Box::new(move || {
+            if let (Some(worker), Some(generation)) = (worker.upgrade(), weak.upgrade()) {
+                worker.notify(&generation, Instant::now());
+            }
+        }));
+    }
+
+    async fn until_ended(&self, generation: &Rc<Generation>, timeout_s: Option<f64>, arrival: Instant) {
+        let Some(seconds) = timeout_s else {
+            generation.ended().await;
+            return;
+        };
+        let at = arrival + Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX / 4);
+        if tokio::time::timeout_at(at.into(), generation.ended()).await.is_err() {
+            for id in generation.open_ids() {
+                self.finish(id, ToEngine::AbortRequest(id));
+            }
+            generation.fail(Failure::TooLate(seconds));
+        }
+    }
+}
+
+fn generation(loaded: &Loaded, prepared: &Prepared, lengths: &Lengths, writer: Writer, heading: Heading) -> Generation {
+    let plan = &prepared.plan;
+    let keeps_ids = Shape::shows_ids(plan.endpoint, plan.stream);
+    let sampling = &plan.sampling;
+    let prompts = prepared.prompts.iter().zip(&lengths.by_prompt);
+    let choices = prompts
+        .flat_map(|(prompt, &most)| std::iter::repeat_n((prompt.len(), most), plan.n))
+        .map(|(len, most)| {
+            let min_tokens = sampling.min_tokens.min(most);
+            Choice::new(&loaded.tokenizer, &sampling.stop, min_tokens, len, keeps_ids)
+        })
+        .collect();
+    let created = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    let (stream, usage) = (plan.stream, plan.include_usage);
+    let shape = Shape::new(
+        plan.endpoint,
+        stream,
+        usage,
+        &callers::random_uuid(),
+        created,
+        &loaded.config.model_name,
+    );
+    Generation::new(choices, plan.n, shape, writer, heading)
+}
+
+/// A request in the engine; dropping it ends what still runs, and writes the access line.
+struct Open<'a> {
+    worker: Rc<Worker>,
+    generation: Rc<Generation>,
+    head: &'a Head,
+    request_id: String,
+    loaded: &'a Loaded,
+    key: usize,
+    shortened_to: Option<String>,
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        for id in self.generation.open_ids() {
+            self.worker.finish(id, ToEngine::AbortRequest(id));
+        }
+        self.generation.abort(&self.worker.shared.metrics);
+        let (status, error, prompt, generated, about) = self.generation.about();
+        let mut found = line(&self.request_id, self.head, status, about.arrival);
+        found.key = self.loaded.key_name(self.key);
+        found.shortened_to = self.shortened_to.take();
+        found.tokens = Some((prompt, about.cached_tokens, generated));
+        found.ttft_s = about.ttft_s;
+        found.finish_reasons = about.finish_reasons;
+        found.error = error;
+        found.log(&self.loaded.config.log);
+    }
+}
+
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}

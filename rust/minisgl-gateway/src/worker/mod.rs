@@ -1,0 +1,163 @@
+//! The gateway's event loop: requests that it is sure of, from head to answer.
+//!
+//! Keeps true: what is passed on was not begun; leaving `answer`, however that comes, ends what still runs in the engine,
+//! and writes the access line; a panic is the error of one request.
+//! Doesn't know: sockets of clients, how a request is passed on.
+
+mod engine;
+mod generate;
+mod native;
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use crate::answer::generation::Scratch;
+use crate::answer::log::Line;
+use crate::answer::plan::Endpoint;
+use crate::callers::{self, Headers};
+use crate::engine::{EngineLink, Watchdog};
+use crate::http::{Handler, Head, Outcome, Route, Writer};
+use crate::keys::Bucket;
+use crate::live::Live;
+use crate::pool::Pool;
+use crate::prepare::Loaded;
+use crate::shared::Shared;
+
+/// See the module.
+pub struct Worker {
+    shared: Arc<Shared>,
+    pool: Pool,
+    loaded: RefCell<Option<Arc<Loaded>>>,
+    live: RefCell<Live>,
+    link: RefCell<Option<Rc<EngineLink>>>,
+    watchdog: RefCell<Watchdog>,
+    is_ready: Cell<bool>,
+    connected: RefCell<Option<Sender<()>>>,
+    scratch: RefCell<Scratch>,
+    num_encoding: Cell<usize>,
+    buckets: RefCell<Vec<Option<Bucket>>>, // of API keys, from number 1
+    draining: Cell<bool>,
+    me: Weak<Worker>,
+}
+
+impl Worker {
+    /// Answers nothing but probes yet.
+    pub fn new(shared: Arc<Shared>, pool: Pool) -> Rc<Worker> {
+        Rc::new_cyclic(|me| Worker {
+            shared,
+            pool,
+            loaded: RefCell::new(None),
+            live: RefCell::new(Live::default()),
+            link: RefCell::new(None),
+            watchdog: RefCell::new(Watchdog::new(Duration::MAX / 8)),
+            is_ready: Cell::new(false),
+            connected: RefCell::new(None),
+            scratch: RefCell::new(Scratch::default()),
+            num_encoding: Cell::new(0),
+            buckets: RefCell::new(Vec::new()),
+            draining: Cell::new(false),
+            me: Weak::clone(me),
+        })
+    }
+
+    /// From now on it answers what it is sure of, as soon as the engine process is ready; `connected` is told that.
+    pub fn serve(&self, loaded: Arc<Loaded>, connected: Sender<()>) {
+        *self.connected.borrow_mut() = Some(connected);
+        let step_timeout = Duration::try_from_secs_f64(loaded.config.limits.step_timeout).unwrap_or(Duration::MAX / 8);
+        let mut watchdog = Watchdog::new(step_timeout);
+        watchdog.expect(Instant::now());
+        *self.watchdog.borrow_mut() = watchdog;
+        let now = Instant::now();
+        *self.buckets.borrow_mut() = loaded.config.api_keys.iter().map(|key| Bucket::of(key, now)).collect();
+        *self.loaded.borrow_mut() = Some(loaded);
+    }
+
+    /// From now on it passes everything on.
+    pub fn drain(&self) {
+        self.draining.set(true);
+    }
+
+    /// The same, and what it is answering ends with an error.
+    pub fn fail(&self, reason: &str) {
+        self.drain();
+        self.engine_gone(reason);
+    }
+
+    /// What is needed to answer anything; None: pass it on.
+    fn serving(&self) -> Option<Arc<Loaded>> {
+        if self.draining.get() || !self.is_ready.get() || self.link.borrow().is_none() {
+            return None;
+        }
+        self.loaded.borrow().clone()
+    }
+
+    fn is_healthy(&self) -> bool {
+        self.link.borrow().is_some() && self.is_ready.get() && self.watchdog.borrow().trouble(Instant::now()).is_none()
+    }
+
+    /// The endpoint of a request whose head is plainly in order, headers of its answer, and the number of its caller's
+    /// API key.
+    fn endpoint(&self, head: &Head, loaded: &Loaded) -> Option<(Endpoint, Headers, usize)> {
+        let endpoint = Endpoint::of(&head.target)?;
+        let config = &loaded.config;
+        let fits = head.method == "POST" && (1..=config.limits.max_body_bytes).contains(&head.content_length);
+        (fits && callers::sends_json(head)).then_some(())?;
+        let key = callers::may_ask(head, config, true)?;
+        let headers = callers::headers(head, config, callers::request_id(head)?)?;
+        Some((endpoint, headers, key))
+    }
+}
+
+impl Handler for Worker {
+    fn route(&self, head: &Head) -> Route {
+        if self.native(head).is_some() {
+            return Route::Body(0);
+        }
+        if Endpoint::of(&head.target).is_none() {
+            return Route::PassOn;
+        }
+        match self.serving() {
+            Some(loaded) if self.endpoint(head, &loaded).is_some() => Route::Body(loaded.config.limits.max_body_bytes),
+            _ => {
+                self.shared.metrics.passed_on.fetch_add(1, Relaxed);
+                Route::PassOn
+            }
+        }
+    }
+
+    async fn answer(self: Rc<Self>, head: Rc<Head>, body: Bytes, writer: Writer) -> Outcome {
+        if head.method == "GET" {
+            return self.answer_native(&head, &writer);
+        }
+        let shared = Arc::clone(&self.shared);
+        let outcome = self.answer_generating(&head, body, writer).await;
+        let count = match outcome {
+            Outcome::Answered => &shared.metrics.answered,
+            Outcome::PassOn => &shared.metrics.passed_on,
+        };
+        count.fetch_add(1, Relaxed);
+        outcome
+    }
+}
+
+fn line<'a>(request_id: &'a str, head: &'a Head, status: Option<u16>, arrival: Instant) -> Line<'a> {
+    Line {
+        request_id,
+        method: &head.method,
+        path: &head.target,
+        status,
+        arrival,
+        key: None,
+        shortened_to: None,
+        tokens: None,
+        ttft_s: None,
+        finish_reasons: Vec::new(),
+        error: None,
+    }
+}

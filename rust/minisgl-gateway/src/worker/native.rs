@@ -1,0 +1,54 @@
+//! The GETs that need no Python: probes and the list of models.
+
+use std::time::Instant;
+
+use super::{Worker, line};
+use crate::callers::{self, Headers};
+use crate::http::{Head, Outcome, Writer};
+
+const OK: &[u8] = br#"{"status":"ok"}"#;
+
+impl Worker {
+    /// The body of a GET that needs no Python; None: pass it on.
+    pub(super) fn native(&self, head: &Head) -> Option<(Vec<u8>, Headers)> {
+        if head.method != "GET" || head.content_length != 0 {
+            return None;
+        }
+        let loaded = self.loaded.borrow().clone();
+        let is_livez = head.target == "/livez";
+        let Some(loaded) = loaded else {
+            // the configuration is not here yet: only for callers that any would let in
+            let fits = is_livez && callers::is_local(head) && matches!(head.header("origin"), Ok(None));
+            fits.then_some(())?;
+            return Some((OK.to_vec(), vec![("x-request-id", callers::request_id(head)?)]));
+        };
+        let config = &loaded.config;
+        let is_probe = is_livez || head.target == "/readyz";
+        callers::may_ask(head, config, !is_probe)?;
+        let headers = callers::headers(head, config, callers::request_id(head)?)?;
+        let healthy = self.is_healthy();
+        let body = match head.target.as_str() {
+            "/livez" if healthy => OK.to_vec(),
+            "/readyz" if healthy && !self.draining.get() => OK.to_vec(),
+            "/v1/models" if healthy => config.models.clone().into_bytes(),
+            _ => return None,
+        };
+        Some((body, headers))
+    }
+
+    pub(super) fn answer_native(&self, head: &Head, writer: &Writer) -> Outcome {
+        let arrival = Instant::now();
+        let Some((body, headers)) = self.native(head) else {
+            return Outcome::PassOn;
+        };
+        let pairs: Vec<_> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        writer.whole(200, "application/json", &pairs, &body);
+        if let Some(loaded) = &*self.loaded.borrow() {
+            let log = &loaded.config.log;
+            if log.probes || head.target == "/v1/models" {
+                line(&headers[0].1, head, Some(200), arrival).log(log);
+            }
+        }
+        Outcome::Answered
+    }
+}

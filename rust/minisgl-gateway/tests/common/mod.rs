@@ -1,0 +1,278 @@
+//! A gateway's HTTP part with a handler of the tests' own, and a fallback that keeps what it got.
+
+#![allow(dead_code, clippy::unwrap_used)] // each test file uses its own part
+
+use std::cell::{Cell, RefCell};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use minisgl_gateway::http::{Handler, Head, Options, Outcome, Route, Writer, accept};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixListener, UnixStream};
+use tokio::sync::Notify;
+use tokio::task::{LocalSet, spawn_local};
+
+/// Nothing here takes as long.
+pub const WAIT: Duration = Duration::from_secs(30);
+
+/// `/echo` answers with its body, `/stream` with it byte by byte, `/wait` when it is told to, `/big` with as many bytes
+/// as its body says, `/pass` not at all; all other paths go on by their heads.
+#[derive(Default)]
+pub struct Answers {
+    pub go_on: Notify,
+    pub waiting: Cell<usize>,
+    pub gone: Cell<usize>,
+    pub writers: RefCell<Vec<Writer>>,
+    pub resumed: Rc<Cell<usize>>,
+}
+
+struct Gone<'a>(&'a Answers);
+
+impl Drop for Gone<'_> {
+    fn drop(&mut self) {
+        self.0.gone.set(self.0.gone.get() + 1);
+    }
+}
+
+impl Handler for Answers {
+    fn route(&self, head: &Head) -> Route {
+        match head.target.as_str() {
+            "/panic-route" => panic!("a panic of a test"),
+            "/echo" | "/stream" | "/wait" | "/wait-stream" | "/big" | "/pass" | "/panic" => Route::Body(8 << 20),
+            "/small" => Route::Body(10),
+            _ => Route::PassOn,
+        }
+    }
+
+    async fn answer(self: Rc<Self>, head: Rc<Head>, body: Bytes, writer: Writer) -> Outcome {
+        writer.set_name("req-test");
+        match head.target.as_str() {
+            "/pass" => return Outcome::PassOn,
+            "/panic" => panic!("a panic of a test"),
+            "/stream" => {
+                writer.begin("text/plain", &[("x-kind", "stream")]);
+                body.chunks(1).for_each(|one| writer.part(one));
+                writer.end();
+                return Outcome::Answered;
+            }
+            "/wait" | "/wait-stream" => {
+                if head.target == "/wait-stream" {
+                    writer.begin("text/plain", &[]);
+                    writer.part(b"begun");
+                }
+                let gone = Gone(&self);
+                self.waiting.set(self.waiting.get() + 1);
+                self.writers.borrow_mut().push(writer.clone());
+                self.go_on.notified().await;
+                std::mem::forget(gone);
+                if head.target == "/wait-stream" {
+                    writer.end();
+                    return Outcome::Answered;
+                }
+            }
+            "/big" => {
+                let size = std::str::from_utf8(&body).unwrap().parse().unwrap();
+                writer.whole(200, "text/plain", &[], &vec![b'x'; size]);
+                return Outcome::Answered;
+            }
+            _ => {}
+        }
+        writer.whole(200, "text/plain", &[], &body);
+        Outcome::Answered
+    }
+}
+
+/// What the fallback does with each of its connections.
+pub type Script = Rc<dyn Fn(UnixStream, Rc<Fallback>) -> std::pin::Pin<Box<dyn Future<Output = ()>>>>;
+
+/// What came to the fallback.
+#[derive(Default)]
+pub struct Fallback {
+    pub received: RefCell<Vec<Vec<u8>>>,
+    pub ended: Cell<usize>,
+}
+
+pub struct Server {
+    pub address: SocketAddr,
+    pub options: Rc<Options>,
+    pub answers: Rc<Answers>,
+    pub fallback: Rc<Fallback>,
+    pub log: Rc<RefCell<Vec<String>>>,
+    pub socket: PathBuf,
+    listener: Option<tokio::task::JoinHandle<()>>,
+    accepting: tokio::task::JoinHandle<std::io::Result<()>>,
+    _folder: tempfile::TempDir,
+}
+
+impl Server {
+    pub fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("fallback");
+        let log = Rc::new(RefCell::new(Vec::new()));
+        let lines = log.clone();
+        let options = Rc::new(Options::new(
+            socket.clone(),
+            Box::new(move |line| lines.borrow_mut().push(line.to_owned())),
+        ));
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        rustix::net::listen(&listener, 4096).unwrap();
+        let address = listener.local_addr().unwrap();
+        let answers = Rc::new(Answers::default());
+        let accepting = spawn_local(accept(listener, answers.clone(), options.clone()));
+        let fallback = Rc::default();
+        Self {
+            address,
+            options,
+            answers,
+            fallback,
+            log,
+            socket,
+            listener: None,
+            accepting,
+            _folder: folder,
+        }
+    }
+
+    /// With a fallback that reads what comes up to its end, or to `|`, and writes then.
+    pub fn with_fallback(answer: &'static [u8]) -> Self {
+        let mut server = Self::start();
+        server.serve_fallback(Rc::new(move |mut stream, fallback| {
+            Box::pin(async move {
+                let index = fallback.received.borrow().len();
+                fallback.received.borrow_mut().push(Vec::new());
+                let mut input = [0; 4096];
+                let mut has_answered = false;
+                while let Ok(size @ 1..) = stream.read(&mut input).await {
+                    fallback.received.borrow_mut()[index].extend_from_slice(&input[..size]);
+                    if !has_answered && fallback.received.borrow()[index].contains(&b'|') {
+                        has_answered = true;
+                        stream.write_all(answer).await.unwrap();
+                    }
+                }
+                if !has_answered {
+                    let _ = stream.write_all(answer).await;
+                }
+                fallback.ended.set(fallback.ended.get() + 1);
+            })
+        }));
+        server
+    }
+
+    pub fn serve_fallback(&mut self, script: Script) {
+        let listener = UnixListener::bind(&self.socket).unwrap();
+        let fallback = self.fallback.clone();
+        self.listener = Some(spawn_local(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                spawn_local(script(stream, fallback.clone()));
+            }
+        }));
+    }
+
+    pub async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    /// Send, and read until the server closes.
+    pub async fn exchange(&self, sent: &[u8]) -> String {
+        let mut stream = self.connect().await;
+        stream.write_all(sent).await.unwrap();
+        read_all(&mut stream).await
+    }
+
+    /// Send and close this half, and read until the server closes.
+    pub async fn exchange_half(&self, sent: &[u8]) -> String {
+        let mut stream = self.connect().await;
+        stream.write_all(sent).await.unwrap();
+        stream.shutdown().await.unwrap();
+        read_all(&mut stream).await
+    }
+
+    pub async fn all_gone(&self) {
+        until(|| self.options.counts.open.get() == 0).await;
+    }
+
+    pub async fn stopped(&mut self) {
+        (&mut self.accepting).await.unwrap().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(listener) = &self.listener {
+            listener.abort();
+        }
+    }
+}
+
+pub async fn read_all(stream: &mut TcpStream) -> String {
+    let mut found = Vec::new();
+    stream.read_to_end(&mut found).await.unwrap();
+    String::from_utf8(found).unwrap()
+}
+
+pub async fn read_until(stream: &mut TcpStream, end: &str) -> String {
+    let mut found = Vec::new();
+    while !found.ends_with(end.as_bytes()) {
+        let size = stream.read_buf(&mut found).await.unwrap();
+        assert!(size > 0, "{}", String::from_utf8_lossy(&found));
+    }
+    String::from_utf8(found).unwrap()
+}
+
+/// Looked at again and again; a clock that stands still moves on.
+pub async fn until(is_so: impl Fn() -> bool) {
+    let begin = std::time::Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < WAIT, "it does not come");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// On an event loop as the gateway's.
+pub fn run<F: Future<Output = ()>>(test: F) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    LocalSet::new().block_on(&runtime, async {
+        tokio::time::timeout(WAIT, test).await.expect("the test takes too long");
+    });
+}
+
+/// The same, with a clock that only moves when nothing else does.
+pub fn run_without_clock<F: Future<Output = ()>>(test: F) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    let day = Duration::from_secs(86_400);
+    LocalSet::new().block_on(&runtime, async {
+        tokio::time::timeout(day, test).await.expect("the test takes too long");
+    });
+}
+
+pub fn request(method: &str, target: &str, body: &str) -> String {
+    let length = if body.is_empty() {
+        String::new()
+    } else {
+        format!("content-length: {}\r\n", body.len())
+    };
+    format!("{method} {target} HTTP/1.1\r\nhost: localhost\r\n{length}\r\n{body}")
+}
+
+pub fn last(method: &str, target: &str, body: &str) -> String {
+    request(method, target, body).replacen("host:", "connection: close\r\nhost:", 1)
+}
+
+/// Without the date.
+pub fn plain(answer: &str) -> String {
+    let lines = answer
+        .split_inclusive("\r\n")
+        .filter(|line| !line.starts_with("date: "));
+    lines.collect()
+}

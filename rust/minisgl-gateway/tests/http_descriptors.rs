@@ -1,0 +1,60 @@
+//! Without file descriptors: new clients wait, the others are served. Alone in its process, whose limit it lowers.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use common::*;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::io::AsyncWriteExt;
+
+fn cpu() -> Duration {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec.try_into().unwrap(), now.tv_nsec.try_into().unwrap())
+}
+
+#[test]
+fn clients_wait_for_descriptors() {
+    run(async {
+        let server = Server::start();
+        let mut early = server.connect().await;
+        early.write_all(request("POST", "/echo", "a").as_bytes()).await.unwrap();
+        read_until(&mut early, "\r\n\r\na").await;
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(
+            Resource::Nofile,
+            rustix::process::Rlimit {
+                current: Some(100),
+                ..limit
+            },
+        )
+        .unwrap();
+        let mut files: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+        files.pop(); // for the client's own end
+        let late = server.connect().await;
+        until(|| !server.log.borrow().is_empty()).await;
+        let (began, cpu_before) = (Instant::now(), cpu());
+        for _ in 0..20 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            early.write_all(request("POST", "/echo", "b").as_bytes()).await.unwrap();
+            read_until(&mut early, "\r\n\r\nb").await;
+        }
+        assert!(cpu() - cpu_before < began.elapsed() / 6, "it asks on and on");
+        early.write_all(request("GET", "/other", "").as_bytes()).await.unwrap(); // nor is there one for the fallback
+        assert!(read_until(&mut early, "}}").await.starts_with("HTTP/1.1 503 "));
+        drop(files);
+        let mut late = late;
+        late.write_all(last("POST", "/echo", "late").as_bytes()).await.unwrap();
+        assert!(read_all(&mut late).await.ends_with("\r\n\r\nlate"));
+        let log = server.log.borrow();
+        assert!(
+            log.len() == 1 && log[0].starts_with("no new connection can be taken: "),
+            "{log:?}"
+        );
+        setrlimit(Resource::Nofile, limit).unwrap();
+    });
+}

@@ -1,0 +1,331 @@
+//! Requests that go on: large ones, servers that answer early, late, never or in the middle, and who hears of what.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::rc::Rc;
+
+use common::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::task::spawn_local;
+
+const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+
+fn noise(size: usize) -> Vec<u8> {
+    let mut state = 1_u32;
+    let next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    std::iter::repeat_with(next).take(size).collect()
+}
+
+async fn read_head(stream: &mut UnixStream) -> Vec<u8> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.unwrap());
+    }
+    head
+}
+
+#[test]
+fn large_bodies_both_ways_at_once() {
+    for is_tunnel in [false, true] {
+        run(async {
+            let size = 6 << 20;
+            let mut server = Server::start();
+            server.serve_fallback(Rc::new(move |mut stream, _| {
+                Box::pin(async move {
+                    read_head(&mut stream).await;
+                    let head = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {size}\r\n\r\n");
+                    stream.write_all(head.as_bytes()).await.unwrap();
+                    let mut input = vec![0; 10_000];
+                    let mut left = size;
+                    while left > 0 {
+                        let found = stream.read(&mut input).await.unwrap();
+                        stream.write_all(&input[..found]).await.unwrap();
+                        left -= found;
+                    }
+                })
+            }));
+            let body = noise(size);
+            let odd = if is_tunnel { "expect: 100-continue\r\n" } else { "" };
+            let head = format!("POST /other HTTP/1.1\r\nhost: a\r\n{odd}content-length: {size}\r\n\r\n");
+            let (mut reading, mut writing) = server.connect().await.into_split();
+            let sent = body.clone();
+            spawn_local(async move {
+                writing.write_all(head.as_bytes()).await.unwrap();
+                writing.write_all(&sent).await.unwrap();
+                writing.forget();
+            });
+            let mut answer = Vec::new();
+            reading.read_to_end(&mut answer).await.unwrap();
+            assert!(answer.ends_with(&body) && answer.len() - size < 100);
+            assert_eq!(server.options.counts.tunnelled.get(), u64::from(is_tunnel));
+            server.all_gone().await;
+        });
+    }
+}
+
+#[test]
+fn neither_side_is_read_faster_than_the_other_takes_it() {
+    run(async {
+        let mut server = Server::start();
+        server.serve_fallback(Rc::new(|mut stream, fallback| {
+            Box::pin(async move {
+                read_head(&mut stream).await;
+                let part = noise(1 << 16);
+                let size = 64 << 20;
+                let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {size}\r\n\r\n");
+                stream.write_all(head.as_bytes()).await.unwrap();
+                for _ in 0..size / part.len() {
+                    stream.write_all(&part).await.unwrap();
+                    fallback.ended.set(fallback.ended.get() + part.len());
+                }
+            })
+        }));
+        let mut stream = server.connect().await;
+        stream.write_all(last("GET", "/other", "").as_bytes()).await.unwrap();
+        stream.readable().await.unwrap();
+        let mut before = 0;
+        loop {
+            for _ in 0..20 {
+                server.exchange(last("POST", "/echo", "others go on").as_bytes()).await;
+            }
+            if server.fallback.ended.get() == before {
+                break; // it is stuck, since nobody reads
+            }
+            before = server.fallback.ended.get();
+        }
+        assert!(before < 32 << 20, "{before}");
+        let mut input = Vec::new();
+        stream.read_to_end(&mut input).await.unwrap();
+        assert!(input.len() > 64 << 20);
+    });
+}
+
+#[test]
+fn an_answer_before_the_bodys_end() {
+    run(async {
+        let early = b"HTTP/1.1 413 No\r\ncontent-length: 2\r\nconnection: close\r\n\r\nno";
+        let mut server = Server::start();
+        server.serve_fallback(Rc::new(move |mut stream, _| {
+            Box::pin(async move {
+                read_head(&mut stream).await;
+                stream.write_all(early).await.unwrap();
+            })
+        }));
+        let body = noise(3 << 20);
+        let head = format!(
+            "POST /other HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        let (mut reading, mut writing) = server.connect().await.into_split();
+        spawn_local(async move {
+            writing.write_all(head.as_bytes()).await.unwrap();
+            let _ = writing.write_all(&body).await;
+        });
+        let mut answer = Vec::new();
+        reading.read_to_end(&mut answer).await.unwrap();
+        assert_eq!(answer, early);
+        server.all_gone().await;
+    });
+}
+
+#[test]
+fn an_early_answer_that_keeps_the_connection() {
+    run(async {
+        let mut server = Server::start();
+        server.serve_fallback(Rc::new(move |mut stream, fallback| {
+            Box::pin(async move {
+                read_head(&mut stream).await;
+                stream.write_all(OK).await.unwrap();
+                let mut input = Vec::new();
+                let _ = stream.read_to_end(&mut input).await;
+                fallback.received.borrow_mut().push(input);
+            })
+        }));
+        let mut stream = server.connect().await;
+        stream
+            .write_all(request("POST", "/other", "begin end").replace("end", "").as_bytes())
+            .await
+            .unwrap();
+        read_until(&mut stream, "ok").await;
+        stream.write_all(b"end").await.unwrap();
+        stream
+            .write_all(last("POST", "/echo", "next").as_bytes())
+            .await
+            .unwrap();
+        assert!(read_all(&mut stream).await.ends_with("next"));
+        until(|| *server.fallback.received.borrow() == [b"begin end"]).await;
+    });
+}
+
+#[test]
+fn a_server_that_dies() {
+    let interim = b"HTTP/1.1 100 Continue\r\n\r\n";
+    for (said, expected) in [
+        (&b""[..], "HTTP/1.1 503 "),
+        (interim, "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 503 "),
+        (b"HTTP/1.1 200 OK\r\ncontent-le", "HTTP/1.1 200 OK\r\ncontent-le"),
+        (
+            b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nab",
+            "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nab",
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\n\r\nuntil the end",
+            "HTTP/1.1 200 OK\r\n\r\nuntil the end",
+        ),
+        (b"no answer\r\n\r\nat all", ""),
+    ] {
+        run(async move {
+            let mut server = Server::start();
+            server.serve_fallback(Rc::new(move |mut stream, _| {
+                Box::pin(async move {
+                    read_head(&mut stream).await;
+                    stream.write_all(said).await.unwrap();
+                })
+            }));
+            let mut stream = server.connect().await;
+            stream.write_all(request("GET", "/other", "").as_bytes()).await.unwrap();
+            if expected.ends_with("503 ") {
+                let answer = read_until(&mut stream, "}}").await;
+                assert!(answer.starts_with(expected), "{answer}");
+                stream
+                    .write_all(last("POST", "/echo", "next").as_bytes())
+                    .await
+                    .unwrap();
+                assert!(read_all(&mut stream).await.ends_with("next"));
+            } else {
+                assert_eq!(read_all(&mut stream).await, expected);
+            }
+            drop(stream);
+            server.all_gone().await;
+        });
+    }
+}
+
+#[test]
+fn answers_without_bodies() {
+    run(async {
+        for (method, answer) in [
+            ("HEAD", &b"HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\n"[..]),
+            ("GET", b"HTTP/1.1 204 No Content\r\ncontent-length: 3\r\n\r\n"),
+            (
+                "GET",
+                b"HTTP/1.1 304 Not Modified\r\ntransfer-encoding: chunked\r\n\r\n",
+            ),
+            (
+                "GET",
+                b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+            ),
+        ] {
+            let mut server = Server::start();
+            server.serve_fallback(Rc::new(move |mut stream, _| {
+                Box::pin(async move {
+                    read_head(&mut stream).await;
+                    stream.write_all(answer).await.unwrap();
+                    let _ = stream.read_u8().await; // it stays open
+                })
+            }));
+            let sent = [request(method, "/other", ""), last("POST", "/echo", "next")].concat();
+            let found = server.exchange(sent.as_bytes()).await;
+            let rest = found.strip_prefix(std::str::from_utf8(answer).unwrap()).unwrap();
+            assert!(rest.starts_with("HTTP/1.1 200 OK\r\ndate: ") && rest.ends_with("next"));
+        }
+    });
+}
+
+#[test]
+fn who_leaves_is_told_of() {
+    run(async {
+        let mut server = Server::start();
+        server.serve_fallback(Rc::new(|mut stream, fallback| {
+            Box::pin(async move {
+                read_head(&mut stream).await;
+                fallback.received.borrow_mut().push(Vec::new());
+                let _ = stream.read_to_end(&mut Vec::new()).await;
+                fallback.ended.set(fallback.ended.get() + 1);
+            })
+        }));
+        let odd = "GET /echo HTTP/1.0\r\n\r\n".to_owned();
+        let half = "POST /other HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\nhalf".to_owned();
+        for (index, sent) in [request("GET", "/other", ""), odd, half].iter().enumerate() {
+            for is_reset in [true, false] {
+                let mut stream = server.connect().await;
+                stream.write_all(sent.as_bytes()).await.unwrap();
+                until(|| server.fallback.received.borrow().len() == 2 * index + 1 + usize::from(!is_reset)).await;
+                if is_reset {
+                    stream.set_zero_linger().unwrap();
+                }
+                drop(stream);
+                until(|| server.fallback.ended.get() == server.fallback.received.borrow().len()).await;
+                server.all_gone().await;
+            }
+        }
+    });
+}
+
+#[test]
+fn who_closes_his_half_is_answered_by_the_server() {
+    run(async {
+        let mut server = Server::start();
+        server.serve_fallback(Rc::new(|mut stream, _| {
+            Box::pin(async move {
+                read_head(&mut stream).await;
+                let _ = stream.read_to_end(&mut Vec::new()).await; // the client's end
+                stream.write_all(OK).await.unwrap();
+            })
+        }));
+        for sent in [request("GET", "/other", ""), "GET / HTTP/1.0\r\n\r\n".to_owned()] {
+            assert!(server.exchange_half(sent.as_bytes()).await.ends_with("\r\n\r\nok"));
+        }
+        let sent = [request("POST", "/echo", "1"), request("GET", "/other", "")].concat();
+        assert!(server.exchange_half(sent.as_bytes()).await.ends_with("\r\n\r\nok"));
+        server.all_gone().await;
+    });
+}
+
+#[test]
+fn large_bodies_beyond_the_bound_go_on() {
+    run(async {
+        let server = Server::with_fallback(OK);
+        server.options.bodies.set_most(150_000);
+        let mut first = server.connect().await;
+        first
+            .write_all(request("POST", "/wait", &"a".repeat(100_000)).as_bytes())
+            .await
+            .unwrap();
+        until(|| server.answers.waiting.get() == 1).await;
+        assert_eq!(server.options.bodies.held(), 100_000);
+        let large = server
+            .exchange(last("POST", "/echo", &"a|".repeat(50_000)).as_bytes())
+            .await;
+        assert!(large.ends_with("\r\n\r\nok"));
+        let small = "a".repeat(60_000);
+        assert!(
+            server
+                .exchange(last("POST", "/echo", &small).as_bytes())
+                .await
+                .ends_with(&small)
+        );
+        server.answers.go_on.notify_one();
+        read_until(&mut first, "aaa").await;
+        server.answers.writers.borrow_mut().clear();
+        until(|| server.options.bodies.held() == 0).await;
+        let large = "a".repeat(100_000);
+        assert!(
+            server
+                .exchange(last("POST", "/echo", &large).as_bytes())
+                .await
+                .ends_with(&large)
+        );
+        assert_eq!(server.options.counts.passed_on.get(), 1);
+        let over = server
+            .exchange(last("POST", "/small", "more than that|").as_bytes())
+            .await;
+        assert!(over.ends_with("\r\n\r\nok"));
+    });
+}

@@ -1,0 +1,195 @@
+//! `minisgl._rust.Gateway`: the gateway in the process of the Python server. Its threads never touch Python.
+
+use std::net::TcpListener;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use minisgl_gateway::server::Gateway as Served;
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
+
+/// See `_rust.pyi`.
+#[pyclass(module = "minisgl._rust", frozen)]
+pub(crate) struct Gateway {
+    served: Served,
+}
+
+#[pymethods]
+impl Gateway {
+    #[new]
+    fn new(listener_fd: i32, engine: PathBuf, fallback: PathBuf) -> PyResult<Self> {
+        if listener_fd < 0 {
+            return Err(PyValueError::new_err(format!(
+                "listener_fd: {listener_fd} is no descriptor"
+            )));
+        }
+        // SAFETY: it is borrowed for the duration of the call that duplicates it; an invalid one is the call's error.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(listener_fd) };
+        let listener = borrowed.try_clone_to_owned().map(TcpListener::from);
+        let served = listener.and_then(|listener| Served::start(listener, engine, fallback));
+        Ok(Gateway {
+            served: served.map_err(|error| PyOSError::new_err(error.to_string()))?,
+        })
+    }
+
+    fn load(&self, py: Python<'_>, tokenizer: PathBuf) -> PyResult<()> {
+        py.detach(|| self.served.load(tokenizer))
+            .map_err(PyValueError::new_err)
+    }
+
+    fn serve(&self, py: Python<'_>, config: &str) -> PyResult<Vec<String>> {
+        let found = serde_json::from_str(config).map_err(|error| {
+            PyValueError::new_err(format!("the gateway's configuration: {error}"))
+        })?;
+        py.detach(|| self.served.serve(found))
+            .map_err(PyValueError::new_err)
+    }
+
+    fn drain(&self) {
+        self.served.drain();
+    }
+
+    fn fail(&self, py: Python<'_>, reason: &str) {
+        py.detach(|| self.served.fail(reason));
+    }
+
+    fn stop(&self, py: Python<'_>, grace_s: f64) -> PyResult<()> {
+        let grace = Duration::try_from_secs_f64(grace_s)
+            .map_err(|error| PyValueError::new_err(format!("grace_s: {error}")))?;
+        py.detach(|| self.served.stop(grace));
+        Ok(())
+    }
+
+    #[allow(clippy::needless_pass_by_value)] // it comes from Python
+    fn publish(
+        &self,
+        num_waiting: usize,
+        num_waiting_tokens: usize,
+        num_live: usize,
+        keys: Vec<(usize, u64)>,
+    ) {
+        let shared = self.served.shared();
+        shared.publish(num_waiting, num_waiting_tokens, num_live, &keys);
+    }
+
+    #[getter]
+    fn num_open(&self) -> usize {
+        self.served.shared().num_open.load(Relaxed)
+    }
+
+    fn readings<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let shared = self.served.shared();
+        let metrics = &shared.metrics;
+        shared.turn_windows();
+        let found = PyDict::new(py);
+        let numbers: [(&str, &AtomicUsize); 4] = [
+            ("num_open", &shared.num_open),
+            ("num_live", &shared.num_live),
+            ("num_waiting", &shared.num_waiting),
+            ("num_waiting_tokens", &shared.num_waiting_tokens),
+        ];
+        for (name, number) in numbers {
+            found.set_item(name, number.load(Relaxed))?;
+        }
+        let counts: [(&str, &AtomicU64); 5] = [
+            ("num_shortened", &metrics.shortened),
+            ("num_accepted", &metrics.accepted),
+            ("num_generated", &metrics.generated),
+            ("answered", &metrics.answered),
+            ("passed_on", &metrics.passed_on),
+        ];
+        for (name, count) in counts {
+            found.set_item(name, count.load(Relaxed))?;
+        }
+        let finished = PyDict::new(py);
+        for (reason, count) in REASONS.iter().zip(&metrics.finished) {
+            finished.set_item(reason, count.load(Relaxed))?;
+        }
+        found.set_item("num_finished", finished)?;
+        let most = PyDict::new(py);
+        for (name, peak) in [
+            ("in_flight", &metrics.in_flight),
+            ("queued", &metrics.queued),
+        ] {
+            let one = PyDict::new(py);
+            let (recent, ever) = peak.read();
+            one.set_item("recent", recent)?;
+            one.set_item("most", ever)?;
+            most.set_item(name, one)?;
+        }
+        found.set_item("most", most)?;
+        found.set_item("cache", self.cache(py)?)?;
+        found.set_item("keys", self.keys(py)?)?;
+        found.set_item("histograms", self.histograms(py)?)?;
+        found.set_item("meters", self.meters(py)?)?;
+        Ok(found)
+    }
+}
+
+impl Gateway {
+    fn cache<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self
+            .served
+            .shared()
+            .loaded()
+            .map(|loaded| loaded.tokenizer.cache_stats())
+            .unwrap_or_default();
+        let found = PyDict::new(py);
+        for (name, value) in [
+            ("hits", stats.hits),
+            ("misses", stats.misses),
+            ("hit_bytes", stats.bytes_hit),
+            ("bytes", stats.bytes_held),
+        ] {
+            found.set_item(name, value)?;
+        }
+        Ok(found)
+    }
+
+    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let Some(loaded) = self.served.shared().loaded() else {
+            return Ok(Vec::new());
+        };
+        let mut found = Vec::with_capacity(loaded.keys.len());
+        for counts in &loaded.keys {
+            let one = PyDict::new(py);
+            one.set_item("num_waiting", counts.num_waiting.load(Relaxed))?;
+            one.set_item("num_requests", counts.num_requests.load(Relaxed))?;
+            one.set_item("num_prompt", counts.num_prompt.load(Relaxed))?;
+            one.set_item("num_generated", counts.num_generated.load(Relaxed))?;
+            found.push(one);
+        }
+        Ok(found)
+    }
+
+    fn histograms<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let found = PyDict::new(py);
+        for (name, histogram) in self.served.shared().metrics.histograms() {
+            let (counts, sum) = histogram.read();
+            let one = PyDict::new(py);
+            one.set_item("counts", counts)?;
+            one.set_item("sum", sum)?;
+            found.set_item(name, one)?;
+        }
+        Ok(found)
+    }
+
+    fn meters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let found = PyDict::new(py);
+        for (name, meter) in self.served.shared().metrics.meters() {
+            let (count, total_s, longest_s, recent_s) = meter.read();
+            let one = PyDict::new(py);
+            one.set_item("count", count)?;
+            one.set_item("total_s", total_s)?;
+            one.set_item("longest_s", longest_s)?;
+            one.set_item("recent_s", recent_s)?;
+            found.set_item(name, one)?;
+        }
+        Ok(found)
+    }
+}

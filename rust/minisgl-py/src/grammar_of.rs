@@ -1,0 +1,81 @@
+//! A Python object's grammar as the CPU engine asks it: what is in a `GrammarMatcher`, or the object itself, with the
+//! GIL.
+//!
+//! Keeps true: an object that raises is a grammar that cannot go on.
+//! Doesn't know: what a grammar is.
+
+use std::sync::{Arc, Mutex};
+
+use minisgl_cpu::sampling::{Grammar, SharedGrammar};
+use pyo3::prelude::*;
+
+use crate::arrays::to_numpy;
+use crate::grammar::GrammarMatcher;
+
+/// Of a `minisgl.grammar.slots.Matcher`, or of None.
+pub(crate) fn grammar_of(matcher: &Bound<'_, PyAny>) -> PyResult<Option<SharedGrammar>> {
+    if matcher.is_none() {
+        return Ok(None);
+    }
+    if let Ok(own) = matcher.cast::<GrammarMatcher>() {
+        return Ok(Some(own.get().shared()));
+    }
+    Ok(Some(Arc::new(Mutex::new(Foreign {
+        matcher: matcher.clone().unbind(),
+        raised: None,
+    }))))
+}
+
+/// Of Python code.
+#[derive(Debug)]
+struct Foreign {
+    matcher: Py<PyAny>,
+    raised: Option<String>,
+}
+
+impl Foreign {
+    fn call(&mut self, work: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<()>) {
+        if let Err(error) = Python::attach(|py| work(self.matcher.bind(py))) {
+            self.raised.get_or_insert(error.to_string());
+        }
+    }
+}
+
+impl Grammar for Foreign {
+    fn restart(&mut self, generated: &[i32]) {
+        self.call(|matcher| matcher.call_method1("restart", (generated,)).map(drop));
+    }
+
+    fn fill(&mut self, mask: &mut [u32]) {
+        self.call(|matcher| {
+            let words = to_numpy(matcher.py(), vec![0; mask.len()].into_iter())?;
+            matcher.call_method1("fill", (&words,))?;
+            let filled: Vec<i64> = words.call_method0("tolist")?.extract()?;
+            for (to, word) in mask.iter_mut().zip(filled) {
+                *to = word as u32; // the low half: it was an int32
+            }
+            Ok(())
+        });
+        if self.raised.is_some() {
+            mask.fill(u32::MAX); // whatever is drawn becomes an end
+        }
+    }
+
+    fn consume(&mut self, token: u32) {
+        if self.error().is_none() {
+            self.call(|matcher| matcher.call_method1("consume", (token,)).map(drop));
+        }
+    }
+
+    fn error(&self) -> Option<String> {
+        let told = || {
+            let found = Python::attach(|py| {
+                let text = self.matcher.bind(py).getattr("error")?;
+                text.extract::<String>()
+            });
+            let text = found.unwrap_or_else(|error| error.to_string());
+            (!text.is_empty()).then_some(text)
+        };
+        self.raised.clone().or_else(told)
+    }
+}

@@ -1,0 +1,155 @@
+//! `minisgl._rust.Router`: the router behind the Protocol of `minisgl.routing.api`.
+//!
+//! Doesn't know: engines, messages.
+
+use minisgl_router::policy::{self, KeyShare, Policy, RouterConfig};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use crate::arrays::Int32s;
+
+/// See `minisgl.routing.api.Router`. `minisgl.routing.backend` checks the configuration.
+#[pyclass(module = "minisgl._rust")]
+pub(crate) struct Router {
+    inner: policy::Router,
+    num_engines: usize,
+    num_keys: usize,
+    placed: Py<PyAny>,
+    out: Vec<policy::Placed>,
+}
+
+/// `number`, if there are so many and more.
+fn below(name: &str, number: i64, count: usize) -> PyResult<usize> {
+    match usize::try_from(number) {
+        Ok(found) if found < count => Ok(found),
+        _ => Err(PyValueError::new_err(format!(
+            "{name} {number}: must be below {count}"
+        ))),
+    }
+}
+
+impl Router {
+    fn engine(&self, engine: i64) -> PyResult<usize> {
+        below("engine", engine, self.num_engines)
+    }
+}
+
+#[pymethods]
+impl Router {
+    #[new]
+    fn new(config: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let settings = read_config(config)?;
+        let (num_engines, num_keys) = (settings.num_engines, settings.keys.len() + 1);
+        let inner = policy::Router::new(settings).map_err(PyValueError::new_err)?;
+        let api = config.py().import("minisgl.routing.api")?;
+        Ok(Self {
+            inner,
+            num_engines,
+            num_keys,
+            placed: api.getattr("Placed")?.unbind(),
+            out: Vec::new(),
+        })
+    }
+
+    /// It takes requests from now on, with an empty cache. No engine does at first.
+    #[pyo3(signature = (engine, num_pages=None))]
+    fn engine_up(&mut self, engine: i64, num_pages: Option<usize>) -> PyResult<()> {
+        let engine = self.engine(engine)?;
+        self.inner.engine_up(engine, num_pages);
+        Ok(())
+    }
+
+    /// It takes none, and has lost these, in the order in which they were placed. They are forgotten.
+    fn engine_down(&mut self, engine: i64) -> PyResult<Vec<i64>> {
+        let engine = self.engine(engine)?;
+        Ok(self.inner.engine_down(engine))
+    }
+
+    /// What the engine itself said last of its load.
+    fn report(&mut self, engine: i64, num_waiting: usize, num_running: usize) -> PyResult<()> {
+        let engine = self.engine(engine)?;
+        self.inner.report(engine, num_waiting, num_running);
+        Ok(())
+    }
+
+    /// At its place in the line; with `again` before all that are not.
+    #[pyo3(signature = (req_id, tokens, priority=0, key=0, *, again=false))]
+    fn add(
+        &mut self,
+        req_id: i64,
+        tokens: Int32s<'_>,
+        priority: i64,
+        key: i64,
+        again: bool,
+    ) -> PyResult<()> {
+        let key = below("key", key, self.num_keys)?;
+        self.inner
+            .add(req_id, tokens.as_slice(), priority, key, again)
+            .map_err(PyValueError::new_err)
+    }
+
+    /// Whoever may go now, in order.
+    fn place<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        self.out.clear();
+        self.inner.place(&mut self.out);
+        let placed = self.placed.bind(py);
+        let made: Vec<_> = self
+            .out
+            .iter()
+            .map(|one| placed.call1((one.req_id, one.engine, one.matched_len)))
+            .collect::<PyResult<_>>()?;
+        PyList::new(py, made)
+    }
+
+    /// It ended, or nobody waits for it any more. `num_generated`: for the shares of keys. No-op if unknown.
+    #[pyo3(signature = (req_id, num_generated=0))]
+    fn remove(&mut self, req_id: i64, num_generated: usize) {
+        self.inner.remove(req_id, num_generated);
+    }
+
+    /// By engine: requests that were placed there and not removed.
+    fn loads(&self) -> Vec<usize> {
+        self.inner.loads()
+    }
+
+    /// Requests in line.
+    #[getter]
+    fn num_waiting(&self) -> usize {
+        self.inner.num_waiting()
+    }
+}
+
+fn read_config(config: &Bound<'_, PyAny>) -> PyResult<RouterConfig> {
+    let count = |name: &str| config.getattr(name)?.extract::<usize>();
+    let name: String = config.getattr("policy")?.extract()?;
+    let policy = match name.as_str() {
+        "round_robin" => Policy::RoundRobin,
+        "least_load" => Policy::LeastLoad,
+        "random" => Policy::Random,
+        "cache_aware" => Policy::CacheAware,
+        other => {
+            return Err(PyValueError::new_err(format!("policy {other:?}: unknown")));
+        }
+    };
+    let mut keys = Vec::new();
+    for key in config.getattr("keys")?.try_iter()? {
+        let key = key?;
+        keys.push(KeyShare {
+            share: key.getattr("share")?.extract()?,
+            max_inflight: key.getattr("max_inflight")?.extract()?,
+        });
+    }
+    Ok(RouterConfig {
+        policy,
+        num_engines: count("num_engines")?,
+        page_size: count("page_size")?,
+        tree_pages: count("tree_pages")?,
+        max_inflight: count("max_inflight")?,
+        max_inflight_per_engine: count("max_inflight_per_engine")?,
+        balance_requests: count("balance_requests")?,
+        balance_percent: count("balance_percent")?,
+        seed: config.getattr("seed")?.extract()?,
+        keys,
+    })
+}

@@ -1,0 +1,145 @@
+//! The engines as the router sees them: who takes requests, how much each has, whose turn it is.
+//!
+//! Keeps true: no choice but among engines that are up and below their limit.
+//! Doesn't know: requests, prompts.
+
+use super::config::RouterConfig;
+
+#[derive(Clone, Default)]
+pub(super) struct EngineState {
+    pub up: bool,
+    /// Placed there and not removed.
+    pub load: usize,
+    /// What it reported beyond that: requests that others sent it.
+    extra: usize,
+    /// When it was chosen last; 0: never.
+    turn: u64,
+}
+
+pub(super) struct Engines {
+    pub all: Vec<EngineState>,
+    max_load: usize,
+    balance_requests: usize,
+    balance_percent: usize,
+    num_turns: u64,
+    next: usize,
+    random: u64,
+}
+
+impl Engines {
+    pub fn new(config: &RouterConfig) -> Self {
+        let max_load = match config.max_inflight_per_engine {
+            0 => usize::MAX,
+            limit => limit,
+        };
+        Self {
+            all: vec![EngineState::default(); config.num_engines],
+            max_load,
+            balance_requests: config.balance_requests,
+            balance_percent: config.balance_percent,
+            num_turns: 0,
+            next: 0,
+            random: config.seed,
+        }
+    }
+
+    pub fn report(&mut self, engine: usize, num_live: usize) {
+        let state = &mut self.all[engine];
+        state.extra = num_live.saturating_sub(state.load);
+    }
+
+    pub fn up(&mut self, engine: usize, up: bool) {
+        self.all[engine].up = up;
+        self.all[engine].extra = 0;
+    }
+
+    /// It was given a request.
+    pub fn chosen(&mut self, engine: usize) {
+        self.num_turns += 1;
+        let state = &mut self.all[engine];
+        state.turn = self.num_turns;
+        state.load += 1;
+        self.next = engine + 1;
+    }
+
+    fn takes(&self, engine: usize) -> bool {
+        let state = &self.all[engine];
+        state.up && state.load < self.max_load
+    }
+
+    fn taking(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.all.len()).filter(|&engine| self.takes(engine))
+    }
+
+    pub fn any_takes(&self) -> bool {
+        self.taking().next().is_some()
+    }
+
+    fn load(&self, engine: usize) -> usize {
+        self.all[engine].load + self.all[engine].extra
+    }
+
+    /// By load, then whoever's last turn is longest ago, then by number.
+    fn best(&self, among: impl Iterator<Item = usize>) -> Option<usize> {
+        among.min_by_key(|&engine| (self.load(engine), self.all[engine].turn, engine))
+    }
+
+    pub fn least_load(&self) -> Option<usize> {
+        self.best(self.taking())
+    }
+
+    /// The next one after the one chosen last.
+    pub fn in_turn(&self) -> Option<usize> {
+        let (low, high) = (self.taking().next(), self.taking().find(|&engine| engine >= self.next));
+        high.or(low)
+    }
+
+    /// `splitmix64`, written out so that it is the same everywhere.
+    pub fn random(&mut self) -> Option<usize> {
+        let count = self.taking().count();
+        if count == 0 {
+            return None;
+        }
+        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut drawn = self.random;
+        drawn = (drawn ^ (drawn >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        drawn = (drawn ^ (drawn >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        drawn ^= drawn >> 31;
+        let at = (u128::from(drawn) * count as u128) >> 64;
+        self.taking().nth(at as usize)
+    }
+
+    /// The load that an engine may have at most for its match to count: the least, and more the more of the prompt it
+    /// saves.
+    pub fn balanced_load(&self) -> Option<BalancedLoad> {
+        let least = self.taking().map(|engine| self.load(engine)).min()?;
+        let slack = self
+            .balance_requests
+            .max(least.saturating_mul(self.balance_percent) / 100);
+        Some(BalancedLoad { least, slack })
+    }
+
+    /// Whether it takes requests and has at most `load`.
+    pub fn takes_at(&self, engine: usize, load: usize) -> bool {
+        self.takes(engine) && self.load(engine) <= load
+    }
+
+    /// The best of `holders` that has at most `load`.
+    pub fn best_of(&self, holders: impl Iterator<Item = usize>, load: usize) -> Option<usize> {
+        self.best(holders.filter(|&engine| self.takes_at(engine, load)))
+    }
+}
+
+/// `slack`: requests beyond the least load that a match of the whole prompt is worth.
+#[derive(Clone, Copy)]
+pub(super) struct BalancedLoad {
+    least: usize,
+    slack: usize,
+}
+
+impl BalancedLoad {
+    /// With a match of `depth` of `num_pages`.
+    pub fn at(self, depth: usize, num_pages: usize) -> usize {
+        self.least + self.slack.saturating_mul(depth) / num_pages
+    }
+}

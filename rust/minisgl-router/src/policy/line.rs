@@ -1,0 +1,139 @@
+//! The waiting line: between keys by their shares, within a key by priority and age.
+//!
+//! Keeps true: of the keys that may go the one that has had the least, by its share, goes next; a key gets no credit for
+//! the time in which it had nothing to go. A request of priority p is overtaken by at most (p - q) * `AGE` later
+//! arrivals of priority q. Those that were placed before (`again`) go before all others, in the order of their coming
+//! back, and are not charged twice.
+//! Doesn't know: engines.
+
+use std::collections::BTreeMap;
+
+use super::config::{KeyShare, MAX_SHARE};
+
+/// Arrivals by which one step of priority comes earlier, as in the scheduler.
+const AGE: i128 = 64;
+
+/// Where a request stands among those of its key: `again` first, then by priority and age, then by arrival.
+pub(super) type Place = (bool, i128, u64);
+
+struct Key {
+    share: KeyShare,
+    num_inflight: usize,
+    /// What it has had, in parts of tokens, divided by its share.
+    had: u128,
+    /// It has somebody who may go.
+    active: bool,
+    waiting: BTreeMap<Place, i64>,
+}
+
+pub(super) struct Line {
+    keys: Vec<Key>,
+    /// What the key that went last had had before: whoever comes back starts there.
+    now: u128,
+    num_arrivals: u64,
+    num_waiting: usize,
+}
+
+impl Line {
+    pub fn new(shares: &[KeyShare]) -> Self {
+        let all = std::iter::once(&KeyShare {
+            share: 1,
+            max_inflight: 0,
+        })
+        .chain(shares)
+        .copied();
+        let key = |share| Key {
+            share,
+            num_inflight: 0,
+            had: 0,
+            active: false,
+            waiting: BTreeMap::new(),
+        };
+        Self {
+            keys: all.map(key).collect(),
+            now: 0,
+            num_arrivals: 0,
+            num_waiting: 0,
+        }
+    }
+
+    pub fn num_keys(&self) -> usize {
+        self.keys.len()
+    }
+
+    pub fn num_waiting(&self) -> usize {
+        self.num_waiting
+    }
+
+    pub fn push(&mut self, req_id: i64, priority: i64, key: usize, again: bool) -> Place {
+        let arrival = self.num_arrivals;
+        self.num_arrivals += 1;
+        let order = if again {
+            i128::from(arrival)
+        } else {
+            i128::from(priority) * AGE + i128::from(arrival)
+        };
+        let place = (!again, order, arrival);
+        self.keys[key].waiting.insert(place, req_id);
+        self.num_waiting += 1;
+        self.refresh(key);
+        place
+    }
+
+    /// Whoever goes next, and the key.
+    pub fn first(&self) -> Option<(usize, i64)> {
+        let active = || self.keys.iter().enumerate().filter(|(_, key)| key.active);
+        let back = active().filter_map(|(at, key)| {
+            let (place, &req_id) = key.waiting.first_key_value()?;
+            (!place.0).then_some((place.2, at, req_id))
+        });
+        if let Some((_, at, req_id)) = back.min() {
+            return Some((at, req_id));
+        }
+        let (at, key) = active().min_by_key(|&(at, key)| (key.had, at))?;
+        key.waiting.first_key_value().map(|(_, &req_id)| (at, req_id))
+    }
+
+    /// The first of `key` was placed; it has `prompt_len` tokens.
+    pub fn placed(&mut self, key: usize, prompt_len: usize) {
+        let Some(((first, _, _), _)) = self.keys[key].waiting.pop_first() else {
+            return;
+        };
+        self.num_waiting -= 1;
+        self.keys[key].num_inflight += 1;
+        if first {
+            self.now = self.now.max(self.keys[key].had);
+            self.charge(key, prompt_len.max(1));
+        }
+        self.refresh(key);
+    }
+
+    /// It does not wait any more.
+    pub fn leave(&mut self, key: usize, place: Place) {
+        if self.keys[key].waiting.remove(&place).is_some() {
+            self.num_waiting -= 1;
+        }
+        self.refresh(key);
+    }
+
+    /// A placed one of `key` is over.
+    pub fn ended(&mut self, key: usize) {
+        self.keys[key].num_inflight -= 1;
+        self.refresh(key);
+    }
+
+    pub fn charge(&mut self, key: usize, num_tokens: usize) {
+        let key = &mut self.keys[key];
+        key.had += num_tokens as u128 * u128::from(MAX_SHARE) / u128::from(key.share.share);
+    }
+
+    fn refresh(&mut self, key: usize) {
+        let key = &mut self.keys[key];
+        let limit = key.share.max_inflight;
+        let active = !key.waiting.is_empty() && (limit == 0 || key.num_inflight < limit);
+        if active && !key.active {
+            key.had = key.had.max(self.now);
+        }
+        key.active = active;
+    }
+}

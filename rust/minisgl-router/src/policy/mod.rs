@@ -1,0 +1,15 @@
+//! Which engine gets a request, and when: `minisgl.routing`, in Rust.
+//!
+//! Keeps true: integers only, no clock; the same calls give the same placements.
+//! Doesn't know: engines, messages, text.
+
+mod config;
+mod engines;
+mod line;
+mod prefixes;
+mod router;
+#[cfg(test)]
+mod tests;
+
+pub use config::{KeyShare, Policy, RouterConfig};
+pub use router::{Placed, Router};

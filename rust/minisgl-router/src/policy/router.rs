@@ -1,0 +1,214 @@
+//! The router: requests stand in line until `place` gives them to an engine, and count there until `remove`.
+//!
+//! Keeps true: a request is in the line or on one engine; limits hold at every moment.
+
+use std::collections::HashMap;
+
+use super::config::{Policy, RouterConfig};
+use super::engines::Engines;
+use super::line::{Line, Place};
+use super::prefixes::Prefixes;
+
+/// Request `req_id` goes to `engine`, of whose cache it is thought to match `matched_len` tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// As it was added.
+    pub req_id: i64,
+    /// Its engine.
+    pub engine: usize,
+    /// Whole pages, 0 but for `Policy::CacheAware`.
+    pub matched_len: usize,
+}
+
+/// As many pages are remembered for each that an engine's cache has: it evicts by page what is remembered by prompt, and
+/// what is left of a conversation is worth going back to.
+const REMEMBERED: usize = 2;
+
+enum Where {
+    Waits(Place),
+    /// On an engine, as the so-manieth placement.
+    On(usize, u64),
+}
+
+struct Request {
+    key: usize,
+    prompt_len: usize,
+    /// Of its full pages; given up when it is placed.
+    hashes: Vec<u64>,
+    place: Where,
+}
+
+/// `minisgl.routing.api.Router`.
+pub struct Router {
+    config: RouterConfig,
+    line: Line,
+    engines: Engines,
+    prefixes: Prefixes,
+    requests: HashMap<i64, Request>,
+    num_inflight: usize,
+    num_placements: u64,
+}
+
+impl Router {
+    /// No engine is up at first.
+    ///
+    /// # Errors
+    /// Names the field that cannot be.
+    pub fn new(config: RouterConfig) -> Result<Self, String> {
+        config.check()?;
+        Ok(Self {
+            line: Line::new(&config.keys),
+            engines: Engines::new(&config),
+            prefixes: Prefixes::new(config.num_engines, config.page_size),
+            requests: HashMap::new(),
+            num_inflight: 0,
+            num_placements: 0,
+            config,
+        })
+    }
+
+    /// It takes requests from now on, with an empty cache of so many pages; None: unknown.
+    ///
+    /// # Panics
+    /// As all that name an engine: there is no such engine.
+    pub fn engine_up(&mut self, engine: usize, num_pages: Option<usize>) {
+        self.engines.up(engine, true);
+        let remembered = num_pages.map_or(self.config.tree_pages, |number| number.saturating_mul(REMEMBERED));
+        self.prefixes.resize(engine, remembered);
+    }
+
+    /// It takes none, and has lost these, in the order in which they were placed. They are forgotten.
+    pub fn engine_down(&mut self, engine: usize) -> Vec<i64> {
+        self.engines.up(engine, false);
+        self.prefixes.clear(engine);
+        let lost = |(&req_id, request): (&i64, &Request)| match request.place {
+            Where::On(on, turn) if on == engine => Some((turn, req_id)),
+            _ => None,
+        };
+        let mut lost: Vec<_> = self.requests.iter().filter_map(lost).collect();
+        lost.sort_unstable();
+        for &(_, req_id) in &lost {
+            self.remove(req_id, 0);
+        }
+        lost.into_iter().map(|(_, req_id)| req_id).collect()
+    }
+
+    /// What the engine itself said last of its load. What is beyond the requests placed there counts as load, too:
+    /// others sent it.
+    pub fn report(&mut self, engine: usize, num_waiting: usize, num_running: usize) {
+        self.engines.report(engine, num_waiting.saturating_add(num_running));
+    }
+
+    /// At its place in the line; with `again` before all that are not.
+    ///
+    /// # Errors
+    /// The id is in use, or there is no such key.
+    pub fn add(&mut self, req_id: i64, tokens: &[i32], priority: i64, key: usize, again: bool) -> Result<(), String> {
+        if self.requests.contains_key(&req_id) {
+            return Err(format!("req_id {req_id}: is in use"));
+        }
+        if key >= self.line.num_keys() {
+            return Err(format!("key {key}: must be below {}", self.line.num_keys()));
+        }
+        let hashes = match self.config.policy {
+            Policy::CacheAware => self.prefixes.hashes(tokens),
+            _ => Vec::new(),
+        };
+        let place = Where::Waits(self.line.push(req_id, priority, key, again));
+        let request = Request {
+            key,
+            prompt_len: tokens.len(),
+            hashes,
+            place,
+        };
+        self.requests.insert(req_id, request);
+        Ok(())
+    }
+
+    /// Whoever may go now, in order, onto the end of `out`.
+    pub fn place(&mut self, out: &mut Vec<Placed>) {
+        let limit = match self.config.max_inflight {
+            0 => usize::MAX,
+            limit => limit,
+        };
+        while self.num_inflight < limit && self.engines.any_takes() {
+            let Some((key, req_id)) = self.line.first() else {
+                return;
+            };
+            let Some(request) = self.requests.get_mut(&req_id) else {
+                return;
+            };
+            let hashes = std::mem::take(&mut request.hashes);
+            let prompt_len = request.prompt_len;
+            let Some((engine, matched_len)) = self.choose(&hashes, prompt_len) else {
+                return;
+            };
+            self.line.placed(key, prompt_len);
+            self.engines.chosen(engine);
+            self.num_inflight += 1;
+            self.num_placements += 1;
+            if let Some(request) = self.requests.get_mut(&req_id) {
+                request.place = Where::On(engine, self.num_placements);
+            }
+            out.push(Placed {
+                req_id,
+                engine,
+                matched_len,
+            });
+        }
+    }
+
+    /// It ended, or nobody waits for it any more. `num_generated`: for the shares of keys. No-op if unknown.
+    pub fn remove(&mut self, req_id: i64, num_generated: usize) {
+        let Some(request) = self.requests.remove(&req_id) else {
+            return;
+        };
+        self.line.charge(request.key, num_generated);
+        match request.place {
+            Where::Waits(place) => self.line.leave(request.key, place),
+            Where::On(engine, _) => {
+                self.engines.all[engine].load -= 1;
+                self.num_inflight -= 1;
+                self.line.ended(request.key);
+            }
+        }
+    }
+
+    /// By engine: requests that were placed there and not removed.
+    #[must_use]
+    pub fn loads(&self) -> Vec<usize> {
+        self.engines.all.iter().map(|engine| engine.load).collect()
+    }
+
+    /// Requests in line.
+    #[must_use]
+    pub fn num_waiting(&self) -> usize {
+        self.line.num_waiting()
+    }
+
+    fn choose(&mut self, hashes: &[u64], prompt_len: usize) -> Option<(usize, usize)> {
+        match self.config.policy {
+            Policy::RoundRobin => Some((self.engines.in_turn()?, 0)),
+            Policy::LeastLoad => Some((self.engines.least_load()?, 0)),
+            Policy::Random => Some((self.engines.random()?, 0)),
+            Policy::CacheAware => {
+                let load = self.engines.balanced_load()?;
+                let (engines, size) = (&self.engines, self.config.page_size);
+                self.prefixes.find(hashes);
+                // an engine computes at least one token
+                let most = prompt_len.saturating_sub(1) / size;
+                let (depth, engine) = {
+                    let (depth, holders) = self.prefixes.deepest(most, |engine, depth| {
+                        engines.takes_at(engine, load.at(depth, hashes.len()))
+                    });
+                    match depth {
+                        0 => (0, engines.least_load()?),
+                        _ => (depth, engines.best_of(holders, load.at(depth, hashes.len()))?),
+                    }
+                };
+                self.prefixes.insert(engine, hashes);
+                Some((engine, depth * size))
+            }
+        }
+    }
+}

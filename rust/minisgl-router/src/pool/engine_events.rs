@@ -1,0 +1,244 @@
+//! What engines say, and what becomes of the requests of one that is lost.
+//!
+//! Keeps true: a token is counted before it is passed on; what an engine says after its loss is not heard.
+
+use minisgl_gateway::message::{FromEngine, FromPool, StepTokens, ToEngine};
+
+use super::engines::{Engine, State, together};
+use super::requests::{ERROR, Fate, as_i64};
+use super::steps::{Owned, Whose};
+use super::switchboard::{Out, Switchboard};
+
+impl Switchboard {
+    /// A connection to it is there.
+    pub fn engine_came(&mut self, engine: usize) {
+        self.engines[engine].is_linked = true;
+        if self.is_shutting_down {
+            self.out.push(Out::Engine(engine, ToEngine::Shutdown));
+        }
+    }
+
+    /// `raw` are the bytes of the message.
+    pub fn engine_says(&mut self, engine: usize, message: FromEngine, raw: &[u8]) {
+        if self.ended.is_some() {
+            return;
+        }
+        let one = &mut self.engines[engine];
+        if matches!(one.state, State::Silent | State::Dead) {
+            self.set_state(engine, State::Starting, "");
+        }
+        let one = &mut self.engines[engine];
+        match message {
+            FromEngine::StepTokens(step) => self.take_step(engine, step),
+            FromEngine::EngineReady(ready) => {
+                one.ready = Some(*ready);
+                one.is_restarting = false;
+                self.engine_ready(engine);
+            }
+            FromEngine::EngineStats(stats) => {
+                let count = |number: i64| usize::try_from(number).unwrap_or(0);
+                self.router
+                    .report(engine, count(stats.num_waiting), count(stats.num_running));
+                one.remember_stats(raw);
+                self.pass_on(engine, raw, true);
+            }
+            FromEngine::LoadProgress(line) => {
+                one.remember_line(line, raw);
+                self.pass_on(engine, raw, false);
+            }
+            FromEngine::Narration(_) | FromEngine::Watched => self.pass_on(engine, raw, true),
+            FromEngine::PrefixChanged { prefix_id, state } => {
+                if state == "refused" {
+                    self.prefixes.remove(&prefix_id); // it would be refused again, or not: nobody would know
+                }
+                self.pass_on(engine, raw, false);
+            }
+            FromEngine::CacheCleared => {
+                if one.state == State::Ready {
+                    self.take_up(engine); // as it is already, but with an empty cache
+                }
+                self.pass_on(engine, raw, false);
+            }
+            // these are for whoever holds the connection, or come from no engine
+            FromEngine::Heartbeat(_)
+            | FromEngine::EngineFailed(_)
+            | FromEngine::EngineSays { .. }
+            | FromEngine::EngineState { .. } => {}
+        }
+    }
+
+    /// With an empty cache of as many pages as it has said.
+    fn take_up(&mut self, engine: usize) {
+        let ready = self.engines[engine].ready.as_ref();
+        let num_pages = ready.and_then(|ready| usize::try_from(ready.num_pages).ok());
+        self.router.engine_up(engine, num_pages);
+    }
+
+    fn engine_ready(&mut self, engine: usize) {
+        self.set_state(engine, State::Ready, "");
+        self.take_up(engine);
+        if self.slow_motion_ms != 0 {
+            let message = ToEngine::SlowMotion(self.slow_motion_ms);
+            self.out.push(Out::Engine(engine, message));
+        }
+        for (&prefix_id, (tokens, pin)) in &self.prefixes {
+            let (tokens, pin) = (tokens.clone(), *pin);
+            let message = ToEngine::AddPrefix { prefix_id, tokens, pin };
+            self.out.push(Out::Engine(engine, message));
+        }
+        if self.said_ready.is_none()
+            && let Some(ready) = together(&self.engines)
+        {
+            self.send_all(FromPool::EngineReady(&ready), false);
+            self.said_ready = Some(ready);
+        }
+    }
+
+    /// The connection ended, or is to end, because it is silent: its requests go on in others.
+    pub fn engine_lost(&mut self, engine: usize, is_silent: bool, reason: &str) {
+        let one = &mut self.engines[engine];
+        one.is_linked = false;
+        if self.ended.is_some() {
+            return;
+        }
+        if self.is_shutting_down {
+            self.end_if_all_left();
+            return;
+        }
+        let was_ready = one.state == State::Ready;
+        one.forget();
+        if self.said_ready.is_none() {
+            self.fail(&format!("engine {engine}: {reason}"));
+            return;
+        }
+        let state = if is_silent { State::Silent } else { State::Dead };
+        self.set_state(engine, state, reason);
+        if was_ready {
+            self.engines[engine].num_losses += 1;
+            let num_moved = self.move_all(engine);
+            if num_moved > 0 {
+                let (s, go) = if num_moved == 1 { ("", "goes") } else { ("s", "go") };
+                self.say_line(format!("{num_moved} request{s} of engine {engine} {go} on in others"));
+            }
+        }
+        self.fail_if_none_is_left();
+    }
+
+    /// Whether the owner of its process starts that again: then requests wait for it.
+    pub fn restarting(&mut self, engine: usize, yes: bool) {
+        self.engines[engine].is_restarting = yes;
+        self.fail_if_none_is_left();
+    }
+
+    /// Its requests stand in line again, before all others; how many.
+    fn move_all(&mut self, engine: usize) -> usize {
+        let mut num_moved = 0;
+        for id in self.router.engine_down(engine) {
+            let Some(request) = self.requests.get_mut(&id) else {
+                continue;
+            };
+            match request.lost() {
+                Fate::Forgotten => self.forget(id),
+                Fate::Ends(reason, text) => self.end(id, reason, text),
+                Fate::Moves => {
+                    let Some(request) = self.requests.remove(&id) else {
+                        continue;
+                    };
+                    let refused = self.stand_in_line(id, &request, true);
+                    self.requests.insert(id, request);
+                    match refused {
+                        Ok(()) => num_moved += 1,
+                        Err(text) => self.end(id, ERROR, Some(&text)),
+                    }
+                }
+            }
+        }
+        self.num_moved += num_moved as u64;
+        num_moved
+    }
+
+    fn set_state(&mut self, engine: usize, state: State, reason: &str) {
+        let one = &mut self.engines[engine];
+        if one.state == state && one.reason == reason {
+            return;
+        }
+        one.state = state;
+        reason.clone_into(&mut one.reason);
+        let message = FromPool::EngineState {
+            engine: as_i64(engine),
+            state: state.name(),
+            reason,
+        };
+        self.send_all(message, false);
+    }
+
+    fn fail_if_none_is_left(&mut self) {
+        let nobody = !self.engines.iter().any(Engine::has_future);
+        if nobody && self.ended.is_none() && !self.is_shutting_down {
+            let reasons: Vec<String> = (self.engines.iter().enumerate())
+                .map(|(number, one)| format!("engine {number}: {}", one.reason))
+                .collect();
+            self.fail(&format!("no engine is left: {}", reasons.join("; ")));
+        }
+    }
+
+    /// The last word.
+    fn fail(&mut self, text: &str) {
+        self.flush_parts();
+        self.send_all(FromPool::EngineFailed(text), false);
+        self.ended = Some(text.to_owned());
+    }
+
+    pub(super) fn end_if_all_left(&mut self) {
+        if self.is_shutting_down && !self.engines.iter().any(|one| one.is_linked) {
+            self.flush_parts();
+            self.ended.get_or_insert_default();
+        }
+    }
+
+    fn take_step(&mut self, engine: usize, step: StepTokens) {
+        let mut ended = Vec::new();
+        let mut rows = Vec::with_capacity(step.req_ids.len());
+        let (ids, requests) = (&self.engines[engine].ids, &mut self.requests);
+        for ((link_id, &token), &reason) in step.req_ids.iter().zip(&step.tokens).zip(&step.reasons) {
+            let id = ids.get(link_id).copied();
+            let Some((id, request)) = id.and_then(|id| Some((id, requests.get_mut(&id)?))) else {
+                rows.push(None);
+                continue;
+            };
+            if token >= 0 {
+                request.got(token);
+            }
+            if reason != 0 {
+                ended.push((*link_id, id));
+            }
+            rows.push(request.owner.map(|owner| (owner, request.own_id)));
+        }
+        let mut whose = |link_id: i64| -> Whose {
+            let request = requests.get_mut(ids.get(&link_id)?)?;
+            request.owner.map(|owner| (owner, request.own_id))
+        };
+        let errors = step.errors.iter().map(|one| whose(one.0)).collect();
+        let prompts = step.prompt_logprobs.iter().map(|one| whose(one.req_id)).collect();
+        let embeddings = step.embeddings.iter().map(|one| whose(one.req_id)).collect();
+        let first_time = |&(link_id, _): &(i64, i32)| -> Whose {
+            let request = requests.get_mut(ids.get(&link_id)?)?;
+            let is_news = request.admitted();
+            request.owner.filter(|_| is_news).map(|owner| (owner, request.own_id))
+        };
+        let admitted = step.admitted.iter().map(first_time).collect();
+        let owned = Owned {
+            step,
+            rows,
+            admitted,
+            errors,
+            prompts,
+            embeddings,
+        };
+        owned.split(&mut self.parts);
+        for (link_id, id) in ended {
+            self.engines[engine].ids.remove(&link_id);
+            self.forget(id);
+        }
+    }
+}

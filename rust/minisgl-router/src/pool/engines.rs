@@ -1,0 +1,134 @@
+//! What a pool knows of its engines, and what front ends that connect later should know of them.
+
+use std::collections::VecDeque;
+
+use minisgl_gateway::message::{EngineReady, FromPool, LoadProgress};
+
+use super::requests::{ById, as_i64};
+
+/// Lines of a start that are kept.
+const NUM_LINES: usize = 256;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Starting,
+    Ready,
+    Silent,
+    Dead,
+}
+
+impl State {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Ready => "ready",
+            Self::Silent => "silent",
+            Self::Dead => "dead",
+        }
+    }
+}
+
+pub(super) struct Engine {
+    pub(super) state: State,
+    pub(super) reason: String,
+    /// Its owner starts its process again.
+    pub(super) is_restarting: bool,
+    /// A connection is there.
+    pub(super) is_linked: bool,
+    /// Requests that are there, by their ids on its connection.
+    pub(super) ids: ById<i64>,
+    pub(super) num_losses: u64,
+    pub(super) ready: Option<EngineReady>,
+    said: VecDeque<(LoadProgress, Vec<u8>)>,
+    stats: Option<Vec<u8>>,
+}
+
+impl Engine {
+    pub(super) fn new() -> Self {
+        Self {
+            state: State::Starting,
+            reason: String::new(),
+            is_restarting: false,
+            is_linked: false,
+            ids: ById::default(),
+            num_losses: 0,
+            ready: None,
+            said: VecDeque::new(),
+            stats: None,
+        }
+    }
+
+    /// Whether it takes requests, now or soon.
+    pub(super) fn has_future(&self) -> bool {
+        self.is_restarting || matches!(self.state, State::Starting | State::Ready)
+    }
+
+    /// A line of its start: of a step, how far it is now.
+    pub(super) fn remember_line(&mut self, line: LoadProgress, raw: &[u8]) {
+        if self.state == State::Ready {
+            return;
+        }
+        if (self.said.back()).is_some_and(|last| line.total > 0 && last.0.text == line.text) {
+            self.said.pop_back();
+        } else if self.said.len() >= NUM_LINES {
+            self.said.pop_front();
+        }
+        self.said.push_back((line, raw.to_vec()));
+    }
+
+    pub(super) fn remember_stats(&mut self, raw: &[u8]) {
+        self.stats = Some(raw.to_vec());
+    }
+
+    /// What it said is of a process that is gone.
+    pub(super) fn forget(&mut self) {
+        self.ids.clear();
+        self.said.clear();
+        self.stats = None;
+        self.ready = None;
+    }
+
+    /// For a front end that has just connected.
+    pub(super) fn snapshot(&self, number: usize, mut say: impl FnMut(FromPool<'_>)) {
+        let engine = as_i64(number);
+        let lines: Vec<&[u8]> = self.said.iter().map(|(_, raw)| &raw[..]).collect();
+        if !lines.is_empty() {
+            say(FromPool::EngineSays {
+                engine,
+                messages: &lines,
+            });
+        }
+        say(FromPool::EngineState {
+            engine,
+            state: self.state.name(),
+            reason: &self.reason,
+        });
+        if let Some(stats) = &self.stats {
+            say(FromPool::EngineSays {
+                engine,
+                messages: &[stats],
+            });
+        }
+    }
+}
+
+/// What the engines are together.
+pub(super) fn together(engines: &[Engine]) -> Option<EngineReady> {
+    let all: Option<Vec<&EngineReady>> = engines.iter().map(|engine| engine.ready.as_ref()).collect();
+    let all = all?;
+    let first = *all.first()?;
+    let number = match all.len() {
+        1 => String::new(), // behind a pool for its limits
+        several => format!("{several} engines"),
+    };
+    Some(EngineReady {
+        max_seq_len: all.iter().map(|one| one.max_seq_len).min()?,
+        num_pages: all.iter().map(|one| one.num_pages).sum(),
+        engine_details: [&number[..], &first.engine_details]
+            .into_iter()
+            .filter(|text| !text.is_empty())
+            .collect::<Vec<_>>()
+            .join(", "),
+        ..first.clone()
+    })
+}

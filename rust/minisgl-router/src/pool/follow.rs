@@ -1,0 +1,113 @@
+//! The connection to one engine process: made again and again, and given up when the engine is silent.
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use minisgl_gateway::engine::{EngineLink, Watchdog};
+use minisgl_gateway::message::{FromEngine, decode_each};
+use tokio::net::UnixStream;
+use tokio::task::yield_now;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use super::io::Io;
+
+/// Between two attempts to connect: from the one to the other.
+const RETRY: Duration = Duration::from_millis(5);
+const MAX_RETRY: Duration = Duration::from_millis(100);
+
+/// How a connection ended.
+struct Loss {
+    is_silent: bool,
+    reason: String,
+}
+
+/// Goes on until the pool ends.
+pub(super) async fn follow(io: Rc<Io>, engine: usize, path: &Path, step_timeout: Duration) {
+    loop {
+        let link = Rc::new(EngineLink::over(connect(path).await, "pool"));
+        io.set_link(engine, Some(Rc::clone(&link)));
+        io.act(|board| board.engine_came(engine));
+        let loss = listen(&io, engine, &link, step_timeout).await;
+        io.set_link(engine, None);
+        drop(link);
+        io.act(|board| board.engine_lost(engine, loss.is_silent, &loss.reason));
+        if io.is_shutting_down() || io.has_ended() {
+            return;
+        }
+    }
+}
+
+async fn connect(path: &Path) -> UnixStream {
+    let mut wait = RETRY;
+    loop {
+        match UnixStream::connect(path).await {
+            Ok(stream) => return stream,
+            Err(_) => sleep(wait).await, // nobody listens, or whatever it is, it may pass
+        }
+        wait = (wait * 2).min(MAX_RETRY);
+    }
+}
+
+async fn listen(io: &Io, engine: usize, link: &EngineLink, step_timeout: Duration) -> Loss {
+    let watchdog = RefCell::new(Watchdog::new(step_timeout));
+    let mut looks = interval(watchdog.borrow().look_every().max(Duration::from_millis(1)));
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut failure = None;
+    loop {
+        tokio::select! {
+            biased;
+            () = io.room() => {}
+            _ = looks.tick() => {
+                watchdog.borrow_mut().hush(Instant::now()); // what it says is not read
+                continue;
+            }
+        }
+        let received = tokio::select! {
+            biased;
+            received = link.receive_frames(|frame| take(io, engine, frame, &watchdog, &mut failure)) => received,
+            _ = looks.tick() => {
+                if let Some(reason) = watchdog.borrow_mut().look(Instant::now()) {
+                    return Loss { is_silent: true, reason };
+                }
+                continue;
+            }
+        };
+        let reason = match (failure.take(), received) {
+            (Some(reason), _) => reason,
+            (None, Err(error)) => error.to_string(),
+            (None, Ok(())) => {
+                yield_now().await; // others' turn
+                continue;
+            }
+        };
+        return Loss {
+            is_silent: false,
+            reason,
+        };
+    }
+}
+
+/// `failure`: its last words.
+fn take(
+    io: &Io,
+    engine: usize,
+    frame: &[u8],
+    watchdog: &RefCell<Watchdog>,
+    failure: &mut Option<String>,
+) -> Result<(), minisgl_gateway::message::MessageError> {
+    let now = Instant::now();
+    io.act(|board| {
+        decode_each(frame, |message, raw| match message {
+            FromEngine::Heartbeat(beat) => watchdog.borrow_mut().hear(beat, now),
+            FromEngine::EngineFailed(text) => *failure = Some(text),
+            message => {
+                if matches!(message, FromEngine::EngineReady(_)) {
+                    watchdog.borrow_mut().expect(now);
+                }
+                board.engine_says(engine, message, raw);
+            }
+        })
+    })
+}

@@ -1,0 +1,203 @@
+//! A pool: its thread, and how its owner tells it what to do.
+//!
+//! Keeps true: front ends can connect when `start` returns; the thread has ended and the socket is gone when `stop`
+//! returns.
+
+use std::fs::{Permissions, remove_file, set_permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use minisgl_gateway::message::{FromPool, encode_from_pool};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+use tokio::net::UnixListener;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::{LocalSet, spawn_local};
+use tokio::time::{interval, sleep, timeout};
+
+use super::config::PoolConfig;
+use super::follow::follow;
+use super::io::{Io, MAX_FRONT_ENDS};
+use super::peer::{refuse, serve};
+use super::switchboard::Switchboard;
+
+const BEAT_EVERY: Duration = Duration::from_millis(500);
+/// For last words to front ends.
+const LINGER: Duration = Duration::from_secs(1);
+
+enum Command {
+    Restarting(usize, bool),
+    Stop,
+}
+
+/// What is counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Readings {
+    /// By engine: requests that are there.
+    pub loads: Vec<usize>,
+    /// By engine: `starting`, `ready`, `silent` or `dead`.
+    pub states: Vec<&'static str>,
+    /// By engine: how often one that was ready was lost.
+    pub num_losses_total: Vec<u64>,
+    /// Requests that have not ended.
+    pub num_live: usize,
+    /// Of these, those that stand in line.
+    pub num_waiting: usize,
+    /// Requests that went on in another engine.
+    pub num_moved_total: u64,
+}
+
+/// See the module. Dropping it stops it.
+pub struct EnginePool {
+    commands: UnboundedSender<Command>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    readings: Arc<Mutex<Readings>>,
+    num_engines: usize,
+}
+
+impl EnginePool {
+    /// # Errors
+    /// The configuration cannot be, or the socket cannot be made.
+    pub fn start(mut config: PoolConfig) -> io::Result<Self> {
+        let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
+        if config.engines.is_empty() {
+            return Err(invalid("engines: there must be one at least".to_owned()));
+        }
+        let num_engines = config.engines.len();
+        config.router.num_engines = num_engines;
+        let readings = Arc::new(Mutex::new(Readings::default()));
+        // the one that is used is made in the thread, where it stays
+        let board = Switchboard::new(config.router.clone()).map_err(invalid)?;
+        board.read(&mut readings.lock().unwrap_or_else(PoisonError::into_inner));
+        let listener = listen_at(&config.listen)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()?;
+        let (commands, receiver) = unbounded_channel();
+        let seen = Arc::clone(&readings);
+        let thread = std::thread::Builder::new().name("engine-pool".into()).spawn(move || {
+            let Ok(board) = Switchboard::new(config.router.clone()) else {
+                return;
+            };
+            let tasks = LocalSet::new();
+            let io = Rc::new(Io::new(board, num_engines, seen));
+            runtime.block_on(tasks.run_until(run(io, &config, listener, receiver)));
+            let _ = remove_file(&config.listen); // it may be gone with its folder
+        })?;
+        Ok(Self {
+            commands,
+            thread: Mutex::new(Some(thread)),
+            readings,
+            num_engines,
+        })
+    }
+
+    /// Whether the owner of an engine's process starts that again: then requests wait for it.
+    ///
+    /// # Errors
+    /// There is no such engine.
+    pub fn restarting(&self, engine: usize, yes: bool) -> Result<(), String> {
+        let num_engines = self.num_engines;
+        if engine >= num_engines {
+            return Err(format!("engine {engine}: there are {num_engines}"));
+        }
+        let _ = self.commands.send(Command::Restarting(engine, yes)); // the thread has ended: nothing is to be done
+        Ok(())
+    }
+
+    /// What is counted.
+    pub fn readings(&self) -> Readings {
+        self.readings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Closes all connections. Idempotent.
+    pub fn stop(&self) {
+        let _ = self.commands.send(Command::Stop);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            let _ = thread.join(); // whether it panicked or not, it has ended
+        }
+    }
+}
+
+impl Drop for EnginePool {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A socket that is its user's alone before anyone can connect.
+fn listen_at(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
+    let made = socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
+    rustix::io::fcntl_setfd(&made, rustix::io::FdFlags::CLOEXEC)?;
+    bind(&made, &SocketAddrUnix::new(path)?)?;
+    set_permissions(path, Permissions::from_mode(0o600))?;
+    listen(&made, i32::try_from(MAX_FRONT_ENDS).unwrap_or(i32::MAX))?;
+    let listener = std::os::unix::net::UnixListener::from(made);
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+async fn run(
+    io: Rc<Io>,
+    config: &PoolConfig,
+    listener: std::os::unix::net::UnixListener,
+    mut commands: UnboundedReceiver<Command>,
+) {
+    let Ok(listener) = UnixListener::from_std(listener) else {
+        return;
+    };
+    let mut tasks = vec![
+        spawn_local(accept(Rc::clone(&io), listener)),
+        spawn_local(beat(Rc::clone(&io))),
+    ];
+    for (engine, path) in config.engines.iter().enumerate() {
+        let (io, path, step_timeout) = (Rc::clone(&io), path.clone(), config.step_timeout());
+        tasks.push(spawn_local(
+            async move { follow(io, engine, &path, step_timeout).await },
+        ));
+    }
+    loop {
+        tokio::select! {
+            command = commands.recv() => match command {
+                Some(Command::Restarting(engine, yes)) => io.act(|board| board.restarting(engine, yes)),
+                Some(Command::Stop) | None => break,
+            },
+            () = io.ended.notified() => break,
+        }
+    }
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+    io.close_all();
+    let _ = timeout(LINGER, async {
+        while io.num_peers() > 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+}
+
+async fn accept(io: Rc<Io>, listener: UnixListener) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) if io.num_peers() < MAX_FRONT_ENDS => serve(&io, stream),
+            Ok((stream, _)) => {
+                let text = "the engine process has too many front ends";
+                refuse(&stream, &encode_from_pool(&[FromPool::EngineFailed(text)])).await;
+            }
+            Err(_) => sleep(Duration::from_millis(10)).await, // who came has gone already, or descriptors are short
+        }
+    }
+}
+
+async fn beat(io: Rc<Io>) {
+    let mut ticks = interval(BEAT_EVERY);
+    loop {
+        ticks.tick().await;
+        io.act(Switchboard::beat);
+    }
+}

@@ -1,0 +1,99 @@
+//! What a step of an engine brought, by front end: `minisgl.runner.split`, with a table instead of numbers in the ids.
+
+use minisgl_gateway::message::StepTokens;
+
+/// Whose it is, and the id it has there.
+pub(super) type Whose = Option<(u32, i64)>;
+
+/// A step of an engine, with the owners of its rows, of its admissions and so on beside it.
+pub(super) struct Owned {
+    pub(super) step: StepTokens,
+    pub(super) rows: Vec<Whose>,
+    pub(super) admitted: Vec<Whose>,
+    pub(super) errors: Vec<Whose>,
+    pub(super) prompts: Vec<Whose>,
+    pub(super) embeddings: Vec<Whose>,
+}
+
+impl Owned {
+    /// The one front end that all of it is for.
+    fn only_owner(&self) -> Option<u32> {
+        let beside = [&self.admitted, &self.errors, &self.prompts, &self.embeddings];
+        let mut all = [&self.rows].into_iter().chain(beside).flatten();
+        let (first, _) = (*all.next()?)?;
+        all.all(|whose| whose.is_some_and(|(owner, _)| owner == first))
+            .then_some(first)
+    }
+
+    /// Each front end's part, with its own ids, in the order of the rows.
+    pub(super) fn split(mut self, parts: &mut Vec<(u32, StepTokens)>) {
+        if let Some(owner) = self.only_owner() {
+            let own = |whose: &Whose| whose.map_or(0, |(_, own_id)| own_id);
+            let step = &mut self.step;
+            step.req_ids.clear();
+            step.req_ids.extend(self.rows.iter().map(own));
+            (step.admitted.iter_mut().zip(&self.admitted)).for_each(|(one, whose)| one.0 = own(whose));
+            (step.errors.iter_mut().zip(&self.errors)).for_each(|(one, whose)| one.0 = own(whose));
+            (step.prompt_logprobs.iter_mut().zip(&self.prompts)).for_each(|(one, whose)| one.req_id = own(whose));
+            (step.embeddings.iter_mut().zip(&self.embeddings)).for_each(|(one, whose)| one.req_id = own(whose));
+            parts.push((owner, self.step));
+            return;
+        }
+        let begin = parts.len();
+        let number = self.step.step;
+        let mut new_index = Vec::with_capacity(self.rows.len());
+        for (row, whose) in self.rows.iter().enumerate() {
+            let Some((owner, own_id)) = *whose else {
+                new_index.push(0);
+                continue;
+            };
+            let to = part_of(owner, number, parts, begin);
+            new_index.push(to.req_ids.len());
+            to.req_ids.push(own_id);
+            to.tokens.push(self.step.tokens[row]);
+            to.reasons.push(self.step.reasons[row]);
+        }
+        for (&(_, cached_len), whose) in self.step.admitted.iter().zip(&self.admitted) {
+            if let Some((owner, own_id)) = *whose {
+                part_of(owner, number, parts, begin).admitted.push((own_id, cached_len));
+            }
+        }
+        for ((_, text), whose) in self.step.errors.into_iter().zip(&self.errors) {
+            if let Some((owner, own_id)) = *whose {
+                part_of(owner, number, parts, begin).errors.push((own_id, text));
+            }
+        }
+        for mut one in self.step.logprobs {
+            if let Some((owner, _)) = self.rows[one.index] {
+                one.index = new_index[one.index];
+                part_of(owner, number, parts, begin).logprobs.push(one);
+            }
+        }
+        for (mut one, whose) in self.step.prompt_logprobs.into_iter().zip(&self.prompts) {
+            if let Some((owner, own_id)) = *whose {
+                one.req_id = own_id;
+                part_of(owner, number, parts, begin).prompt_logprobs.push(one);
+            }
+        }
+        for (mut one, whose) in self.step.embeddings.into_iter().zip(&self.embeddings) {
+            if let Some((owner, own_id)) = *whose {
+                one.req_id = own_id;
+                part_of(owner, number, parts, begin).embeddings.push(one);
+            }
+        }
+    }
+}
+
+/// The part of a front end among those from `begin` on.
+fn part_of(owner: u32, step: i64, parts: &mut Vec<(u32, StepTokens)>, begin: usize) -> &mut StepTokens {
+    let at = parts[begin..].iter().position(|one| one.0 == owner);
+    let at = at.map_or(parts.len(), |at| begin + at);
+    if at == parts.len() {
+        let empty = StepTokens {
+            step,
+            ..StepTokens::default()
+        };
+        parts.push((owner, empty));
+    }
+    &mut parts[at].1
+}

@@ -1,0 +1,394 @@
+//! One rule each.
+
+use minisgl_gateway::message::{Embedding, PromptLogprobs, TokenLogprobs};
+use minisgl_gateway::message::{FromEngine, LoadProgress, SamplingParams, StepTokens, ToEngine};
+
+use super::super::requests::{ABORT, ERROR, LENGTH, STOP};
+use super::super::steps::Owned;
+use super::world::{World, undisturbed};
+use crate::policy::{Policy, RouterConfig};
+
+fn config(num_engines: usize) -> RouterConfig {
+    RouterConfig {
+        policy: Policy::RoundRobin,
+        num_engines,
+        ..RouterConfig::default()
+    }
+}
+
+fn states(world: &World, front_end: u32) -> Vec<(i64, String)> {
+    let other = &world.front_ends[&front_end].other;
+    let found = other.iter().filter_map(|message| match message {
+        FromEngine::EngineState { engine, state, .. } => Some((*engine, state.clone())),
+        _ => None,
+    });
+    found.collect()
+}
+
+#[test]
+fn engines_are_one_when_all_are_ready() {
+    let mut world = World::new(config(3), false);
+    let number = world.come();
+    let ready = world.front_ends[&number]
+        .other
+        .iter()
+        .find_map(|message| match message {
+            FromEngine::EngineReady(ready) => Some(ready.clone()),
+            _ => None,
+        });
+    let ready = ready.unwrap();
+    assert_eq!((ready.max_seq_len, ready.num_pages), (100, 30));
+    assert_eq!(ready.engine_details, "3 engines");
+    let all: Vec<_> = (0..3).map(|engine| (engine, "ready".to_owned())).collect();
+    assert_eq!(states(&world, number), all);
+}
+
+#[test]
+fn one_that_is_lost_before_all_were_ready_is_the_end() {
+    let mut board = super::super::Switchboard::new(config(2)).unwrap();
+    board.engine_came(0);
+    board.engine_lost(0, false, "out of memory");
+    assert_eq!(board.ended(), Some("engine 0: out of memory"));
+}
+
+#[test]
+fn requests_go_on_where_they_were() {
+    let mut world = World::new(config(2), false);
+    let number = world.come();
+    let id = world.add(number, vec![1, 2, 3], 8);
+    world.engines[0].as_mut().unwrap().step(9);
+    world.engines[0].as_mut().unwrap().step(9);
+    world.deliver(0, 1); // the second token is never read
+    world.lose(0, false);
+    let ToEngine::AddRequest {
+        tokens, num_generated, ..
+    } = world.engines[1].as_ref().unwrap().heard[0].clone()
+    else {
+        panic!()
+    };
+    let whole = undisturbed(&[1, 2, 3], 8);
+    assert_eq!((tokens, num_generated), ([&[1, 2, 3][..], &whole[..1]].concat(), 1));
+    world.run_to_the_end();
+    let got = &world.front_ends[&number].requests[&id];
+    assert_eq!((&got.tokens, got.end, got.num_admitted), (&whole, Some(LENGTH), 1));
+    assert_eq!(states(&world, number).last(), Some(&(0, "dead".to_owned())));
+    let line = LoadProgress {
+        text: "1 request of engine 0 goes on in others".into(),
+        done: 0,
+        total: 0,
+    };
+    assert!(
+        world.front_ends[&number]
+            .other
+            .contains(&FromEngine::LoadProgress(line))
+    );
+}
+
+#[test]
+fn what_was_asked_of_a_lost_engine_is_done_by_the_pool() {
+    let mut world = World::new(config(2), false);
+    let number = world.come();
+    let ids: Vec<i64> = (0..4).map(|_| world.add(number, vec![1], 8)).collect();
+    world.say(number, ToEngine::AbortRequest(ids[0]));
+    world.say(number, ToEngine::FinishRequest(ids[2]));
+    world.lose(0, true);
+    let requests = &world.front_ends[&number].requests;
+    let ends: Vec<_> = ids.iter().map(|id| requests[id].end).collect();
+    assert_eq!(ends, [Some(ABORT), None, Some(STOP), None]);
+    world.run_to_the_end();
+}
+
+#[test]
+fn requests_wait_for_one_that_is_started_again() {
+    let mut world = World::new(config(1), true);
+    let number = world.come();
+    let id = world.add(number, vec![1], 3);
+    world.lose(0, false);
+    assert_eq!(world.board.ended(), None);
+    let late = world.add(number, vec![2], 3);
+    world.say(number, ToEngine::AbortRequest(late));
+    assert_eq!(
+        world.front_ends[&number].requests[&late].end,
+        Some(ABORT),
+        "it stood in line"
+    );
+    world.start(0);
+    world.run_to_the_end();
+    assert_eq!(world.front_ends[&number].requests[&id].tokens, undisturbed(&[1], 3));
+    world.board.engine_lost(0, false, "it was told to die"); // nobody starts it again this time
+    world.settle();
+    let failed = "no engine is left: engine 0: it was told to die";
+    assert_eq!(world.board.ended(), Some(failed));
+    let last = world.front_ends[&number].other.last();
+    assert_eq!(last, Some(&FromEngine::EngineFailed(failed.into())));
+}
+
+#[test]
+fn a_request_that_may_be_what_ends_engines_is_not_moved_on() {
+    let mut world = World::new(config(3), false);
+    let number = world.come();
+    let id = world.add(number, vec![1], 8);
+    for engine in 0..2 {
+        let step = StepTokens {
+            admitted: vec![(i64::try_from(engine).unwrap(), 0)],
+            ..StepTokens::default()
+        };
+        world.engines[engine]
+            .as_mut()
+            .unwrap()
+            .said
+            .push_back(FromEngine::StepTokens(step));
+        world.deliver(engine, 1);
+        world.lose(engine, false);
+    }
+    let got = &world.front_ends[&number].requests[&id];
+    assert_eq!(got.end, Some(ERROR));
+    assert!(got.error.contains("may be what ends them"), "{}", got.error);
+    assert_eq!(world.board.num_live(), 0);
+}
+
+#[test]
+fn one_of_which_nothing_was_heard_is_moved_three_times() {
+    let mut world = World::new(config(1), true);
+    let number = world.come();
+    let id = world.add(number, vec![1], 8);
+    for turn in 0..4 {
+        assert_eq!(world.front_ends[&number].requests[&id].end, None, "{turn}");
+        world.lose(0, false);
+        world.start(0);
+        world.deliver(0, 9);
+    }
+    assert_eq!(world.front_ends[&number].requests[&id].end, Some(ERROR));
+}
+
+#[test]
+fn prefixes_are_told_to_one_that_comes_back() {
+    let mut world = World::new(config(2), true);
+    let number = world.come();
+    let prefix = |prefix_id, pin| ToEngine::AddPrefix {
+        prefix_id,
+        tokens: vec![1, 2],
+        pin,
+    };
+    for message in [
+        prefix(1, true),
+        prefix(2, false),
+        prefix(3, true),
+        ToEngine::RemovePrefix(2),
+        ToEngine::ClearCache,
+    ] {
+        world.say(number, message);
+    }
+    assert_eq!(world.engines[0].as_ref().unwrap().heard.len(), 5);
+    let refused = FromEngine::PrefixChanged {
+        prefix_id: 3,
+        state: "refused".into(),
+    };
+    world.engines[0].as_mut().unwrap().said.push_back(refused);
+    world.deliver(0, 1);
+    world.lose(1, false);
+    world.say(number, ToEngine::ClearCache); // has nothing to clear there
+    world.start(1);
+    world.deliver(1, 1);
+    assert_eq!(world.engines[1].as_ref().unwrap().heard, [prefix(1, true)]);
+    let says = |engine: i64| FromEngine::EngineSays {
+        engine,
+        messages: b"\x91\xa3raw".to_vec(),
+    };
+    assert!(world.front_ends[&number].other.contains(&says(0)));
+}
+
+#[test]
+fn slow_motion_is_told_to_one_that_comes_back_and_a_watch_is_not() {
+    let mut world = World::new(config(2), true);
+    let number = world.come();
+    let watch = || ToEngine::Watch {
+        steps: true,
+        tree: false,
+    };
+    world.say(number, watch());
+    world.say(number, ToEngine::SlowMotion(5));
+    assert_eq!(
+        world.engines[1].as_ref().unwrap().heard,
+        [watch(), ToEngine::SlowMotion(5)]
+    );
+    world.lose(1, false);
+    world.start(1);
+    world.deliver(1, 1);
+    assert_eq!(world.engines[1].as_ref().unwrap().heard, [ToEngine::SlowMotion(5)]);
+}
+
+#[test]
+fn a_shutdown_is_no_failure() {
+    let mut world = World::new(config(2), false);
+    let number = world.come();
+    world.say(number, ToEngine::Shutdown);
+    for engine in 0..2 {
+        assert_eq!(world.engines[engine].as_ref().unwrap().heard, [ToEngine::Shutdown]);
+        assert_eq!(world.board.ended(), None);
+        world.lose(engine, false);
+    }
+    assert_eq!(world.board.ended(), Some(""));
+    let failed = |message: &FromEngine| matches!(message, FromEngine::EngineFailed(_));
+    assert!(!world.front_ends[&number].other.iter().any(failed));
+}
+
+#[test]
+fn nonsense_is_named() {
+    let mut world = World::new(config(1), false);
+    let number = world.board.front_end_came();
+    let refused = |world: &mut World, message| world.board.front_end_says(number, message).unwrap_err();
+    let early = refused(&mut world, ToEngine::ClearCache);
+    assert_eq!(early, "the first message of a connection must be hello");
+    let hello = ToEngine::Hello { name: "x".repeat(99) };
+    world.board.front_end_says(number, hello).unwrap();
+    let add = |req_id, num_generated, key| ToEngine::AddRequest {
+        req_id,
+        tokens: vec![1, 2],
+        sampling: Box::new(SamplingParams {
+            max_tokens: Some(5),
+            seed: Some(1),
+            ..SamplingParams::default()
+        }),
+        priority: 0,
+        num_generated,
+        key,
+    };
+    for (req_id, num_generated, key) in [(3, 2, 0), (4, -1, 0), (5, 0, 1), (6, 0, -1)] {
+        world
+            .board
+            .front_end_says(number, add(req_id, num_generated, key))
+            .unwrap();
+    }
+    assert_eq!(world.board.num_live(), 0, "each ended with an error");
+    let again = refused(&mut world, add(6, 0, 0));
+    assert_eq!(again, "request id 6 does not lie above the last one, 6");
+}
+
+#[test]
+fn a_step_is_split_by_owner() {
+    let logprobs = |index| TokenLogprobs {
+        index,
+        logprob: -0.5,
+        top_ids: vec![],
+        top_logprobs: vec![],
+    };
+    let prompt = |req_id| PromptLogprobs {
+        req_id,
+        first: 1,
+        logprobs: vec![],
+        top_ids: vec![],
+        top_logprobs: vec![],
+    };
+    let embedding = |req_id| Embedding {
+        req_id,
+        numbers: vec![1, 2],
+    };
+    let step = StepTokens {
+        step: 9,
+        req_ids: vec![10, 11, 12, 13],
+        tokens: vec![1, 2, 3, 4],
+        reasons: vec![0, 4, 0, 0],
+        admitted: vec![(10, 5), (12, 6)],
+        errors: vec![(11, "no".into())],
+        logprobs: (0..4).map(logprobs).collect(),
+        prompt_logprobs: vec![prompt(12), prompt(10)],
+        embeddings: vec![embedding(13), embedding(11), embedding(12)],
+    };
+    let mut parts = Vec::new();
+    let owned = Owned {
+        step: step.clone(),
+        rows: vec![Some((0, 100)), Some((1, 101)), None, Some((0, 103))],
+        admitted: vec![Some((0, 100)), None],
+        errors: vec![Some((1, 101))],
+        prompts: vec![None, Some((0, 100))],
+        embeddings: vec![Some((0, 103)), Some((1, 101)), None],
+    };
+    owned.split(&mut parts);
+    let first = StepTokens {
+        step: 9,
+        req_ids: vec![100, 103],
+        tokens: vec![1, 4],
+        reasons: vec![0, 0],
+        admitted: vec![(100, 5)],
+        logprobs: vec![
+            logprobs(0),
+            TokenLogprobs {
+                index: 1,
+                ..logprobs(1)
+            },
+        ],
+        prompt_logprobs: vec![prompt(100)],
+        embeddings: vec![embedding(103)],
+        ..StepTokens::default()
+    };
+    let second = StepTokens {
+        step: 9,
+        req_ids: vec![101],
+        tokens: vec![2],
+        reasons: vec![4],
+        errors: vec![(101, "no".into())],
+        logprobs: vec![logprobs(0)],
+        embeddings: vec![embedding(101)],
+        ..StepTokens::default()
+    };
+    assert_eq!(parts, [(0, first), (1, second)]);
+}
+
+#[test]
+fn a_front_end_that_goes_takes_its_requests_along() {
+    let mut world = World::new(
+        RouterConfig {
+            max_inflight_per_engine: 1,
+            ..config(1)
+        },
+        false,
+    );
+    let (goes, stays) = (world.come(), world.come());
+    world.add(goes, vec![1], 5);
+    world.add(goes, vec![2], 5);
+    let id = world.add(stays, vec![3], 5);
+    world.board.front_end_gone(goes, None);
+    world.settle();
+    world.front_ends.remove(&goes);
+    assert_eq!(world.board.num_live(), 2, "one is in an engine, which must end it");
+    let line = LoadProgress {
+        text: "test 0 has gone; 2 of its requests are aborted".into(),
+        done: 0,
+        total: 0,
+    };
+    assert!(world.front_ends[&stays].other.contains(&FromEngine::LoadProgress(line)));
+    world.run_to_the_end();
+    assert_eq!(world.front_ends[&stays].requests[&id].tokens, undisturbed(&[3], 5));
+    let heard = &world.engines[0].as_ref().unwrap().heard;
+    let aborted = heard.iter().filter(|one| matches!(one, ToEngine::AbortRequest(_)));
+    let added = heard.iter().filter(|one| matches!(one, ToEngine::AddRequest { .. }));
+    assert_eq!((aborted.count(), added.count()), (1, 2));
+}
+
+#[test]
+fn the_router_knows_of_a_cache_that_was_cleared() {
+    let mut world = World::new(
+        RouterConfig {
+            policy: Policy::CacheAware,
+            page_size: 2,
+            ..config(2)
+        },
+        false,
+    );
+    let number = world.come();
+    let mut places: Vec<usize> = Vec::new();
+    for turn in 0..4 {
+        if turn == 3 {
+            let clear = FromEngine::CacheCleared;
+            world.engines[places[0]].as_mut().unwrap().said.push_back(clear);
+            world.deliver(places[0], 1);
+        }
+        world.add(number, (0..9).collect(), 1);
+        let engine = usize::from(world.engines[1].as_ref().unwrap().heard.len() > places.iter().sum());
+        places.push(engine);
+        world.run_to_the_end();
+    }
+    assert_eq!(places[..3], [places[0]; 3], "where its prefix is");
+    assert_ne!(places[3], places[0], "nothing draws it there");
+}

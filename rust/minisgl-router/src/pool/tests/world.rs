@@ -1,0 +1,307 @@
+//! Engines whose next token follows from all before it, and front ends that check what they get.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use minisgl_gateway::message::{EngineReady, FromEngine, LENGTH_BYTES, SamplingParams, StepTokens, ToEngine, decode};
+
+use super::super::requests::{ABORT, ERROR, LENGTH, STOP};
+use super::super::switchboard::{Out, Switchboard};
+use crate::policy::RouterConfig;
+
+/// The token after these.
+pub(super) fn next_token(tokens: &[i32]) -> i32 {
+    let hash = tokens.iter().fold(7u64, |hash, &token| {
+        hash.wrapping_mul(0x0100_0000_01B3) ^ u64::from(token.unsigned_abs())
+    });
+    i32::try_from((hash >> 20) % 997).unwrap()
+}
+
+pub(super) fn undisturbed(prompt: &[i32], max_tokens: usize) -> Vec<i32> {
+    let mut tokens = prompt.to_vec();
+    for _ in 0..max_tokens {
+        tokens.push(next_token(&tokens));
+    }
+    tokens.split_off(prompt.len())
+}
+
+struct Row {
+    tokens: Vec<i32>,
+    num_prompt: usize,
+    max_tokens: usize,
+    is_admitted: bool,
+    ending: Option<i32>,
+}
+
+/// One that speaks as an engine process does. What it says waits in `said` until it is delivered.
+#[derive(Default)]
+pub(super) struct FakeEngine {
+    rows: BTreeMap<i64, Row>,
+    last_id: i64,
+    pub(super) said: VecDeque<FromEngine>,
+    pub(super) heard: Vec<ToEngine>,
+}
+
+impl FakeEngine {
+    fn hear(&mut self, message: ToEngine) {
+        match &message {
+            ToEngine::AddRequest {
+                req_id,
+                tokens,
+                sampling,
+                num_generated,
+                ..
+            } => {
+                assert!(*req_id >= self.last_id, "ids ascend on a connection");
+                self.last_id = req_id + 1;
+                let num_generated = usize::try_from(*num_generated).unwrap();
+                let max_tokens = usize::try_from(sampling.max_tokens.unwrap()).unwrap();
+                assert!(num_generated < max_tokens && num_generated < tokens.len());
+                self.rows.insert(
+                    *req_id,
+                    Row {
+                        num_prompt: tokens.len() - num_generated,
+                        tokens: tokens.clone(),
+                        max_tokens,
+                        is_admitted: false,
+                        ending: None,
+                    },
+                );
+            }
+            ToEngine::AbortRequest(id) | ToEngine::FinishRequest(id) => {
+                let reason = if matches!(message, ToEngine::AbortRequest(_)) {
+                    ABORT
+                } else {
+                    STOP
+                };
+                if let Some(row) = self.rows.get_mut(id) {
+                    row.ending.get_or_insert(reason);
+                }
+            }
+            _ => {}
+        }
+        self.heard.push(message);
+    }
+
+    /// Up to so many rows get a token; those that were told to end do so.
+    pub(super) fn step(&mut self, most: usize) {
+        let mut step = StepTokens::default();
+        for (&id, row) in &mut self.rows {
+            if let Some(reason) = row.ending {
+                step.req_ids.push(id);
+                step.tokens.push(-1);
+                step.reasons.push(reason);
+            } else if step.req_ids.len() < most {
+                if !std::mem::replace(&mut row.is_admitted, true) {
+                    step.admitted.push((id, 0));
+                }
+                row.tokens.push(next_token(&row.tokens));
+                let is_last = row.tokens.len() - row.num_prompt >= row.max_tokens;
+                step.req_ids.push(id);
+                step.tokens.push(*row.tokens.last().unwrap());
+                step.reasons.push(if is_last { LENGTH } else { 0 });
+            }
+        }
+        let ended = step.req_ids.iter().zip(&step.reasons).filter(|one| *one.1 != 0);
+        let ended: Vec<i64> = ended.map(|one| *one.0).collect();
+        ended.iter().for_each(|id| drop(self.rows.remove(id)));
+        if !step.req_ids.is_empty() {
+            self.said.push_back(FromEngine::StepTokens(step));
+        }
+    }
+}
+
+/// What a front end got of a request.
+#[derive(Default)]
+pub(super) struct Got {
+    pub(super) prompt: Vec<i32>,
+    pub(super) max_tokens: usize,
+    pub(super) tokens: Vec<i32>,
+    pub(super) end: Option<i32>,
+    pub(super) error: String,
+    pub(super) num_admitted: usize,
+    pub(super) asked: Option<i32>,
+}
+
+#[derive(Default)]
+pub(super) struct FakeFrontEnd {
+    pub(super) requests: BTreeMap<i64, Got>,
+    pub(super) other: Vec<FromEngine>,
+}
+
+impl FakeFrontEnd {
+    fn hear(&mut self, frame: &[u8]) {
+        for message in decode(&frame[LENGTH_BYTES..]).unwrap() {
+            let FromEngine::StepTokens(step) = message else {
+                self.other.push(message);
+                continue;
+            };
+            for (id, _) in &step.admitted {
+                self.requests.get_mut(id).unwrap().num_admitted += 1;
+            }
+            for (row, id) in step.req_ids.iter().enumerate() {
+                let got = self.requests.get_mut(id).expect("somebody else's");
+                assert_eq!(got.end, None, "it goes on after its end");
+                got.tokens.extend((step.tokens[row] >= 0).then_some(step.tokens[row]));
+                got.end = (step.reasons[row] != 0).then_some(step.reasons[row]);
+            }
+            for (id, text) in step.errors {
+                self.requests.get_mut(&id).unwrap().error = text;
+            }
+        }
+    }
+
+    /// What it got is the beginning of what it should get, or all of it.
+    pub(super) fn check(&self) {
+        for (id, got) in &self.requests {
+            let whole = undisturbed(&got.prompt, got.max_tokens);
+            assert!(whole.starts_with(&got.tokens), "request {id}: {:?}", got.tokens);
+            assert!(
+                got.num_admitted <= 1,
+                "request {id} was admitted {} times",
+                got.num_admitted
+            );
+            match got.end {
+                Some(LENGTH) => assert_eq!(got.tokens, whole, "request {id}"),
+                Some(ERROR) => assert!(got.error.contains("may be what ends them"), "request {id}"),
+                end => assert!(end.is_none() || end == got.asked, "request {id}: {end:?}"),
+            }
+        }
+    }
+}
+
+pub(super) struct World {
+    pub(super) board: Switchboard,
+    /// None: its process is gone.
+    pub(super) engines: Vec<Option<FakeEngine>>,
+    pub(super) front_ends: BTreeMap<u32, FakeFrontEnd>,
+    pub(super) gone: BTreeSet<u32>,
+    forever: bool,
+}
+
+impl World {
+    /// All engines are ready; with `forever` each that dies is being started again.
+    pub(super) fn new(config: RouterConfig, forever: bool) -> Self {
+        let mut world = Self {
+            board: Switchboard::new(config.clone()).unwrap(),
+            engines: (0..config.num_engines).map(|_| None).collect(),
+            front_ends: BTreeMap::new(),
+            gone: BTreeSet::new(),
+            forever,
+        };
+        for engine in 0..config.num_engines {
+            world.start(engine);
+            world.deliver(engine, 9);
+        }
+        world
+    }
+
+    /// What is to be sent arrives.
+    pub(super) fn settle(&mut self) {
+        for out in self.board.take_out() {
+            match out {
+                Out::Engine(engine, message) => {
+                    if let Some(engine) = &mut self.engines[engine] {
+                        engine.hear(message);
+                    }
+                }
+                Out::Frame { to, frame, .. } => {
+                    if let Some(front_end) = self.front_ends.get_mut(&to) {
+                        front_end.hear(&frame);
+                    }
+                }
+                Out::Close(number) => drop(self.gone.insert(number)),
+            }
+        }
+    }
+
+    pub(super) fn start(&mut self, engine: usize) {
+        self.board.engine_came(engine);
+        let mut started = FakeEngine::default();
+        started.said.push_back(FromEngine::EngineReady(Box::new(EngineReady {
+            max_seq_len: 100 + i64::try_from(engine).unwrap(),
+            num_pages: 10,
+            ..EngineReady::default()
+        })));
+        self.engines[engine] = Some(started);
+        self.settle();
+    }
+
+    /// So many of its messages arrive.
+    pub(super) fn deliver(&mut self, engine: usize, number: usize) {
+        for _ in 0..number {
+            let said = self.engines[engine].as_mut().and_then(|one| one.said.pop_front());
+            let Some(message) = said else { break };
+            self.board.engine_says(engine, message, b"\xa3raw");
+        }
+        self.settle();
+    }
+
+    /// What it said and was not delivered is lost.
+    pub(super) fn lose(&mut self, engine: usize, is_silent: bool) {
+        if self.engines[engine].take().is_some() {
+            self.board.restarting(engine, self.forever);
+            self.board.engine_lost(engine, is_silent, "it was told to die");
+            self.settle();
+        }
+    }
+
+    pub(super) fn come(&mut self) -> u32 {
+        let number = self.board.front_end_came();
+        self.front_ends.insert(number, FakeFrontEnd::default());
+        let hello = ToEngine::Hello {
+            name: format!("test {number}"),
+        };
+        self.board.front_end_says(number, hello).unwrap();
+        self.settle();
+        number
+    }
+
+    pub(super) fn add(&mut self, front_end: u32, prompt: Vec<i32>, max_tokens: usize) -> i64 {
+        let requests = &mut self.front_ends.get_mut(&front_end).unwrap().requests;
+        let req_id = i64::try_from(requests.len()).unwrap();
+        let sampling = SamplingParams {
+            max_tokens: Some(i64::try_from(max_tokens).unwrap()),
+            seed: Some(1),
+            ..SamplingParams::default()
+        };
+        let got = Got {
+            prompt: prompt.clone(),
+            max_tokens,
+            ..Got::default()
+        };
+        requests.insert(req_id, got);
+        self.say(
+            front_end,
+            ToEngine::AddRequest {
+                req_id,
+                tokens: prompt,
+                sampling: Box::new(sampling),
+                priority: 0,
+                num_generated: 0,
+                key: 0,
+            },
+        );
+        req_id
+    }
+
+    pub(super) fn say(&mut self, front_end: u32, message: ToEngine) {
+        self.board.front_end_says(front_end, message).unwrap();
+        self.settle();
+    }
+
+    /// Steps of all engines until nothing lives.
+    pub(super) fn run_to_the_end(&mut self) {
+        for _ in 0..1000 {
+            for engine in 0..self.engines.len() {
+                if let Some(one) = &mut self.engines[engine] {
+                    one.step(usize::MAX);
+                }
+                self.deliver(engine, usize::MAX);
+            }
+            if self.board.num_live() == 0 {
+                return;
+            }
+        }
+        panic!("{} requests never end", self.board.num_live());
+    }
+}

@@ -1,0 +1,110 @@
+"""`--api-key-file`: what it says becomes keys; a mistake is told with file, line, entry and field; no key is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minisgl import cli, supervisor
+from minisgl.cli import api_key_file
+from minisgl.config import ApiKey, ConfigError, ServerConfig
+
+SECRET = "sk-never-shown"
+GOOD = f"""
+keys:
+  - name: team-a
+    key: "{SECRET}"
+    share: 3
+    max_inflight: 16
+    max_queued_requests: 100
+    tokens_per_minute: 60000
+  - {{name: b.2, key: other}}
+"""
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
+    """What `minisgl serve` says about this file; the exit code must be 2."""
+
+    def run(text: str, *flags: str) -> str:
+        file = tmp_path / "keys.yaml"
+        file.write_text(text)
+        assert cli.main(["serve", "--engine", "echo", "--api-key-file", str(file), *flags]) == 2
+        said = capsys.readouterr().err.replace(f"{tmp_path}/", "").strip()
+        assert SECRET not in said
+        return said
+
+    return run
+
+
+def test_a_file_becomes_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    taken: list[ServerConfig] = []
+    monkeypatch.setattr(supervisor, "run_server", lambda config: taken.append(config) or 0)
+    (tmp_path / "keys.yaml").write_text(GOOD)
+    assert cli.main(["serve", "--engine", "echo", "--api-key-file", str(tmp_path / "keys.yaml")]) == 0
+    first, second = taken[0].api_keys
+    assert first == ApiKey(
+        name="team-a", key=SECRET, share=3, max_inflight=16, max_queued_requests=100, tokens_per_minute=60000
+    )
+    assert second == ApiKey(name="b.2", key="other")
+    assert SECRET not in repr(taken[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "keys.yaml:1: must be one list, `keys:`"),
+        ("a: 1", "keys.yaml:1: must be one list, `keys:`"),
+        ("keys: []", "keys.yaml:1: keys: must have 1 to 256 entries, not 0"),
+        ("keys:\n- 5", "keys.yaml:2: keys.0: must be fields"),
+        (f"keys:\n- key: {SECRET}", "keys.yaml:2: keys.0: name: missing"),
+        ("keys:\n- name: a", "keys.yaml:2: keys.0 (a): key: missing"),
+        (f"keys:\n- name: a b\n  key: {SECRET}", "keys.yaml:2: keys.0: name: 'a b': must be text of 1 to 64 letters"),
+        ("keys:\n- name: default\n  key: x", "keys.yaml:2: keys.0: name: default: that is how the key of --api-key is"),
+        (f"keys:\n- name: a\n  key: [{SECRET}]", "keys.yaml:3: keys.0 (a): key: must be text of 1 to 512 printable"),
+        (f"keys:\n- name: a\n  key: {SECRET} x", "keys.yaml:3: keys.0 (a): key: must be text of 1 to 512 printable"),
+        ("keys:\n- name: a\n  key: 7", "keys.yaml:3: keys.0 (a): key: must be text"),
+        (f"keys:\n- name: a\n  key: *{SECRET}", "keys.yaml:3: not valid YAML (put what has special characters"),
+        (f"keys:\n- name: a\n  key: !{SECRET} x", "keys.yaml:3: not valid YAML (put what has special characters"),
+        ("keys:\n- name: a\n  key: x\n  share: 0", "keys.yaml:4: keys.0 (a): share: 0: must be a whole number from 1"),
+        ("keys:\n- {name: a, key: x, share: 1.5}", "keys.0 (a): share: 1.5: must be a whole number from 1 to 1000"),
+        ("keys:\n- {name: a, key: x, max_inflight: true}", "max_inflight: True: must be a whole number from 0"),
+        ("keys:\n- {name: a, key: x, tokens_per_minute: -1}", "tokens_per_minute: -1: must be a whole number from 0"),
+        ("keys:\n- {name: a, key: x, limit: 5}", "keys.0 (a): limit: unknown field: there are name, key, share"),
+        ("keys:\n- {name: a, key: x, share: 1, share: 2}", "keys.0 (a): share: given twice"),
+        (
+            f"keys:\n- {{name: a, key: {SECRET}}}\n- {{name: a, key: y}}",
+            "keys.yaml:3: keys.1 (a): name: a is that of a",
+        ),
+        (
+            f"keys:\n- {{name: a, key: {SECRET}}}\n- {{name: b, key: {SECRET}}}",
+            "keys.yaml:3: keys.1 (b): key: is that of a already: give each its own",
+        ),
+    ],
+)
+def test_mistakes_are_told(refused: Callable[..., str], text: str, said: str) -> None:
+    assert said in refused(text)
+
+
+def test_the_key_of_the_flag_is_not_in_the_file(refused: Callable[..., str]) -> None:
+    said = refused(f"keys:\n- {{name: a, key: {SECRET}}}", "--api-key", SECRET)
+    assert "--api-key-file: the key of a is that of --api-key, too" in said
+
+
+def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--engine", "echo", "--api-key-file", "nowhere.yaml"]) == 2
+    assert "--api-key-file nowhere.yaml: No such file" in capsys.readouterr().err
+
+
+@given(st.text(alphabet=st.sampled_from("keysnam:- \n\"'{}[]&*!?|>%@0a"), max_size=40))
+def test_whatever_stands_there_is_keys_or_a_mistake(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    file = tmp_path_factory.mktemp("any") / "keys.yaml"
+    file.write_text("keys:\n- {name: a, key: x}\n" + text)
+    try:
+        assert api_key_file.read(str(file))
+    except ConfigError as error:
+        assert str(error).startswith(f"{file}")

@@ -1,0 +1,31 @@
+// openai-node: the runner of tools, the parse helpers, streams of chats and of responses.
+import OpenAI from "openai";
+import { zodFunction, zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
+import { z } from "zod";
+
+const client = new OpenAI({ baseURL: `${process.env.MINISGL_URL}/v1`, apiKey: "none", maxRetries: 0 });
+const City = z.object({ name: z.string().max(20), rank: z.number().int().min(0).max(99) });
+const messages = [{ role: "user", content: "Tell me about Paris." }];
+const asked = { model: "smollm2", messages, temperature: 0, max_tokens: 200 };
+const found = {};
+const parsed = await client.chat.completions.parse({ ...asked, response_format: zodResponseFormat(City, "city") });
+found.parsed = parsed.choices[0].message.parsed;
+const stream = client.chat.completions.stream({ ...asked, response_format: zodResponseFormat(City, "city") });
+let deltas = 0;
+stream.on("content.delta", () => { deltas += 1; });
+found.streamed = (await stream.finalChatCompletion()).choices[0].message.parsed;
+found.deltas = deltas;
+const rated = [];
+const rate = { name: "rate", description: "Rate a city.", parameters: z.object({ rank: z.number().int().min(0).max(99) }), function: ({ rank }) => { rated.push(rank); return "ok"; } };
+const runner = client.chat.completions.runTools({ ...asked, tools: [zodFunction(rate)], tool_choice: { type: "function", function: { name: "rate" } } });
+await runner.done();
+found.rated = rated;
+found.roles = runner.messages.map((message) => message.role);
+const answer = await client.responses.parse({ model: "smollm2", input: "Tell me about Paris.", temperature: 0, text: { format: zodTextFormat(City, "city") } });
+found.responses = answer.output_parsed;
+const events = client.responses.stream({ model: "smollm2", input: "Say hello.", temperature: 0, max_output_tokens: 60 });
+const kinds = new Set();
+for await (const event of events) kinds.add(event.type);
+found.kinds = [...kinds];
+found.text = (await events.finalResponse()).output_text;
+console.log(JSON.stringify(found));

@@ -1,0 +1,122 @@
+"""Several engines behind one server: exact texts whichever engine computes them, and streams that outlive the death of
+their engine. Real processes, the echo engine."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.helpers.data_parallel import (
+    Ask,
+    Chaos,
+    ask_all,
+    engine_processes,
+    pool,
+    random_ask,
+    until_all_ready,
+)
+from tests.helpers.e2e import ServerProcess, until
+
+ECHO = ("--engine", "echo", "--page-size", "16", "--num-pages", "1024", "--no-access-log")
+NUM_ENGINES = 3
+# `minisgl` that starts engines again soon, however often they die.
+IMPATIENT = (
+    "-c",
+    "import sys; from minisgl import cli; from minisgl.runner import several\n"
+    "several.LONGEST_WAIT_S = 0.4; sys.exit(cli.main())",
+)
+
+
+@pytest.fixture(scope="module")
+def server(front_end: str) -> Iterator[ServerProcess]:
+    running = ServerProcess((*ECHO, "--dp", str(NUM_ENGINES), "--frontend", front_end), minisgl=IMPATIENT)
+    try:
+        yield running
+        assert running.stop() == 0, "\n".join(running.lines)
+    finally:
+        running.kill()
+
+
+def by_engine(server: ServerProcess, name: str) -> dict[str, float]:
+    """Samples of a family by label engine."""
+    text = httpx.get(f"{server.url}/metrics", timeout=60).text
+    families = {one.name: one for one in text_string_to_metric_families(text)}
+    return {one.labels.get("engine", "all"): one.value for one in families[f"minisgl:{name}"].samples}
+
+
+def status(server: ServerProcess) -> str:
+    answer = httpx.get(f"{server.url}/health", timeout=60)
+    assert answer.status_code == 200, (answer.text, server.lines[-20:])
+    found: str = answer.json()["status"]
+    return found
+
+
+def test_texts_are_exact_and_engines_share_them(server: ServerProcess) -> None:
+    rng = random.Random(1)
+    ask_all(server, [random_ask(rng, 200) for _ in range(48)])
+    found = by_engine(server, "engine_step_tokens")
+    assert found.keys() == {"0", "1", "2"} and min(found.values()) > 0
+
+
+def test_sums_are_of_all_engines(server: ServerProcess) -> None:
+    def idle() -> bool:
+        return httpx.get(f"{server.url}/health", timeout=60).json()["stats"]["num_running"] == 0
+
+    until(idle, "an engine does not rest")
+    for one, whole in (
+        ("engine_steps", "steps"),
+        ("engine_prompt_tokens", "prompt_tokens"),
+        ("engine_kv_pages", "kv_pages"),
+    ):
+        assert sum(by_engine(server, one).values()) == by_engine(server, whole)["all"] > 0
+    found = httpx.get(f"{server.url}/stats", timeout=60).json()
+    assert [one["engine"] for one in found["engines"]] == [0, 1, 2]
+    assert found["engine"]["num_steps_total"] == sum(one["stats"]["num_steps_total"] for one in found["engines"])
+    assert found["pool"]["num_live"] == 0
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_streams_outlive_their_engine(server: ServerProcess, sent: signal.Signals) -> None:
+    """Killed, or standing still; each has streams, since no two share a beginning."""
+    until_all_ready(server, NUM_ENGINES)
+    before, restarts = pool(server), sum(by_engine(server, "engine_restarts").values())
+
+    def lose_one() -> None:
+        until(lambda: min(pool(server)["loads"]) > 0, "an engine has nothing to do")
+        victim = engine_processes(server)[1]
+        victim.send_signal(sent)
+        until(lambda: status(server) == "degraded", "nobody misses it")
+        assert httpx.get(f"{server.url}/readyz", timeout=60).status_code == 200
+        assert httpx.get(f"{server.url}/livez", timeout=60).status_code == 200
+
+    ask_all(server, [Ask(f"{number} of many", number, 1500) for number in range(12)], lose_one)
+    until_all_ready(server, NUM_ENGINES)
+    until(lambda: status(server) == "ok", "it stays degraded")
+    after = pool(server)
+    assert after["num_moved_total"] > before["num_moved_total"]
+    assert sum(after["num_losses_total"]) == sum(before["num_losses_total"]) + 1
+    assert sum(by_engine(server, "engine_restarts").values()) == restarts + 1
+
+
+def test_chaos(server: ServerProcess) -> None:
+    until_all_ready(server, NUM_ENGINES)
+    chaos = Chaos(server, NUM_ENGINES, seed=17)
+    chaos.run(num_kills=4)
+    assert chaos.num_kills == 4 and chaos.num_answers >= 64
+    until_all_ready(server, NUM_ENGINES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_long_chaos(server: ServerProcess, seed: int, times: int) -> None:
+    """0 lost, 0 repeated, 0 changed."""
+    until_all_ready(server, NUM_ENGINES)
+    chaos = Chaos(server, NUM_ENGINES, seed)
+    chaos.run(num_kills=50 * times)
+    print(f"{chaos.num_kills} kills under {chaos.num_answers} answers of 64 clients, all exact")
+    until_all_ready(server, NUM_ENGINES)

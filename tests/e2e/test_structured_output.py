@@ -1,0 +1,238 @@
+"""Whatever schema is asked for, an answer that ends by itself parses and validates, by a validator that is not the
+grammar's library; a limit of tokens that came first is the only excuse."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator, ValidationError, validators
+
+from minisgl import LLM, SamplingParams, structured_outputs
+from minisgl.config import ConfigError
+from minisgl.sampling_params import ParamError
+from minisgl.weights.sources import find_smollm2
+from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.schemas import BY_HAND, drawn
+
+BATCH = 20
+LEAP_SECOND = re.compile(r"(\d\d:\d\d):60")
+
+
+def _multiple(_: object, of: Any, value: Any, __: object) -> Iterator[ValidationError]:
+    """Exactly, also of numbers with hundreds of digits or an exponent of as many, which the echo engine writes."""
+    if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
+        return
+    scale = max(0, -int(Decimal(of).as_tuple().exponent))
+    step = int(Decimal(of).scaleb(scale))
+    _, digits, exponent = Decimal(value).as_tuple()
+    number, places = int("".join(map(str, digits))), int(exponent) + scale
+    if places < 0 and number:  # so many zeros must end it
+        zeros = len(str(number)) - len(str(number).rstrip("0"))
+        number = number // 10**-places if zeros >= -places else 1
+        places = 0 if zeros >= -places else -1
+    if (places < 0 and number) or number * pow(10, max(places, 0), step) % step:
+        yield ValidationError(f"{value} is no multiple of {of}")
+
+
+def _number(text: str) -> Decimal:
+    """Exponents of more digits than `Decimal` has say as much with ten of them."""
+    return Decimal(re.sub(r"(?<=[eE])([+-]?)\d{11,}", r"\g<1>9999999999", text))
+
+
+Exact = validators.extend(Draft202012Validator, {"multipleOf": _multiple})
+
+
+def problem(schema: dict[str, Any], text: str) -> str:
+    """Why the text is no instance of the schema; empty if it is one."""
+    try:
+        # decimal: of 539.68 a float is no multiple of 0.01; leap seconds: the library allows them in any minute
+        value = json.loads(LEAP_SECOND.sub(r"\1:59", text), parse_float=_number)
+    except ValueError as error:
+        return f"does not parse: {error}"
+    exact = json.loads(json.dumps(schema), parse_float=Decimal)
+    validator = Exact(exact, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    found = next(validator.iter_errors(value), None)
+    return "" if found is None else found.message
+
+
+class Proof:
+    """What became of all the schemas."""
+
+    def __init__(self, llm: LLM, max_tokens: int) -> None:
+        self._llm = llm
+        self._max_tokens = max_tokens
+        self.counts: Counter[str] = Counter()
+
+    def add(self, schemas: Sequence[dict[str, Any]], seed: int, temperature: float = 1.0) -> None:
+        taken, each = [], []
+        for schema in schemas:
+            try:
+                grammar = structured_outputs(json=schema)
+            except ParamError as error:
+                assert re.search("not disjoint|Unsatisfiable|oneOf constraints", error.reason), (schema, error)
+                self.counts["refused"] += 1
+                continue
+            params = SamplingParams(grammar=grammar, seed=seed, temperature=temperature, max_tokens=self._max_tokens)
+            taken.append(schema)
+            each.append(params)
+        prompts = [f"{seed} {i}: an example of {json.dumps(schema)[:100]} is" for i, schema in enumerate(taken)]
+        for schema, output in zip(taken, self._llm.generate(prompts, each, progress=False), strict=True):
+            [answer] = output.outputs
+            assert answer.finish_reason in ("stop", "length"), (schema, answer.error)
+            self.counts[answer.finish_reason] += 1
+            if answer.finish_reason == "stop":
+                assert not (reason := problem(schema, answer.text)), (schema, answer.text, reason)
+
+
+def run(proof: Proof, num_schemas: int, temperature: float = 1.0) -> None:
+    @settings(
+        max_examples=num_schemas // BATCH,
+        database=None,
+        derandomize=True,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.lists(drawn, min_size=BATCH, max_size=BATCH), st.integers(0, 2**31))
+    def add(schemas: list[dict[str, Any]], seed: int) -> None:
+        proof.add(schemas, seed, temperature)
+
+    add()
+
+
+# --------------------------------------------------------------------------------------------------------------- echo
+
+
+@pytest.fixture(scope="module")
+def echo() -> Iterator[LLM]:
+    with LLM("none", engine="echo", num_pages=4096, page_size=16, max_seq_len=1400, log_level="error") as found:
+        yield found
+
+
+def test_what_is_written_by_hand(echo: LLM) -> None:
+    proof = Proof(echo, 1200)
+    proof.add(BY_HAND, 1)
+    assert proof.counts["refused"] == 0 and proof.counts["stop"] > 0.8 * len(BY_HAND), proof.counts
+
+
+def test_some_that_are_drawn(echo: LLM) -> None:
+    proof = Proof(echo, 1200)
+    run(proof, 60)
+    assert proof.counts["stop"] > 40, proof.counts
+
+
+@pytest.mark.slow
+def test_a_thousand(echo: LLM) -> None:
+    proof = Proof(echo, 1200)
+    for seed in range(5):
+        proof.add(BY_HAND, seed)
+    run(proof, 1000)
+    print(proof.counts)
+    assert proof.counts.total() > 1000 and proof.counts["stop"] > 0.85 * proof.counts.total(), proof.counts
+
+
+# ------------------------------------------------------------------------------------------------------------ a model
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Iterator[LLM]:
+    try:
+        find_smollm2()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    with LLM("smollm2", engine="cpu", max_running_requests=16, max_seq_len=1024, log_level="error") as found:
+        yield found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_s_answers_too(smollm2: LLM, temperature: float) -> None:
+    proof = Proof(smollm2, 60)
+    proof.add(BY_HAND[:16], 7, temperature)
+    assert proof.counts["stop"] >= 4, proof.counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_thousand_answers_of_a_model(smollm2: LLM, temperature: float) -> None:
+    proof = Proof(smollm2, 100)
+    proof.add(BY_HAND, 1, temperature)
+    run(proof, 1000, temperature)
+    print(proof.counts)
+    assert proof.counts.total() > 1000 and proof.counts["stop"] > 0.4 * proof.counts.total(), proof.counts
+
+
+# ----------------------------------------------------------------------------------------------------------- a server
+
+FORMS: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": BY_HAND[7], "strict": True}}},
+    {"structured_outputs": {"json": BY_HAND[9]}},
+    {"guided_regex": "[a-f0-9]{4}(-[a-f0-9]{4}){1,3}"},
+    {"guided_choice": ["yes", "no", "maybe é"]},
+    {"ebnf": 'root ::= "(" root ")" | [a-z]+'},
+]
+
+
+@pytest.fixture(scope="module")
+def server(front_end: str) -> Iterator[ServerProcess]:
+    with serving("--engine", "echo", "--no-access-log", "--frontend", front_end) as running:
+        yield running
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
+def test_a_stream_is_the_whole_answer_in_parts(server: ServerProcess, form: dict[str, Any]) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+        model, seeds = client.models.list().data[0].id, range(3)
+        for seed in seeds:
+            chat: Any = {"model": model, "messages": [{"role": "user", "content": "a"}], "extra_body": form}
+            chat |= {"seed": seed, "n": 2, "max_tokens": 300}
+            whole = client.chat.completions.create(**chat)
+            parts, reasons = ["", ""], ["", ""]
+            for chunk in client.chat.completions.create(**chat, stream=True):
+                for choice in chunk.choices:
+                    parts[choice.index] += choice.delta.content or ""
+                    reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+            assert parts == [choice.message.content for choice in whole.choices]
+            assert reasons == [choice.finish_reason for choice in whole.choices]
+
+
+def test_a_form_beside_the_other_fields(server: ServerProcess) -> None:
+    """`stop` may cut an answer, `suffix` is another matter, the rest changes nothing about the form."""
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+
+        def post(**more: Any) -> Any:
+            answer = http.post("/v1/completions", json={"prompt": "a", "regex": "[ab]{30}", "max_tokens": 100, **more})
+            assert answer.status_code == 200, answer.text
+            return answer.json()["choices"]
+
+        whole = re.compile("[ab]{30}")
+        assert all(whole.fullmatch(one["text"]) for one in post(n=3))
+        [one] = post(n=1, best_of=3, logprobs=2)
+        assert whole.fullmatch(one["text"]) and len(one["logprobs"]["tokens"]) == 30
+        [one] = post(echo=True)
+        assert one["text"][0] == "a" and whole.fullmatch(one["text"][1:])
+        [one] = post(max_tokens=5)
+        assert one["finish_reason"] == "length" and re.fullmatch("[ab]{5}", one["text"])
+        [one] = post(max_tokens=0, echo=True)
+        assert one["text"] == "a"
+        [one] = post(stop="a")
+        assert re.fullmatch("b*", one["text"]) and one["finish_reason"] == "stop"
+        [one] = post(stop_token_ids=[ord("a")])
+        assert re.fullmatch("b*", one["text"])
+        assert post(seed=5) == post(seed=5)
+
+
+def test_what_only_the_engine_can_know_is_400_too(server: ServerProcess) -> None:
+    body = {"prompt": "a", "guided_grammar": 'start: <no_such_token> "a"'}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 400 and "no_such_token" in answer.json()["error"]["message"], answer.text

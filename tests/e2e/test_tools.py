@@ -1,0 +1,147 @@
+"""Tools with OpenAI's own client, on real engines: calls that are asked for come, in any mode, with arguments that
+validate; SmolLM2's template knows no tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from tests.helpers.e2e import ServerProcess, serving
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+CITY["additionalProperties"] = False
+DAYS = {"type": "object", "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["days"]}
+DAYS["additionalProperties"] = False
+SCHEMAS: dict[str, Any] = {"get_weather": CITY, "plan_trip": DAYS}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": name, "description": f"To {name}.", "parameters": schema}}
+    for name, schema in SCHEMAS.items()
+]
+NAMED: Any = {"type": "function", "function": {"name": "plan_trip"}}
+MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]
+ENGINES = {
+    "smollm2": ["--model", "smollm2"],
+    "smollm2-hermes": ["--model", "smollm2", "--tool-call-parser", "hermes"],
+    "echo": ["--engine", "echo", "--tool-call-parser", "llama3_json"],
+}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    with serving(*ENGINES[request.param]) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=240) as found:
+        yield found
+
+
+def check_calls(calls: Any) -> list[str]:
+    """Their names."""
+    for call in calls:
+        assert call.type == "function" and call.id
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+    assert len({call.id for call in calls}) == len(calls)
+    return [call.function.name for call in calls]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_call_that_is_required_comes(client: openai.OpenAI, temperature: float) -> None:
+    answer = client.chat.completions.create(
+        model=client.models.list().data[0].id,
+        messages=MESSAGES,
+        tools=TOOLS,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=temperature,
+        seed=1,
+        n=4,
+        max_tokens=200,
+    )
+    for choice in answer.choices:
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None
+        assert len(check_calls(choice.message.tool_calls)) == 1
+
+
+def test_a_call_of_a_named_tool_comes(client: openai.OpenAI) -> None:
+    model = client.models.list().data[0].id
+    answer = client.chat.completions.create(
+        model=model, messages=MESSAGES, tools=TOOLS, tool_choice=NAMED, temperature=1, seed=2
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    assert check_calls(answer.choices[0].message.tool_calls) == ["plan_trip"]
+
+
+def test_several_calls_may_come(client: openai.OpenAI) -> None:
+    model = client.models.list().data[0].id
+    answer = client.chat.completions.create(
+        model=model, messages=MESSAGES, tools=TOOLS, tool_choice="required", temperature=1, seed=3, n=8, max_tokens=200
+    )
+    counts = [
+        len(check_calls(choice.message.tool_calls)) for choice in answer.choices if choice.finish_reason != "length"
+    ]
+    assert counts and min(counts) >= 1
+
+
+def test_a_stream_is_what_is_not_streamed(client: openai.OpenAI) -> None:
+    model = client.models.list().data[0].id
+    asked: dict[str, Any] = {
+        "model": model,
+        "messages": MESSAGES,
+        "tools": TOOLS,
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "temperature": 1,
+        "seed": 4,
+    }
+    whole = client.chat.completions.create(**asked).choices[0]
+    with client.chat.completions.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        streamed = stream.get_final_completion().choices[0]
+    assert streamed.finish_reason == whole.finish_reason == "tool_calls"
+    assert "tool_calls.function.arguments.delta" in kinds and "tool_calls.function.arguments.done" in kinds
+    functions = [[call.function for call in choice.message.tool_calls or ()] for choice in (whole, streamed)]
+    assert [(one.name, one.arguments) for one in functions[0]] == [(one.name, one.arguments) for one in functions[1]]
+
+
+def test_strict_tools_are_strict_where_the_model_decides(client: openai.OpenAI) -> None:
+    model = client.models.list().data[0].id
+    tools = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    answer = client.chat.completions.create(
+        model=model, messages=MESSAGES, tools=tools, temperature=1, seed=5, n=8, max_tokens=60
+    )
+    for choice in answer.choices:
+        if choice.message.tool_calls and choice.finish_reason != "length":
+            check_calls(choice.message.tool_calls)
+
+
+def test_results_go_back_in(client: openai.OpenAI) -> None:
+    model = client.models.list().data[0].id
+    first = client.chat.completions.create(
+        model=model, messages=MESSAGES, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+    )
+    message = first.choices[0].message
+    assert message.tool_calls is not None
+    result: Any = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "Sunny."}
+    messages = [*MESSAGES, message.model_dump(exclude_none=True), result]
+    answer = client.chat.completions.create(
+        model=model, messages=messages, tools=TOOLS, tool_choice="none", max_tokens=20
+    )
+    assert answer.choices[0].message.content and not answer.choices[0].message.tool_calls
+
+
+def test_a_schema_that_cannot_be_kept_to_is_named(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "format": "no-such"}}}
+    bad: Any = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(
+            model=client.models.list().data[0].id, messages=MESSAGES, tools=[*TOOLS, bad], tool_choice="required"
+        )
+    assert error.value.param == "tools.2.function.parameters.properties.a.format"

@@ -1,0 +1,184 @@
+"""What breaks around the gateway, and within one of its requests, stays there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from types import ModuleType
+
+import httpx
+import msgspec
+import psutil
+import pytest
+
+from minisgl.config import Limits
+from minisgl.message import AbortRequest
+from tests.helpers.answers import Answer, Client
+from tests.helpers.bodies import COMPLETION
+from tests.helpers.e2e import ServerProcess, until
+from tests.helpers.gateway import has_gateway
+from tests.helpers.http_requests import Request, framed
+from tests.helpers.server import CONFIG, WAIT_S, Frontend, check_error, events, frontend
+
+pytestmark = pytest.mark.skipif(not has_gateway(), reason="the extension has no gateway")
+HEAD = (("Host", "localhost"), ("Content-Type", "application/json"))
+PASSED_ON = {"echo": True}  # the gateway is not sure of it
+
+
+def post(prompt: str, *headers: tuple[str, str], **fields: object) -> Request:
+    body = json.dumps({"prompt": prompt, **fields}).encode()
+    return Request("POST", COMPLETION, (*framed(HEAD, body), *headers), body)
+
+
+def text_of(answer: Answer | None) -> str:
+    assert answer is not None and answer.status == 200, answer
+    if answer.header("content-type").startswith("text/event-stream"):
+        return "".join(one["choices"][0]["text"] for one in events(answer.body.decode())[:-1])
+    found: str = json.loads(answer.body)["choices"][0]["text"]
+    return found
+
+
+@pytest.fixture
+def server() -> Iterator[Frontend]:
+    with frontend(front_end="rust") as running:
+        yield running
+        running.wait_until(lambda: running.num_live == 0)
+
+
+def counts(server: Frontend) -> tuple[int, int]:
+    assert server.gateway is not None
+    found = server.gateway.readings()
+    return found["answered"], found["passed_on"]
+
+
+def test_who_answers_is_counted(server: Frontend) -> None:
+    client = Client(server.address)
+    assert text_of(client.ask(post("say:a"))) == "a"
+    server.wait_until(lambda: counts(server) == (1, 0))
+    assert text_of(client.ask(post("say:b", **PASSED_ON))) == "say:bb"
+    server.wait_until(lambda: counts(server) == (1, 1))
+    client.close()
+
+
+def test_pipelined_requests_of_both_kinds_are_answered_in_order(server: Frontend) -> None:
+    wanted = [
+        post(f"say:{i}", **{**({"stream": True} if i % 3 == 0 else {}), **(PASSED_ON if i % 2 else {})})
+        for i in range(9)
+    ]
+    client = Client(server.address)
+    for one in wanted:
+        client.send(one)
+    answers = [text_of(client.receive(one)) for one in wanted]
+    assert answers == [f"say:{i}{i}" if i % 2 else f"{i}" for i in range(9)]
+    client.close()
+
+
+def test_the_python_server_ends_and_begins_again(server: Frontend, caplog: pytest.LogCaptureFixture) -> None:
+    """What the gateway answers itself goes on meanwhile; what it passes on is answered then."""
+    stream, other = Client(server.address), Client(server.address)
+    with socket.create_connection(server.address, WAIT_S) as living:
+        living.sendall(post("lives hang:abc", stream=True).raw())
+        request = server.engine.wait_for_request("lives ")
+        for _ in range(2):
+            python = server.http_server._server
+            server.on_loop(lambda python=python: setattr(python, "should_exit", True))  # type: ignore[misc]
+            assert text_of(other.ask(post("say:on"))) == "on"
+            server.wait_until(lambda python=python: server.http_server._server is not python)  # type: ignore[misc]
+            assert text_of(stream.ask(post("say:again", **PASSED_ON))) == "say:againagain"
+            assert server.num_live == 1
+    server.engine.wait_for_end(AbortRequest, {request.req_id})
+    stream.close()
+    other.close()
+
+
+def test_clients_that_send_half_of_a_head_hold_nobody_up() -> None:
+    config = msgspec.structs.replace(CONFIG, limits=Limits(slow_client_timeout=1.0))
+    with frontend(config=config, front_end="rust") as server, contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(socket.create_connection(server.address, WAIT_S)) for _ in range(200)]
+        for i, one in enumerate(idle):
+            one.sendall(post("say:never").raw()[: 10 + i % 80])
+        client = Client(server.address)
+        assert text_of(client.ask(post("say:on"))) == "on"
+        client.close()
+        for one in idle:
+            with contextlib.suppress(ConnectionResetError):
+                while one.recv(4096):  # 408, or nothing: then it is closed
+                    pass
+        assert not server.engine.requests("never")
+
+
+@pytest.fixture
+def panicking_server(panicking: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Frontend]:
+    """A request whose id begins with "panic-" panics in its gateway."""
+    monkeypatch.setattr("minisgl.server.gateway.gateway_class", lambda: panicking.Gateway)
+    with frontend(front_end="rust") as running:
+        yield running
+        running.wait_until(lambda: running.num_live == 0)
+
+
+@pytest.mark.timeout(900)  # the extension may have to be built
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_panic_is_an_error_of_its_own_request(panicking_server: Frontend, stream: bool) -> None:
+    server = panicking_server
+    with socket.create_connection(server.address, WAIT_S) as living:
+        living.sendall(post("lives hang:abc", stream=True).raw())
+        server.engine.wait_for_request("lives ")
+        with server.http() as http:
+            answer = http.post(
+                COMPLETION, json={"prompt": "say:a", "stream": stream}, headers={"x-request-id": "panic-1"}
+            )
+            assert check_error(answer, 500)["code"] == "internal_error"
+            assert http.post(COMPLETION, json={"prompt": "say:on"}).json()["choices"][0]["text"] == "on"
+        server.wait_until(lambda: server.num_live == 1)
+
+
+# ------------------------------------------------------------------------------------------------------ whole servers
+
+ENDLESS = {"stream": True, "max_tokens": 8000, "ignore_eos": True}
+ECHO = ("--engine", "echo", "--frontend", "rust")
+
+
+def engine_of(server: ServerProcess) -> psutil.Process:
+    return next(child for child in server.children() if "minisgl.runner.process" in child.cmdline())
+
+
+def test_an_engine_that_is_killed_ends_streams_with_an_error_and_the_server() -> None:
+    server = ServerProcess(ECHO)
+    try:
+        with httpx.stream("POST", server.url + COMPLETION, json={**ENDLESS, "prompt": "a"}, timeout=WAIT_S) as answer:
+            lines = answer.iter_lines()
+            assert '"text"' in next(lines)
+            engine_of(server).send_signal(signal.SIGKILL)
+            found = [line for line in lines if line]
+        assert '"engine_unavailable"' in found[-2] and found[-1] == "data: [DONE]"
+        assert server.process.wait(60) == 1
+        until(lambda: "engine process died" in server.lines[-1], "it does not say why")
+        server.check_no_files()
+    finally:
+        server.kill()
+
+
+@pytest.mark.slow
+def test_a_prompt_of_4_mb_beside_255_streams() -> None:
+    """It is refused or answered, and no stream stands still meanwhile."""
+    server = ServerProcess((*ECHO, "--max-running-requests", "256", "--max-seq-len", "8192", "--num-pages", "150000"))
+    try:
+        url = httpx.URL(server.url)
+        assert url.port is not None
+        with contextlib.ExitStack() as stack:
+            streams = [stack.enter_context(socket.create_connection((url.host, url.port), WAIT_S)) for _ in range(255)]
+            for i, one in enumerate(streams):
+                one.sendall(post(f"{i}", **ENDLESS).raw())
+            for one in streams:
+                assert one.recv(65536)
+            answer = httpx.post(server.url + COMPLETION, json={"prompt": "ab " * (4 * 2**20 // 3)}, timeout=WAIT_S)
+            assert check_error(answer, 400)["code"] == "context_length_exceeded"
+            for one in streams:
+                assert one.recv(65536), "a stream has ended"
+        until(lambda: httpx.get(server.url + "/health").json()["requests_open"] == 0, "streams of nobody are left")
+        assert server.stop() == 0
+    finally:
+        server.kill()

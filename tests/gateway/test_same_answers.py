@@ -1,0 +1,201 @@
+"""Both front ends get the same requests, valid, odd and broken, and answer the same: status, headers, JSON, every
+streamed event.
+
+Where the extension has no gateway, the Python server is compared with itself: then it is the comparison that is tested.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+
+from tests.helpers.answers import Answer, Client, differ
+from tests.helpers.bodies import CHAT, COMPLETION, GENERATE, usual_bodies, written
+from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.fill_in import MARKERS, with_markers
+from tests.helpers.gateway import has_gateway
+from tests.helpers.http_requests import GOOD_HEAD, KEY, ORIGIN, Request, framed, requests
+from tests.helpers.long_fuzz import for_long
+from tests.helpers.server import MODEL, Frontend, frontend
+
+FLAGS = (
+    *("--engine", "echo", "--cache", "naive", "--max-seq-len", "512", "--served-model-name", "m"),
+    *("--api-key", KEY, "--cors-origin", ORIGIN, "--max-body-bytes", "20000", "--slow-client-timeout", "5"),
+    *("--context-margin", "7"),
+)
+LOOSE = settings(
+    deadline=None,
+    database=None,
+    derandomize=True,
+    print_blob=False,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
+)
+USUAL_SHARE = 0.95  # that the gateway answers by itself
+
+
+@dataclass
+class Pair:
+    """Two servers that differ in their front ends, and a client of each."""
+
+    rust: ServerProcess | Frontend
+    python: ServerProcess | Frontend
+
+    def __post_init__(self) -> None:
+        self.clients = [Client(_address(self.rust.url)), Client(_address(self.python.url))]
+
+    def ask(self, request: Request) -> list[Answer | None]:
+        for client in self.clients:
+            client.send(request)
+        return [client.receive(request) for client in self.clients]
+
+    def check(self, request: Request) -> Answer | None:
+        rust, python = self.ask(request)
+        note(f"{request.raw()!r}")
+        note(f"rust: {rust}\npython: {python}")
+        assert not differ(rust, python, request)
+        return python
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+
+
+def _address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    assert parts.hostname is not None and parts.port is not None
+    return parts.hostname, parts.port
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    first = "rust" if has_gateway() else "python"
+    with serving(*FLAGS, "--frontend", first) as rust, serving(*FLAGS, "--frontend", "python") as python:
+        found = Pair(rust, python)
+        yield found
+        found.close()
+
+
+def test_any_request(pair: Pair) -> None:
+    """A few hundred, always the same."""
+
+    @settings(LOOSE, max_examples=400)
+    @given(requests())
+    def run(request: Request) -> None:
+        pair.check(request)
+
+    run()
+
+
+@pytest.mark.slow
+def test_very_many_requests(pair: Pair, times: int) -> None:
+    """Others each time."""
+
+    def check(request: Request) -> None:
+        pair.check(request)
+
+    for_long(check, given(requests()), LOOSE, 8_000 * times)
+
+
+def counts(server: ServerProcess | Frontend) -> dict[str, int]:
+    """Requests by what the gateway did with them."""
+    found = httpx.get(f"{server.url}/stats", headers={"Authorization": f"Bearer {KEY}"}).json()["http"]["gateway"]
+    return {name: found[name] for name in ("answered", "passed_on")}
+
+
+def usual(path: str, body: dict[str, Any]) -> Request:
+    text = written(body, ascii_only=False).encode()
+    return Request("POST", path, framed(GOOD_HEAD, text), text)
+
+
+@pytest.mark.skipif(not has_gateway(), reason="the extension has no gateway")
+@pytest.mark.parametrize("path", [CHAT, COMPLETION, GENERATE])
+def test_usual_requests_are_answered_by_the_gateway(pair: Pair, path: str) -> None:
+    pair.close()  # what is no plain HTTP made a tunnel of its connection
+    before = counts(pair.rust)
+    asked = 0
+    fresh = Pair(pair.rust, pair.python)  # what was odd on a connection leaves it to the Python server
+
+    @settings(LOOSE, max_examples=60)
+    @given(usual_bodies(path))
+    def run(body: dict[str, Any]) -> None:
+        nonlocal asked
+        answer = fresh.check(usual(path, body))
+        assert answer is not None and answer.status == 200, answer
+        asked += 1
+
+    run()
+    fresh.close()
+    found = counts(pair.rust)
+    answered = found["answered"] - before["answered"]
+    assert answered >= USUAL_SHARE * asked, f"{answered} of {asked} were answered by the gateway"
+
+
+def test_gaps_are_filled_alike() -> None:
+    """`suffix`, for a tokenizer that has the tokens, against engines of scripted replies."""
+    first = "rust" if has_gateway() else "python"
+    with frontend(front_end=first, tokenizer=with_markers()) as rust, frontend(tokenizer=with_markers()) as python:
+        pair = Pair(rust, python)
+        good: list[Any] = ["</user>", "</user>" + MARKERS[0], "", None]
+        for status, more in (
+            *((200, {"suffix": one, "stream": stream}) for one in good for stream in (False, True)),
+            *((400, {"suffix": one}) for one in (5, "x" * 600)),
+            (400, {"suffix": "</user>", "echo": True}),
+        ):
+            body = {"model": MODEL, "prompt": "def f(say:gap", "max_tokens": 20, "return_token_ids": True, **more}
+            request = usual(COMPLETION, body)
+            one, other = pair.ask(request)
+            assert one is not None and one.status == status and not differ(one, other, request), (one, other)
+        pair.close()
+
+
+@given(st.data())
+@settings(LOOSE, max_examples=50)
+def test_the_comparison_sees_differences(data: st.DataObject) -> None:
+    """Of an answer that was changed anywhere but in what may differ."""
+    request = Request("POST", CHAT, ())
+    body = b'{"id":"chatcmpl-0123456789abcdef0123456789abcdef","created":5,"choices":[{"index":0,"text":"ab"}]}'
+    head = [("content-type", "application/json"), ("x-request-id", "req-0123456789abcdef01234567"), ("date", "1")]
+    one = Answer(200, head, body, False)
+    same = Answer(200, [*head[:2], ("date", "2")], body.replace(b"5,", b"6,", 1), False)
+    assert not differ(one, same, request)
+    at = data.draw(st.integers(body.index(b"choices"), len(body) - 1))
+    other = Answer(200, head, body[:at] + b"1" + body[at + 1 :], False)
+    with contextlib.suppress(ValueError):  # no JSON any more
+        assert other.body == body or differ(one, other, request)
+    assert differ(one, Answer(201, head, body, False), request)
+    assert differ(one, Answer(200, head[:1], body, False), request)
+    assert differ(one, Answer(200, head, body, True), request)
+    assert differ(one, None, request)
+
+
+def stream(*events: str) -> Answer:
+    body = "".join(f"data: {one}\n\n" for one in events)
+    return Answer(200, [("content-type", "text/event-stream; charset=utf-8")], body.encode(), False)
+
+
+def test_the_comparison_joins_events() -> None:
+    def event(text: str, reason: str = "null", index: int = 0, more: str = "") -> str:
+        return f'{{"choices":[{{"index":{index},"text":"{text}","finish_reason":{reason}}}]{more}}}'
+
+    request = Request("POST", COMPLETION, ())
+    one = stream(event("a"), event("b"), event("c", '"stop"'), "[DONE]")
+    assert not differ(one, stream(event("ab"), event("c", '"stop"'), "[DONE]"), request)
+    assert not differ(one, stream(event("abc", '"stop"'), "[DONE]"), request)
+    for other in (
+        stream(event("a"), event("x"), event("c", '"stop"'), "[DONE]"),
+        stream(event("a"), event("b"), event("c", '"length"'), "[DONE]"),
+        stream(event("a"), event("b"), event("c", '"stop"')),
+        stream(event("a"), event("b", more=',"usage":null'), event("c", '"stop"'), "[DONE]"),
+        stream(event("a"), event("b"), event("c", '"stop"'), '{"error":{}}', "[DONE]"),
+        stream(event("a"), event("b", index=1), event("c", '"stop"'), "[DONE]"),
+    ):
+        assert differ(one, other, request)

@@ -1,0 +1,207 @@
+"""The gateway's ids are Python's: whole texts, long ones in pieces, and parts from the cache."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+
+from minisgl import envs
+from minisgl.tokenizer import Tokenizer, TooManyTokens
+from tests.helpers.gateway_text import gateway_named, gateway_of, rust
+from tests.helpers.text import REAL, TEXTS, tokenizer_named
+
+NAMES = (*REAL, "echo")
+SPECIAL = {
+    "qwen3": ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</think>", "<|im_", "<|im_start|"],
+    "mistral-v3": ["<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "<unk>", "[INST"],
+    "echo": ["<|eos|>", "<|bos|>", "<|eos", "|>"],
+}
+WORDS = st.sampled_from(
+    ["the", " of", "don't", " 12345", "\n", "\n\n", " ", "   ", "\t", "é", "漢字", "👩‍👩‍👧", "ﬁ", "́", "ा", "▁", "Ġ"]
+)
+
+
+@cache
+def prompts() -> list[str]:
+    data = envs.data_dir()
+    if data is None:
+        pytest.skip(f"{envs.DATA} is not set: no real prompts")
+    lines = (data / "prompts" / "mt_bench_questions.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [turn for line in lines for turn in json.loads(line)["turns"]]
+    lines = (data / "prompts" / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()
+    return found + [json.loads(line)["answer"] for line in lines[:200]]
+
+
+def texts_of(name: str) -> st.SearchStrategy[str]:
+    part = st.one_of(st.sampled_from(SPECIAL[name]), WORDS, st.text(max_size=8))
+    return st.lists(part, max_size=12).map("".join)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("special", [True, False])
+def test_ids_of_real_prompts(name: str, special: bool) -> None:
+    python, gateway = tokenizer_named(name), gateway_named(name)
+    for text in [*TEXTS, *(prompts() if name != "echo" else [])]:
+        expected = python.encode(text, special).tolist()
+        assert gateway.encode(text, special) == expected
+        assert gateway.encode(text, special) == expected  # from the cache
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), special=st.booleans())
+def test_ids_of_any_text(name: str, data: st.DataObject, special: bool) -> None:
+    text = data.draw(texts_of(name))
+    assert gateway_named(name).encode(text, special) == tokenizer_named(name).encode(text, special).tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_a_conversation_that_grows_has_the_ids_of_the_whole(name: str, data: st.DataObject) -> None:
+    """Whatever is known of its parts, in a cache that holds a few of them at most."""
+    python, gateway = tokenizer_named(name), gateway_named(name, 1 << 13)
+    text = ""
+    for part in data.draw(st.lists(texts_of(name), max_size=8)):
+        text += data.draw(st.sampled_from(SPECIAL[name])) + part
+        assert gateway.encode(text, False) == python.encode(text, False).tolist()
+    assert gateway.cache_stats()["bytes_held"] <= 1 << 13
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_long_texts(name: str) -> None:
+    choose = random.Random(1)
+    python, gateway = tokenizer_named(name), gateway_named(name)
+    source = prompts() if name != "echo" else ["some words here", "\n", "12 34"]
+    for _ in range(3):
+        text = " ".join(choose.choices(source, k=1200 if name != "echo" else 20_000))[:400_000]
+        assert gateway.encode(text, False) == python.encode(text, False).tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("special", [True, False])
+def test_too_many(name: str, special: bool) -> None:
+    python, gateway = tokenizer_named(name), gateway_named(name)
+    for text in ["a b c d e f", SPECIAL[name][0] * 6, "a b" + SPECIAL[name][0] + "c d"]:
+        count = len(python.encode(text, special))
+        assert len(gateway.encode(text, special, count)) == count
+        with pytest.raises(ValueError, match="tokens"):
+            gateway.encode(text, special, count - 1)
+        with pytest.raises(TooManyTokens):
+            python.encode(text, special, most=count - 1)
+
+
+def test_a_next_turn_costs_its_new_part() -> None:
+    gateway = gateway_of(tokenizer_named("qwen3"))
+    turns = [f"<|im_start|>user\n{text}<|im_end|>\n" for text in prompts()[:64]]
+    gateway.encode("".join(turns[:-1]), False)
+    before = gateway.cache_stats()
+    gateway.encode("".join(turns), False)
+    after = gateway.cache_stats()
+    assert after["bytes_encoded"] - before["bytes_encoded"] <= len(turns[-1].encode())
+    assert after["bytes_hit"] - before["bytes_hit"] >= len("".join(turns[:-1]).encode()) - 64 * 30
+
+
+def test_token_bytes() -> None:
+    for name in NAMES:
+        python, gateway = tokenizer_named(name), gateway_named(name)
+        assert gateway.num_ids == python.num_ids
+        assert all(gateway.token_bytes(i) == python.token_bytes(i) for i in range(python.num_ids + 3))
+
+
+# -------------------------------------------------------------------------------------------------- other tokenizers
+
+
+def backend(**settings: Any) -> Tokenizer:
+    """A small sentencepiece-like BPE with some of the parts that make cutting wrong or right."""
+    letters = "abcdefghijklmnopqrstuvwxyz▁<>|. "
+    vocab = {char: i for i, char in enumerate(letters)} | {f"<0x{i:02X}>": 64 + i for i in range(256)}
+    merges = [("▁", "a"), ("a", "b"), ("b", "c")]
+    for left, right in merges:
+        vocab[left + right] = len(vocab) + 100
+    made = tokenizers.Tokenizer(
+        models.BPE(vocab=vocab, merges=merges, byte_fallback=True, dropout=settings.get("dropout"))
+    )
+    if (normalizer := settings.get("normalizer")) is not None:
+        made.normalizer = normalizer
+    if (pre_tokenizer := settings.get("pre_tokenizer")) is not None:
+        made.pre_tokenizer = pre_tokenizer
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made.add_special_tokens(["<s>", "</s>"])
+    made.add_tokens(settings.get("added", []))
+    if settings.get("around"):
+        made.post_processor = processors.TemplateProcessing(
+            single="<s> $A </s>", special_tokens=[("<s>", made.token_to_id("<s>")), ("</s>", made.token_to_id("</s>"))]
+        )
+    return Tokenizer(made, {}, {})
+
+
+KINDS: dict[str, tuple[bool, dict[str, Any]]] = {
+    "plain": (True, {}),
+    "around": (True, {"around": True}),
+    "prepend": (True, {"normalizer": normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])}),
+    "metaspace always": (True, {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="always")}),
+    "metaspace never": (True, {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="never", split=False)}),
+    "metaspace first": (False, {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="first")}),
+    "first, inside a sequence": (
+        False,
+        {
+            "pre_tokenizer": pre_tokenizers.Sequence(
+                [pre_tokenizers.Digits(), pre_tokenizers.Metaspace(prepend_scheme="first")]
+            )
+        },
+    ),
+    "lowercase": (True, {"normalizer": normalizers.Lowercase()}),
+    "strip": (True, {"normalizer": normalizers.Strip()}),
+    "bytes": (True, {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)}),
+    "takes spaces": (False, {"added": [AddedToken("<x>", lstrip=True, normalized=False)]}),
+    "single word": (False, {"added": [AddedToken("ab", single_word=True, normalized=False)]}),
+    "normalized": (True, {"added": [AddedToken("ab", normalized=True)], "normalizer": normalizers.Lowercase()}),
+    "within each other": (True, {"added": [AddedToken("<s>a", normalized=False), AddedToken("s>", normalized=False)]}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=200, deadline=None)
+@given(
+    parts=st.lists(
+        st.sampled_from(["<s>", "</s>", "<x>", "ab", "AB", " ", "a", "s>", "b c", "é", ".", "1"]), max_size=14
+    ),
+    special=st.booleans(),
+)
+def test_other_tokenizers(kind: str, parts: list[str], special: bool) -> None:
+    """With a cache where it is exact, without one where it is not."""
+    python, gateway = both(kind)
+    assert gateway.caches == KINDS[kind][0]
+    text = "".join(parts)
+    expected = python.encode(text, special).tolist()
+    assert gateway.encode(text, special) == expected
+    assert gateway.encode(text, special) == expected
+
+
+@cache
+def both(kind: str) -> tuple[Tokenizer, Any]:
+    python = backend(**KINDS[kind][1])
+    return python, gateway_of(python)
+
+
+def test_a_broken_tokenizer_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        rust.GatewayText(text="{}")
+    with pytest.raises(ValueError, match="cannot be read"):
+        rust.GatewayText(file="/nowhere/tokenizer.json")
+
+
+def test_truncation_and_padding_of_the_file_are_off() -> None:
+    made = tokenizers.Tokenizer.from_str(Tokenizer.echo()._backend.to_str())
+    made.enable_truncation(3)
+    made.enable_padding(length=9)
+    assert rust.GatewayText(text=made.to_str()).encode("abcde") == list(b"abcde")

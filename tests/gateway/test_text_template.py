@@ -1,0 +1,262 @@
+"""What the gateway renders is what Python renders; what it does not render it passes on, and that is counted."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minisgl import envs
+from minisgl.tokenizer.echo import ECHO_CHAT_TEMPLATE
+from tests.helpers.gateway_templates import programs
+from tests.helpers.gateway_text import PASSED_ON, BothTemplates, corpus
+from tests.helpers.long_fuzz import for_long
+from tests.helpers.text import data_folder
+from tests.tokenizer.test_chat_template import CONVERSATIONS, ESCAPES, LANGUAGE, PARTS, REFUSED, STRINGS, TOOL
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+FOLDER = Path(__file__).parent
+TEMPLATES = corpus(FOLDER / "templates")
+
+
+@cache
+def both(name: str) -> BothTemplates:
+    if name == "echo":
+        return BothTemplates(ECHO_CHAT_TEMPLATE, TOKENS)
+    if name == "qwen3":
+        config = json.loads((data_folder("qwen3") / "tokenizer_config.json").read_text(encoding="utf-8"))
+        return BothTemplates(config["chat_template"])
+    return BothTemplates(TEMPLATES[name], TOKENS)
+
+
+NAMES = ["echo", "qwen3", *TEMPLATES]
+
+TEXT = st.one_of(
+    st.sampled_from(
+        ["", " ", "\n", "hi", "  a\n\n", "<think>\nso\n</think>\n\nyes", "</think>", "<tool_response>x</tool_response>"]
+    ),
+    st.sampled_from(["漢字 👩‍👩‍👧", "<b>&amp;'\"</b>", "{{ 7 * 7 }}{% raw %}", "a\x1cb\x85c", "{# #}", 'it\'s \\ "x"']),
+    st.text(max_size=12),
+)
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(allow_nan=False), TEXT),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["a", "b", "items", "name", "type", "é", "Z"]), inner, max_size=3),
+    ),
+    max_leaves=6,
+)
+ARGUMENTS = st.one_of(
+    st.dictionaries(st.sampled_from(["a", "b", "city"]), JSON, max_size=3),
+    JSON.map(json.dumps),
+    st.sampled_from(
+        ["", "not json", "{", '{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud800"}', "[1, 2.50, 1e5, -0, -0.0]"]
+    ),
+)
+CALLS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "id": st.sampled_from(["1", "123456789"]),
+            "type": st.just("function"),
+            "function": st.fixed_dictionaries({"name": TEXT, "arguments": ARGUMENTS}),
+        }
+    ),
+    max_size=2,
+)
+CONTENT = st.one_of(
+    TEXT, st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": TEXT}), max_size=3), st.none()
+)
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "user", "assistant", "assistant", "tool"])},
+    optional={
+        "content": CONTENT,
+        "name": TEXT,
+        "tool_calls": CALLS,
+        "tool_call_id": st.sampled_from(["1", "123456789"]),
+    },
+)
+TOOLS = st.lists(
+    st.one_of(
+        st.just(TOOL),
+        st.fixed_dictionaries(
+            {
+                "type": st.just("function"),
+                "function": st.fixed_dictionaries(
+                    {
+                        "name": st.sampled_from(["add", "look_up"]),
+                        "description": TEXT,
+                        "parameters": st.fixed_dictionaries(
+                            {
+                                "type": st.just("object"),
+                                "properties": st.dictionaries(
+                                    st.sampled_from(["a", "items"]),
+                                    st.fixed_dictionaries(
+                                        {
+                                            "type": st.sampled_from(["string", "array", "integer", "object", "odd"]),
+                                            "description": TEXT,
+                                        },
+                                        optional={"items": st.just({"type": "string"})},
+                                    ),
+                                    max_size=2,
+                                ),
+                            }
+                        ),
+                    },
+                    optional={"return": st.just({"type": "integer", "description": "sum"})},
+                ),
+            }
+        ),
+    ),
+    max_size=2,
+)
+VARIABLES = st.fixed_dictionaries(
+    {},
+    optional={
+        "tools": st.one_of(st.none(), TOOLS),
+        "enable_thinking": st.sampled_from([True, False, None, 0, "no"]),
+        "date_string": st.just("1 Jan 2030"),
+        "tools_in_user_message": st.booleans(),
+        "bos_token": st.just("<other>"),
+        "content": TEXT,
+        "namespace": JSON,
+        "loop": JSON,
+        "x": JSON,
+    },
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("messages", CONVERSATIONS.values(), ids=CONVERSATIONS)
+@pytest.mark.parametrize("tools", [None, [TOOL]], ids=["plain", "tools"])
+def test_real_conversations(name: str, messages: list[Any], tools: list[Any] | None) -> None:
+    template = both(name)
+    for prompt in (True, False):
+        for variables in ({}, {"enable_thinking": False}, {"date_string": "1 Jan 2030"}):
+            template.render(messages, {**variables, "tools": tools}, prompt)
+    assert template.rust is not None, template.why
+
+
+def test_the_usual_conversations_are_rendered() -> None:
+    """Not passed on: what a gateway is for."""
+    for name in ("echo", "qwen3", "blocks_with_spaces", "one_line", "headers_with_dates", "thinking_switch"):
+        for conversation in ("user", "system", "turns", "empty", "spaces"):
+            template = both(name)
+            assert template.render(CONVERSATIONS[conversation]) is not PASSED_ON, (name, conversation, template.why)
+    assert both("qwen3").render(CONVERSATIONS["calls"], {"tools": [TOOL]}) is not PASSED_ON
+    assert both("json_types_macro").render(CONVERSATIONS["turns"], {"tools": [TOOL]}) is not PASSED_ON
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=150, deadline=None)
+@given(messages=st.lists(MESSAGE, min_size=1, max_size=5), variables=VARIABLES, prompt=st.booleans())
+def test_any_conversation(name: str, messages: list[Any], variables: dict[str, Any], prompt: bool) -> None:
+    both(name).render(messages, variables, prompt)
+
+
+SOURCES = {
+    **LANGUAGE,
+    **PARTS,
+    **STRINGS,
+    **{name: source for name, (source, _) in REFUSED.items()},
+    **{f"escape {i}": source for i, source in enumerate(ESCAPES)},
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_the_language(source: str) -> None:
+    template = BothTemplates(source, TOKENS)
+    for messages in CONVERSATIONS.values():
+        template.render(messages)
+
+
+# What jinja and its relatives read, compute or print differently, one by one.
+ODD = json.loads((FOLDER / "odd_templates.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("source", ODD.values(), ids=ODD)
+def test_odd_templates(source: str) -> None:
+    template = BothTemplates(source, TOKENS)
+    for messages in CONVERSATIONS.values():
+        template.render(messages)
+
+
+@settings(max_examples=2000, deadline=None)
+@given(source=programs(), messages=st.lists(MESSAGE, min_size=1, max_size=3), variables=VARIABLES)
+def test_any_template(source: str, messages: list[Any], variables: dict[str, Any]) -> None:
+    BothTemplates(source, TOKENS).render(messages, variables)
+
+
+@pytest.mark.slow
+def test_any_template_for_long(times: int) -> None:
+    rendered = passed_on = 0
+
+    def check(source: str, messages: list[Any], variables: dict[str, Any]) -> None:
+        nonlocal rendered, passed_on
+        if BothTemplates(source, TOKENS).render(messages, variables) is PASSED_ON:
+            passed_on += 1
+        else:
+            rendered += 1
+
+    programs_and_all = given(source=programs(), messages=st.lists(MESSAGE, min_size=1, max_size=3), variables=VARIABLES)
+    for_long(check, programs_and_all, settings(deadline=None), 8_000 * times)
+    assert rendered > passed_on / 10
+
+
+# ------------------------------------------------------------------------------------------------------------- bounds
+
+RUNAWAYS = {
+    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{{ '' }}{% endfor %}{% endfor %}",
+    "output": "{% for i in range(99999) %}{{ messages[0].content * 1000 }}{% endfor %}",
+    "doubling": "{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "repeating": "{{ 'x' * 10000000000 }}",
+    "lists": "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "replacing": "{% set ns = namespace(x='a') %}{% for i in range(99) %}"
+    "{% set ns.x = ns.x.replace('a', 'aaaa') %}{% endfor %}",
+    "parts that are shared": "{% set ns = namespace(x=1) %}{% for i in range(99) %}"
+    "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+    "parts that are compared": "{% set ns = namespace(x=1) %}{% for i in range(99) %}"
+    "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x == [ns.x, 1] }}",
+    "many lists of lists": "{% set x = [[[0] * 9] * 9] %}{% set ns = namespace(x=['a' * 9999]) %}"
+    "{% for i in range(14) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x | tojson }}",
+    "parts within parts": "{% set ns = namespace(x=1) %}{% for i in range(99999) %}"
+    "{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x is defined }}",
+    "a namespace in itself": "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns.x is defined }}",
+    "characters": "{{ ('a' * 9999999) | list | length }}",
+    "parts of a text": "{{ ('a' * 9999999).split('a') | length }}{{ ('a ' * 4999999).split() | length }}",
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "deep": "{{ " + "(" * 400 + "1" + ")" * 400 + " }}",
+    "long sums": "{{ 1" + " + 1" * 5000 + " }}",
+    "many branches": "{% if 0 %}" + "{% elif 0 %}" * 5000 + "{% endif %}",
+    "deep statements": "{% if 1 %}" * 400 + "{% endif %}" * 400,
+    "indenting": "{{ ('\n' * 1000) | indent(100000) }}",
+    "json": "{{ [[[1]]] | tojson(indent=1000000000) }}",
+    "items of a long text": "{% set x = 'é' * 1000000 %}{% for i in range(99999) %}{{ x[999999] }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("source", RUNAWAYS.values(), ids=RUNAWAYS)
+def test_a_template_that_runs_away_is_passed_on(source: str) -> None:
+    """Without asking Python, which may take its time."""
+    template = BothTemplates(source, TOKENS)
+    if template.rust is not None:
+        with pytest.raises(ValueError, match="the chat template"):
+            template.rust.render(json.dumps([{"role": "user", "content": "x" * 100}]), "{}", True)
+
+
+def test_the_templates_of_the_data_are_rendered() -> None:
+    """All of them."""
+    data = envs.data_dir()
+    if data is None:
+        pytest.skip(f"{envs.DATA} is not set: no real templates")
+    found = 0
+    for file in sorted((data / "tokenizers").glob("*/tokenizer_config.json")):
+        if source := json.loads(file.read_text(encoding="utf-8")).get("chat_template"):
+            template = BothTemplates(source, TOKENS)
+            assert template.rust is not None, (file.parent.name, template.why)
+            found += 1
+    assert found

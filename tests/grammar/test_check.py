@@ -1,0 +1,118 @@
+"""What clients write is a grammar or an error that says what is wrong and where."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+
+from minisgl.grammar import check
+from minisgl.grammar.check import grammar_of
+from minisgl.grammar.sources import GrammarSource, Kind
+from minisgl.sampling_params import ParamError
+from tests.helpers.grammar import accepts
+
+
+def refusal(kind: Kind, value: Any) -> ParamError:
+    with pytest.raises(ParamError) as found:
+        grammar_of(GrammarSource(kind, value, "f"))
+    return found.value
+
+
+@pytest.mark.parametrize(
+    ("schema", "field", "words"),
+    [
+        ({"properties": {"a": {"not": {}}}}, "f.properties.a.not", "not"),
+        ({"properties": {"not": {}, "a": {"not": {}}}}, "f.properties.a.not", "not"),
+        ({"items": {"uniqueItems": True}}, "f.items.uniqueItems", "uniqueItems"),
+        ({"anyOf": [{}, {"format": "zip"}]}, "f.anyOf.1.format", "Unknown format: zip"),
+        ({"type": "foo"}, "f", "Invalid type: foo"),
+        ({"$ref": "#/$defs/x"}, "f", "does not exist"),
+        ({"$ref": "http://localhost/x"}, "f", "not present"),
+        ({"$ref": "#"}, "f", "nothing can satisfy it"),
+        (False, "f", "schema is false"),
+        ({"type": "string", "pattern": "(?=a)"}, "f", "look-around"),
+        ({"properties": {"n": {"multipleOf": 999983}}}, "f.properties.n.multipleOf", "at most 10000"),
+        ({"items": {"minProperties": 2}}, "f.items.minProperties", "at most 1"),
+        (
+            {"properties": {"a": {"minProperties": 4, "required": ["x", "y"]}}},
+            "f.properties.a.minProperties",
+            "at most 3",
+        ),
+        ({"enum": ["x" * 5_000]}, "f.enum", "at most 4096 bytes"),
+        ({"enum": ["x" * 4_000] * 17}, "f", "more than 65536 bytes"),
+        ([], "f", "must be a JSON schema"),
+        ('{"type": "foo"}', "f", "Invalid type: foo"),
+        ("{", "f", "not valid JSON"),
+        ({"minimum": float("nan")}, "f", "not a JSON schema"),
+    ],
+)
+def test_what_is_wrong_with_a_schema(schema: Any, field: str, words: str) -> None:
+    error = refusal("json_schema", schema)
+    assert error.field == field and words in error.reason and "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "words"),
+    [
+        ("regex", "(?=a)", "look-around"),
+        ("regex", "(", "unclosed group"),
+        ("regex", "\ud800", "UTF-8"),
+        ("choice", [], "must not be empty"),
+        ("grammar", "root = 5", "neither Lark nor GBNF"),
+        ("grammar", "start: nothing", "nothing"),
+        ("grammar", 'root ::= "a', "neither Lark nor GBNF"),
+        ("grammar", "root ::= root", "nothing can satisfy it"),
+    ],
+)
+def test_what_is_wrong_with_the_others(kind: Kind, value: Any, words: str) -> None:
+    error = refusal(kind, value)
+    assert error.field == "f" and words in error.reason
+
+
+def test_a_schema_cannot_turn_the_checks_off() -> None:
+    options = {"lenient": True, "whitespace_pattern": ".*"}
+    assert refusal("json_schema", {"x-guidance": options, "not": {}}).field == "f.not"
+    assert (
+        refusal("json_schema", {"properties": {"a": {"x-guidance": options, "not": {}}}}).field == "f.properties.a.not"
+    )
+    found = grammar_of(GrammarSource("json_schema", {"x-guidance": options, "type": "array"}, "f"))
+    assert accepts(found, "[]") and not accepts(found, "[x]")
+    named = {"properties": {"x-guidance": {"type": "integer"}}, "required": ["x-guidance"]}
+    found = grammar_of(GrammarSource("json_schema", named, "f"))
+    assert accepts(found, '{"x-guidance":1}') and not accepts(found, "{}") and not accepts(found, '{"x-guidance":"a"}')
+
+
+def test_both_forms_of_the_library_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is taken and of what is refused, as it is read or at the first bytes of an answer."""
+    broken = ("start: /(/", "start: nothing", "start: start", '{"grammars": 3}', "", 'start: %json {"not": {}}')
+    fine = ("start: /a+/", 'start: %json {"type": "object"}', 'start: <|no|> "a"')
+    too_much = ("start: /" + "(a|b|ab)*" * 2000 + "/", "start: " + " | ".join(f'"{i}"' for i in range(2500)))
+    grammars = (*broken, *fine, *too_much)
+    ours = [check._found(one) for one in grammars]
+    monkeypatch.setitem(sys.modules, "minisgl._rust", None)
+    assert ours == [check._found(one) for one in grammars]
+    assert [bool(one) for one in ours] == [True] * len(broken) + [False] * len(fine) + [True] * len(too_much)
+
+
+def test_the_library_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what it takes and of what it refuses; what was found for one is not found for another."""
+    asked: list[str] = []
+    found = check._found
+    monkeypatch.setattr(check, "_found", lambda grammar: asked.append(grammar) or found(grammar))
+    monkeypatch.setattr(check, "_known", OrderedDict())
+    monkeypatch.setattr(check, "MAX_KNOWN", 3)
+    good, bad = {"const": "once"}, {"items": {"not": {"const": "once"}}}
+    for _ in range(3):
+        assert grammar_of(GrammarSource("json_schema", good, "f")) == grammar_of(
+            GrammarSource("json_schema", good, "g")
+        )
+        assert str(refusal("json_schema", bad)).startswith("f.items.not: Unimplemented keys")
+    assert len(asked) == 2
+    for i in range(3):
+        grammar_of(GrammarSource("regex", f"once{i}", "f"))
+    assert len(asked) == 5 and len(check._known) == 3
+    grammar_of(GrammarSource("json_schema", good, "f"))
+    assert len(asked) == 6, "the oldest are forgotten"

@@ -1,0 +1,77 @@
+"""Matchers by slot: who has one is asked and told, in rows' order, and nobody else."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minisgl.grammar.slots import GrammarSlots
+from tests.helpers.grammars import PickyMatcher
+
+VOCAB, EOS = 100, (5, 7)
+
+
+def ids(bits: np.ndarray) -> list[int]:  # type: ignore[type-arg]
+    return np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
+
+
+def picky(seed: int, poisoned: int = -1) -> PickyMatcher:
+    return PickyMatcher(seed, VOCAB, EOS, poisoned)
+
+
+def test_only_rows_with_a_grammar_have_masks() -> None:
+    slots = GrammarSlots(VOCAB, EOS)
+    assert not slots and slots.masks([0, 1]) is None
+    assert slots.record([0, 1], np.array([1, 2], np.int32)) == {}
+    slots.assign(3, None, [])
+    assert not slots
+    made = {4: picky(1), 2: picky(2)}
+    for slot, matcher in made.items():
+        slots.assign(slot, matcher, [])
+    assert slots.masks([0, 1, 3]) is None
+    masks = slots.masks([4, 0, 2])
+    assert masks is not None and masks.rows.tolist() == [0, 2]
+    assert [ids(bits) for bits in masks.bits] == [sorted(made[4].allowed()), sorted(made[2].allowed())]
+
+
+def test_a_slot_that_is_assigned_again_belongs_to_the_new_request() -> None:
+    slots, first, second = GrammarSlots(VOCAB, EOS), picky(1), picky(2)
+    slots.assign(0, first, [])
+    slots.assign(0, second, [token := second.allowed()[0]])
+    expected = picky(2)
+    expected.consume(token)
+    masks = slots.masks([0])
+    assert masks is not None and ids(masks.bits[0]) == sorted(expected.allowed())
+    slots.assign(0, None, [])
+    assert slots.masks([0]) is None
+
+
+def test_one_that_is_freed_is_forgotten() -> None:
+    slots = GrammarSlots(VOCAB, EOS)
+    for slot in (0, 1):
+        slots.assign(slot, picky(slot), [])
+    slots.free(np.array([0, 7], np.int32))
+    assert slots.masks([0]) is None and slots.masks([1]) is not None
+    slots.free(np.array([1], np.int32))
+    assert not slots
+
+
+def test_those_that_fail_get_an_end_and_say_why() -> None:
+    slots, good, bad = GrammarSlots(VOCAB, EOS), picky(1), picky(2)
+    slots.assign(1, good, [])
+    slots.assign(2, bad, [])
+    wrong = next(i for i in range(VOCAB) if i not in bad.allowed())
+    right = good.allowed()[0]
+    tokens = np.array([44, right, wrong], np.int32)
+    failures = slots.record([0, 1, 2], tokens)
+    assert failures == {2: f"token {wrong} may not come"} and tokens.tolist() == [44, right, EOS[0]]
+    again = np.array([EOS[0]], np.int32)
+    assert slots.record([2], again).keys() == {0}, "the step that was under way says it, too"
+
+
+def test_one_that_fails_at_its_mask_ends_there() -> None:
+    slots = GrammarSlots(VOCAB, EOS)
+    slots.assign(0, picky(3, poisoned=0), [])
+    masks = slots.masks([0])
+    assert masks is not None and ids(masks.bits[0]) == list(EOS)
+    tokens = np.array([EOS[1]], np.int32)
+    assert slots.record([0], tokens) == {0: "it was poisoned"} and tokens[0] == EOS[0]

@@ -1,0 +1,276 @@
+"""Bodies as clients send them, and as they should not: strategies of hypothesis.
+
+A body is built as a value, in which a `Raw` is JSON text and `Pairs` an object that may have a key twice, and then
+written in one of the ways that JSON can be written, or damaged.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+CHAT, COMPLETION, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+
+
+@dataclass(frozen=True)
+class Raw:
+    """JSON text, or what is none."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """An object, keys in order, twice too."""
+
+    pairs: tuple[tuple[str, Any], ...]
+
+
+# ------------------------------------------------------------------------------------------------------------- JSON
+
+
+def written(value: Any, *, ascii_only: bool = True, spaced: bool = False) -> str:
+    """JSON text."""
+    comma, colon = (" ,\n", " : ") if spaced else (",", ":")
+    match value:
+        case Raw(text):
+            return text
+        case Pairs(pairs):
+            parts = [written(k, ascii_only=ascii_only) + colon + written(v, ascii_only=ascii_only) for k, v in pairs]
+            return "{" + comma.join(parts) + "}"
+        case dict():
+            return written(Pairs(tuple(value.items())), ascii_only=ascii_only, spaced=spaced)
+        case list() | tuple():
+            return "[" + comma.join(written(one, ascii_only=ascii_only) for one in value) + "]"
+        case _:
+            return json.dumps(value, ensure_ascii=ascii_only)
+
+
+PIECES = [
+    "a",
+    "the",
+    " time",
+    "Hello",
+    "\n",
+    "é",
+    "日本",
+    "🙂",
+    "<",
+    "</user>",
+    "<|eos|>",
+    "<|bos|>",
+    '"',
+    "\\",
+    "\t",
+    "0",
+]
+plain_texts = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
+texts = st.one_of(
+    plain_texts,
+    st.text(max_size=12),
+    st.sampled_from(["", " ", "\x00", "\ufeff", "\u2028", "x" * 600, "é" * 300, "\U0010ffff"]),
+)
+raw_texts = st.sampled_from(
+    [r'"\ud800"', r'"\udc00\ud800"', r'"a\u0000b"', r'"\uD83D\uDE00"', r'"\x"', '"\n"', r'"\/"']
+)
+any_texts = st.one_of(texts, texts, texts, raw_texts.map(Raw))
+odd_values = st.one_of(
+    st.sampled_from([None, True, False, 0, 1, -1, 2, 3, 16, 0.5, 1.0, -0.0, 2**31, 2**63 - 1, 2**63, -(2**63), 10**30]),
+    st.sampled_from(["", "1", "none", "auto", "text", "x"]),
+    st.sampled_from([[], {}, [1], ["a"], [[]], [None], {"a": 1}, [1, "a"], [["a"]], [[1, 2], [3]]]),
+    st.sampled_from(["NaN", "-Infinity", "1e400", "-0", "1E2", "1.", ".5", "01", "+1", "nul", "1e-400"]).map(Raw),
+    st.sampled_from(["[" * 40 + "]" * 40, "[" * 300 + "]" * 300, '{"a":' * 150 + "1" + "}" * 150]).map(Raw),
+)
+
+# ----------------------------------------------------------------------------------------------------------- bodies
+
+stops = st.one_of(
+    st.sampled_from(["a", " t", "e", "zq", "\n", "ei", "é"]),
+    st.lists(st.sampled_from(["a", " t", "io", "xyz", "é", "e "]), max_size=4),
+)
+seeds = st.integers(0, 50)
+max_tokens = st.integers(1, 40)
+_unit = st.sampled_from([0, 0.25, 0.9, 1, 1.0])
+_signed = st.sampled_from([0, 0.5, -1.5, 2, -2])
+
+USUAL: dict[str, st.SearchStrategy[Any]] = {
+    "model": st.sampled_from(["m", "m", "m", None]),
+    "temperature": st.sampled_from([0, 0.0, 0.7, 1, 1.5, 2]),
+    "top_p": _unit,
+    "n": st.integers(1, 3),
+    "stop": st.one_of(stops, st.none()),
+    "frequency_penalty": _signed,
+    "presence_penalty": _signed,
+    "user": st.sampled_from(["u", "", None]),
+}
+RARE: dict[str, st.SearchStrategy[Any]] = {
+    "top_k": st.sampled_from([-1, 0, 1, 40]),
+    "min_p": _unit,
+    "repetition_penalty": st.sampled_from([1, 1.1, 0.5]),
+    "min_tokens": st.sampled_from([0, 1, 5, 100]),
+    "ignore_eos": st.booleans(),
+    "stop_token_ids": st.lists(st.sampled_from([32, 97, 101, 256]), max_size=3),
+    "logit_bias": st.sampled_from([{}, {"65": 5}, {"65": -100, "66": 0.5}, {"300": 1}]),
+    "allowed_token_ids": st.sampled_from([[97, 98], [], [1000], None]),
+    "bad_words": st.sampled_from([[], ["a"], ["io", "te"], [""], None]),
+    "truncate_prompt_tokens": st.sampled_from([-1, 1, 5, 0, 600, None]),
+    "return_token_ids": st.booleans(),
+    "priority": st.sampled_from([0, 1, -5]),
+    "metadata": st.sampled_from([{}, {"a": "b"}, None]),
+    "store": st.booleans(),
+    "response_format": st.sampled_from([{"type": "text"}, {"type": "json_object"}, None]),
+    "tools": st.sampled_from([[], None, [{"type": "function", "function": {"name": "f"}}]]),
+    "tool_choice": st.sampled_from(["none", "auto"]),
+    "logprobs": st.sampled_from([True, False, None, 0, 2]),
+    "top_logprobs": st.sampled_from([0, 2, None]),
+    "prompt_logprobs": st.sampled_from([0, 1, None]),
+    "echo": st.booleans(),
+    "best_of": st.sampled_from([1, 2]),
+    "suffix": st.sampled_from(["", "x"]),
+    "skip_special_tokens": st.booleans(),
+    "include_stop_str_in_output": st.booleans(),
+    "chat_template_kwargs": st.sampled_from([{}, {"enable_thinking": False}, {"messages": []}, None]),
+    "add_generation_prompt": st.booleans(),
+    "continue_final_message": st.booleans(),
+    "reasoning_effort": st.sampled_from(["none", "low"]),
+    "unknown_field": odd_values,
+    "parallel_tool_calls": st.sampled_from([True, False, None, "no"]),
+    "enable_thinking": st.sampled_from([True, False, None, 1]),
+    "include_reasoning": st.sampled_from([True, False, None]),
+    "separate_reasoning": st.sampled_from([True, False, "no"]),
+}
+
+parts = st.one_of(
+    any_texts.map(lambda text: {"type": "text", "text": text}),
+    any_texts.map(lambda text: {"type": "refusal", "refusal": text}),
+    st.sampled_from([{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"}, {}, "a", {"text": "a"}]),
+)
+text_parts = st.lists(plain_texts.map(lambda text: {"type": "text", "text": text}), min_size=1, max_size=3)
+usual_messages = st.builds(
+    lambda system, turns: [*system, *turns],
+    st.lists(plain_texts.map(lambda text: {"role": "system", "content": text}), max_size=1),
+    st.lists(
+        st.fixed_dictionaries(
+            {"role": st.sampled_from(["user", "assistant", "user"]), "content": st.one_of(plain_texts, text_parts)}
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+odd_messages = st.lists(
+    st.one_of(
+        st.fixed_dictionaries(
+            {"role": st.sampled_from(["system", "developer", "user", "assistant", "tool", "robot", "", None, 1])},
+            optional={
+                "content": st.one_of(any_texts, st.lists(parts, max_size=3), odd_values),
+                "name": st.one_of(texts, odd_values),
+                "refusal": st.one_of(texts, st.none()),
+                "tool_calls": st.sampled_from(
+                    [[], None, [{"id": "1", "function": {"name": "f", "arguments": "{}"}}], [1]]
+                ),
+                "tool_call_id": st.sampled_from(["1", None, 1]),
+                "extra": odd_values,
+            },
+        ),
+        odd_values,
+    ),
+    max_size=4,
+)
+odd_prompts = st.one_of(
+    any_texts,
+    st.lists(any_texts, max_size=3),
+    st.lists(st.sampled_from([0, 1, 97, 200, 257, 258, -1, 2**31, 1.5, True, None]), max_size=5),
+    st.lists(st.lists(st.integers(0, 255), max_size=3), max_size=3),
+    odd_values,
+)
+
+
+@st.composite
+def usual_bodies(draw: st.DrawFn, path: str) -> dict[str, Any]:
+    """As clients of OpenAI's kind send them."""
+    body: dict[str, Any] = {"seed": draw(seeds)}
+    limit = draw(st.sampled_from(["max_tokens", "max_completion_tokens"] if path == CHAT else ["max_tokens"]))
+    body[limit] = draw(max_tokens)
+    for name, values in USUAL.items():
+        if not (path == GENERATE and name == "n") and draw(st.integers(0, 3)) == 0:
+            body[name] = draw(values)
+    if path == CHAT:
+        body["messages"] = draw(usual_messages)
+    elif path == COMPLETION:
+        prompt = plain_texts.filter(bool)
+        body["prompt"] = draw(st.one_of(prompt, prompt, st.lists(prompt, min_size=1, max_size=3)))
+    else:
+        body["prompt"] = draw(plain_texts.filter(bool))
+    if draw(st.booleans()):
+        body["stream"] = True
+        if path != GENERATE and draw(st.booleans()):
+            body["stream_options"] = {"include_usage": draw(st.booleans())}
+    return body
+
+
+_either = {**USUAL, **RARE, "seed": seeds, "max_tokens": max_tokens, "stream": st.booleans()}
+inner_sampling = st.fixed_dictionaries(
+    {}, optional={**_either, "max_new_tokens": max_tokens, "min_new_tokens": st.just(1), "sampling_seed": seeds}
+).map(lambda found: dict([*found.items()][:3]))
+
+
+def mutated(draw: st.DrawFn, body: dict[str, Any], path: str) -> Any:
+    """With a few fields as they should not be, or seldom are."""
+    for _ in range(draw(st.integers(0, 3))):
+        match draw(st.integers(0, 6)):
+            case 0 | 1:
+                name = draw(st.sampled_from(sorted(RARE)))
+                body[name] = draw(RARE[name])
+            case 2:
+                body[draw(st.sampled_from(sorted({*body, *USUAL, *RARE})))] = draw(odd_values)
+            case 3:
+                body.pop(draw(st.sampled_from(sorted(body))), None) if body else None
+            case 4 if path == CHAT:
+                body["messages"] = draw(odd_messages)
+            case 4 if path == COMPLETION:
+                body["prompt"] = draw(odd_prompts)
+            case 4:
+                body[draw(st.sampled_from(["prompt", "text", "input_ids"]))] = draw(odd_prompts)
+                body["sampling_params"] = draw(st.one_of(inner_sampling, odd_values))
+            case 5:
+                body["stream_options"] = draw(
+                    st.sampled_from([{}, None, {"include_usage": None}, {"continuous_usage_stats": True}, {"x": 1}, []])
+                )
+            case _:
+                body["stream"] = draw(st.sampled_from([True, False, None, 1, "true"]))
+    return body
+
+
+def damaged(draw: st.DrawFn, text: bytes) -> bytes:
+    at = draw(st.integers(0, len(text)))
+    return draw(
+        st.sampled_from(
+            [
+                text[:at],
+                text[:at] + b"\xff" + text[at:],
+                text[:at] + b"\x00" + text[at:],
+                text[:at] + text[at + 1 :],
+                b"\xef\xbb\xbf" + text,
+                b" \n\t" + text + b"\n \r\n",
+                text + b"x",
+                text + text,
+                b"[" + text + b"]",
+                b"",
+                text.replace(b'"', b"'"),
+                text.replace(b"{", b"{ /* a */", 1),
+                text.replace(b"}", b",}", 1),
+            ]
+        )
+    )
+
+
+def is_seeded(body: bytes) -> bool:
+    """Whether what is answered is the same each time: what is no JSON is refused each time."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return True
+    return not isinstance(found, dict) or found.get("seed") is not None

@@ -1,0 +1,179 @@
+"""Several engines behind one real server: their processes, many streams at once, and what engines suffer meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import httpx
+import psutil
+
+from minisgl.engine.echo import EchoModel
+from minisgl.tokenizer import Tokenizer
+from tests.helpers.e2e import ServerProcess, until
+
+PATH = "/v1/completions"
+WAIT_S = 120.0  # a failure, not a measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request. Greedy and sampled ones are the same to the echo engine but for the seed."""
+
+    prompt: str
+    seed: int
+    max_tokens: int
+
+    def body(self, **more: object) -> dict[str, Any]:
+        fixed = {"prompt": self.prompt, "seed": self.seed, "max_tokens": self.max_tokens, "ignore_eos": True}
+        return {**fixed, "temperature": float(self.seed % 2), **more}
+
+    def text(self) -> str:
+        """Undisturbed."""
+        return _text(self.prompt, self.seed, self.max_tokens)
+
+
+@lru_cache(4096)
+def _text(prompt: str, seed: int, max_tokens: int) -> str:
+    tokenizer = Tokenizer.echo()
+    ids = tokenizer.encode(prompt).tolist()
+    return tokenizer.decode(EchoModel(seed=seed).generate(ids, max_tokens, ignore_eos=True))
+
+
+def random_ask(rng: random.Random, max_tokens: int) -> Ask:
+    """Some share the beginning of their prompts."""
+    shared = f"prefix {rng.randrange(8)} " * rng.randrange(12)
+    return Ask(f"{shared}prompt {rng.randrange(10**6)}", rng.randrange(50), rng.randrange(20, max_tokens))
+
+
+async def answer(http: httpx.AsyncClient, ask: Ask) -> None:
+    """A stream of it, which must be what an undisturbed server would have said: nothing lost, repeated or changed."""
+    text, events, last = "", 0, None
+    body = ask.body(stream=True, stream_options={"include_usage": True})
+    async with http.stream("POST", PATH, json=body) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if line == "data: [DONE]":
+                last = "done"
+            elif line:
+                assert last != "done"
+                event = json.loads(line[6:])
+                assert "error" not in event, event
+                if event["choices"]:
+                    text += event["choices"][0]["text"]
+                    events += 1
+                else:
+                    usage = event["usage"]
+    assert last == "done" and events
+    assert text == ask.text(), f"{ask}: {text!r} is not {ask.text()!r}"
+    assert usage["completion_tokens"] == ask.max_tokens
+    assert usage["prompt_tokens"] == len(Tokenizer.echo().encode(ask.prompt))
+
+
+def engine_processes(server: ServerProcess) -> list[psutil.Process]:
+    """Of those that run, in the order of their start."""
+    found = []
+    for child in psutil.Process(server.process.pid).children():
+        try:
+            if "minisgl.runner.process" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+        except psutil.NoSuchProcess:
+            pass
+    return found
+
+
+def states(server: ServerProcess) -> list[str]:
+    engines = httpx.get(f"{server.url}/health", timeout=60).json()["engines"]
+    return [one["state"] for one in engines]
+
+
+def pool(server: ServerProcess) -> dict[str, Any]:
+    found: dict[str, Any] = httpx.get(f"{server.url}/stats", timeout=60).json()["pool"]
+    return found
+
+
+def until_all_ready(server: ServerProcess, num_engines: int) -> None:
+    def done() -> bool:
+        return len(engine_processes(server)) == num_engines and set(pool(server)["states"]) == {"ready"}
+
+    until(done, "an engine does not come back: " + "\n".join(server.lines[-20:]), WAIT_S)
+
+
+def ask_all(server: ServerProcess, asks: Sequence[Ask], meanwhile: Callable[[], None] = lambda: None) -> None:
+    """All at once; `meanwhile` runs in a thread when they have begun."""
+
+    async def run() -> None:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=server.url, timeout=WAIT_S, limits=limits) as http:
+            tasks = [asyncio.create_task(answer(http, ask)) for ask in asks]
+            await asyncio.to_thread(meanwhile)
+            await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+
+
+class Chaos:
+    """Engines are killed at random moments under `num_streams` streams, each of which must be as if nothing was."""
+
+    def __init__(self, server: ServerProcess, num_engines: int, seed: int, num_streams: int = 64) -> None:
+        self._server = server
+        self._num_engines = num_engines
+        self._rng = random.Random(seed)
+        self._num_streams = num_streams
+        self.num_kills = 0
+        self.num_answers = 0
+
+    def run(self, num_kills: int, max_tokens: int = 400) -> None:
+        asyncio.run(self._run(num_kills, max_tokens))
+
+    async def _run(self, num_kills: int, max_tokens: int) -> None:
+        limits = httpx.Limits(max_connections=None)
+        ended = asyncio.Event()
+        seeds = [self._rng.random() for _ in range(self._num_streams)]
+        async with httpx.AsyncClient(base_url=self._server.url, timeout=WAIT_S, limits=limits) as http:
+            clients = [
+                asyncio.create_task(self._client(http, random.Random(seed), max_tokens, ended)) for seed in seeds
+            ]
+            killer = asyncio.create_task(asyncio.to_thread(self._kill, num_kills))
+            done, _ = await asyncio.wait([killer, *clients], return_when=asyncio.FIRST_COMPLETED)
+            ended.set()
+            for one in done:
+                one.result()
+            await killer
+            await asyncio.gather(*clients)
+
+    async def _client(self, http: httpx.AsyncClient, rng: random.Random, max_tokens: int, ended: asyncio.Event) -> None:
+        while not ended.is_set():
+            await answer(http, random_ask(rng, max_tokens))
+            self.num_answers += 1
+
+    def _kill(self, num_kills: int) -> None:
+        rng = self._rng
+        while self.num_kills < num_kills:
+            until_all_ready(self._server, self._num_engines)
+            running = engine_processes(self._server)
+            # never all: the last one's death is the server's
+            victims = rng.sample(running, min(rng.randrange(1, self._num_engines), num_kills - self.num_kills))
+            for victim in victims:
+                signal_ = rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP))  # the second: memory is short
+                victim.send_signal(signal_)
+                self.num_kills += 1
+            if rng.random() < 0.3 and self.num_kills < num_kills:
+                self._kill_a_successor(running, rng)
+            psutil.wait_procs(victims, timeout=WAIT_S)
+
+    def _kill_a_successor(self, before: Sequence[psutil.Process], rng: random.Random) -> None:
+        """Of one that was killed, at some moment of its start."""
+
+        def new() -> list[psutil.Process]:
+            return [one for one in engine_processes(self._server) if one not in before]
+
+        until(lambda: bool(new()), "a killed engine is not started again", WAIT_S)
+        rng.choice(new()).kill()
+        self.num_kills += 1

@@ -1,0 +1,17 @@
+"""A tokenizer with tokens of fill-in-the-middle."""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken
+
+from minisgl.tokenizer import Tokenizer
+from minisgl.tokenizer.echo import echo_tokenizer
+
+MARKERS = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<|endoftext|>")
+
+
+def with_markers() -> Tokenizer:
+    """The echo engine's, and `MARKERS`."""
+    backend = echo_tokenizer()
+    backend.add_tokens([AddedToken(text, normalized=False) for text in MARKERS])
+    return Tokenizer(backend, {}, {})

@@ -1,0 +1,140 @@
+"""A gateway that passes everything on: what the Python side of one can be tested with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from minisgl.metrics.gateway import Readings
+from minisgl.metrics.server_metrics import REASONS, SECONDS, TOKENS
+from minisgl.server.gateway import NoGateway, gateway_class
+
+BUCKETS = {"ttft": SECONDS, "itl": SECONDS, "e2e": SECONDS, "queue": SECONDS, "prompt": TOKENS, "answer": TOKENS}
+
+
+def has_gateway() -> bool:
+    """Whether the extension has one."""
+    try:
+        gateway_class()
+    except NoGateway:
+        return False
+    return True
+
+
+def no_readings() -> Readings:
+    """Of a gateway that has done nothing."""
+    return {
+        "num_open": 0,
+        "num_waiting": 0,
+        "num_waiting_tokens": 0,
+        "num_accepted": 0,
+        "num_finished": dict.fromkeys(REASONS, 0),
+        "num_generated": 0,
+        "num_live": 0,
+        "num_shortened": 0,
+        "keys": [],
+        "most": {name: {"recent": 0, "most": 0} for name in ("in_flight", "queued")},
+        "answered": 0,
+        "passed_on": 0,
+        "cache": {"hits": 0, "misses": 0, "hit_bytes": 0, "bytes": 0},
+        "histograms": {name: {"counts": [0] * (len(bounds) + 1), "sum": 0.0} for name, bounds in BUCKETS.items()},
+        "meters": {
+            name: {"count": 0, "total_s": 0.0, "longest_s": 0.0, "recent_s": 0.0}
+            for name in ("dispatch", "tokenize", "detokenize")
+        },
+    }
+
+
+class Recording:
+    """What comes from Python: `told`, `published`. `found` are its readings."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, Any] | None = None
+        self.published: list[tuple[int, int, int]] = []
+        self.published_keys: list[tuple[int, int]] = []
+        self.is_draining = False
+        self.found = no_readings()
+
+    def serve(self, config: str) -> list[str]:
+        self.told = json.loads(config)
+        return ["everything is passed on"]
+
+    def drain(self) -> None:
+        self.is_draining = True
+
+    def fail(self, reason: str) -> None:
+        pass
+
+    def publish(
+        self, num_waiting: int, num_waiting_tokens: int, num_live: int, keys: Sequence[tuple[int, int]]
+    ) -> None:
+        self.published.append((num_waiting, num_waiting_tokens, num_live))
+        self.published_keys = list(keys)
+
+    def readings(self) -> Readings:
+        return self.found
+
+    def stop(self, grace_s: float) -> None:
+        pass
+
+
+class PassesOn(Recording):
+    """See `minisgl.server.gateway.Gateway`."""
+
+    def __init__(self, listener_fd: int, engine: str, fallback: str) -> None:
+        super().__init__()
+        self._listener = socket.socket(fileno=os.dup(listener_fd))
+        self._listener.setblocking(True)
+        self._fallback = fallback
+        self._open: set[socket.socket] = set()
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def stop(self, grace_s: float) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for one in list(self._open):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        self._thread.join(10)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._tunnel, args=(client,), daemon=True).start()
+
+    def _tunnel(self, client: socket.socket) -> None:
+        with client, socket.socket(socket.AF_UNIX) as server:
+            self._open |= {client, server}
+            try:
+                server.connect(self._fallback)
+                self.found["passed_on"] += 1
+                _both_ways(client, server)
+            except OSError:
+                pass
+            finally:
+                self._open -= {client, server}
+
+
+def _both_ways(client: socket.socket, server: socket.socket) -> None:
+    """Until the server closes; the client may close its half. What was reset at one end is closed at the other."""
+    halves = [client, server]
+    while True:
+        for one in select.select(halves, (), ())[0]:
+            other = server if one is client else client
+            data = one.recv(1 << 16)
+            if data:
+                other.sendall(data)
+            elif one is server:
+                return
+            else:
+                halves.remove(client)
+                server.shutdown(socket.SHUT_WR)

@@ -1,0 +1,131 @@
+"""Grammars for the echo engine's tokenizer, compiled where they are asked for, and what texts they allow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from minisgl.engine.echo import EOS_ID, VOCAB_SIZE, mix
+from minisgl.grammar.compiler import Compiled, GrammarCompiler
+from minisgl.grammar.slots import Matcher
+from minisgl.step import Int32Array
+
+NO_SPACE: Any = {"whitespace_flexible": False}
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 2, "maxLength": 9},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "bc", "d\n"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+def compiler(vocab_size: int = VOCAB_SIZE, eos_ids: tuple[int, ...] = (EOS_ID,)) -> GrammarCompiler:
+    """Of the echo tokenizer, without a thread."""
+    return GrammarCompiler(None, vocab_size, eos_ids, threaded=False)
+
+
+def of_schema(schema: dict[str, Any]) -> str:
+    from llguidance import LLMatcher  # not where only the matchers below are used
+
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=NO_SPACE)
+
+
+def of_regex(regex: str) -> str:
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_regex(regex)
+
+
+def matcher(grammar: str, vocab_size: int = VOCAB_SIZE, eos_ids: tuple[int, ...] = (EOS_ID,)) -> Matcher:
+    found = compiler(vocab_size, eos_ids)
+    found.submit(0, grammar)
+    (made,) = found.take()
+    assert made.matcher is not None, made.error
+    return made.matcher
+
+
+class PickyMatcher:
+    """About a quarter of the ids may come, which depends on all that came before; so whoever forgets, repeats or comes
+    late with a token is found out. An end may come, or one
+    other id, about once in twelve. `poisoned`: fails at its nth mask."""
+
+    def __init__(self, seed: int, vocab_size: int, eos_ids: Sequence[int], poisoned: int = -1) -> None:
+        self.error = ""
+        self._seed = seed
+        self._vocab_size = vocab_size
+        self._eos_ids = list(eos_ids)
+        self._masks_left = poisoned
+        self._state, self._has_ended = mix(seed, 0), False
+
+    def restart(self, generated: Sequence[int]) -> None:
+        self._state, self._has_ended = mix(self._seed, 0), False
+        for token in generated:
+            self.consume(token)
+
+    def allowed(self) -> list[int]:
+        if self.error or self._has_ended:
+            return self._eos_ids
+        ids = np.arange(self._vocab_size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(self._state)
+        ids ^= ids >> np.uint64(29)
+        ids *= np.uint64(0xBF58476D1CE4E5B9)
+        found = np.flatnonzero(ids >> np.uint64(62) == 0)
+        found = [int(i) for i in found if i not in self._eos_ids] or [self._vocab_size // 2]
+        return found if self._state % 12 else [*self._eos_ids, found[0]]
+
+    def fill(self, mask: Int32Array) -> None:
+        if self._masks_left == 0:
+            self.error = "it was poisoned"
+        self._masks_left -= 1
+        mask[:] = 0
+        bits = mask.view(np.uint32)
+        for token in self.allowed():
+            bits[token // 32] |= np.uint32(1 << token % 32)
+
+    def consume(self, token: int) -> None:
+        if self.error or self._has_ended:
+            return
+        if token not in self.allowed():
+            self.error = f"token {token} may not come"
+        self._has_ended = token in self._eos_ids
+        self._state = mix(self._state, token)
+
+
+class PickyCompiler:
+    """Makes them of texts that are numbers: a seed, and after a blank the mask at which it fails."""
+
+    def __init__(
+        self, vocab_size: int, eos_ids: Sequence[int] = (), wrap: Callable[[Any], Any] = lambda it: it
+    ) -> None:
+        self._made: dict[int, Compiled] = {}
+        self._of = vocab_size, eos_ids
+        self._wrap = wrap
+
+    def submit(self, key: int, grammar: str) -> None:
+        seed, _, poisoned = grammar.partition(" ")
+        matcher = PickyMatcher(int(seed), *self._of, poisoned=int(poisoned or -1))
+        self._made[key] = Compiled(key, self._wrap(matcher))
+
+    def cancel(self, key: int) -> None:
+        self._made.pop(key, None)
+
+    def take(self) -> list[Compiled]:
+        found = list(self._made.values())
+        self._made.clear()
+        return found
+
+    def follows(self, grammar: str, tokens: Sequence[int]) -> bool:
+        """Whether these may have come."""
+        matcher = PickyMatcher(int(grammar), *self._of)
+        matcher.restart(tokens)
+        return not matcher.error
+
+
+def text(tokens: list[int]) -> str:
+    return bytes(token for token in tokens if token < 256).decode()

@@ -1,0 +1,193 @@
+"""Both ends of the socket between an engine process and its front ends, for whoever stands in for one."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from minisgl.message import (
+    AbortRequest,
+    AddRequest,
+    FinishRequest,
+    FrameReader,
+    FromEngine,
+    Hello,
+    StepTokens,
+    ToEngine,
+    decode_from_engine,
+    decode_to_engine,
+    encode,
+    framed,
+)
+from minisgl.runner.split import split, within
+
+WAIT_S = 60.0
+M = TypeVar("M")
+
+
+def num_ended(messages: Iterable[FromEngine]) -> int:
+    """How many requests end in them."""
+    steps = (np.frombuffer(one.reasons, np.int32) for one in messages if isinstance(one, StepTokens))
+    return sum(int(np.count_nonzero(reasons)) for reasons in steps)
+
+
+class FrontEndPeer:
+    """A front end that blocks. `address`: ipc://PATH."""
+
+    def __init__(self, address: str, name: str = "test", *, greet: bool = True) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            self.socket = socket.socket(socket.AF_UNIX)
+            try:
+                self.socket.connect(address.removeprefix("ipc://"))
+                break
+            except (FileNotFoundError, ConnectionRefusedError):
+                self.socket.close()
+                assert time.monotonic() < deadline, "nobody listens"
+                time.sleep(0.005)
+        self.socket.settimeout(WAIT_S)
+        self._frames = FrameReader()
+        self.received: list[FromEngine] = []
+        self.num_ended = 0  # of its requests
+        if greet:
+            self.send(Hello(name))
+
+    def send(self, *messages: ToEngine) -> None:
+        self.send_bytes(framed(encode(messages)))
+
+    def send_bytes(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def receive(self) -> list[FromEngine]:
+        """The messages of the next frame. Raises `EOFError` at the end."""
+        while (frame := self._frames.next()) is None:
+            try:
+                data = self.socket.recv(1 << 16)
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                raise EOFError
+            self._frames.feed(data)
+        messages = decode_from_engine(frame)
+        self.received += messages
+        self.num_ended += num_ended(messages)
+        return messages
+
+    def next(self, kind: type[M]) -> M:
+        """The next message of a kind."""
+        while True:
+            for message in self.receive():
+                if isinstance(message, kind):
+                    return message
+
+    def until(self, done: Callable[[list[FromEngine]], object]) -> None:
+        """Receive until `done` says so of all that came."""
+        while not done(self.received):
+            self.receive()
+
+    def to_the_end(self) -> list[FromEngine]:
+        """Everything that came until the engine process ended the connection."""
+        with contextlib.suppress(EOFError):
+            while True:
+                self.receive()
+        return self.received
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __enter__(self) -> FrontEndPeer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class EnginePeer:
+    """Who listens in place of an engine process, in one thread. Front ends are numbered as they come; request ids have
+    the number in them as those within an engine process. `greeting`: what each gets first."""
+
+    def __init__(self, address: str, greeting: bytes = b"") -> None:
+        self._greeting = greeting
+        self._listener = socket.socket(socket.AF_UNIX)
+        path = Path(address.removeprefix("ipc://"))
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._connections: list[socket.socket] = []
+        self._frames: dict[int, FrameReader] = {}
+
+    def receive(self, timeout_s: float) -> list[list[ToEngine]]:
+        """What has come, by frame; hellos are left out."""
+        found = []
+        for key, _ in self._selector.select(timeout_s):
+            if key.fileobj is self._listener:
+                self._accept()
+                continue
+            number = key.data
+            try:
+                data = self._connections[number].recv(1 << 18)
+            except OSError:
+                data = b""
+            if not data:
+                self._selector.unregister(key.fileobj)
+                self._connections[number].close()
+                continue
+            self._frames[number].feed(data)
+            while (frame := self._frames[number].next()) is not None:
+                messages = decode_to_engine(frame)
+                if any(not isinstance(one, Hello) for one in messages):
+                    found.append([_numbered(number, one) for one in messages if not isinstance(one, Hello)])
+        return found
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        number = len(self._connections)
+        self._connections.append(connection)
+        self._frames[number] = FrameReader()
+        self._selector.register(connection, selectors.EVENT_READ, number)
+        self._write(connection, self._greeting)
+
+    def send(self, frame: bytes) -> None:
+        """To all."""
+        for connection in self._connections:
+            self._write(connection, framed(frame))
+
+    def send_messages(self, messages: Sequence[FromEngine]) -> None:
+        """In one frame to each whom they are for: steps to those whose requests are in them, others to all."""
+        frames: list[list[FromEngine]] = [[] for _ in self._connections]
+        for message in messages:
+            if isinstance(message, StepTokens) and len(frames) > 1:
+                for number, part in split(message).items():
+                    frames[number].append(part)
+            else:
+                for frame in frames:
+                    frame.append(message)
+        for connection, frame in zip(self._connections, frames, strict=True):
+            if frame:
+                self._write(connection, framed(encode(frame)))
+
+    def _write(self, connection: socket.socket, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has gone
+            connection.sendall(data)
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        self._listener.close()
+        self._selector.close()
+
+
+def _numbered(number: int, message: ToEngine) -> ToEngine:
+    if isinstance(message, AddRequest | AbortRequest | FinishRequest):
+        return msgspec.structs.replace(message, req_id=within(number, message.req_id))
+    return message

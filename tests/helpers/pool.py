@@ -1,0 +1,112 @@
+"""Engine processes of the echo engine behind a pool, to be killed and stopped; and what their requests should get."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from minisgl._rust import EnginePool
+from minisgl.config import EngineConfig
+from minisgl.engine.echo import EchoModel
+from minisgl.message import EngineReady, EngineState, FromEngine
+from minisgl.runner.process_config import ProcessConfig
+from tests.helpers.peers import FrontEndPeer
+
+SEED = 7  # of `hub.add`
+STEP_TIMEOUT_S = 60.0
+
+
+def expected(prompt: Sequence[int], max_tokens: int) -> list[int]:
+    """The tokens of a request of `hub.add` that nothing disturbs."""
+    return EchoModel(seed=SEED).generate(list(prompt), max_tokens, ignore_eos=True)
+
+
+def states(messages: Sequence[FromEngine], engine: int) -> list[str]:
+    """What became of an engine."""
+    return [one.state for one in messages if isinstance(one, EngineState) and one.engine == engine]
+
+
+class Pool:
+    """Use in a `with`; the end checks that nothing is left. The processes start with it, unless `num_started` says that
+    fewer do."""
+
+    def __init__(self, num_engines: int, num_started: int | None = None, **router: Any) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="minisgl-pool-")
+        folder = Path(self._folder.name)
+        self.path = folder / "pool"
+        self.address = f"ipc://{self.path}"
+        self.sockets = [folder / f"engine-{number}" for number in range(num_engines)]
+        self.processes: list[subprocess.Popen[bytes] | None] = [None] * num_engines
+        self.peers: list[FrontEndPeer] = []
+        config = {
+            "listen": str(self.path),
+            "engines": [*map(str, self.sockets)],
+            "router": {"policy": "round_robin", **router},
+            "step_timeout": STEP_TIMEOUT_S,
+        }
+        self.pool = EnginePool(json.dumps(config))
+        for engine in range(num_engines if num_started is None else num_started):
+            self.start(engine)
+
+    def start(self, engine: int) -> None:
+        """Its process, for the first time or again."""
+        self.end_process(engine)
+        self.sockets[engine].unlink(missing_ok=True)
+        config = ProcessConfig(
+            engine=EngineConfig(engine="echo", max_running_requests=64, max_seq_len=4096),
+            address=f"ipc://{self.sockets[engine]}",
+            step_timeout=STEP_TIMEOUT_S,
+        )
+        process = subprocess.Popen([sys.executable, "-m", "minisgl.runner.process"], stdin=subprocess.PIPE, bufsize=0)
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(config) + b"\n")
+        self.processes[engine] = process
+
+    def signal(self, engine: int, signum: int) -> None:
+        process = self.processes[engine]
+        assert process is not None
+        process.send_signal(signum)
+
+    def end_process(self, engine: int) -> None:
+        process, self.processes[engine] = self.processes[engine], None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+
+    def restart(self, engine: int) -> None:
+        self.pool.restarting(engine, True)
+        self.start(engine)
+
+    def peer(self, name: str = "test") -> FrontEndPeer:
+        """A front end that knows that all are ready."""
+        found = FrontEndPeer(self.address, name)
+        self.peers.append(found)
+        found.next(EngineReady)
+        return found
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for peer in self.peers:
+            peer.close()
+        self.pool.stop()
+        for engine in range(len(self.processes)):
+            self.end_process(engine)
+        is_gone = not self.path.exists()
+        self._folder.cleanup()
+        assert is_gone, "the pool's socket is left"

@@ -1,0 +1,262 @@
+"""Answers taken apart: formats of calls, what the model thinks, broken ones; in any pieces the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minisgl.parsers.answer import Thinking
+from minisgl.parsers.api import CallArguments, CallBegun, Part, Reasoning, Text
+from minisgl.parsers.choice import THINK, TOOL_FORMATS
+from minisgl.parsers.formats import HermesParser
+
+NAMES = frozenset({"f", "g"})
+
+
+def parts(name: str, pieces: list[str], thinking: Thinking | None = None) -> list[Part]:
+    parser = TOOL_FORMATS[name].parser(thinking, NAMES)
+    return [part for piece in pieces for part in parser.push(piece)] + parser.finish()
+
+
+def joined(found: list[Part]) -> tuple[str, str, list[tuple[str, str]]]:
+    """Content, reasoning, calls. Indices are contiguous, and nobody is argued for before it has begun."""
+    content, reasoning, calls, ids = list[str](), list[str](), list[tuple[str, list[str]]](), set[str]()
+    for part in found:
+        match part:
+            case Text(text):
+                content.append(text)
+            case Reasoning(text):
+                reasoning.append(text)
+            case CallBegun(index, call_id, name):
+                assert index == len(calls) and call_id not in ids
+                ids.add(call_id)
+                calls.append((name, []))
+            case CallArguments(index, text):
+                assert index == len(calls) - 1
+                calls[index][1].append(text)
+    return "".join(content), "".join(reasoning), [(name, "".join(arguments)) for name, arguments in calls]
+
+
+def taken(name: str, text: str, thinking: Thinking | None = None) -> tuple[str, str, list[tuple[str, str]]]:
+    """However it is cut."""
+    whole = joined(parts(name, [text], thinking))
+    for size in (1, 2, 3, 7):
+        assert joined(parts(name, [text[i : i + size] for i in range(0, len(text), size)], thinking)) == whole
+    return whole
+
+
+F: dict[str, Any] = {"a": "}\"]<tool_call>'😀", "b": [1, {"c": None}]}
+JSON_F = json.dumps(F)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content", "calls"),
+    [
+        ("hermes", f'<tool_call>\n{{"name": "f", "arguments": {JSON_F}}}\n</tool_call>', "", [("f", JSON_F)]),
+        ("hermes", 'Yes. \n<tool_call>{"name": "g"}</tool_call>\n', "Yes.", [("g", "{}")]),
+        ("hermes", '<tool_call>{"name":"g"}</tool_call> so\n<tool_call>{"name":"f"}</tool_call>', " so", ["g", "f"]),
+        ("hermes", '<tool_call>[{"name": "f"}, {"arguments": {"x": 1}, "name": "g"}]</tool_call>', "", ["f", "g"]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
+        ("hermes", '<tool_call>{"name": "other", "arguments": {}}</tool_call>', "", [("other", "{}")]),
+        ("llama3_json", f'{{"name": "f", "parameters": {JSON_F}}}', "", [("f", JSON_F)]),
+        ("llama3_json", '<|python_tag|>{"type": "function", "name": "g", "parameters": {}}', "", [("g", "{}")]),
+        ("llama3_json", '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', "", ["f", "g"]),
+        ("mistral", f'[TOOL_CALLS] [{{"name": "f", "arguments": {JSON_F}, "id": "123456789"}}]', "", [("f", JSON_F)]),
+        ("mistral", f"Hm.[TOOL_CALLS]f[ARGS]{JSON_F}[TOOL_CALLS]g[ARGS]{{}}", "Hm.", [("f", JSON_F), ("g", "{}")]),
+        ("mistral", "[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{}", "", [("f", "{}")]),
+        ("json", f'\n{{"name": "f", "arguments": {JSON_F}}}', "", [("f", JSON_F)]),
+        ("json", '[{"name": "f", "arguments": {}}, {"name": "g", "parameters": {}}]\n', "", ["f", "g"]),
+        ("pythonic", """[f(a='it\\'s )', b=[1, {'c': None}]), g()]""", "", ["f", "g"]),
+        ("pythonic", "[g(x=true, y=-1.5)]", "", [("g", '{"x": true, "y": -1.5}')]),
+    ],
+)
+def test_calls_are_found(name: str, text: str, content: str, calls: list[Any]) -> None:
+    found = taken(name, text)
+    assert found[0] == content
+    for (called, arguments), wanted in zip(found[2], calls, strict=True):
+        assert isinstance(json.loads(arguments), dict)
+        assert (called, arguments) == wanted if isinstance(wanted, tuple) else called == wanted
+
+
+NO_CALLS = [
+    ("hermes", "a <b> & <tool_cal\n"),
+    ("hermes", 'x  <tool_call>\n{"name": "f", "argum'),
+    ("hermes", "<tool_call>no JSON</tool_call>"),
+    ("hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'),
+    ("hermes", "</tool_call> <tool_call> <tool_call>"),
+    ("json", '{"answer": 42} '),
+    ("json", '[1, {"name": "f"}]'),
+    ("json", '{"name": "nobody", "arguments": {}}'),
+    ("json", 'Call {"name": "f", "arguments": {}}'),
+    ("llama3_json", '<|python_tag|>print("a")'),
+    ("mistral", "[TOOL_CALLS]f{}"),
+    ("mistral", "[TOOL_CALLS][1]"),
+    ("pythonic", "[f(1)]"),
+    ("pythonic", "[f(a=open('x'))]"),
+    ("pythonic", "[nobody(a=1)]"),
+    ("pythonic", "[f(a=1"),
+    ("pythonic", "[f(**{})]"),
+    ("pythonic", "[f(a=1, a=2)]"),
+    ("pythonic", "[f(a=1e999)]"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), NO_CALLS)
+def test_what_is_no_call_is_text_as_it_was(name: str, text: str) -> None:
+    assert taken(name, text) == (text, "", [])
+
+
+def test_a_call_that_breaks_off_keeps_what_came() -> None:
+    begun = '<tool_call>{"name": "f", "arguments": {"a": [1, '
+    assert taken("hermes", f"Yes. {begun}") == ("Yes.", "", [("f", '{"a": [1, ')])
+    assert taken("hermes", begun + "2}}</tool_call>")[0] == "}}</tool_call>"  # brackets that do not match
+    assert taken("hermes", '<tool_call>{"name": "f", "arguments": {}\n</tool_call> b') == ("\n b", "", [("f", "{}")])
+
+
+def test_arguments_come_as_they_are_generated() -> None:
+    parser = HermesParser()
+    assert parser.push('<tool_call>{"name": "f", "arguments": ') == []
+    assert [type(part) for part in parser.push('{"a": "x')] == [CallBegun, CallArguments]
+    assert parser.push("y") == [CallArguments(0, "y")]
+    assert parser.push('"}') == [CallArguments(0, '"}')]
+    assert parser.push("}</tool_call>") == parser.finish() == []
+
+
+def test_text_comes_as_it_is_generated() -> None:
+    parser = HermesParser()
+    assert parser.push("a <") == [Text("a")]
+    assert parser.push("b> c") == [Text(" <b> c")]
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "content", "reasoning"),
+    [
+        ("<think>\nhm \n</think>\n\nYes.", THINK, "Yes.", "hm"),
+        ("\n<think>\n\n</think>\n\nYes. ", THINK, "Yes. ", ""),
+        ("<think>a </thin", THINK, "", "a </thin"),
+        (" Yes <think>a</think>", THINK, " Yes <think>a</think>", ""),
+        ("hm\n</think>\nYes.", replace(THINK, is_open=True), "Yes.", "hm"),
+        ("<think>hm</think>Yes.", replace(THINK, is_open=True), "Yes.", "hm"),
+        ("hm", replace(THINK, is_open=True), "", "hm"),
+        ("", THINK, "", ""),
+    ],
+)
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_what_is_thought_is_told_from_the_content(
+    name: str, text: str, thinking: Thinking, content: str, reasoning: str
+) -> None:
+    assert taken(name, text, thinking) == (content, reasoning, [])
+
+
+def test_calls_come_after_what_is_thought() -> None:
+    thought = '<think><tool_call>{"name": "g"}</think>\n'
+    for name, call in (("hermes", '<tool_call>{"name": "f"}</tool_call>'), ("json", '{"name": "f"}')):
+        assert taken(name, thought + call, THINK) == ("", '<tool_call>{"name": "g"}', [("f", "{}")])
+
+
+def test_ids_of_mistral_have_nine_characters() -> None:
+    [begun] = [part for part in parts("mistral", ["[TOOL_CALLS]f[ARGS]{}"]) if isinstance(part, CallBegun)]
+    assert len(begun.id) == 9 and begun.id.isalnum()
+
+
+# ------------------------------------------------------------------------------------------------------ hostile texts
+
+MARKERS = ["<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<think>"]
+BITS = st.sampled_from(
+    [
+        *MARKERS,
+        "</think>",
+        *('{"name": "f"', ', "arguments": ', '{"a": "', '"}', "f(", "a=", "null", '"parameters"', "f", "g"),
+        *"{}[]()'\",;:< \n\\😀",
+    ]
+)
+
+
+def cuts(text: str, places: list[int]) -> Iterator[str]:
+    at = 0
+    for place in sorted({place % (len(text) + 1) for place in places}):
+        yield text[at:place]
+        at = place
+    yield text[at:]
+
+
+@settings(max_examples=600, deadline=None, derandomize=True)
+@given(
+    st.lists(BITS, max_size=14).map("".join),
+    st.lists(st.integers(0, 400), max_size=8),
+    st.sampled_from(sorted(TOOL_FORMATS)),
+    st.sampled_from([None, THINK, replace(THINK, is_open=True)]),
+)
+def test_pieces_change_nothing_and_nothing_is_lost(
+    text: str, places: list[int], name: str, thinking: Thinking | None
+) -> None:
+    whole = joined(parts(name, [text], thinking))
+    assert joined(parts(name, list(cuts(text, places)), thinking)) == whole
+    assert joined(parts(name, list(text), thinking)) == whole
+    content, reasoning, calls = whole
+    if not calls and not (thinking and (reasoning or thinking.begin in text or thinking.end in text)):
+        assert content == text or (thinking is not None and thinking.is_open)
+    if calls and thinking is None:  # what is kept of it is in its order
+        rest = iter(text)
+        assert name == "pythonic" or all(char in rest for char in content)
+
+
+class Counted(str):
+    """A text whose characters are counted when they are copied into a buffer."""
+
+    total = 0
+
+    def __radd__(self, other: str) -> str:
+        Counted.total += len(other) + len(self)
+        return str(other) + str(self)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "bit", "after"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "', "x\\\\", '"}}</tool_call>'),
+        ("hermes", '<tool_call>{"arguments": {"a": "', 'x\\"', '"}, "name": "f"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": ', "[", ""),
+        ("hermes", '<tool_call>{"name": "', "f", ""),
+        ("hermes", "a", " \n ", "<tool_call>"),
+        ("hermes", "", "<tool_call", ""),
+        ("hermes", "", '<tool_call>{"name":"f"}</tool_call>', ""),
+        ("mistral", "[TOOL_CALLS]", "f", ""),
+        ("json", '{"name": "f", "id": "', "xy", ""),
+        ("pythonic", "[f(a='", "xy", "')]"),
+        ("llama3_json", "", "<|python_tag|>", ""),
+    ],
+)
+def test_work_is_linear_in_the_text(name: str, before: str, bit: str, after: str) -> None:
+    def copied(count: int) -> int:
+        Counted.total = 0
+        parser = TOOL_FORMATS[name].parser(None, NAMES)
+        for piece in (before, *[bit] * count, after):
+            parser.push(Counted(piece))
+        parser.finish()
+        return Counted.total
+
+    assert 0 < copied(4000) <= 2.2 * copied(2000)
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_a_megabyte_of_arguments(name: str) -> None:
+    value = "a\\n😀" * 2**18
+    texts = {
+        "hermes": f'<tool_call>{{"name": "f", "arguments": {{"a": "{value}"}}}}</tool_call>',
+        "mistral": f'[TOOL_CALLS]f[ARGS]{{"a": "{value}"}}',
+        "pythonic": f'[f(a="{value}")]',
+    }
+    text = texts.get(name, f'{{"name": "f", "arguments": {{"a": "{value}"}}}}')
+    content, _, calls = joined(parts(name, [text[i : i + 4] for i in range(0, len(text), 4)]))
+    assert content == "" and [called for called, _ in calls] == ["f"]
+    assert json.loads(calls[0][1]) == {"a": json.loads(f'"{value}"')}

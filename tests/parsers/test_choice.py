@@ -1,0 +1,137 @@
+"""Formats are found in chat templates and tokenizers; texts of real tokenizers are cut at every border of theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minisgl.parsers.choice import THINK, THINKING, TOOL_FORMATS, new_parser, thinking, tool_format
+from minisgl.server.parsing import Parsing
+from minisgl.tokenizer import TextStream, Tokenizer
+from tests.parsers.test_answer import F, joined
+
+
+@cache
+def tokenizer(name: str) -> Tokenizer:
+    data = os.environ.get("MINISGL_DATA")
+    if not data:
+        pytest.skip("needs MINISGL_DATA")
+    return Tokenizer.load(Path(data) / "tokenizers" / name)
+
+
+@pytest.mark.parametrize(
+    ("template", "tokens", "name"),
+    [
+        ("", (), "json"),
+        ("{{ messages }}", (), "json"),
+        ("... <tool_call> ...", (), "hermes"),
+        ("... <|python_tag|> ...", (), "llama3_json"),
+        ("Environment: ipython", (), "llama3_json"),
+        ("... [TOOL_CALLS] ...", (), "mistral"),
+        ("{{ messages }}", ("[TOOL_CALLS]",), "mistral"),
+    ],
+)
+def test_the_format_of_calls_is_found(template: str, tokens: tuple[str, ...], name: str) -> None:
+    ids = {token: i for i, token in enumerate(tokens)}
+    assert tool_format("auto", template, ids.get).name == name
+    for asked in TOOL_FORMATS:
+        assert tool_format(asked, template, ids.get).name == asked
+
+
+def test_the_markers_of_thinking_are_found() -> None:
+    assert thinking("auto", "{{ messages }}") is None
+    assert thinking("auto", "x.split('</think>')") == THINK
+    assert thinking("auto", "[THINK]a[/THINK]") == THINKING["mistral"]
+    assert thinking("none", "</think>") is None
+    assert thinking("deepseek_r1", "") == THINKING["deepseek_r1"]
+
+
+def test_the_formats_of_qwen3() -> None:
+    parsing = Parsing(tokenizer("qwen3"))
+    assert parsing.tool_format.name == "hermes" and parsing.thinking == THINK
+    assert parsing.shows_tools and "enable_thinking" in parsing.variables
+    assert parsing.shown(parsing.tool_format.markers) == frozenset()  # they are text there
+    for kwargs, is_open in (({}, None), ({"enable_thinking": False}, False)):
+        text = tokenizer("qwen3").apply_chat_template([{"role": "user", "content": "Hi"}], **kwargs)
+        found = parsing.thinking_after(tokenizer("qwen3").encode(text, False), None)
+        assert found is not None and found.is_open is is_open
+    opened = parsing.thinking_after(tokenizer("qwen3").encode("<|im_start|>assistant\n<think>\n", False), None)
+    assert opened is not None and opened.is_open
+
+
+def test_a_conversation_with_calls_is_written_as_it_was_read() -> None:
+    """What Qwen3's template makes of a call, the parser takes apart again."""
+    found = tokenizer("qwen3")
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps(F)}}]
+    user = {"role": "user", "content": "Go on."}
+    answer = {"role": "assistant", "content": "Well.", "reasoning_content": "hm", "tool_calls": calls}
+    result = {"role": "tool", "tool_call_id": "1", "content": "42"}
+    before = found.apply_chat_template([user], tools=[tool])
+    after = found.apply_chat_template([user, answer, result], tools=[tool])
+    assert json.dumps(tool) in before and after.startswith(before)
+    said, rest = after.removeprefix(before).split("<|im_end|>", 1)
+    assert "<tool_response>\n42\n</tool_response>" in rest
+    parser = new_parser(TOOL_FORMATS["hermes"], THINK, frozenset())
+    content, reasoning, [(name, arguments)] = joined(parser.push(said) + parser.finish())
+    assert (content, reasoning, name, json.loads(arguments)) == ("Well.", "hm", "f", F)
+
+
+MARKERS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>", "</s>", "<|im_end|>"]
+BITS = st.sampled_from(
+    [*MARKERS, '{"name": "f", "arguments": {"a": "', '"}}', "Wörter 😀", " ", "[{", "}]", '\\"', "stop"]
+)
+
+
+@pytest.mark.parametrize(("name", "tools"), [("qwen3", "hermes"), ("mistral-v3", "mistral")])
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    bits=st.lists(BITS, max_size=10),
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    stops=st.sampled_from([(), ("stop",), ("CALLS", "call>x")]),
+)
+def test_every_border_of_tokens(
+    name: str, tools: str, bits: list[str], sizes: list[int], stops: tuple[str, ...]
+) -> None:
+    """The parts of a stream are those of the whole, whatever tokens come together."""
+    found = tokenizer(name)
+    tools_of = TOOL_FORMATS[tools]
+    shown = Parsing(found, tools).shown(tools_of.markers)
+    ids = found.encode("".join(bits), add_special_tokens=False).tolist()
+
+    def taken(groups: list[list[int]]) -> object:
+        stream = TextStream(found, stops, shown=shown)
+        parser = new_parser(tools_of, THINK, frozenset({"f"}))
+        parts = []
+        for group in groups:
+            for piece in [[i] for i in group] if stops else [group]:  # as `RequestState` does
+                parts += parser.push("" if stream.stopped else stream.push(piece))
+        parts += parser.push("" if stream.stopped else stream.finish())
+        return joined(parts + parser.finish())
+
+    groups, at = [], 0
+    while at < len(ids):
+        size = sizes[len(groups) % len(sizes)]
+        groups.append(ids[at : at + size])
+        at += size
+    assert taken([ids]) == taken([[i] for i in ids]) == taken(groups)
+
+
+def test_markers_that_are_no_text_are_shown_to_their_parser() -> None:
+    found = tokenizer("mistral-v3")
+    shown = Parsing(found, "mistral").shown(TOOL_FORMATS["mistral"].markers)
+    ids = found.encode('Hi.[TOOL_CALLS][{"name": "f", "arguments": {}}]</s>', add_special_tokens=False).tolist()
+    assert found.token_id("[TOOL_CALLS]") in shown
+    assert TextStream(found).push(ids).strip() == 'Hi.[{"name": "f", "arguments": {}}]'
+    text = TextStream(found, shown=shown).push(ids)
+    assert "[TOOL_CALLS]" in text and "</s>" not in text
+    stream = TextStream(found, ("CALLS", "[TOOL_CALLS]", "Hi.["), shown=shown)
+    assert stream.push(ids) == text and not stream.stopped  # a stop string is none within a marker
+    stream = TextStream(found, ('"f"',), shown=shown)
+    assert stream.push(ids) == text.split('"f"')[0] and stream.stopped

@@ -1,0 +1,237 @@
+"""Several front ends of one engine process: each gets exactly its own, whatever becomes of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+import pytest
+
+from minisgl.message import (
+    ID_LIMIT,
+    MAX_FRAME_BYTES,
+    SCHEMA_VERSION,
+    AbortRequest,
+    AddRequest,
+    EngineFailed,
+    FinishRequest,
+    Hello,
+    LoadProgress,
+    Shutdown,
+    StepTokens,
+    encode,
+    framed,
+)
+from minisgl.runner import connection
+from minisgl.sampling_params import SamplingParams
+from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
+from tests.helpers.hub import LENGTH, PLANE, Hub, add, alone, streams
+from tests.helpers.peers import FrontEndPeer
+from tests.helpers.server import STATS
+
+MakePlane = Callable[[ControlPlaneConfig], ControlPlane]
+LONG = 1_000  # tokens of a request that goes on
+ENDLESS = 15_000  # as many are never waited for
+
+
+@pytest.fixture
+def hub(control_plane: MakePlane) -> Iterator[Hub]:
+    with Hub(control_plane(PLANE)) as found:
+        yield found
+
+
+@pytest.fixture
+def expected(control_plane: MakePlane) -> Callable[[list[AddRequest]], dict[int, tuple[list[int], int]]]:
+    return lambda requests: alone(control_plane(PLANE), requests)
+
+
+Expected = Callable[[list[AddRequest]], dict[int, tuple[list[int], int]]]
+
+
+def some(peer: int, number: int, max_tokens: int = 40) -> list[AddRequest]:
+    """Requests of one front end: ids from 0 on, prompts of its own and some in common."""
+    return [
+        add(i, ([7] * 20 if i % 3 == 0 else [peer, *range(i, i + 30)]), 1 + (i * 7 + peer) % max_tokens)
+        for i in range(number)
+    ]
+
+
+def exact(peer: FrontEndPeer, requests: list[AddRequest], expected: Expected) -> None:
+    """All requests come to their ends, and are what they are alone."""
+    peer.until(lambda _: peer.num_ended >= len(requests))
+    assert streams(peer.received) == expected(requests)
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_each_gets_its_own_whatever_the_others_ids(hub: Hub, expected: Expected, number: int) -> None:
+    asked = [some(peer, 50) for peer in range(number)]
+    peers = [hub.peer() for _ in range(number)]
+    for turn in range(0, 50, 10):
+        for peer, requests in zip(peers, asked, strict=True):
+            peer.send(*requests[turn : turn + 10])
+    for peer, requests in zip(peers, asked, strict=True):
+        exact(peer, requests, expected)
+        admitted = [one.admitted_ids for one in peer.received if isinstance(one, StepTokens)]
+        assert sorted(np.frombuffer(b"".join(admitted), np.int64).tolist()) == list(range(50))
+
+
+def test_the_largest_id_is_an_id(hub: Hub, expected: Expected) -> None:
+    hub.peer().send(add(3, [1, 2], 5))
+    second = hub.peer()
+    request = add(ID_LIMIT - 1, [1, 2], 5)
+    second.send(request)
+    exact(second, [request], expected)
+
+
+def test_a_finish_and_an_abort_end_only_ones_own(hub: Hub, expected: Expected) -> None:
+    first, second = hub.peer(), hub.peer()
+    for peer in (first, second):
+        peer.send(*(add(i, [5, i], LONG if peer is first else 400) for i in range(3)))
+        peer.until(lambda got: len(streams(got)) == 3)
+    first.send(FinishRequest(0), AbortRequest(1), AbortRequest(2), AbortRequest(77))
+    first.until(lambda _: first.num_ended == 3)
+    first.send(AbortRequest(0))  # too late: nothing
+    exact(second, [add(i, [5, i], 400) for i in range(3)], expected)
+    assert [streams(first.received)[i][1] for i in range(3)] == [1, 3, 3]
+    assert not hub.loop._ending, "an end that comes too late leaves nothing"
+
+
+def test_who_dies_has_its_requests_aborted_and_the_others_go_on(hub: Hub, expected: Expected) -> None:
+    dying, other = hub.peer("dying"), hub.peer()
+    dying.send(*(add(i, [9, i], ENDLESS) for i in range(5)))
+    requests = some(1, 20, 200)
+    other.send(*requests)
+    dying.until(lambda got: len(streams(got)) == 5)
+    dying.close()
+    exact(other, requests, expected)
+    other.until(lambda got: any(isinstance(one, LoadProgress) for one in got))
+    lines = [one.text for one in other.received if isinstance(one, LoadProgress)]
+    assert lines == ["dying has gone; 5 of its requests are aborted"]
+    hub.wait_until(lambda: hub.loop.idle)
+    assert hub.loop.num_steps < ENDLESS / 2
+
+
+def test_a_request_whose_front_end_is_gone_at_once_is_aborted_too(hub: Hub) -> None:
+    with FrontEndPeer(hub.address) as peer:
+        peer.send(*(add(i, [9, i], ENDLESS) for i in range(30)))
+    hub.wait_until(lambda: hub.loop.num_steps > 0 and hub.loop.idle)
+    assert hub.loop.num_steps < ENDLESS / 2
+
+
+# ------------------------------------------------------------------------------------------------------------ nonsense
+
+VALID = add(200, [1, 2], 3)
+NONSENSE = {
+    "version": (
+        framed((SCHEMA_VERSION + 1).to_bytes(2, "little") + encode([VALID])[2:]),
+        f"schema version {SCHEMA_VERSION + 1}, this side speaks {SCHEMA_VERSION}",
+    ),
+    "empty": (framed(b""), "schema version 0"),
+    "cut": (framed(encode([VALID])[:-1]), "Input data was truncated"),
+    "unknown": (framed(encode([])[:2] + b"\x91\x92\xa3foo\x01"), "foo"),
+    "of the engine": (framed(encode([STATS])), "stats"),
+    "long": ((MAX_FRAME_BYTES + 1).to_bytes(4, "little"), "too long"),
+    "negative": (framed(encode([AbortRequest(-1)])), "request id -1 is out of range"),
+    "large": (framed(encode([msgspec.structs.replace(VALID, req_id=ID_LIMIT)])), "is out of range"),
+    "twice": (framed(encode([VALID])), "request id 200 does not lie above the last one, 200"),
+    "bytes": (framed(encode([msgspec.structs.replace(VALID, tokens=b"123")])), "no multiple of 4 bytes"),
+    "priority": (framed(encode([msgspec.structs.replace(VALID, priority=2**64 - 1)])), "more than 64 bits"),
+    "sampling": (
+        framed(encode([msgspec.structs.replace(VALID, sampling=SamplingParams(top_k=-5, seed=1, max_tokens=1))])),
+        "top_k: must be",
+    ),
+    "seed": (
+        framed(encode([msgspec.structs.replace(VALID, sampling=SamplingParams(seed=2**64 - 1, max_tokens=1))])),
+        "seed: must be",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_who_talks_nonsense_is_told_and_put_out(control_plane: MakePlane, name: str) -> None:
+    data, reason = NONSENSE[name]
+    with Hub(control_plane(PLANE)) as hub:
+        bad, other = hub.peer("bad"), hub.peer()
+        bad.send(add(100, [1], ENDLESS), add(101, [2], ENDLESS))
+        requests = some(1, 5)
+        other.send(*requests)
+        if name == "twice":
+            bad.send(VALID)
+            bad.until(lambda _: bad.num_ended)
+        bad.send_bytes(data)
+        last = bad.to_the_end()[-1]
+        assert isinstance(last, EngineFailed) and reason in last.text, last
+        exact(other, requests, lambda asked: alone(control_plane(PLANE), asked))
+        other.until(lambda got: any(isinstance(one, LoadProgress) for one in got))
+        (line,) = [one.text for one in other.received if isinstance(one, LoadProgress)]
+        assert line.startswith("bad was put out: ") and reason in line
+        hub.wait_until(lambda: hub.loop.idle)
+        assert hub.loop.num_steps < ENDLESS / 2
+
+
+def test_whoever_does_not_say_hello_is_put_out(hub: Hub) -> None:
+    with FrontEndPeer(hub.address, greet=False) as peer:
+        peer.send(VALID)
+        last = peer.to_the_end()[-1]
+        assert isinstance(last, EngineFailed) and "the first message of a connection must be hello" in last.text
+    with FrontEndPeer(hub.address, greet=False) as peer:
+        peer.send(Hello("x" * 1000), VALID)
+        peer.until(lambda _: peer.num_ended)
+
+
+def test_frames_may_come_in_any_pieces(hub: Hub, expected: Expected) -> None:
+    peer = hub.peer()
+    requests = some(2, 3)
+    for byte in b"".join(framed(encode([one])) for one in requests):
+        peer.send_bytes(bytes([byte]))
+    exact(peer, requests, expected)
+
+
+def test_a_large_frame_is_read_in_turns(hub: Hub) -> None:
+    peer = hub.peer()
+    peer.send(*(add(i, [1] * 10_000, 1) for i in range(600)))  # 24 MB
+    peer.until(lambda _: peer.num_ended == 600)
+
+
+# ------------------------------------------------------------------------------------------------------ who stalls
+
+
+def test_the_engine_waits_for_the_only_one_that_cannot_follow_until_another_comes(hub: Hub, expected: Expected) -> None:
+    slow = hub.peer("slow")
+    long = [add(i, [3, i], LONG) for i in range(8)]
+    slow.send(*long)
+    hub.wait_until(lambda: hub.activity.heartbeat().phase == "idle" and hub.loop.num_steps > 0)
+    (connected,) = (one for one in hub.front_ends._connections.values() if one.live)
+    hub.wait_until(lambda: not connected.has_room)
+    waited_at = hub.loop.num_steps
+    assert waited_at < LONG / 2, "it waits long before the end"
+    other = hub.peer("other")
+    requests = some(4, 10, 300)
+    other.send(*requests)
+    exact(other, requests, expected)
+    hub.wait_until(lambda: hub.activity.heartbeat().phase == "idle")
+    assert waited_at + 30 < hub.loop.num_steps < LONG / 2, "it waits again"
+    exact(slow, long, expected)
+    assert {end for _, end in streams(slow.received).values()} == {LENGTH}
+
+
+def test_who_stalls_for_too_long_is_put_out(hub: Hub, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_QUEUED_BYTES", 50_000)
+    stalled, other = hub.peer("stalled"), hub.peer()
+    stalled.send(*(add(i, [3, i], LONG) for i in range(8)))
+    requests = [add(0, [1], 1000)]
+    other.send(*requests)
+    exact(other, requests, expected)
+    other.until(lambda got: any(isinstance(one, LoadProgress) for one in got))
+    (line,) = [one.text for one in other.received if isinstance(one, LoadProgress)]
+    assert line == "stalled was put out: it does not read what is sent to it; 8 of its requests are aborted"
+    stalled.to_the_end()
+    assert stalled.num_ended == 0
+
+
+def test_whoever_stalls_the_engine_can_be_shut_down(hub: Hub) -> None:
+    hub.peer("slow").send(*(add(i, [3, i], LONG) for i in range(8)))
+    hub.wait_until(lambda: hub.activity.heartbeat().phase == "idle" and hub.loop.num_steps > 0)
+    hub.peer("other").send(Shutdown())
+    hub.join()

@@ -1,0 +1,314 @@
+"""Requests with a grammar through the step loop on the echo engine: texts are those of each request alone, whatever
+else happens to it, and what cannot be compiled is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minisgl.engine.echo import EOS_ID, VOCAB_SIZE, EchoEngine, EchoModel
+from minisgl.grammar.compiler import Compiled, GrammarCompiler
+from minisgl.grammar.slots import GrammarSlots, TokenMasks
+from minisgl.message import GRAMMAR_REFUSED, AbortRequest, AddRequest, FinishRequest, FromEngine, StepTokens, ToEngine
+from minisgl.runner.loop import StepLoop
+from minisgl.sampling_params import SamplingParams
+from minisgl.scheduler.api import ControlPlaneConfig
+from minisgl.scheduler.backend import make_control_plane
+from minisgl.scheduler.faulty import make_faulty
+from minisgl.step import FinishReason, Int32Array
+from tests.helpers.grammars import PERSON, PickyCompiler, PickyMatcher, compiler, matcher, of_regex, of_schema, text
+
+CONFIG = ControlPlaneConfig(52, 4, 8, 24, 200, (256,))
+NUM_REQUESTS = 40
+GRAMMARS = (of_schema(PERSON), of_regex("[a-c]{100,120}"), None, of_regex("(yes|no|perhaps){1,9}"))
+Request = tuple[int, list[int], SamplingParams]
+
+
+class Clients:
+    """What each request was sent."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.reasons: dict[int, FinishReason] = {}
+        self.errors: dict[int, str] = {}
+
+    def take(self, messages: Sequence[FromEngine]) -> None:
+        for message in messages:
+            assert isinstance(message, StepTokens)
+            arrays = (message.req_ids, np.int64), (message.tokens, np.int32), (message.reasons, np.int32)
+            self.errors |= message.errors
+            for req_id, token, reason in zip(*(np.frombuffer(a, t).tolist() for a, t in arrays), strict=True):
+                assert req_id not in self.reasons, f"request {req_id} was told something after its end"
+                if token >= 0:
+                    self.tokens.setdefault(req_id, []).append(token)
+                if reason:
+                    self.reasons[req_id] = FinishReason(reason)
+
+
+def requests(seed: int, count: int = NUM_REQUESTS) -> list[Request]:
+    """(step of arrival, prompt, sampling): with and without a grammar, shared prefixes; more than fit at once."""
+    rng = random.Random(seed)
+    found = []
+    for i in range(count):
+        prompt = [7] * rng.randrange(20) + [rng.randrange(5) for _ in range(rng.randint(1, 40))]
+        grammar = GRAMMARS[i % len(GRAMMARS)]
+        found.append(
+            (rng.randrange(30), prompt, SamplingParams(max_tokens=rng.randint(20, 120), seed=i, grammar=grammar))
+        )
+    return found
+
+
+def add(req_id: int, prompt: list[int], sampling: SamplingParams) -> AddRequest:
+    return AddRequest(req_id, np.array(prompt, np.int32).tobytes(), sampling)
+
+
+def engine() -> EchoEngine:
+    return EchoEngine(num_pages=52, page_size=4, max_rows=8, max_seq_len=200, context_len=200, worker_thread=False)
+
+
+def drive(
+    plan: list[Request],
+    plane: str,
+    *,
+    overlap: bool,
+    order: str = "",
+    fail_steps: Sequence[int] = (),
+    ends: bool = False,
+) -> tuple[Clients, StepLoop]:
+    made = engine()
+    made.fail_steps.update(fail_steps)
+    clients = Clients()
+    inner = make_control_plane(plane, CONFIG)
+    loop = StepLoop(
+        make_faulty(inner, order) if order else inner,
+        made,
+        clients.take,
+        overlap=overlap,
+        fallback=lambda: make_control_plane("python", CONFIG),
+        compiler=compiler(),
+    )
+    rng = random.Random(5)
+    step = 0
+    while step <= 30 or not loop.idle:
+        messages: list[ToEngine] = [add(i, prompt, one) for i, (at, prompt, one) in enumerate(plan) if at == step]
+        if ends and step % 9 == 5:  # some are told to end
+            told = rng.randrange(len(plan))
+            if plan[told][0] < step:
+                messages.append(AbortRequest(told) if told % 2 else FinishRequest(told))
+        loop.step(messages)
+        step += 1
+        assert step < 5000
+    made.close()
+    return clients, loop
+
+
+def alone(request: Request, seed: int) -> list[int]:
+    _, prompt, sampling = request
+    grammar = None if sampling.grammar is None else matcher(sampling.grammar)
+    return EchoModel(seed=seed).generate(prompt, min(sampling.max_tokens or 0, 200 - len(prompt)), grammar=grammar)
+
+
+def check(clients: Clients, plan: list[Request], *, fails: bool = False) -> int:
+    """Each stream is that of the request alone, or the beginning of it if it was told to end; how many are objects."""
+    assert set(clients.reasons) == set(range(len(plan)))
+    assert fails or FinishReason.ERROR not in clients.reasons.values()
+    objects = 0
+    for req_id, request in enumerate(plan):
+        expected, got, reason = alone(request, req_id), clients.tokens.get(req_id, []), clients.reasons[req_id]
+        whole = reason in (FinishReason.STOP, FinishReason.LENGTH) and len(got) == len(expected)
+        assert got == expected if whole else got == expected[: len(got)], (req_id, text(got), text(expected))
+        if whole and reason is FinishReason.STOP and request[2].grammar == GRAMMARS[0]:
+            jsonschema.validate(json.loads(text(got)), PERSON)
+            objects += 1
+    return objects
+
+
+@pytest.mark.parametrize("plane", ["python", "rust_hotpath"])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_each_text_is_that_of_its_request_alone(plane: str, overlap: bool) -> None:
+    plan = requests(1)
+    clients, loop = drive(plan, plane, overlap=overlap)
+    assert check(clients, plan) >= 3
+    assert loop.control_plane.stats().num_retracted_total > 0
+    assert set(clients.reasons.values()) <= {FinishReason.STOP, FinishReason.LENGTH}
+
+
+def test_a_grammar_that_cannot_be_compiled_is_refused_and_no_other() -> None:
+    plan = [(0, [1, 2], SamplingParams(max_tokens=9, seed=0, grammar=one)) for one in ("start: /(/", GRAMMARS[1])]
+    clients, _ = drive(plan, "python", overlap=True)
+    assert clients.reasons[0] is FinishReason.ERROR and clients.errors[0].startswith(GRAMMAR_REFUSED)
+    assert "unclosed" in clients.errors[0] or "invalid regex" in clients.errors[0]
+    assert clients.tokens.get(0) is None and clients.tokens[1] == alone(plan[1], 0)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("order", ["schedule:7:before", "schedule:19:after", "commit:11:before", "commit:30:after"])
+def test_a_failover_in_the_middle_of_objects_changes_nothing(order: str, overlap: bool) -> None:
+    plan = requests(2)
+    clients, loop = drive(plan, "rust_hotpath", overlap=overlap, order=order)
+    assert loop.num_failovers == 1
+    assert check(clients, plan) >= 3
+    assert not clients.errors
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_failed_forward_takes_only_its_own_rows(overlap: bool) -> None:
+    plan = requests(3)
+    clients, _ = drive(plan, "rust_hotpath", overlap=overlap, fail_steps=[6, 25])
+    check(clients, plan, fails=True)
+    failed = [i for i, reason in clients.reasons.items() if reason is FinishReason.ERROR]
+    assert 0 < len(failed) <= 16 and all("forward of step" in clients.errors[i] for i in failed)
+
+
+def test_those_that_are_told_to_end_are_forgotten() -> None:
+    plan = requests(4)
+    clients, _ = drive(plan, "rust_hotpath", overlap=True, ends=True)
+    check(clients, plan)
+    assert FinishReason.ABORT in clients.reasons.values()
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(
+    st.integers(0, 2**32),
+    st.booleans(),
+    st.sampled_from(
+        ["", "schedule:1:after", "schedule:9:before", "commit:2:after", "commit:8:before", "commit:20:after"]
+    ),
+    st.lists(st.integers(2, 60), max_size=2),
+    st.booleans(),
+)
+def test_whatever_happens_texts_are_those_of_requests_alone(
+    seed: int, overlap: bool, order: str, fail_steps: list[int], ends: bool
+) -> None:
+    plan = requests(seed, 16)
+    clients, _ = drive(plan, "python", overlap=overlap, order=order, fail_steps=fail_steps, ends=ends)
+    check(clients, plan, fails=bool(fail_steps))
+
+
+def test_a_mask_that_is_one_step_late_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above would fail if a mask came before the token that it follows."""
+    masks, late = GrammarSlots.masks, dict[int, Int32Array]()
+
+    def stale(self: GrammarSlots, slots: Sequence[int]) -> TokenMasks | None:
+        if (found := masks(self, slots)) is None:
+            return None
+        bits = np.stack([late.get(slots[row], found.bits[i]) for i, row in enumerate(found.rows)])
+        late.update({slots[row]: found.bits[i] for i, row in enumerate(found.rows)})
+        return TokenMasks(found.rows, bits)
+
+    monkeypatch.setattr(GrammarSlots, "masks", stale)
+    plan = requests(1)
+    clients, _ = drive(plan, "python", overlap=True)
+    assert clients.errors
+    with pytest.raises(AssertionError):
+        check(clients, plan)
+
+
+def test_several_choices_of_one_prompt_have_matchers_of_their_own() -> None:
+    """Those of `n`: same prompt and grammar, other seeds."""
+    sampling = [SamplingParams(max_tokens=80, seed=i, grammar=GRAMMARS[0]) for i in range(8)]
+    clients, _ = drive([(0, [1, 2, 3], one) for one in sampling], "rust_hotpath", overlap=True)
+    texts = [clients.tokens[i] for i in range(8)]
+    assert texts == [alone((0, [1, 2, 3], one), i) for i, one in enumerate(sampling)]
+    assert len(set(map(tuple, texts))) == 8
+
+
+def test_a_matcher_that_fails_ends_its_own_request_and_no_other() -> None:
+    clients = Clients()
+    made = EchoEngine(
+        num_pages=60, page_size=4, max_rows=8, max_seq_len=200, context_len=200, vocab_size=300, worker_thread=False
+    )
+    config = ControlPlaneConfig(60, 4, 8, 24, 200, (256,))
+    picky: Any = PickyCompiler(300, (256,))
+    loop = StepLoop(make_control_plane("rust_hotpath", config), made, clients.take, compiler=picky)
+    grammars = ("8 5", "8", "8 0", None)
+    loop.step([add(i, [3, 4], SamplingParams(max_tokens=30, seed=5, grammar=one)) for i, one in enumerate(grammars)])
+    while not loop.idle:
+        loop.step([])
+        loop.control_plane.check()
+    assert clients.errors == {0: "it was poisoned", 2: "it was poisoned"}
+    assert clients.tokens[0] == clients.tokens[1][:5] and 2 not in clients.tokens
+    model = EchoModel(seed=5)
+    assert clients.tokens[1] == model.generate([3, 4], 30, grammar=PickyMatcher(8, 300, (256,)), vocab_size=300)
+    assert clients.tokens[3] == model.generate([3, 4], 30)
+
+
+class _Slow:
+    """A compiler whose grammars are ready when the test says so."""
+
+    def __init__(self) -> None:
+        self.inner, self.held = compiler(), True
+
+    def submit(self, key: int, grammar: str) -> None:
+        self.inner.submit(key, grammar)
+
+    def cancel(self, key: int) -> None:
+        self.inner.cancel(key)
+
+    def take(self) -> list[Compiled]:
+        return [] if self.held else self.inner.take()
+
+
+def test_requests_wait_outside_of_the_scheduler_until_they_are_compiled() -> None:
+    slow: Any = _Slow()
+    clients, plane, made = Clients(), make_control_plane("rust_hotpath", CONFIG), engine()
+    loop = StepLoop(plane, made, clients.take, compiler=slow)
+    sampling = SamplingParams(max_tokens=40, seed=0, grammar=GRAMMARS[0])
+    loop.step([add(i, [1, 2], sampling) for i in range(4)] + [add(4, [1, 2], SamplingParams(max_tokens=5, seed=4))])
+    while not loop.rests:
+        loop.step([])
+    assert not loop.idle and clients.reasons.keys() == {4}
+    loop.step([AbortRequest(1), FinishRequest(2), AbortRequest(99)])
+    assert clients.reasons == {1: FinishReason.ABORT, 2: FinishReason.STOP, 4: clients.reasons[4]}
+    assert loop.rests and plane.stats().num_live == 0
+    slow.held = False
+    while not loop.idle:
+        loop.step([])
+    for req_id in (0, 3):
+        assert clients.tokens[req_id] == alone((0, [1, 2], sampling), 0)
+    assert {1, 2}.isdisjoint(clients.tokens)
+
+
+def test_an_engine_without_a_compiler_refuses_grammars() -> None:
+    clients, made = Clients(), engine()
+    loop = StepLoop(make_control_plane("python", CONFIG), made, clients.take)
+    loop.step([add(0, [1], SamplingParams(max_tokens=4, seed=0, grammar=GRAMMARS[1]))])
+    assert clients.errors[0].startswith(GRAMMAR_REFUSED) and loop.idle
+
+
+def test_a_request_of_a_lost_engine_goes_on_in_its_object() -> None:
+    """What the pool sends to another engine: prompt and what was generated."""
+    sampling = SamplingParams(max_tokens=60, seed=3, grammar=GRAMMARS[0])
+    whole = alone((0, [9, 8, 7], sampling), 3)
+    for cut in (1, 5, len(whole) - 1):
+        clients, made = Clients(), engine()
+        loop = StepLoop(make_control_plane("rust_hotpath", CONFIG), made, clients.take, compiler=compiler())
+        tokens = np.array([9, 8, 7, *whole[:cut]], np.int32).tobytes()
+        loop.step([AddRequest(0, tokens, sampling, num_generated=cut)])
+        while not loop.idle:
+            loop.step([])
+        assert whole[:cut] + clients.tokens[0] == whole
+
+
+def test_waiting_for_a_grammar_does_not_turn() -> None:
+    """For the loop in a caller's own thread: a step for the request, one when it is compiled."""
+    clients, made = Clients(), engine()
+    threaded = GrammarCompiler(None, VOCAB_SIZE, (EOS_ID,))
+    loop = StepLoop(make_control_plane("python", CONFIG), made, clients.take, compiler=threaded)
+    loop.step([add(0, [1], SamplingParams(max_tokens=4, seed=0, grammar=GRAMMARS[1]))])
+    loop.wait_for_grammar()
+    loop.step([])
+    assert loop.control_plane.stats().num_live == 1
+    loop.wait_for_grammar()  # nothing to wait for
+    while not loop.idle:
+        loop.step([])
+    threaded.close()
+    assert len(clients.tokens[0]) == 4

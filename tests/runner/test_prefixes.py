@@ -1,0 +1,348 @@
+"""Prefixes in the step loop, exact on the echo engine: what is warmed is found, what is pinned stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from minisgl.message import AbortRequest, AddPrefix, ClearCache, RemovePrefix
+from minisgl.runner.prefixes import MAX_PREFIXES, MAX_TRIES, Prefixes
+from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
+from minisgl.scheduler.backend import make_control_plane
+from minisgl.scheduler.faulty import make_faulty
+from tests.helpers.prefixes import CONTEXT, NUM_PAGES, PAGE, PrefixLoop, config, prefix, text
+
+Make = Callable[[ControlPlaneConfig], ControlPlane]
+SYSTEM = text(1, 26)  # six pages and two tokens
+
+
+def fill(loop: PrefixLoop, first: int = 100) -> None:
+    """Requests that need every page that is not pinned, one after the other."""
+    for i in range(6):
+        loop.ask(text(first + i, 90), max_tokens=6)
+
+
+@pytest.mark.parametrize("pin", [True, False])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_what_is_warmed_is_found(control_plane: Make, pin: bool, overlap: bool) -> None:
+    loop = PrefixLoop(control_plane(config()), overlap=overlap)
+    loop.run(prefix(5, SYSTEM, pin=pin))
+    assert loop.said == {5: ["warming", "ready"]}
+    assert loop.tokens == {} and loop.cached == {}, "its own token is for nobody"
+    assert loop.ask([*SYSTEM, 9, 9, 9]) == 24
+    assert loop.ask(text(2, 30)) == 0
+    state = loop.states()[5]
+    assert (state.num_tokens, state.is_ready, state.is_pinned, state.num_hits) == (26, True, pin, 1)
+
+
+def test_hits_are_counted_by_what_was_found(control_plane: Make) -> None:
+    """A prompt that is the prefix itself, one that has more, one that ends before it, one of other tokens in its last
+    page, and a prefix of the prefix."""
+    loop = PrefixLoop(control_plane(config()))
+    loop.run(prefix(1, SYSTEM), prefix(2, SYSTEM[:8]), prefix(3, text(3, 8)))
+    for prompt in (SYSTEM, [*SYSTEM, 1], SYSTEM[:20], [*SYSTEM[:24], 240, 241, 242], [*text(4, 8), *SYSTEM]):
+        loop.ask(prompt)
+    assert {i: one.num_hits for i, one in loop.states().items()} == {1: 2, 2: 4, 3: 0}
+
+
+def test_a_prompt_of_whole_pages_hits_all_of_them(control_plane: Make) -> None:
+    """Its last page is computed all the same."""
+    loop = PrefixLoop(control_plane(config()))
+    loop.run(prefix(1, SYSTEM[:24]))
+    assert loop.ask(SYSTEM[:24]) == 20
+    assert loop.states()[1].num_hits == 1
+
+
+def test_pinned_pages_survive_what_evicts_everything_else(control_plane: Make) -> None:
+    loop = PrefixLoop(control_plane(config()))
+    other = text(2, 26)
+    loop.run(prefix(1, SYSTEM, pin=True), prefix(2, other, pin=False))
+    assert loop.num_pinned_pages == 6
+    assert loop.ask([*other, 9]) == 24
+    fill(loop)
+    assert loop.ask([*other, 9]) == 0
+    assert loop.ask([*SYSTEM, 9]) == 24
+    assert loop.num_pinned_pages == 6
+
+
+def test_what_is_removed_may_go(control_plane: Make) -> None:
+    loop = PrefixLoop(control_plane(config()))
+    loop.run(prefix(1, SYSTEM), prefix(2, SYSTEM))
+    loop.run(RemovePrefix(1))
+    assert loop.said[1][-1] == "removed" and set(loop.states()) == {2}
+    fill(loop)
+    assert loop.ask([*SYSTEM, 9]) == 24, "the other prefix of the same tokens holds it"
+    loop.run(RemovePrefix(2), RemovePrefix(2), RemovePrefix(7))
+    assert loop.said[2][-2:] == ["removed", "unknown"] and loop.said[7] == ["unknown"]
+    assert loop.num_pinned_pages == 0 and loop.states() == {}
+    assert loop.ask([*SYSTEM, 9]) == 24, "nobody needed the room yet"
+    fill(loop)
+    assert loop.ask([*SYSTEM, 9]) == 0
+    stats = loop.loop.control_plane.stats()
+    assert stats.num_free_pages + stats.num_evictable_pages == NUM_PAGES
+
+
+@pytest.mark.parametrize("num_steps", range(5))
+def test_it_may_be_removed_while_it_is_computed(control_plane: Make, num_steps: int) -> None:
+    loop = PrefixLoop(control_plane(config()))
+    loop.step(prefix(1, text(1, 60)))
+    for _ in range(num_steps):
+        loop.step()
+    loop.run(RemovePrefix(1))
+    assert loop.said[1][0] == "warming" and loop.said[1][-1] == "removed"
+    assert loop.num_pinned_pages == 0 and loop.tokens == {}
+
+
+def test_warming_delays_nobody(control_plane: Make) -> None:
+    """While there are pages for all, requests get their tokens in the very steps in which they get them without."""
+
+    def steps_of(*prefixes: AddPrefix) -> list[tuple[int, ...]]:
+        loop = PrefixLoop(control_plane(config(num_pages=256)))
+        messages = [loop.request(text(10 + i, 5 + 9 * i), max_tokens=8) for i in range(7)]
+        found = []
+        for step in range(60):
+            arrive = [one for one in messages if one.req_id * 3 == step]
+            loop.step(*(prefixes if step == 0 else ()), *arrive)
+            found.append(tuple(len(loop.tokens.get(one.req_id, ())) for one in messages))
+        assert len(loop.reasons) == 7
+        loop.run()
+        loop.check_texts()
+        assert all(states[-1] == "ready" for states in loop.said.values()) and len(loop.said) == len(prefixes)
+        return found
+
+    assert steps_of(prefix(1, text(1, 60)), prefix(2, text(2, 60), pin=False), prefix(3, text(3, 30))) == steps_of()
+
+
+def test_the_limit_of_pins(control_plane: Make) -> None:
+    """The longest request still runs beside them."""
+    loop = PrefixLoop(control_plane(config(max_pinned_pages=10)))
+    loop.run(prefix(1, SYSTEM), prefix(2, text(2, 24)))
+    assert loop.said[1][-1] == "ready" and loop.said[2] == ["warming", "refused"]
+    assert loop.refusals[2].is_full and "pin: " in loop.refusals[2].reason
+    loop.run(prefix(3, text(3, 16)), prefix(4, text(4, 50), pin=False))
+    assert loop.said[3][-1] == loop.said[4][-1] == "ready" and loop.num_pinned_pages == 10
+    loop.run(prefix(5, text(5, 4)))
+    assert loop.refusals[5].is_full
+    loop.run(RemovePrefix(1))
+    loop.run(prefix(6, text(6, 24)))
+    assert loop.said[6][-1] == "ready" and loop.num_pinned_pages == 10
+    fill(loop)
+
+
+def test_what_cannot_be_kept_is_refused(control_plane: Make) -> None:
+    loop = PrefixLoop(control_plane(config()))
+    loop.run(prefix(1, text(1, PAGE - 1)), prefix(2, text(1, CONTEXT)), prefix(3, text(3, 8)))
+    assert "at least 4" in loop.refusals[1].reason and f"at most {CONTEXT - 1}" in loop.refusals[2].reason
+    assert not loop.refusals[1].is_full and not loop.refusals[2].is_full
+    loop.run(prefix(3, text(3, 8)), prefix(3, text(4, 8)))
+    assert loop.said[3] == ["warming", "ready", "ready", "refused"] and "another" in loop.refusals[3].reason
+    assert loop.states()[3].is_ready
+    loop.run(prefix(4, text(4, CONTEXT - 1), pin=False), prefix(5, text(5, CONTEXT - 1), pin=False))
+    assert loop.said[5][-1] == "ready"
+    loop.run(prefix(6, text(6, CONTEXT - 1), pin=False))
+    assert loop.refusals[6].is_full and "room for 50" in loop.refusals[6].reason
+
+
+def test_their_number_is_limited(control_plane: Make) -> None:
+    loop = PrefixLoop(control_plane(config()))
+    for i in range(NUM_PAGES):
+        loop.step(prefix(i, text(i, PAGE), pin=False))
+    loop.run(prefix(NUM_PAGES, text(1, PAGE), pin=False))
+    assert loop.refusals[NUM_PAGES].is_full and len(loop.states()) == NUM_PAGES < MAX_PREFIXES
+
+
+def test_without_a_cache_there_are_none(control_plane: Make) -> None:
+    plain = ControlPlaneConfig(NUM_PAGES, PAGE, 4, 16, CONTEXT, cache="naive")
+    loop = PrefixLoop(control_plane(plain), keeps_prefixes=False)
+    loop.run(prefix(1, SYSTEM), prefix(2, SYSTEM, pin=False))
+    assert loop.said == {1: ["refused"], 2: ["refused"]} and "naive" in loop.refusals[1].reason
+
+
+def test_the_cache_is_emptied(control_plane: Make) -> None:
+    """But for what is pinned, and what a request uses."""
+    loop = PrefixLoop(control_plane(config()))
+    loop.run(prefix(1, SYSTEM), prefix(2, text(2, 40), pin=False))
+    loop.ask(text(3, 21))
+    before = loop.loop.control_plane.stats()
+    assert before.num_evictable_pages == 10 + 5
+    loop.run(ClearCache())
+    after = loop.loop.control_plane.stats()
+    assert loop.cleared == [15] and after.num_free_pages == before.num_free_pages + 15
+    assert loop.ask([*SYSTEM, 9]) == 24
+    assert loop.ask([*text(2, 40), 9]) == 0
+    live = loop.request(text(4, 40), max_tokens=30)
+    loop.step(live)
+    for _ in range(5):
+        loop.step()
+    loop.step(ClearCache())
+    follower = loop.request([*text(4, 40), 7])
+    loop.run(follower)
+    assert loop.cached[follower.req_id] == 40
+    loop.check_texts()
+
+
+@pytest.mark.parametrize("failed", range(1, 9))
+def test_a_failed_forward_costs_no_pin(control_plane: Make, failed: int) -> None:
+    """Whenever it fails: while they are computed, afterwards, beside others."""
+    loop = PrefixLoop(control_plane(config()), fail_steps=(failed,))
+    loop.step(prefix(1, SYSTEM), prefix(2, text(2, 40), pin=False))
+    loop.step()
+    loop.step(loop.request(text(5, 30), max_tokens=10))
+    loop.run()
+    assert [states[-1] for states in loop.said.values()] == ["ready", "ready"]
+    assert all(one.is_ready for one in loop.states().values()) and loop.num_pinned_pages == 6
+    assert loop.ask([*SYSTEM, 9]) == 24
+    assert loop.ask([*text(2, 40), 9]) == 40
+    fill(loop)
+    assert loop.ask([*SYSTEM, 9]) == 24
+
+
+def test_a_forward_fails_when_one_is_about_to_be_computed_again(control_plane: Make) -> None:
+    """In one step the end of its first try comes, and the next, empty one fails: that is told first."""
+    loop = PrefixLoop(control_plane(config()), fail_steps=(0, 3))
+    loop.step(prefix(1, SYSTEM[:8]))
+    loop.step()
+    loop.step(loop.request(text(5, 4), max_tokens=1))
+    loop.step()
+    assert loop.loop.prefixes.events and loop.loop._failed_step == 3
+    loop.run()
+    assert loop.said[1][-1] == "ready" and loop.num_pinned_pages == 2
+
+
+def test_one_whose_forward_fails_again_and_again_is_given_up(control_plane: Make) -> None:
+    loop = PrefixLoop(control_plane(config()), overlap=False, fail_steps=range(0, 200, 2))
+    loop.run(prefix(1, text(1, 8)))
+    assert loop.said[1] == ["warming", "failed"] and f"{MAX_TRIES} times" in loop.refusals[1].reason
+    assert loop.states() == {} and loop.num_pinned_pages == 0
+    loop.engine.fail_steps.clear()
+    loop.run(prefix(1, text(1, 8)))
+    assert loop.said[1][-1] == "ready"
+
+
+@pytest.mark.parametrize("primary", ["python", "rust_hotpath"])
+@pytest.mark.parametrize("call", ["schedule", "commit"])
+@pytest.mark.parametrize("at", range(1, 10))
+def test_a_broken_scheduler_costs_no_pin(primary: str, call: str, at: int) -> None:
+    for when in ("before", "after"):
+        plane = make_faulty(make_control_plane(primary, config()), f"{call}:{at}:{when}")
+        loop = PrefixLoop(plane, fallback=lambda: make_control_plane("python", config()))
+        loop.step(prefix(1, SYSTEM), prefix(2, text(2, 40), pin=False), prefix(3, text(3, 20)))
+        loop.step(loop.request(text(5, 30), max_tokens=10))
+        loop.step()
+        loop.step(RemovePrefix(3), ClearCache(), AbortRequest(0))
+        loop.run()
+        for i in range(20):
+            loop.ask(text(50 + i, 5))
+        assert loop.loop.num_failovers == 1
+        assert {i: states[-1] for i, states in loop.said.items()} == {1: "ready", 2: "ready", 3: "removed"}
+        assert loop.num_pinned_pages == 6 and len(loop.cleared) == 1
+        fill(loop)
+        assert loop.ask([*SYSTEM, 9]) == 24
+
+
+def test_the_budget_of_the_cache(control_plane: Make) -> None:
+    """What nobody uses is as much as was said, pins beside it."""
+    loop = PrefixLoop(control_plane(config(cache_token_budget=40)))
+    loop.run(prefix(1, SYSTEM), prefix(2, text(2, 20), pin=False))
+    for i in range(8):
+        loop.ask(text(50 + i, 25))
+        loop.step()
+        assert loop.loop.control_plane.stats().num_evictable_pages <= 10
+    assert loop.ask([*SYSTEM, 9]) == 24
+    assert loop.ask(text(57, 25)) == 24
+
+
+def test_long_prompts_are_not_kept(control_plane: Make) -> None:
+    loop = PrefixLoop(control_plane(config(cache_max_prompt=30)))
+    loop.run(prefix(1, text(1, 40)))
+    assert loop.ask([*text(1, 40), 9, 9, 9, 9, 9]) == 40, "a pin is kept as long as it is"
+    loop.ask(text(2, 30))
+    loop.ask(text(3, 31))
+    assert loop.ask([*text(2, 30), 9]) == 28 and loop.ask([*text(3, 31), 9]) == 0
+
+
+def test_without_prefixes_nobody_looks_at_what_a_step_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = PrefixLoop(make_control_plane("python", config()))
+    monkeypatch.setattr(Prefixes, "of_clients", lambda self, output: pytest.fail("nothing to look for"))
+    loop.ask(SYSTEM)
+    with pytest.raises(pytest.fail.Exception):
+        loop.run(prefix(1, SYSTEM))
+
+
+# -------------------------------------------------------------------------------------------------------------- random
+
+WORDS = [text(first, length) for first, length in ((1, 26), (2, 40), (3, 8), (4, 99), (5, 4))]
+PROMPTS = st.tuples(st.sampled_from(WORDS), st.integers(1, 60), st.integers(0, 3)).map(
+    lambda one: [*one[0][: one[1]], *range(200, 201 + one[2])][: CONTEXT - 20]
+)
+ACTIONS = st.one_of(
+    st.tuples(st.just("add"), st.integers(0, 7), st.sampled_from(WORDS), st.booleans()),
+    st.tuples(st.just("remove"), st.integers(0, 7)),
+    st.tuples(st.just("clear")),
+    st.tuples(st.just("ask"), PROMPTS, st.integers(1, 12)),
+    st.tuples(st.just("abort"), st.integers(0, 20)),
+    st.tuples(st.just("step"), st.integers(1, 6)),
+)
+
+
+@pytest.mark.parametrize("primary", ["python", "rust_hotpath"])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    actions=st.lists(ACTIONS, max_size=40),
+    overlap=st.booleans(),
+    failed=st.sets(st.integers(0, 60), max_size=3),
+    order=st.none() | st.tuples(st.sampled_from(["schedule", "commit"]), st.integers(1, 60), st.booleans()),
+    limits=st.tuples(st.sampled_from([0, 10, 39]), st.sampled_from([0, 40]), st.sampled_from([0, 30])),
+)
+def test_whatever_is_done_to_the_cache_texts_stay(
+    primary: str,
+    actions: list[tuple[Any, ...]],
+    overlap: bool,
+    failed: set[int],
+    order: tuple[str, int, bool] | None,
+    limits: tuple[int, int, int],
+) -> None:
+    """Forwards fail and the scheduler breaks beside it. In the end ready prefixes hold what is pinned, nobody else."""
+    settings_ = config(max_pinned_pages=limits[0], cache_token_budget=limits[1], cache_max_prompt=limits[2])
+    plane = make_control_plane(primary, settings_)
+    if order is not None:
+        plane = make_faulty(plane, f"{order[0]}:{order[1]}:{'after' if order[2] else 'before'}")
+    loop = PrefixLoop(
+        plane, overlap=overlap, fail_steps=sorted(failed), fallback=lambda: make_control_plane("python", settings_)
+    )
+    asked = 0
+    for action in actions:
+        match action:
+            case ("add", prefix_id, tokens, pin):
+                loop.step(prefix(prefix_id, tokens, pin=pin))
+            case ("remove", prefix_id):
+                loop.step(RemovePrefix(prefix_id))
+            case ("clear",):
+                loop.step(ClearCache())
+            case ("ask", prompt, max_tokens):
+                loop.step(loop.request(prompt, max_tokens))
+                asked += 1
+            case ("abort", req_id) if req_id < asked:
+                loop.step(AbortRequest(req_id))
+            case ("step", count):
+                for _ in range(count):
+                    loop.step()
+    loop.run()
+    loop.check_texts()
+    assert set(loop.reasons) == set(range(asked)), "each request has one end"
+    assert all(one.is_ready for one in loop.states().values())
+    assert len(loop.cleared) == sum(action[0] == "clear" for action in actions)
+    pins = sum(one.num_tokens // PAGE for one in loop.states().values() if one.is_pinned)
+    assert loop.num_pinned_pages <= pins <= limits[0] and (loop.num_pinned_pages > 0) == (pins > 0)
+    stats = loop.loop.control_plane.stats()
+    assert stats.num_held_pages == 0 and stats.num_protected_pages == loop.num_pinned_pages
+    for state in loop.states().values():
+        if state.is_pinned:
+            tokens = loop.prefix_tokens(state.prefix_id)
+            assert loop.ask([*tokens, 251][: CONTEXT - 1], 1) >= (len(tokens) - 1) // PAGE * PAGE
+    loop.run(*(RemovePrefix(i) for i in range(8)))
+    assert loop.num_pinned_pages == 0 and loop.loop.prefixes._root.children == {}

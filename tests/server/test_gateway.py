@@ -1,0 +1,74 @@
+"""Who owns the port."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from minisgl import _rust
+from minisgl.server.gateway import SOCKET, FrontEnd
+from tests.helpers.gateway import PassesOn
+
+
+@pytest.fixture
+def port() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def test_the_gateway_gets_the_port_and_python_a_socket_behind_it(
+    monkeypatch: pytest.MonkeyPatch, port: socket.socket, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(_rust, "Gateway", PassesOn, raising=False)
+    address = port.getsockname()
+    with FrontEnd.open("auto", port, tmp_path, "engine") as found:
+        assert (found.name, found.address) == ("rust", address)
+        assert found.listener.getsockname() == str(tmp_path / SOCKET)
+        assert port.fileno() == -1, "the gateway has a descriptor of its own"
+        with socket.create_connection(address) as client:
+            found.listener.settimeout(10)
+            served, _ = found.listener.accept()
+            with served:
+                client.sendall(b"ping")
+                assert served.recv(100) == b"ping"
+    with pytest.raises(OSError):
+        socket.create_connection(address)
+
+
+def test_python_serves_where_it_is_asked_to(
+    monkeypatch: pytest.MonkeyPatch, port: socket.socket, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(_rust, "Gateway", PassesOn, raising=False)
+    with FrontEnd.open("python", port, tmp_path, "engine") as found:
+        assert (found.name, found.listener, found.gateway) == ("python", port, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def refuses(listener_fd: int, engine: str, fallback: str) -> None:
+    raise OSError("no threads left")
+
+
+@pytest.mark.parametrize(
+    ("gateway", "why"), [(None, "the extension was built without it"), (refuses, "no threads left")]
+)
+@pytest.mark.parametrize("asked", ["rust", "auto"])
+def test_a_gateway_that_cannot_start_says_why_and_python_serves(
+    gateway: object,
+    why: str,
+    asked: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    port: socket.socket,
+    tmp_path: Path,
+) -> None:
+    caplog.set_level(logging.INFO, "minisgl")
+    monkeypatch.setattr(_rust, "Gateway", gateway, raising=False)
+    with FrontEnd.open(asked, port, tmp_path, "engine") as found:
+        assert (found.name, found.listener, found.gateway) == ("python", port, None)
+        assert port.fileno() >= 0
+    assert [record.getMessage() for record in caplog.records] == [f"the Python front end serves: no gateway: {why}"]
+    assert list(tmp_path.iterdir()) == []

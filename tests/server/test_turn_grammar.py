@@ -1,0 +1,189 @@
+"""Grammars of answers with calls: what they accept, the parser of the format finds; what they must not accept."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from minisgl.grammar.check import validate
+from minisgl.grammar.sources import GrammarSource
+from minisgl.parsers.answer import Thinking
+from minisgl.parsers.api import CallArguments, CallBegun
+from minisgl.parsers.choice import THINK, TOOL_FORMATS, new_parser
+from minisgl.sampling_params import ParamError
+from minisgl.server import turn_grammar
+from minisgl.server.tools import Tool, ToolUse, tool_use
+from minisgl.server.turn_grammar import TurnGrammar, needs_grammar
+from minisgl.tokenizer import Tokenizer
+
+CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CITY["additionalProperties"] = False
+TOOLS = [
+    Tool.model_validate({"type": "function", "function": {"name": "weather", "strict": True, "parameters": CITY}}),
+    Tool.model_validate({"type": "function", "function": {"name": "now"}}),
+]
+NAMED = {"type": "function", "function": {"name": "weather"}}
+PARIS = '{"name": "weather", "arguments": {"city": "Paris"}}'
+NOW = '{"name": "now", "arguments": {}}'
+BAD = '{"name": "weather", "arguments": {"town": "Paris"}}'
+TEXTS: dict[str, Callable[..., str]] = {
+    "hermes": lambda *calls: "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls),
+    "mistral": lambda *calls: f"[TOOL_CALLS][{', '.join(calls)}]",
+    "json": lambda *calls: calls[0] if len(calls) == 1 else f"[{', '.join(calls)}]",
+    "llama3_json": lambda *calls: "; ".join(calls).replace("arguments", "parameters"),
+    "pythonic": lambda *calls: "; ".join(calls).replace("arguments", "parameters"),
+}
+
+
+@cache
+def tokenizer(name: str) -> Tokenizer:
+    if name == "bytes":
+        return Tokenizer.echo()
+    data = os.environ.get("MINISGL_DATA")
+    if not data:
+        pytest.skip("needs MINISGL_DATA")
+    return Tokenizer.load(Path(data) / "tokenizers" / name)
+
+
+@cache
+def library(name: str) -> Any:
+    return LLTokenizer(tokenizer(name).to_json(), n_vocab=tokenizer(name).num_ids)
+
+
+def accepts(name: str, grammar: str, text: str) -> bool:
+    matcher = LLMatcher(library(name), grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = tokenizer(name).encode(text, add_special_tokens=False).tolist()
+    return int(matcher.try_consume_tokens(ids)) == len(ids) and bool(matcher.is_accepting())
+
+
+def asked(choice: Any, parallel: bool | None = None) -> ToolUse:
+    found = tool_use(TOOLS, choice, parallel)
+    assert found is not None
+    return found
+
+
+def grammar(name: str, tools: str | None, use: ToolUse | None, thinking: Thinking | None = None, **more: Any) -> str:
+    found = TurnGrammar(tokenizer(name).token_id, thinking, None if tools is None else TOOL_FORMATS[tools], use, **more)
+    return found.text()
+
+
+def calls(tools: str, text: str) -> list[tuple[str, Any]]:
+    parser = new_parser(TOOL_FORMATS[tools], THINK, frozenset({"weather", "now"}))
+    parts = parser.push(text) + parser.finish()
+    names = [part.name for part in parts if isinstance(part, CallBegun)]
+    arguments = [""] * len(names)
+    for part in parts:
+        if isinstance(part, CallArguments):
+            arguments[part.index] += part.text
+    return list(zip(names, map(json.loads, arguments), strict=True))
+
+
+KINDS = [("bytes", tools) for tools in TOOL_FORMATS] + [("qwen3", "hermes"), ("mistral-v3", "mistral")]
+
+
+@pytest.mark.parametrize(("name", "tools"), KINDS)
+def test_calls_that_are_required(name: str, tools: str) -> None:
+    text = TEXTS[tools]
+    required = grammar(name, tools, asked("required"))
+    for accepted in (text(PARIS), text(NOW), text(PARIS, NOW), text(NOW, NOW, PARIS)):
+        assert accepts(name, required, accepted)
+        assert len(calls(tools, accepted)) == accepted.count('"name"')
+    for refused in ("Hello", "", text(BAD), text(PARIS) + " bye", text('{"name": "x", "arguments": {}}')):
+        assert not accepts(name, required, refused)
+    one = grammar(name, tools, asked("required", False))
+    assert accepts(name, one, text(NOW)) and not accepts(name, one, text(NOW, NOW))
+    named = grammar(name, tools, asked(NAMED))
+    assert accepts(name, named, text(PARIS))
+    assert not accepts(name, named, text(NOW)) and not accepts(name, named, text(PARIS, PARIS))
+
+
+@pytest.mark.parametrize(("name", "tools"), KINDS)
+def test_where_the_model_decides_only_calls_are_bound(name: str, tools: str) -> None:
+    text = TEXTS[tools]
+    free = grammar(name, tools, asked("auto"))
+    for accepted in ("Hello <b> {}", "", text(PARIS), text(NOW, PARIS), text('{"name": "now", "arguments": {"x": 1}}')):
+        assert accepts(name, free, accepted), accepted
+    assert not accepts(name, free, text(BAD))
+    assert accepts(name, free, "Well. " + text(PARIS)) or tools not in ("hermes", "mistral")
+    one = grammar(name, tools, asked("auto", False))
+    assert accepts(name, one, text(PARIS)) and not accepts(name, one, text(PARIS, PARIS))
+
+
+@pytest.mark.parametrize(("name", "tools"), KINDS)
+def test_what_is_thought_is_free(name: str, tools: str) -> None:
+    answer = TEXTS[tools](PARIS)
+    for source in (None, GrammarSource("json_schema", CITY, "response_format")):
+        use = asked("required") if source is None else None
+        answer = TEXTS[tools](PARIS) if source is None else '{"city": "Rome"}'
+        maybe = grammar(name, tools, use, THINK, source=source)
+        assert accepts(name, maybe, answer) and accepts(name, maybe, f"<think>\nhm {{\n</think>\n\n{answer}")
+        opened = grammar(name, tools, use, replace(THINK, is_open=True), source=source)
+        assert accepts(name, opened, f"\nhm {{</think>\n\n{answer}") and not accepts(name, opened, answer)
+        closed = grammar(name, tools, use, replace(THINK, is_open=False), source=source)
+        assert accepts(name, closed, answer) and not accepts(name, closed, f"<think>hm</think>{answer}")
+
+
+def test_a_form_and_calls() -> None:
+    source = GrammarSource("json_schema", CITY, "response_format")
+    found = grammar("bytes", "hermes", asked("auto"), source=source)
+    assert accepts("bytes", found, '{"city": "Rome"}') and accepts("bytes", found, TEXTS["hermes"](PARIS))
+    assert not accepts("bytes", found, "Hello")
+
+
+def test_only_what_binds_needs_one() -> None:
+    loose = [Tool.model_validate({"type": "function", "function": {"name": "now"}})]
+    assert not needs_grammar(None) and not needs_grammar(tool_use(loose, "auto", None))
+    assert needs_grammar(tool_use(loose, "auto", False)) and needs_grammar(tool_use(loose, "required", None))
+    assert needs_grammar(tool_use(TOOLS, None, None))
+
+
+def test_what_is_wrong_with_a_tool_is_named() -> None:
+    bad = Tool.model_validate(
+        {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"format": "no-such"}}}}}
+    )
+    with pytest.raises(ParamError) as error:
+        grammar("bytes", "json", tool_use([*TOOLS, bad], "required", None))
+    assert error.value.field == "tools.2.function.parameters.properties.a.format"
+
+
+def test_many_tools_are_compiled_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And to find the one to name, a few times."""
+    compiled = 0
+
+    def counted(text: str, field: str, value: object = None) -> None:
+        nonlocal compiled
+        compiled += 1
+        validate(text, field, value)
+
+    monkeypatch.setattr(turn_grammar, "validate", counted)
+    functions = [{"name": f"f{i}", "parameters": CITY} for i in range(256)]
+    many = [Tool.model_validate({"type": "function", "function": function}) for function in functions]
+    grammar("bytes", "json", tool_use(many, "required", None))
+    assert compiled == 2
+    many[200].function.parameters = {"type": "object", "properties": {"a": {"type": "string", "format": "no-such"}}}
+    with pytest.raises(ParamError) as error:
+        grammar("bytes", "json", tool_use(many, "required", None))
+    assert error.value.field == "tools.200.function.parameters.properties.a.format" and compiled <= 2 + 1 + 8 + 1
+    for tool in many:
+        tool.function.parameters = {**CITY, "description": "x" * 2000}
+    with pytest.raises(ParamError) as error:
+        grammar("bytes", "json", tool_use(many, "required", None))
+    assert error.value.field == "tools"
+
+
+def test_arguments_are_those_that_are_named() -> None:
+    """A function without parameters gets none, one without a schema of them any."""
+    schemas = ({"type": "object", "properties": {}}, {"type": "object"}, CITY)
+    for schema, allowed in zip(schemas, (False, True, False), strict=True):
+        tool = Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": schema}})
+        text = grammar("bytes", "json", tool_use([tool], "required", None))
+        assert accepts("bytes", text, '{"name": "f", "arguments": {"city": "x", "b": 1}}') is allowed

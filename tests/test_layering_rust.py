@@ -1,0 +1,65 @@
+"""What holds of the crates by their sources: the core is pure, `unsafe` stands where it must."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+
+from tests.test_layering import ROOT
+
+CORE = ROOT / "rust" / "minisgl-core"
+CORE_MAY_DEPEND_ON: set[str] = set()
+IMPURE = re.compile(r"\bstd::(?:env|fs|io|net|process|thread|time|os)\b|\bunsafe\b(?!_code)|\bprint(?:ln)?!")
+
+
+def without_comments(source: str) -> str:
+    return re.sub(r"//.*", "", source)
+
+
+def test_the_core_depends_on_nothing_impure() -> None:
+    manifest = tomllib.loads((CORE / "Cargo.toml").read_text())
+    assert set(manifest.get("dependencies", {})) <= CORE_MAY_DEPEND_ON
+    assert not set(manifest.get("build-dependencies", {}))
+    assert "target" not in manifest
+
+
+def test_the_core_is_pure() -> None:
+    assert "#![forbid(unsafe_code)]" in without_comments((CORE / "src" / "lib.rs").read_text())
+    for file in (CORE / "src").rglob("*.rs"):
+        assert not IMPURE.search(without_comments(file.read_text())), file
+
+
+@pytest.mark.parametrize("source", ["use std::time::Instant;", "unsafe { x() }", "std::env::var(name)", 'println!("")'])
+def test_planted_impurity_is_noticed(source: str) -> None:
+    assert IMPURE.search(without_comments(source))
+
+
+# Where `unsafe` may stand, each with its reason beside it: an allocator that counts, buffers and descriptors of
+# Python's, and of the CPU engine what computes on raw memory or shares it between threads.
+UNSAFE = re.compile(
+    r"minisgl-core/tests/warm_decode_step_allocates_nothing\.rs|minisgl-py/src/(?:buffers|cpu_engine|gateway)\.rs"
+    r"|minisgl-cpu/src/(?:files/mapping|threads|kv|kv/(?:memory|put)|kernels/.*|attention/.*|weights/.*|model/.*)\.rs"
+    r"|minisgl-cpu/(?:tests|benches|examples)/.*\.rs"
+)
+
+
+def test_unsafe_stands_where_it_must() -> None:
+    files = [
+        f.relative_to(ROOT / "rust").as_posix()
+        for f in (ROOT / "rust").rglob("*.rs")
+        if re.search(r"\bunsafe\b(?!_code)", without_comments(f.read_text()))
+    ]
+    assert [f for f in files if not UNSAFE.fullmatch(f)] == []
+
+
+def test_rust_lines_are_as_long_as_those_of_python() -> None:
+    crates = ("minisgl-core", "minisgl-loadgen", "minisgl-py")
+    files = [file for crate in crates for file in (ROOT / "rust" / crate).rglob("*.rs")]
+    assert [file for file in files if any(len(line) > 120 for line in file.read_text().splitlines())] == []
+
+
+def test_panics_unwind() -> None:
+    profile = tomllib.loads((ROOT / "Cargo.toml").read_text())["profile"]
+    assert profile["release"]["panic"] == "unwind"

@@ -1,0 +1,114 @@
+"""What the page's modules compute, by themselves in a browser."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.helpers.browser import Tab, tab
+from tests.helpers.server import frontend
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def page(chromium: Any) -> Iterator[Tab]:
+    with frontend() as running, tab(chromium, running.url) as found:
+        found.open()
+        yield found
+
+
+def run(page: Tab, module: str, code: str, *given: Any) -> Any:
+    """`code` is an expression of `m`, the module, and `given`."""
+    source = f"async ([url, ...given]) => {{ const m = await import(url); return {code}; }}"
+    return page.page.evaluate(source, [f"{page.url}/web/js/{module}.js", *given])
+
+
+def step(number: int, rows: list[list[Any]], **more: Any) -> dict[str, Any]:
+    return {
+        "step": number,
+        "rows": rows,
+        "finished": [],
+        "retracted": [],
+        "num_retracted": 0,
+        "waiting": 0,
+        "free": 9,
+    } | more
+
+
+def test_events_are_the_same_wherever_they_are_cut(page: Tab) -> None:
+    text = 'event: stats\r\ndata: {"a":1}\r\n\r\n: a comment\n\ndata: x\ndata: y\n\ndata: [DONE]\n\ndata: half'
+    whole = [["stats", '{"a":1}'], ["message", "x\ny"], ["message", "[DONE]"]]
+    take = "(e => given[0].flatMap(one => e.take(one)).map(one => [one.event, one.data]))(new m.Events())"
+    for size in (1, 2, 3, 7, 1000):
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        assert run(page, "sse", take, pieces) == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("one\ntwo", ""),
+        ("one\n\ntwo", "one\n\n"),
+        ("```\na\n\nb\n", ""),
+        ("```\na\n\nb\n```\nc", "```\na\n\nb\n```\n"),
+        ("~~~\n```\n\n~~~\nx", "~~~\n```\n\n~~~\n"),
+        ("a\n\n````\n```\n\n", "a\n\n"),
+        ("```not `code`\n\nb", "```not `code`\n\n"),
+    ],
+)
+def test_blocks_end_where_markdown_ends_them(page: Tab, text: str, whole: str) -> None:
+    assert text[: run(page, "markdown", "m.lastBorder(given[0], 0)", text)] == whole
+
+
+def test_each_request_keeps_its_lane_until_it_ends(page: Tab) -> None:
+    steps = [
+        step(1, [[5, "prefill", 64, 32, 96], [6, "prefill", 8, 0, 8]]),
+        step(2, [[5, "decode", 1, 0, 97], [6, "decode", 1, 0, 9]], finished=[[5, "stop"]]),
+        step(3, [[6, "decode", 1, 0, 10], [7, "prefill", 4, 0, 4]]),
+        step(4, [[7, "decode", 1, 0, 5]], retracted=[6], num_retracted=1),
+    ]
+    code = """(l => { l.take(given[0]);
+        return l.columns.map(c => c.cells.map(one => [one.request, one.lane, one.mark])); })(new m.Lanes())"""
+    assert run(page, "lanes", code, steps) == [
+        [[5, 0, ""], [6, 1, ""]],
+        [[5, 0, "end"], [6, 1, ""]],
+        [[6, 1, ""], [7, 0, ""]],
+        [[7, 0, ""], [6, 1, "retracted"]],
+    ]
+    again = """(l => { l.take(given[0]); l.take(given[1], 9);
+        return l.columns.at(-1).cells[0].lane; })(new m.Lanes())"""
+    assert run(page, "lanes", again, steps[:2], [step(90, [[8, "decode", 1, 0, 5]])]) == 0  # 6 ended unseen
+    restarted = "(l => { l.take(given[0]); l.take(given[1]); return l.columns.length; })(new m.Lanes())"
+    assert run(page, "lanes", restarted, steps, steps[:1]) == 1
+
+
+def test_the_tree_puts_children_below_their_parents(page: Tab) -> None:
+    nodes = [{"id": one, "parent": parent, "tokens": 9} for one, parent in ((3, 2), (4, 1), (1, 0), (5, 99), (2, 1))]
+    found = run(page, "tree", "m.ordered(given[0]).map(([node, level]) => [node.id, level])", nodes)
+    assert found == [[1, 0], [4, 1], [2, 1], [3, 2], [5, 0]]
+
+
+def test_a_request_is_the_same_for_a_shell_and_python(page: Tab) -> None:
+    sent = {
+        "model": "m",
+        "messages": [{"role": "user", "content": 'it\'s "so"\n$HOME `x` \\ é'}],
+        "seed": 3,
+        "top_k": 4,
+        "stream": True,
+    }
+    curl = shlex.split(run(page, "request", "m.asCurl(given[0], true)", sent))
+    assert json.loads(curl[curl.index("-d") + 1]) == sent
+    assert "Authorization: Bearer $MINISGL_API_KEY" in curl
+    python = run(page, "request", "m.asPython(given[0], false)", sent)
+    called: dict[str, Any] = {}
+    start = python.index("stream = client.chat.completions.create(") + len("stream = client.chat.completions.create")
+    exec("called.update(dict" + python[start : python.index("for chunk")] + ")", {"called": called})
+    assert called == {
+        **{name: sent[name] for name in ("model", "messages", "seed", "stream")},
+        "extra_body": {"top_k": 4},
+    }

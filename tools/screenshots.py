@@ -1,0 +1,72 @@
+"""Pictures of the page for the docs, from real servers: `python -m tools.screenshots [FOLDER]`, by default docs/img.
+
+A conversation with the embedded SmolLM2, then what the server does and its scheduler under the demo load. Needs
+Playwright and chromium, as `make browser-test` does.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.helpers import browser
+from tests.helpers.e2e import serving
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "img"
+WIDE = {"width": 1280, "height": 800}
+PHONE = {"width": 390, "height": 780}
+WATCHED_MS = 12_000  # until there is something to see
+
+
+def shoot(page: Any, folder: Path, name: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=str(folder / f"{name}.png"))
+    print(f"{name}.png")
+
+
+def chat(chromium: Any, folder: Path) -> None:
+    with serving("--model", "smollm2") as server:
+        for name, viewport, scheme in (("chat", WIDE, "light"), ("chat-phone", PHONE, "dark")):
+            with browser.tab(chromium, server.url, viewport=viewport, color_scheme=scheme) as tab:
+                page = tab.open()
+                for field, value in (("temperature", "0"), ("max_tokens", "120")):
+                    page.eval_on_selector(
+                        f"#set-{field}", f"e => {{ e.value = '{value}'; e.dispatchEvent(new Event('input')); }}"
+                    )
+                for text in ("What is the capital of France?", "Write a Python function that adds two numbers."):
+                    tab.ask(text)
+                    tab.answered()
+                shoot(page, folder, name)
+                tab.check()
+
+
+def load(chromium: Any, folder: Path) -> None:
+    with serving("--engine", "sim", "--demo-load") as server:
+        for name, view, scheme in (
+            ("live", "live", "light"),
+            ("scheduler", "scheduler", "light"),
+            ("scheduler-dark", "scheduler", "dark"),
+        ):
+            with browser.tab(chromium, server.url, viewport=WIDE, color_scheme=scheme) as tab:
+                page = tab.open(view)
+                if view == "scheduler":
+                    page.wait_for_selector("#slow:visible")
+                    page.eval_on_selector("#slow", "e => { e.value = 50; e.dispatchEvent(new Event('change')); }")
+                page.wait_for_timeout(WATCHED_MS)
+                shoot(page, folder, name)
+                tab.check()
+
+
+def main(folder: Path = FOLDER) -> int:
+    if (reason := browser.missing()) is not None:
+        print(f"screenshots: {reason}", file=sys.stderr)
+        return 1
+    with browser.browser() as chromium:
+        chat(chromium, folder)
+        load(chromium, folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(Path, sys.argv[1:2])))
