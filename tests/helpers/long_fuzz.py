@@ -10,7 +10,7 @@ from collections.abc import Callable
 from random import SystemRandom
 from typing import Any
 
-from hypothesis import seed, settings
+from hypothesis import HealthCheck, seed, settings
 
 EXAMPLES_A_RUN = 1000
 
@@ -20,7 +20,8 @@ def for_long(check: Callable[..., None], given: Callable[..., Any], config: sett
     first = SystemRandom().randrange(2**32)
     for number in range(-(-max_examples // EXAMPLES_A_RUN)):
         count = min(EXAMPLES_A_RUN, max_examples - number * EXAMPLES_A_RUN)
-        of_run = settings(config, max_examples=count, derandomize=False, database=None)
+        others = {"derandomize": False, "database": None, "suppress_health_check": list(HealthCheck)}
+        of_run = settings(config, max_examples=count, **others)
         try:
             seed(first + number)(of_run(given(check)))()
         except BaseException as error:

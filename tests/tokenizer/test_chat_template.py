@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -310,3 +311,17 @@ def test_a_template_that_runs_away_is_stopped(loop: str, monkeypatch: pytest.Mon
     source = "{% for i in range(99999) %}{% for j in range(99999) %}" + loop + "{{ '' }}{% endfor %}{% endfor %}"
     with pytest.raises(ChatTemplateError, match="too long a prompt"):
         ChatTemplate(source, {}).render([USER])
+
+
+@pytest.mark.parametrize("shown", ["{{ %s }}", "{%% set x = %s %%}", "{{ x ~ %s }}", "{{ (%s) | trim }}"])
+def test_constants_of_a_branch_not_taken_are_not_computed(shown: str) -> None:
+    size = 2**22
+    text = "'a'" + " * 2" * 22
+    tracemalloc.start()
+    try:
+        template = ChatTemplate("{% if nothing %}" + shown % text + "{% endif %}x", {})
+        assert template.render([{"role": "user", "content": "a"}]) == "x"
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < size / 2
