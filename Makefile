@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-lo
 # part in how make deals out jobs.
 CARGO := $(if $(shell command -v timeout),timeout --foreground 900,) env -u MAKEFLAGS -u MFLAGS cargo
 
-.PHONY: install serve test lint python-lint rust-lint rust-test python-test avx2-test slow-test client-test browser-test screenshots fmt bench \
+.PHONY: install serve test lint python-lint rust-lint rust-test python-test avx2-test slow-test client-test browser-test screenshots recording fmt bench \
 	client-environments replay clean
 
 install: $(STAMP)
@@ -119,6 +119,16 @@ $(BROWSER)/.installed: tests/web/requirements.txt
 # Pictures of the page, from real servers, for the docs.
 screenshots: install $(BROWSER)/.installed
 	PYTHONPATH=$$($(BROWSER)/bin/python -c 'import site; print(site.getsitepackages()[0])') $(BIN)/python -m tools.screenshots
+
+# A terminal of a real run, as the README shows it; pyte, an emulator of terminals, in a folder of its own.
+RECORDING := .clients/recording
+recording: install $(RECORDING)/.installed
+	PYTHONPATH=$(RECORDING) $(BIN)/python -m tools.recording
+
+$(RECORDING)/.installed: tools/recording.txt
+	rm -rf $(@D)
+	$(BIN)/python -m pip install --quiet --target $(@D) --requirement $<
+	touch $@
 
 # Recorded decisions of the scheduler, driven again and compared.
 replay: install
