@@ -14,6 +14,7 @@ ROOT = TESTS.parent
 PACKAGE = ROOT / "python" / "minisgl"
 ACROSS = {
     "clients": "what others have written to talk to such a server",
+    "deploy": "what starts and watches servers elsewhere: deploy/",
     "e2e": "whole servers and commands",
     "gateway": "both front ends under the same requests, and what breaks between them",
     "gpu": "what needs a GPU",
