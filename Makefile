@@ -15,7 +15,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-lo
 CARGO := $(if $(shell command -v timeout),timeout --foreground 900,) env -u MAKEFLAGS -u MFLAGS cargo
 
 .PHONY: install serve test lint python-lint rust-lint rust-test python-test avx2-test slow-test client-test browser-test screenshots recording fmt bench \
-	client-environments replay clean
+	client-environments replay wheel wheel-test clean
 
 install: $(STAMP)
 
@@ -116,6 +116,28 @@ $(BROWSER)/.installed: tests/web/requirements.txt
 	npm install --prefix $(@D)/node --no-package-lock --no-audit --no-fund --loglevel error)
 	touch $@
 
+# A wheel for every Python from 3.11 on, in dist/. Under Linux zig, from PyPI, links it for glibc 2.17, which is older than
+# any that is still served; elsewhere it is for machines like this one. It names no folder of the machine that built it.
+WHEEL := .clients/wheel
+ZIG := $(if $(filter Linux,$(shell uname -s)),--zig --compatibility manylinux2014)
+wheel: $(WHEEL)/.installed
+	$(call need,cargo,install Rust 1.89 or newer)
+	rm -f dist/minisgl-*.whl
+	PATH="$(abspath $(WHEEL)/bin):$$PATH" \
+	RUSTFLAGS="--remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=cargo --remap-path-prefix=$(CURDIR)=minisgl" \
+	env -u MAKEFLAGS -u MFLAGS maturin build --release --locked $(ZIG) --out dist
+	$(if $(ZIG),$(WHEEL)/bin/auditwheel show dist/minisgl-*.whl)
+
+# That wheel in an environment of its own, without cargo, a compiler and torch, serves the embedded model.
+wheel-test:
+	@ls dist/minisgl-*.whl >/dev/null 2>&1 || $(MAKE) --no-print-directory wheel
+	$(PYTHON) tools/try_wheel.py dist/minisgl-*.whl $(SMOLLM2)
+
+$(WHEEL)/.installed: Makefile
+	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet 'maturin>=1.7,<2' 'ziglang>=0.13' 'auditwheel>=6'
+	touch $@
+
 # Pictures of the page, from real servers, for the docs.
 screenshots: install $(BROWSER)/.installed
 	PYTHONPATH=$$($(BROWSER)/bin/python -c 'import site; print(site.getsitepackages()[0])') $(BIN)/python -m tools.screenshots
@@ -143,4 +165,4 @@ bench: install
 	$(BIN)/python -m benchmark.offline.decode_speed
 
 clean:
-	rm -rf $(VENV) target .clients
+	rm -rf $(VENV) target .clients dist

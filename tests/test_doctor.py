@@ -83,26 +83,32 @@ def test_a_missing_package_is_a_finding(capsys: pytest.CaptureFixture[str], monk
     real = importlib.metadata.version
 
     def version(name: str) -> str:
-        if name == "gguf":
+        if name in ("httpx", "gguf"):
             raise importlib.metadata.PackageNotFoundError(name)
         return real(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     code, found = findings(capsys)
     assert code == 0
-    assert found["packages", "gguf"]["ok"] is False
-    assert "make install" in found["packages", "gguf"]["detail"]
+    assert found["packages", "httpx"]["ok"] is False
+    assert found["packages", "httpx"]["detail"] == "missing: pip install httpx"
+    assert found["packages", "gguf"]["ok"] is None
+    assert found["packages", "gguf"]["detail"] == "not installed (optional): pip install 'minisgl[torch]'"
 
 
-def test_a_missing_torch_leaves_the_echo_engine(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_torch_is_no_fault(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # importing it raises ImportError
     monkeypatch.delitem(sys.modules, "minisgl.engine.torch_engine", raising=False)
     code, found = findings(capsys)
-    assert code == 0, "the echo engine still serves"
-    assert not found["devices", "torch"]["ok"]
-    assert not found["engines", "torch"]["ok"]
+    assert code == 0
+    for section, name, extra in (
+        ("devices", "cuda", "cuda"),
+        ("engines", "torch", "torch"),
+        ("engines", "cuda", "cuda"),
+    ):
+        assert found[section, name]["ok"] is None
+        assert found[section, name]["detail"] == f"torch is not installed: pip install 'minisgl[{extra}]'"
+    assert found["engines", "cpu"]["ok"], found["engines", "cpu"]["detail"]
     assert found["engines", "echo"]["ok"]
 
 

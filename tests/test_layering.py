@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"scheduler.policies"},  # for the names of the cache policies
     "spellings": {"config"},
     "version": set(),
+    "extras": {"config"},
     "rope": set(),
     "message": {"sampling_params", "step"},
     "heartbeat": {"message"},
@@ -45,12 +46,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "attention": {"kernels"},
     "layers": {"attention", "kernels", "distributed", "rope"},
     "models": {"layers", "attention", "config", "distributed", "rope"},
-    "weights": {"progress", "config", "envs", "distributed", "made_once", "_rust"},
+    "weights": {"progress", "config", "envs", "extras", "distributed", "made_once", "_rust"},
     # text and tokens of one answer
     "grammar": {"config", "memory", "sampling_params", "step", "tokenizer", "_rust"},
     "parsers": {"tokenizer"},
     "engine": {
         "grammar.slots",
+        "extras",
         "progress",
         "models",
         "weights",
@@ -68,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # where scheduler and engine meet
     "runner": {
         "envs",
+        "extras",
         "_rust",  # the pool
         "distributed",
         "progress",
@@ -83,7 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "weights.sources",
     },
     # text and HTTP
-    "tokenizer": {"config", "step", "envs", "made_once"},
+    "tokenizer": {"config", "step", "envs", "extras", "made_once"},
     "metrics": {"message"},
     "frontend": {"message", "heartbeat", "tokenizer", "metrics", "sampling_params", "step"},
     "server": {
@@ -158,7 +161,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config",
         "early_tokenizer",
     },
-    "doctor": {"scheduler", "engine", "weights", "attention", "server", "config", "envs", "_rust"},  # tries everything
+    "doctor": {
+        "scheduler",
+        "engine",
+        "weights",
+        "attention",
+        "server",
+        "config",
+        "envs",
+        "extras",
+        "_rust",
+    },  # tries everything
     "cli": {
         "scheduler",
         "supervisor",
@@ -189,6 +202,7 @@ NO_TORCH = (
     "message",
     "metrics",
     "config",
+    "extras",
     "step",
     "sampling_params",
     "spellings",
@@ -331,6 +345,16 @@ def test_importing_them_brings_no_torch() -> None:
     loaded = set(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
     assert "minisgl" in loaded
     assert HEAVY.isdisjoint(loaded)
+
+
+def test_importing_the_package_brings_little() -> None:
+    """Whoever writes `import minisgl`, or asks for a command's help, waits for no library that it does not use then."""
+    heavy = HEAVY | {"numpy", "tokenizers", "pydantic", "fastapi", "httpx", "huggingface_hub", "prometheus_client"}
+    for program in ("import minisgl", "import minisgl.cli"):
+        command = [sys.executable, "-c", f"{program}; import sys; print(*sys.modules)"]
+        loaded = set(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+        assert "minisgl" in loaded
+        assert heavy.isdisjoint(loaded), f"{program} brings {', '.join(sorted(heavy & loaded))}"
 
 
 def test_the_environment_is_read_in_one_file() -> None:

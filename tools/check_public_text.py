@@ -49,8 +49,13 @@ UNCLEAR: dict[str, re.Pattern[str]] = {
 RECORDS = "benchmark/runs/"
 KNOWN = {(".ci/run", "folder beside the checkout")}
 """Where CI keeps the data of `MINISGL_DATA`; nobody else runs that file."""
-# crates.io appears in every Cargo.lock, as the name of the default registry
-ALLOWED = re.compile(r"registry\+https://github\.com/rust-lang/crates[.]io-index")
+# crates.io appears in every Cargo.lock, as the name of the default registry; the other one has torch without CUDA
+ALLOWED = re.compile(
+    r"registry\+https://github\.com/rust-lang/crates[.]io-index|--index[-]url https://download\.pytorch\.org/whl/cpu\b"
+)
+LOCK = "uv.lock"
+PUBLIC_PACKAGE = re.compile(r'"https:[/]{2}(?:pypi[.]org/simple|files[.]pythonhosted[.]org/packages/[^"]+)"')
+"""What a lock may name: nothing else, for a mirror looks like any address."""
 
 
 def host_pattern(host: str) -> dict[str, re.Pattern[str]]:
@@ -63,8 +68,11 @@ def findings(text: str, host: str = "", name: str = "") -> Iterator[tuple[int, s
     """(line number, kind, match) of everything that must not be public in the file `name`. `host`: the name of this
     machine."""
     patterns = PATTERNS | host_pattern(host) | ({} if name.startswith(RECORDS) else UNCLEAR)
+    allowed = ALLOWED
+    if name == LOCK:
+        allowed, patterns = PUBLIC_PACKAGE, patterns | {"package registry": re.compile(r"\w+://[^\s\"]*")}
     for number, line in enumerate(text.splitlines(), 1):
-        cleaned = ALLOWED.sub("", line)
+        cleaned = allowed.sub("", line)
         for kind, pattern in patterns.items():
             if (name, kind) not in KNOWN and (found := pattern.search(cleaned)):
                 yield number, kind, found.group(0)

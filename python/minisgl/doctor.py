@@ -18,13 +18,10 @@ from pathlib import Path
 
 from minisgl import envs
 from minisgl.config import EngineConfig
+from minisgl.extras import EXTRA_OF, TORCH_ENGINE, how_to_get, missing
 
 PACKAGES = (
-    "torch",
-    "transformers",
     "tokenizers",
-    "safetensors",
-    "gguf",
     "fastapi",
     "uvicorn",
     "httpx",
@@ -42,7 +39,16 @@ TINY_MODEL = {
     "vocab_size": 32,
     "max_position_embeddings": 32,
 }
-OPTIONAL_PACKAGES = ("flashinfer-python", "flash-attn", "modelscope", "triton")
+# package -> as it is imported
+OF_EXTRAS = {
+    "torch": "torch",
+    "transformers": "transformers",
+    "safetensors": "safetensors",
+    "gguf": "gguf",
+    "flashinfer-python": "flashinfer",
+    "matplotlib": "matplotlib",
+}
+OPTIONAL_PACKAGES = ("flash-attn", "modelscope", "triton")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,10 @@ def _packages() -> list[Finding]:
     found = [Finding("packages", "python", None, f"{platform.python_version()} on {platform.machine()}")]
     for name in PACKAGES:
         version = _version(name)
-        found.append(Finding("packages", name, version is not None, version or "missing: run make install"))
+        found.append(Finding("packages", name, version is not None, version or f"missing: pip install {name}"))
+    for name, imported in OF_EXTRAS.items():
+        how = f"not installed (optional): {how_to_get(EXTRA_OF[imported])}"
+        found.append(Finding("packages", name, None, _version(name) or how))
     for name in OPTIONAL_PACKAGES:
         found.append(Finding("packages", name, None, _version(name) or "not installed (optional)"))
     return found
@@ -84,9 +93,11 @@ def _extension() -> list[Finding]:
 
 def _devices() -> list[Finding]:
     found = [Finding("devices", "cpu", True, f"{os.cpu_count()} logical cores")]
+    if missing("torch"):
+        return [*found, Finding("devices", "cuda", None, f"torch is not installed: {how_to_get('cuda')}")]
     try:
         import torch
-    except ImportError as error:
+    except ImportError as error:  # installed, and broken
         return [*found, Finding("devices", "torch", False, str(error))]
     found[0] = Finding("devices", "cpu", True, f"{os.cpu_count()} logical cores, {torch.get_num_threads()} threads")
     found.append(_try("devices", "cpu types", _cpu_types))
@@ -140,7 +151,12 @@ def _try(section: str, name: str, probe: Callable[[], str]) -> Finding:
 
 
 def _backends() -> list[Finding]:
-    def torch_engine() -> str:
+    def torch_engine() -> Finding:
+        if absent := missing(*TORCH_ENGINE):
+            return Finding("engines", "torch", None, f"{absent[0]} is not installed: {how_to_get('torch')}")
+        return _try("engines", "torch", import_torch_engine)
+
+    def import_torch_engine() -> str:
         importlib.import_module("minisgl.engine.torch_engine")
         return "CPU; attention by torch SDPA"
 
@@ -159,6 +175,8 @@ def _backends() -> list[Finding]:
 
     def cuda_engine() -> Finding:
         """Without a device it can be imported, but does not serve."""
+        if absent := missing(*TORCH_ENGINE):
+            return Finding("engines", "cuda", None, f"{absent[0]} is not installed: {how_to_get('cuda')}")
         try:
             import torch
 
@@ -198,7 +216,7 @@ def _backends() -> list[Finding]:
 
     return [
         _try("engines", "cpu", cpu_engine),
-        _try("engines", "torch", torch_engine),
+        torch_engine(),
         cuda_engine(),
         _try("engines", "echo", echo_engine),
         _try("control planes", "python", control_plane("python")),

@@ -1,5 +1,5 @@
 """Neither process of a server has torch or transformers, and neither has the offline API, unless the torch engine
-computes."""
+computes. They do without whatever an extra of the package brings."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 from tests.helpers.e2e import serving, until
 from tests.helpers.engines import CPU
 
+OF_EXTRAS = ("torch", "transformers", "safetensors", "gguf", "sentencepiece", "google.protobuf", "matplotlib")
 HEAVY = ("libtorch", "/torch/", "/transformers/")
 FLAGS = {
     "echo": ("--engine", "echo"),
@@ -24,13 +25,28 @@ FLAGS = {
 }
 
 
+@pytest.fixture
+def alone(tmp_path: Path) -> dict[str, str]:
+    """The environment of a Python that finds nothing of the extras, as after `pip install minisgl`."""
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({OF_EXTRAS!r}))\n")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))}
+
+
+def test_nothing_of_the_extras_is_found(alone: dict[str, str]) -> None:
+    for name in OF_EXTRAS:
+        command = [sys.executable, "-c", f"import {name}"]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, **alone})
+        assert "ModuleNotFoundError" in done.stderr, name
+
+
 @pytest.mark.parametrize("engine", ["echo", "sim", CPU])
-def test_no_process_of_a_server_maps_torch(engine: str) -> None:
-    with serving(*FLAGS[engine]) as server:
+def test_no_process_of_a_server_maps_torch(engine: str, alone: dict[str, str]) -> None:
+    with serving(*FLAGS[engine], env=alone) as server:
         answer = httpx.get(f"{server.url}/health").json()
         assert answer["engine"] == engine
         body = {"model": "smollm2", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
         assert httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+        assert "<title>" in httpx.get(f"{server.url}/").text
         processes = [psutil.Process(server.process.pid), *server.children()]
         assert len(processes) == 2
         for process in processes:

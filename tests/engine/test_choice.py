@@ -149,6 +149,51 @@ def test_commands_refuse_by_the_flag(capsys: pytest.CaptureFixture[str]) -> None
         LLM("none", engine="echo", quantization="q8_0")
 
 
+class TestWithoutTorch:
+    @pytest.fixture(autouse=True)
+    def no_torch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.undo()
+        monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
+        monkeypatch.setattr(choice, "_looks_like_cuda", lambda: False)
+
+    def test_auto_is_the_cpu_engine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert choose_engine(EngineConfig()) == ("cpu", "")
+        monkeypatch.setattr(choice, "_looks_like_cuda", lambda: True)
+        name, hint = choose_engine(EngineConfig())
+        assert name == "cpu"
+        assert "torch is not installed: pip install 'minisgl[cuda]'" in hint
+
+    @pytest.mark.parametrize(
+        ("settings", "asked", "extra"),
+        [
+            ({"engine": "torch"}, "--engine torch", "torch"),
+            ({"engine": "torch", "device": "cuda:1"}, "--engine torch", "cuda"),
+            ({"device": "cuda"}, "--device cuda", "cuda"),
+            ({"dtype": "bfloat16"}, "--dtype bfloat16", "torch"),
+            ({"engine": "echo", "tp": 2}, "--tp 2", "torch"),
+        ],
+    )
+    def test_what_needs_it_says_how_to_get_it(self, settings: dict[str, Any], asked: str, extra: str) -> None:
+        with pytest.raises(ConfigError) as raised:
+            LLM("smollm2", log_level="error", **settings)
+        text = str(raised.value)
+        assert text.startswith(f"{asked}: ")
+        assert text.endswith(f"needs torch, which is not installed: pip install 'minisgl[{extra}]'")
+
+    def test_a_model_that_only_torch_may_know(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert pretend(monkeypatch, refuse) == []
+        with pytest.raises(
+            ConfigError, match=r"mamba is not supported; the torch engine.* pip install 'minisgl\[torch\]'"
+        ):
+            build_engine(EngineConfig(), lambda *_: None)
+
+    def test_the_command_says_it_in_a_line(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["generate", "--engine", "torch", "hi"]) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 1
+        assert said[0].startswith("minisgl generate: --engine torch: ")
+
+
 class TestCudaIsThere:
     @pytest.fixture(autouse=True)
     def nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import random
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -127,6 +128,13 @@ def test_what_transformers_cannot_convert_is_said(folder: Path, cache: Path, mon
     with pytest.raises(TokenizerError, match=what):
         Tokenizer.load(folder)
     assert [path for path in cache.iterdir() if path.is_dir()] == []
+
+
+def test_without_transformers_it_is_said_how_to_get_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _vocab_and_merges(folder)
+    monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not installed
+    with pytest.raises(TokenizerError, match=r"model: no tokenizer.json, .*: pip install 'minisgl\[torch\]'$"):
+        Tokenizer.load(folder)
 
 
 def test_a_folder_without_anything_is_said(folder: Path) -> None:

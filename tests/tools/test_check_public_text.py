@@ -64,6 +64,7 @@ GOOD = [
     'source = "registry+https://github.com/rust-lang/crates' + '.io-index"',
     "https://huggingface.co/Qwen/Qwen3-0.6B",
     "sk-learn, hf_hub, ghp_short",
+    "pip install torch --index" + "-url https://download.pytorch.org/whl/cpu",
 ]
 
 
@@ -86,6 +87,20 @@ def test_records_stay_as_they_were_written() -> None:
     assert len(list(findings(text, name="worklog/2026-01-01-x.md"))) == 2
     assert list(findings(text, name="benchmark/runs/2026-01-01-x/README.md")) == []
     assert list(findings("../share" + "d/data", name=".ci/run")) == []
+
+
+def test_a_lock_names_the_public_registry_and_no_other() -> None:
+    registry, package = "https://py" + "pi.org/simple", "https://files.python" + "hosted.org/packages/a/b.whl"
+    good = f'source = {{ registry = "{registry}" }}\n{{ url = "{package}", size = 1 }}'
+    assert list(findings(good, name="uv.lock")) == []
+    assert list(findings(good, name="pyproject.toml")) != []
+    for other in (
+        "https://mirror.example/packages/b.whl",
+        "file:///wheels/b.whl",
+        registry + ".example",
+        "git+ssh://x/y",
+    ):
+        assert [kind for _, kind, _ in findings(f'{{ url = "{other}" }}', name="uv.lock")] == ["package registry"]
 
 
 def test_says_the_line() -> None:

@@ -1,5 +1,5 @@
 """Which engine `--engine auto` means: torch with a CUDA device, else the CPU engine if it can run what is asked for,
-else torch.
+else torch. Without torch installed it is the CPU engine, or an error that says how to get torch.
 
 A flag that only one engine has decides; two flags for different engines are an error. The CPU engine says by
 `Unsupported` which models it cannot run. torch is not imported to find out that there is no GPU.
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from minisgl import envs
 from minisgl.config import ConfigError, EngineConfig, EngineName
+from minisgl.extras import TORCH_ENGINE, how_to_get, missing, need_torch_engine
 
 DRIVER = Path("/proc/driver/nvidia/version")
 DEVICES = ("nvidia[0-9]*", "nvidiactl", "dxg")  # below /dev; the last under Windows
@@ -20,17 +21,24 @@ TOOL = "nvidia-smi"
 
 
 def choose_engine(config: EngineConfig) -> tuple[EngineName, str]:
-    """The engine for `config`, and why it is not the CPU engine; empty if it is. A model that the CPU engine does not
-    support then goes to torch, unless a flag needs the CPU engine. Raises `ConfigError`."""
+    """The engine for `config`, and why it is not what one would expect; else empty. A model that the CPU engine does
+    not support then goes to torch, unless a flag needs the CPU engine. Raises `ConfigError`."""
     if config.engine != "auto":
+        if config.engine == "torch":
+            need_torch_engine("--engine torch: the torch engine", config.device)
         return config.engine, ""
     wanted, against = next(config.of_cpu_only(), ""), next(config.not_of_cpu(), "")
     if wanted and against:
         raise ConfigError(f"{wanted}: only the CPU engine has it, which has no {against}: leave one of them out")
     if against:
+        need_torch_engine(f"{against}: only the torch engine has it, which", config.device)
         return "torch", f"the CPU engine has no {against}"
-    if not wanted and config.device == "auto" and cuda_is_available():
-        return "torch", "there is a CUDA device"
+    if not wanted and config.device == "auto":
+        if absent := missing(*TORCH_ENGINE):
+            hint = f"there may be a CUDA device, and {absent[0]} is not installed: {how_to_get('cuda')}"
+            return "cpu", hint if _looks_like_cuda() else ""
+        if cuda_is_available():
+            return "torch", "there is a CUDA device"
     return "cpu", ""
 
 
@@ -41,12 +49,16 @@ def may_fall_back(config: EngineConfig) -> bool:
 
 def cuda_is_available() -> bool:
     """Whether torch can use a CUDA device; torch is asked only if something looks like one."""
-    if envs.cuda_visible_devices() in ("", "-1"):
-        return False
-    if not DRIVER.exists() and not any(any(DEV.glob(name)) for name in DEVICES) and shutil.which(TOOL) is None:
+    if not _looks_like_cuda():
         return False
     try:
         import torch
     except ImportError:
         return False
     return torch.cuda.is_available()
+
+
+def _looks_like_cuda() -> bool:
+    if envs.cuda_visible_devices() in ("", "-1"):
+        return False
+    return DRIVER.exists() or any(any(DEV.glob(name)) for name in DEVICES) or shutil.which(TOOL) is not None

@@ -15,6 +15,7 @@ from minisgl.config import ConfigError, EngineConfig, Limits, Unsupported
 from minisgl.distributed import ALONE, Group, GroupError
 from minisgl.engine.api import Engine, EngineInfo
 from minisgl.engine.choice import choose_engine, may_fall_back
+from minisgl.extras import need, need_torch_engine
 from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.progress import Report
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
@@ -57,10 +58,12 @@ def build_engine(
         except Unsupported as error:
             if not may_fall_back(asked):
                 raise
+            need_torch_engine(f"{error}; the torch engine, which may know it,", asked.device)
             report(f"engine: torch: {error}")
             config = msgspec.structs.replace(config, engine="torch")
     if config.tp == 1:
         return build_rank(config, ALONE, report)
+    need(f"--tp {config.tp}: a group of ranks", "torch")
     from minisgl.runner.ranks import RankEngine, Ranks
 
     config = _resolve(config, report)

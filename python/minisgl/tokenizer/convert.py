@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from minisgl import envs
+from minisgl.extras import how_to_get, missing
 from minisgl.made_once import made_once
 
 FORMAT = "1"  # part of the key: a change of what is written makes new folders
@@ -42,6 +43,8 @@ def sources(folder: Path) -> list[str]:
 def converted(folder: Path, say: Callable[[str], None]) -> Path:
     """A folder with the tokenizer.json and tokenizer_config.json that stand for the files of `folder`. Raises
     `NoConversion`."""
+    if missing("transformers"):
+        raise NoConversion(f"it is not installed: {how_to_get('torch')}")
 
     def make(partial: Path) -> None:
         say(f"converting the tokenizer of {folder.name} ({', '.join(sources(folder))}), once")

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from minisgl import _rust, envs
 from minisgl.config import ConfigError
+from minisgl.extras import need
 from minisgl.made_once import made_once
 from minisgl.progress import Report, track
 from minisgl.weights.gguf_config import ROPE_FACTORS
@@ -100,6 +101,7 @@ def decode(kind: str, data: bytes, row_bytes: int) -> Floats:
     try:
         return np.frombuffer(_rust.decode_blocks(kind, data), "<f4")
     except ValueError:
+        need(f"tensors of the type {kind}: reading them", "gguf")
         import gguf  # it is slower, and knows types that few models have
 
         rows = np.frombuffer(data, np.uint8).reshape(-1, row_bytes)

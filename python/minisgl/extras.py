@@ -1,0 +1,44 @@
+"""What is installed only with an extra of the package (`pip install 'minisgl[torch]'`), and what to say where it is
+missing.
+
+Keeps true: asking imports nothing; the error begins with what was asked for, and ends with the command that brings it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from minisgl.config import ConfigError
+
+# package as it is imported -> the smallest extra that brings it
+EXTRA_OF = {
+    "torch": "torch",
+    "transformers": "torch",
+    "safetensors": "torch",
+    "gguf": "torch",
+    "flashinfer": "cuda",
+    "matplotlib": "bench",
+}
+TORCH_ENGINE = ("torch", "safetensors")  # what it imports to load any model
+
+
+def missing(*packages: str) -> list[str]:
+    return [name for name in packages if importlib.util.find_spec(name) is None]
+
+
+def how_to_get(extra: str) -> str:
+    return f"pip install 'minisgl[{extra}]'"
+
+
+def need(asked: str, *packages: str, extra: str = "") -> None:
+    """Raises `ConfigError` if one of `packages` is not installed. `asked`: the flag and its value, or what else needs
+    them; `extra`: a larger one than theirs."""
+    if absent := missing(*packages):
+        verb = "is" if len(absent) == 1 else "are"
+        extra = extra or EXTRA_OF[absent[0]]
+        raise ConfigError(f"{asked} needs {' and '.join(absent)}, which {verb} not installed: {how_to_get(extra)}")
+
+
+def need_torch_engine(asked: str, device: str) -> None:
+    """Raises `ConfigError` if the torch engine could not load a model for `device` (--device)."""
+    need(asked, *TORCH_ENGINE, extra="cuda" if device.startswith("cuda") else "torch")
