@@ -114,7 +114,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="of the torch engine's weights and KV; auto: the checkpoint's, or float32 on a CPU that would emulate it",
     )
-    model.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    model.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda, cuda:N, or mps (torch on an Apple GPU; unseen)"
+    )
     model.add_argument("--seed", "--random-seed", type=int, default=0, help="of dummy weights")
     model.add_argument(
         "--max-seq-len",

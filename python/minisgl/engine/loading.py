@@ -175,8 +175,10 @@ def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, do
     """Where a rank computes: `cuda:K` is rank 0's device, the others have those that follow. Says why `auto` leaves
     devices idle. Raises `ConfigError`."""
     kind = config.device.split(":", 1)[0]
-    if kind not in ("auto", "cpu", "cuda", INLINE):
-        raise ConfigError(f"--device {config.device}: choose auto, cpu, cuda or cuda:N")
+    if kind not in ("auto", "cpu", "cuda", INLINE) and config.device != "mps":
+        raise ConfigError(f"--device {config.device}: choose auto, cpu, cuda, cuda:N or mps")
+    if kind == "mps":
+        return _check_mps(config.tp)
     num_devices = torch.cuda.device_count() if kind == "auto" and torch.cuda.is_available() else 0
     if 0 < num_devices < config.tp:
         say(f"device: cpu: --tp {config.tp} needs as many CUDA devices, there are {num_devices}")
@@ -185,6 +187,14 @@ def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, do
     if config.torch_compile and config.tp > 1:
         raise ConfigError(f"--torch-compile: not with --tp {config.tp}: the compiler cannot see collectives")
     return check_device("cuda" if kind == "auto" else config.device, rank, config.tp)
+
+
+def _check_mps(ranks: int) -> torch.device:
+    if ranks > 1:
+        raise ConfigError(f"--tp {ranks}: not with --device mps, which is one device: leave one of them out")
+    if not torch.backends.mps.is_available():
+        raise ConfigError("--device mps: torch finds no Apple GPU: use --device cpu")
+    return torch.device("mps")
 
 
 def _fill(model: Decoder, folder: Path, config: EngineConfig, say: Report) -> None:

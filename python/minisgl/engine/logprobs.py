@@ -94,7 +94,8 @@ def _of_prompt(
     for at in range(0, len(hidden), _CHUNK):
         chunk = hidden[at : at + _CHUNK]
         tokens = assignment.tokens[first + at : first + at + len(chunk)].astype(np.int64)
-        chunks.append(_top(head(chunk), torch.from_numpy(tokens).to(hidden.device, non_blocking=True), top_count))
+        logits = head(chunk)
+        chunks.append(_top(logits, torch.from_numpy(tokens).to(logits.device, non_blocking=True), top_count))
 
     def fetch() -> PromptLogprobs:
         own: list[float] = []

@@ -1,5 +1,5 @@
 """The engine that runs real models with torch, on the CPU: paged KV, variable-length batches, sampling, one forward
-thread.
+thread. On an Apple GPU (`--device mps`, never seen) the model is there and sampling stays on the CPU.
 
 Keeps true: a plan's assignments, page-table updates and rows take effect in the forward thread, in launch order; a
 token that the host does not know yet comes from `last_token`, which the forward before wrote; a step with NaN or
@@ -76,13 +76,15 @@ class TorchEngine:
         self._pool = pool
         self._attention = attention
         self._device = torch.device(info.device)
+        # Apple's GPUs have no float64, in which probabilities are added up
+        self._sampling_device = torch.device("cpu") if self._device.type == "mps" else self._device
         self._page_table = torch.full(
             (max_rows + 1, -(-max_seq_len // info.page_size)), info.num_pages, dtype=torch.int64, device=self._device
         )
         self._last_token = torch.zeros(max_rows + 1, dtype=torch.int64, device=self._device)
         self._slots = _Slots(max_rows + 1)
         self._grammars = GrammarSlots(info.vocab_size, info.eos_ids)
-        self._logits_processors = LogitsProcessors(info.vocab_size, info.eos_ids, self._device)
+        self._logits_processors = LogitsProcessors(info.vocab_size, info.eos_ids, self._sampling_device)
         self._logprobs = LogprobSlots(max_rows + 1)
         self._embeddings = EmbeddingSlots()
         self._group = group
@@ -141,13 +143,13 @@ class TorchEngine:
             raise EngineStepError("the model's output is not finite (overflow? try --dtype bfloat16 or float32)")
 
         tokens = np.full(plan.num_rows, -1, np.int32)
-        prompts = self._logprobs.of_prompts(plan, entry, hidden, self._model.logits)
+        prompts = self._logprobs.of_prompts(plan, entry, hidden, self._logits)
         embeddings = self._embeddings.of_prompts(plan, entry, hidden)
         sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)
         if not len(sampled):
             return StepResult(tokens, None, prompts)
         last = torch.from_numpy(entry.qo_indptr[sampled + 1].astype(np.int64) - 1).to(self._device)
-        logits = self._model.logits(hidden[last])
+        logits = self._logits(hidden[last])
         slots, next_position = entry.req_slots[sampled].astype(np.int64), entry.seq_lens[sampled].astype(np.int64)
         failures: dict[int, str] = {}
         if self._group.rank:
@@ -155,12 +157,15 @@ class TorchEngine:
         else:
             chosen, failed = self._sample(logits, slots, next_position)
             failures = {int(sampled[i]): text for i, text in failed.items()}
-        self._last_token[torch.from_numpy(slots).to(self._device)] = self._group.broadcast(chosen)
+        self._last_token[torch.from_numpy(slots).to(self._device)] = self._group.broadcast(chosen).to(self._device)
         tokens[sampled] = chosen.cpu().numpy()
         if self._group.rank:
             return StepResult(tokens)
         logprobs = self._logprobs.of_sampled(sampled, slots, logits, chosen)
         return StepResult(tokens, logprobs, prompts, failures, embeddings)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self._model.logits(hidden).to(self._sampling_device)
 
     def _sample(
         self, logits: Tensor, slots: npt.NDArray[np.int64], next_position: npt.NDArray[np.int64]
