@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import socket
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,7 @@ import numpy as np
 from benchmark.cpu import bars, models
 from benchmark.cpu.sidebyside import missing_table
 from benchmark.cpu.variants import LLAMA
-from minisgl.bench.compare_variants import ASK_TIMEOUT_S, BODY, Child, Missing, wait_until_healthy
+from minisgl.bench.compare_variants import ASK_TIMEOUT_S, BODY, Missing, llama_server
 from minisgl.bench.load import Server, first_model, generator
 from minisgl.bench.render import words
 from minisgl.bench.report import Report, print_result, table
@@ -44,7 +43,6 @@ SERVERS: dict[str, tuple[str, ...]] = {
     "echo": ("--engine", "echo"),
 }
 DEFAULT_VARIANTS = ("exact", "int8", LLAMA, "torch")
-LLAMA_SERVER = "llama-server"
 BUSY = "while True: pass"
 
 
@@ -92,17 +90,9 @@ def start(name: str, settings: Settings) -> Iterator[Server]:
         return
     if name not in settings.llama:
         raise Missing("give the folder of llama.cpp's programs: --llama-bin DIR")
-    program = settings.llama[name] / LLAMA_SERVER
-    if not program.is_file():
-        raise Missing(f"no {LLAMA_SERVER} in {program.parent.name}")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    threads, context = str(settings.threads), str(rows * 2 * -(-(NUM_IN + NUM_OUT) // 256) * 256)
-    command = [str(program), "-m", str(models.smollm2()), "--host", "127.0.0.1", "--port", str(port), "-np", str(rows)]
-    command += ["-c", context, "-t", threads, "-tb", threads, "--no-cache-prompt", "--cache-ram", "0"]
-    with Child(command, talks=False) as child:
-        wait_until_healthy(f"http://127.0.0.1:{port}", child)
-        yield Server(url := f"http://127.0.0.1:{port}", first_model(url, None))
+    length = 2 * -(-(NUM_IN + NUM_OUT) // 256) * 256
+    with llama_server(settings.llama[name], models.smollm2(), settings.threads, rows, length) as (_, url):
+        yield Server(url, first_model(url, None))
 
 
 @contextlib.contextmanager

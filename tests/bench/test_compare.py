@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from minisgl.bench import compare, compare_variants
-from minisgl.bench.compare_variants import Missing, Setup, Times
+from minisgl.bench.compare_variants import Answer, Missing, Setup, Times
 from minisgl.bench.server_process import Launch, ServerProcess
 from minisgl.cli import bench
 from minisgl.config import ConfigError
@@ -27,6 +27,8 @@ class Fake:
 
     version = "fake 1"
 
+    pid = None
+
     def __init__(self, name: str, asked: Asked, max_sequences: int | None = None, fails_at: int = -1) -> None:
         self.name, self.asked, self.max_sequences, self.fails_at = name, asked, max_sequences, fails_at
 
@@ -35,7 +37,10 @@ class Fake:
             raise Missing("broke")
         self.asked.append((self.name, tuple(prompts), num_out))
         first = None if self.name == "whole" else tuple(0.5 for _ in prompts)
-        return Times(float(num_out), first, 6 * len(prompts), num_out * len(prompts))
+        return Times(float(num_out), first, 6 * len(prompts), num_out * len(prompts), (0.25,) if first else ())
+
+    def answer(self, prompt: str, max_out: int) -> Answer:
+        return Answer(prompt if self.name == "a" else prompt[: len(prompt) // 2] + "?", 6)
 
 
 @pytest.fixture
@@ -67,9 +72,16 @@ def test_variants_take_turns_on_the_same_prompts(
     found = json.loads(printed.splitlines()[-1])
     assert code == 0 and found["missing"] == {}
     variants = found["variants"]
-    assert variants["a"]["tok_s"] == {"1": 1.0, "2": 2.0} and variants["a"]["ttft_ms"] == {"1": 500.0, "2": 500.0}
-    assert variants["a"]["prefill_tok_s"] == 12.0 and variants["whole"]["prefill_tok_s"] == 6.0
-    assert variants["whole"]["ttft_ms"] == {} and variants["single"]["tok_s"] == {"1": 1.0}
+    mid = {name: {n: found[0] for n, found in variants["a"][name].items()} for name in ("tok_s", "ttft_ms", "itl_ms")}
+    assert mid["tok_s"] == pytest.approx({"1": 1.0, "2": 2.0}) and mid["itl_ms"] == pytest.approx({"1": 250, "2": 250})
+    assert mid["ttft_ms"] == pytest.approx({"1": 500.0, "2": 500.0})
+    assert variants["a"]["prefill_tok_s"][0] == pytest.approx(12) and variants["whole"]["prefill_tok_s"][0] < 7
+    assert variants["whole"]["ttft_ms"] == {} and list(variants["single"]["tok_s"]) == ["1"]
+    assert (
+        found["against"]["ratio"]["whole"]["2"][0] == pytest.approx(1)
+        and "2" not in found["against"]["ratio"]["single"]
+    )
+    assert found["agreement"]["variants"]["whole"]["same"] == 0 and variants["a"]["rss_mib"] is None
     assert len(variants["a"]["rounds"]["tok_s"]["1"]) == 2
     by_variant = {name: [(prompts, out) for one, prompts, out in asked if one == name] for name in variants}
     assert by_variant["a"] == by_variant["whole"] and set(by_variant["single"]) < set(by_variant["a"])
@@ -78,7 +90,8 @@ def test_variants_take_turns_on_the_same_prompts(
     order = [name for i, (name, _, _) in enumerate(asked) if not i or asked[i - 1][0] != name]
     assert order == ["a", "whole", "single", "whole", "a", "whole", "single"]  # there and back
     report = (tmp_path / "README.md").read_text()
-    assert "| whole | 1.00 | 2.00 |  |  | 6.00 |" in report and "| whole |" in printed
+    assert "| whole | 1.00 [1.00, 1.00] | 2.00 [2.00, 2.00] | 6.00 [6.00, 6.00] |" in report and "| whole |" in printed
+    assert "| whole | 0 of 8 |" in report and "throughput.svg" in report
     assert json.loads((tmp_path / "raw.json").read_text())["result"] == found
 
 
@@ -90,11 +103,24 @@ def test_who_cannot_start_or_breaks_is_listed_with_the_reason(asked: Asked, caps
     assert "| gone | is not here |" in printed
 
 
+def test_a_recorded_run_is_written_again(asked: Asked, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert bench.main(["compare", *SMALL, "--variants", "a", "single", "--out", str(tmp_path)]) == 0
+    report = (tmp_path / "README.md").read_text()
+    for name in ("README.md", "throughput.svg"):
+        (tmp_path / name).unlink()
+    asked.clear()
+    assert bench.main(["compare", "--again", "--out", str(tmp_path)]) == 0 and not asked
+    assert (tmp_path / "README.md").read_text() == report
+    assert "<svg" in (tmp_path / "throughput.svg").read_text()
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
         (("--concurrency", "0"), "--concurrency"),
         (("--repeats", "0"), "--repeats"),
+        (("--agreement-prompts", "-1"), "--agreement-prompts"),
+        (("--again",), "--out"),
         (("--url", "x"), "--url"),
         (("--url", "vllm=http://127.0.0.1:9"), "--url"),
         (("--python", "other=python3"), "--python"),
@@ -109,12 +135,17 @@ def test_real_variants_in_one_table(capsys: pytest.CaptureFixture[str]) -> None:
     """A server of its own, one that is given, and transformers on the embedded model."""
     with ServerProcess(Launch(flags=ECHO)) as given:
         flags = ("--variants", "minisgl", "transformers", "--url", f"mine={given.url}/v1", "--dtype", "float32")
+        flags = (*flags, "--agreement-prompts", "1")
         code = bench.main(["compare", *SMALL, "--repeats", "1", "--threads", "1", *flags, "--", *ECHO])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert code == 0 and list(found["variants"]) == ["minisgl", "transformers", "mine"] and found["missing"] == {}
     for name, one in found["variants"].items():
-        assert set(one["tok_s"]) == {"1", "2"} and all(value > 0 for value in one["tok_s"].values())
-        assert one["prefill_tok_s"] > 0 and (one["ttft_ms"] == {}) == (name == "transformers")
+        assert set(one["tok_s"]) == {"1", "2"} and all(value > 0 for value, _, _ in one["tok_s"].values())
+        assert one["prefill_tok_s"][0] > 0 and (one["ttft_ms"] == {}) == (name == "transformers")
+        assert (one["rss_mib"] is None) == (name == "mine") and (one["cpu_s_per_1000"] == {}) == (name == "mine")
+    agreed = found["agreement"]["variants"]
+    assert agreed["mine"] == {"same": 1, "until_difference": [1.0], "same_num_in": True}
+    assert agreed["transformers"]["same"] == 0  # an echo is no answer
 
 
 def test_a_variant_that_breaks_is_stopped_before_the_others_go_on(

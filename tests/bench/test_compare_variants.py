@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import psutil
 import pytest
 
@@ -11,7 +13,7 @@ from minisgl.bench.compare_variants import Missing, Setup, start
 
 def setup_of(**changes: object) -> Setup:
     kept = {"model": "smollm2", "dtype": "float32", "gguf": None, "threads": 1, "max_sequences": 1, "max_len": 64}
-    return Setup(**{**kept, "pythons": {}, "urls": {}, "flags": (), **changes})  # type: ignore[arg-type]
+    return Setup(**{**kept, "pythons": {}, "llama_bin": None, "urls": {}, "flags": (), **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -19,6 +21,7 @@ def setup_of(**changes: object) -> Setup:
     [
         ("vllm", {"pythons": {"vllm": "/no/such/python"}}, "No such file"),
         ("llama.cpp", {"model": "some/folder"}, "--gguf"),
+        ("llama.cpp", {"llama_bin": Path("/no/such/folder")}, "no llama-server"),
         ("transformers", {"model": "/no/such/folder"}, "no such folder"),
         ("minisgl", {"flags": ("--num-pages", "none")}, "--num-pages"),
         ("given", {"urls": {"given": "http://127.0.0.1:9"}}, "127.0.0.1:9"),

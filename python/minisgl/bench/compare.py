@@ -2,7 +2,8 @@
 
 A variant that cannot start, or fails, is listed with the reason. A round asks each the same: so many prompts at once
 for each `--concurrency`, and one long prompt for a single token; the next round has other prompts, and goes through the
-variants the other way round. Figures are medians of the rounds; the first round warms up and is not counted.
+variants the other way round. The first round warms up, and is not counted. After the last one each answers a few
+prompts more, one at a time and untimed: how far the texts agree.
 
 A variant gets no prompt twice, so no cache of prefixes helps; what could not be measured is empty.
 """
@@ -12,47 +13,24 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minisgl.bench.compare_variants import VARIANTS, HttpVariant, Missing, Setup, Times, Variant, start
+from tqdm import tqdm
+
+from minisgl.bench.compare_report import TITLE, Compare, Running, result_of, shown, write
+from minisgl.bench.compare_variants import VARIANTS, HttpVariant, Missing, Setup, start
+from minisgl.bench.process_usage import Usage
 from minisgl.bench.render import words
-from minisgl.bench.report import Report, print_result, public_command, table
+from minisgl.bench.report import Report, plain, print_result, public_command, read_raw
 from minisgl.config import ConfigError
 
 HELP = "minisgl beside transformers, llama.cpp, vLLM, SGLang or any server, in one table"
 WARM_UP_OUT = 8  # tokens; the warm-up need not be long
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compare:
-    """Sizes in tokens, roughly: a word of the prompts is a token or a little more."""
-
-    variants: tuple[str, ...]
-    setup: Setup
-    concurrency: tuple[int, ...]
-    input_len: int
-    output_len: int
-    prefill_len: int
-    repeats: int
-    seed: int
-
-
-@dataclass(slots=True)
-class Running:
-    """A variant that serves until `own` is closed, and what was measured of it, a value a round."""
-
-    variant: Variant
-    own: contextlib.ExitStack
-    start_s: float
-    tok_s: dict[int, list[float]] = field(default_factory=dict)
-    ttft_ms: dict[int, list[float]] = field(default_factory=dict)
-    prefill_tok_s: list[float] = field(default_factory=list)
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -78,6 +56,12 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         metavar="VARIANT=INTERPRETER",
         help="where that variant's package is installed",
     )
+    variants.add_argument(
+        "--llama-bin",
+        type=Path,
+        metavar="DIR",
+        help="folder with llama.cpp's llama-server (default: the package xllamacpp)",
+    )
     variants.add_argument("--model", default="smollm2", help="a folder, a hub id or a GGUF file (default: %(default)s)")
     variants.add_argument("--gguf", type=Path, help="the same model for llama.cpp (default: the embedded model's file)")
     variants.add_argument(
@@ -94,25 +78,38 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     sizes.add_argument("--prefill-len", type=int, default=1024, help="of the long prompt (default: %(default)s)")
     sizes.add_argument("--repeats", type=int, default=3, help="rounds (default: %(default)s)")
     sizes.add_argument("--seed", type=int, default=0, help="of the prompts (default: %(default)s)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
+    sizes.add_argument(
+        "--agreement-prompts", type=int, default=8, metavar="N", help="texts that are compared; 0: none (default: 8)"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json, a report and its plots")
+    parser.add_argument("--again", action="store_true", help="write the report of DIR/raw.json again; measure nothing")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.again:
+        return _again(args.out)
     settings = settings_of(args)
-    report = None
-    if args.out is not None:
-        report = Report(args.out, "minisgl beside others", command=public_command(args.arguments))
+    report = None if args.out is None else Report(args.out, TITLE, command=public_command(args.arguments))
     found, missing = measure(settings)
-    result = result_of(settings, found, missing)
-    shown = [tables for tables in (_table(result), _missing_table(result)) if tables]
-    print("\n\n".join(shown))
+    result = plain(result_of(settings, found, missing))
+    print("\n\n".join(shown(result)))
     if report is not None:
-        report.section("Variants", _about(settings), *shown)
-        report.write({"result": result})
+        write(report, result)
     print_result(result)
     asked = args.variants or (["minisgl"] if found else VARIANTS)
     return 1 if any(name in missing for name in (*asked, *settings.setup.urls)) else 0
+
+
+def _again(folder: Path | None) -> int:
+    if folder is None:
+        raise ConfigError("--again: needs --out DIR, which has the raw.json")
+    raw = read_raw(folder)
+    report = Report(folder, raw["title"], command=raw["command"])
+    report.environment = raw["environment"]
+    write(report, raw["result"])
+    print_result(raw["result"])
+    return 0
 
 
 def settings_of(args: argparse.Namespace) -> Compare:
@@ -127,6 +124,8 @@ def settings_of(args: argparse.Namespace) -> Compare:
     ):
         if min(values) < 1:
             raise ConfigError(f"{flag} {min(values)}: must be at least 1")
+    if args.agreement_prompts < 0:
+        raise ConfigError(f"--agreement-prompts {args.agreement_prompts}: must be 0 or more")
     pythons, urls = _pairs("--python", args.python), _pairs("--url", args.url)
     if unknown := [name for name in pythons if name not in VARIANTS]:
         raise ConfigError(f"--python {unknown[0]}: must be one of {', '.join(VARIANTS)}")
@@ -140,6 +139,7 @@ def settings_of(args: argparse.Namespace) -> Compare:
         max_sequences=max(args.concurrency),
         max_len=2 * max(args.input_len + args.output_len, args.prefill_len + 1),  # words may have two tokens
         pythons=pythons,
+        llama_bin=args.llama_bin,
         urls=urls,
         flags=tuple(args.flags),
     )
@@ -151,6 +151,7 @@ def settings_of(args: argparse.Namespace) -> Compare:
         output_len=args.output_len,
         prefill_len=args.prefill_len,
         repeats=args.repeats,
+        agreement_prompts=args.agreement_prompts,
         seed=args.seed,
     )
 
@@ -167,15 +168,25 @@ def measure(settings: Compare) -> tuple[dict[str, Running], dict[str, str]]:
     missing: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         running = _started(settings, stack, missing)
-        for repeat in range(-1, settings.repeats):
-            order = list(running) if repeat % 2 else list(reversed(running))
+
+        def each(order: Sequence[str], label: str, ask: Any) -> None:
             for name in order:
-                print(f"bench compare: round {repeat + 1} of {settings.repeats}: {name}", file=sys.stderr)
+                bar.set_description(f"{label}: {name}")
+                if bar.disable:
+                    print(f"bench compare: {label}: {name}", file=sys.stderr, flush=True)
                 try:
-                    _round(settings, running[name], repeat)
+                    ask(running[name])
                 except Missing as error:
                     missing[name] = str(error)
                     running.pop(name).own.close()  # what hangs would compute beside the others
+                bar.update()
+
+        with tqdm(total=len(running) * (settings.repeats + 2), unit="turn", disable=None) as bar:
+            for repeat in range(-1, settings.repeats):
+                order = list(running) if repeat % 2 else list(reversed(running))
+                label = f"round {repeat + 1} of {settings.repeats}" if repeat >= 0 else "warm-up"
+                each(order, label, lambda one, repeat=repeat: _round(settings, one, repeat))
+            each(list(running), "answers", lambda one: _answers(settings, one))
         return running, missing
 
 
@@ -203,71 +214,16 @@ def _round(settings: Compare, one: Running, repeat: int) -> None:
         if one.variant.max_sequences is not None and count > one.variant.max_sequences:
             continue
         prompts = [words((settings.seed, repeat, count, i), settings.input_len) for i in range(count)]
-        times = one.variant.ask(prompts, min(settings.output_len, WARM_UP_OUT) if warm else settings.output_len)
+        with Usage(one.variant.pid) as used:
+            times = one.variant.ask(prompts, min(settings.output_len, WARM_UP_OUT) if warm else settings.output_len)
         if not warm:
-            one.tok_s.setdefault(count, []).append(times.num_out / times.total_s)
-            if times.first_s is not None:
-                one.ttft_ms.setdefault(count, []).append(1e3 * statistics.median(times.first_s))
+            one.take(count, times, used)
     times = one.variant.ask([words((settings.seed, repeat, "long"), settings.prefill_len)], 1)
     if not warm:
-        one.prefill_tok_s.append(_prefill_tok_s(times))
+        one.take_prefill(times)
 
 
-def _prefill_tok_s(times: Times) -> float:
-    """Of one prompt and one token: to its text, or to the end where that is all there is."""
-    return times.num_in / (times.first_s[0] if times.first_s else times.total_s)
-
-
-def result_of(settings: Compare, found: dict[str, Running], missing: dict[str, str]) -> dict[str, Any]:
-    return {
-        "bench": "compare",
-        "model": Path(settings.setup.model).name,
-        "threads": settings.setup.threads,
-        "concurrency": list(settings.concurrency),
-        "input_len": settings.input_len,
-        "output_len": settings.output_len,
-        "prefill_len": settings.prefill_len,
-        "repeats": settings.repeats,
-        "variants": {
-            name: {
-                "version": one.variant.version,
-                "start_s": one.start_s,
-                "tok_s": {count: statistics.median(values) for count, values in one.tok_s.items()},
-                "ttft_ms": {count: statistics.median(values) for count, values in one.ttft_ms.items()},
-                "prefill_tok_s": statistics.median(one.prefill_tok_s),
-                "rounds": {"tok_s": one.tok_s, "ttft_ms": one.ttft_ms, "prefill_tok_s": one.prefill_tok_s},
-            }
-            for name, one in found.items()
-        },
-        "missing": missing,
-    }
-
-
-def _table(result: dict[str, Any]) -> str:
-    counts = result["concurrency"]
-    head = ("variant", *(f"tok/s, {n}" for n in counts), *(f"TTFT ms, {n}" for n in counts), "prefill tok/s", "start s")
-    rows = [
-        (
-            name,
-            *(one["tok_s"].get(count) for count in counts),
-            *(one["ttft_ms"].get(count) for count in counts),
-            one["prefill_tok_s"],
-            one["start_s"],
-        )
-        for name, one in result["variants"].items()
-    ]
-    return table(head, rows) if rows else ""
-
-
-def _missing_table(result: dict[str, Any]) -> str:
-    return table(("not measured", "why"), result["missing"].items()) if result["missing"] else ""
-
-
-def _about(settings: Compare) -> str:
-    return (
-        f"Median of {settings.repeats} rounds. tok/s, N: tokens out of N answers of {settings.output_len} tokens to "
-        f"prompts of about {settings.input_len}, from the first request to the last token, prefill and all. TTFT, N: "
-        "median of the N first texts. Prefill: one prompt of about "
-        f"{settings.prefill_len} tokens, over the time to its first token. Empty: it cannot tell (generate has no "
-        "text before its end, its streamer one sequence). All were alive all the time, one was asked at a time."
-    )
+def _answers(settings: Compare, one: Running) -> None:
+    for i in range(settings.agreement_prompts):
+        prompt = words((settings.seed, "agreement", i), settings.input_len)
+        one.answers.append(one.variant.answer(prompt, settings.output_len))

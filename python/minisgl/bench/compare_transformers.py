@@ -3,13 +3,15 @@ has the package. Arguments: model folder, dtype, threads, `whole` or `stream`.
 
 A line of JSON comes in ({"prompts": [...], "num_out": n}), a line goes out (times in seconds, tokens). `whole`: one
 call for all prompts, padded on the left; nothing is there before the end. `stream`: a TextIteratorStreamer, one prompt.
+Exactly `num_out` tokens each. {"answer": prompt, "num_out": n} gets the text, which ends where the model ends it.
 
-Exactly `num_out` tokens each, greedy; the first line says that the model is loaded.
+All is greedy; the first line says that the model is loaded.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import sys
@@ -33,30 +35,46 @@ class Model:
     def generate(self, prompts: list[str], num_out: int, streamer: Any = None) -> tuple[int, int]:
         """Tokens in and out."""
         batch = self._tokenizer(prompts, return_tensors="pt", padding=True)
-        with self._torch.inference_mode():
-            out = self._model.generate(
-                **batch,
-                min_new_tokens=num_out,
-                max_new_tokens=num_out,
-                do_sample=False,
-                pad_token_id=self._tokenizer.pad_token_id,
-                streamer=streamer,
-            )
-        width = batch["input_ids"].shape[1]
-        return int(batch["attention_mask"].sum()), int((out.shape[1] - width) * len(prompts))
+        out = self._run(batch, num_out, min_new_tokens=num_out, streamer=streamer)
+        return int(batch["attention_mask"].sum()), int(out.shape[1] * len(prompts))
 
-    def stream(self, prompt: str, num_out: int) -> tuple[float | None, int, int]:
-        """When the first text was there (None: there was none), tokens in and out."""
+    def answer(self, prompt: str, max_out: int) -> tuple[str, int]:
+        """Its text, and tokens of the prompt."""
+        batch = self._tokenizer([prompt], return_tensors="pt")
+        out = self._run(batch, max_out)
+        return self._tokenizer.decode(out[0], skip_special_tokens=True), int(batch["attention_mask"].sum())
+
+    def _run(self, batch: Any, max_out: int, **more: Any) -> Any:
+        pad = self._tokenizer.pad_token_id
+        with self._torch.inference_mode():
+            out = self._model.generate(**batch, max_new_tokens=max_out, do_sample=False, pad_token_id=pad, **more)
+        return out[:, batch["input_ids"].shape[1] :]
+
+    def stream(self, prompt: str, num_out: int) -> tuple[list[float], int, int]:
+        """When each piece of text was there, tokens in and out."""
         streamer = self._transformers.TextIteratorStreamer(self._tokenizer, skip_prompt=True)
         counted: list[tuple[int, int]] = []
         worker = threading.Thread(target=lambda: counted.append(self.generate([prompt], num_out, streamer)))
         worker.start()
-        first = None
-        for text in streamer:
-            if text and first is None:
-                first = time.perf_counter()
+        at = [time.perf_counter() for text in streamer if text]
         worker.join()
-        return first, *counted[0]
+        return at, *counted[0]
+
+
+def timed(model: Model, asked: dict[str, Any], *, streams: bool) -> dict[str, Any]:
+    began = time.perf_counter()
+    at: list[float] = []
+    if streams:
+        at, num_in, num_out = model.stream(asked["prompts"][0], asked["num_out"])
+    else:
+        num_in, num_out = model.generate(asked["prompts"], asked["num_out"])
+    return {
+        "total_s": time.perf_counter() - began,
+        "first_s": at[0] - began if at else None,
+        "gaps_s": [after - before for before, after in itertools.pairwise(at)],
+        "num_in": num_in,
+        "num_out": num_out,
+    }
 
 
 def main() -> int:
@@ -67,18 +85,11 @@ def main() -> int:
     print(json.dumps({"version": model.version}), file=out, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        began = time.perf_counter()
-        first = None
-        if how == "stream":
-            first, num_in, num_out = model.stream(asked["prompts"][0], asked["num_out"])
+        if "answer" in asked:
+            text, num_in = model.answer(asked["answer"], asked["num_out"])
+            answer: dict[str, Any] = {"text": text, "num_in": num_in}
         else:
-            num_in, num_out = model.generate(asked["prompts"], asked["num_out"])
-        answer = {
-            "total_s": time.perf_counter() - began,
-            "first_s": None if first is None else first - began,
-            "num_in": num_in,
-            "num_out": num_out,
-        }
+            answer = timed(model, asked, streams=how == "stream")
         print(json.dumps(answer), file=out, flush=True)
     return 0
 

@@ -40,6 +40,7 @@ ASK_TIMEOUT_S = 3600.0
 POLL_S = 0.5
 TORCH_DTYPES = ("float32", "bfloat16", "float16")
 HERE = Path(__file__).parent
+LLAMA_SERVER = "llama-server"
 BODY = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -50,18 +51,28 @@ class Missing(Exception):
 @dataclass(frozen=True, slots=True)
 class Times:
     """Of some prompts that were asked at once, in seconds. `first_s`: to each one's first text, None: nothing comes
-    before the end."""
+    before the end. `gaps_s`: between pieces of text, of all answers."""
 
     total_s: float
     first_s: tuple[float, ...] | None
     num_in: int
     num_out: int
+    gaps_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The likeliest text, which ends where the model ends it."""
+
+    text: str
+    num_in: int  # tokens of the prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What every variant is started with. `pythons`: interpreters by variant; `urls`: running servers by name; `flags`:
-    of `minisgl serve`; `max_len`: tokens of a prompt and its answer."""
+    """What every variant is started with. `pythons`: interpreters by variant; `llama_bin`: a folder with llama.cpp's
+    programs, in place of the package; `urls`: running servers by name; `flags`: of `minisgl serve`; `max_len`: tokens
+    of a prompt and its answer."""
 
     model: str
     dtype: str
@@ -70,6 +81,7 @@ class Setup:
     max_sequences: int
     max_len: int
     pythons: Mapping[str, str]
+    llama_bin: Path | None
     urls: Mapping[str, str]
     flags: tuple[str, ...]
 
@@ -90,19 +102,25 @@ class Setup:
 
 
 class Variant(Protocol):
+    """Both ways to ask raise `Missing`."""
+
     version: str
     max_sequences: int | None  # that it can be asked at once; None: any number
+    pid: int | None  # of its first process; None: not started here
 
     def ask(self, prompts: Sequence[str], num_out: int) -> Times:
-        """Raises `Missing`."""
+        """All at once; exactly `num_out` tokens each."""
+
+    def answer(self, prompt: str, max_out: int) -> Answer: ...
 
 
 class HttpVariant:
-    def __init__(self, server: Server, version: str) -> None:
+    def __init__(self, server: Server, version: str, pid: int | None = None) -> None:
         self._server = server
         self.url = server.url
         self.version = version
         self.max_sequences: int | None = None
+        self.pid = pid
 
     def dtype(self) -> str:
         """What a minisgl server computes in. Raises `Missing`."""
@@ -131,7 +149,17 @@ class HttpVariant:
         first = np.where(texts, result["first"], result["end"]) - result["sent"]
         total = float(np.where(texts, result["last"], result["end"]).max() - result["sent"].min())
         num_in, num_out = int(np.maximum(result["prompt_tokens"], 0).sum()), int(tokens_of(result).sum())
-        return Times(total, tuple(first.tolist()), num_in, num_out)
+        return Times(total, tuple(first.tolist()), num_in, num_out, tuple(result["gaps"].tolist()))
+
+    def answer(self, prompt: str, max_out: int) -> Answer:
+        asked = {"temperature": 0, "model": self._server.model, "max_tokens": max_out, "prompt": prompt}
+        headers = dict(self._server.headers())
+        try:
+            answer = httpx.post(self.url + "/v1/completions", json=asked, headers=headers, timeout=ASK_TIMEOUT_S)
+            found = answer.raise_for_status().json()
+            return Answer(str(found["choices"][0]["text"]), int(found["usage"]["prompt_tokens"]))
+        except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+            raise Missing(f"an answer failed: {error!r}"[:300]) from error
 
 
 class LineVariant:
@@ -141,11 +169,16 @@ class LineVariant:
         self._child = child
         self.version = version
         self.max_sequences = max_sequences
+        self.pid: int | None = child.process.pid
 
     def ask(self, prompts: Sequence[str], num_out: int) -> Times:
         found = self._child.ask({"prompts": list(prompts), "num_out": num_out})
         first = None if found["first_s"] is None else (float(found["first_s"]),)
-        return Times(found["total_s"], first, found["num_in"], found["num_out"])
+        return Times(found["total_s"], first, found["num_in"], found["num_out"], tuple(found["gaps_s"]))
+
+    def answer(self, prompt: str, max_out: int) -> Answer:
+        found = self._child.ask({"answer": prompt, "num_out": max_out})
+        return Answer(str(found["text"]), int(found["num_in"]))
 
 
 class Child:
@@ -229,7 +262,9 @@ def _minisgl(name: str, setup: Setup) -> Iterator[Variant]:
     flags = ("--model", setup.model, "--dtype", setup.dtype, "--num-threads", str(setup.threads))
     rows = ("--max-running-requests", str(setup.max_sequences))
     with ServerProcess(Launch(flags=(*flags, *rows, *setup.flags))) as own:
-        yield HttpVariant(Server(own.url, own.model, envs.api_key(), own), importlib.metadata.version("minisgl"))
+        yield HttpVariant(
+            Server(own.url, own.model, envs.api_key(), own), importlib.metadata.version("minisgl"), own.pid
+        )
 
 
 @contextlib.contextmanager
@@ -246,11 +281,32 @@ def _transformers(name: str, setup: Setup) -> Iterator[Variant]:
 @contextlib.contextmanager
 def _llama_cpp(name: str, setup: Setup) -> Iterator[Variant]:
     python, file = setup.python(name), setup.gguf_file()
+    length = -(-setup.max_len // 256) * 256
+    if setup.llama_bin is not None:
+        with llama_server(setup.llama_bin, file, setup.threads, setup.max_sequences, length) as (child, url):
+            yield HttpVariant(Server(url, first_model(url, None)), "llama-server", child.process.pid)
+        return
     _require(python, "xllamacpp")
-    sizes = map(str, (setup.threads, setup.max_sequences, -(-setup.max_len // 256) * 256))
+    sizes = map(str, (setup.threads, setup.max_sequences, length))
     with Child((python, "-P", str(HERE / "compare_llama_cpp.py"), str(file), *sizes)) as child:
         ready = child.line(START_TIMEOUT_S)
-        yield HttpVariant(Server(ready["url"], file.stem), f"xllamacpp {ready['version']}")
+        yield HttpVariant(Server(ready["url"], file.stem), f"xllamacpp {ready['version']}", child.process.pid)
+
+
+@contextlib.contextmanager
+def llama_server(folder: Path, file: Path, threads: int, parallel: int, length: int) -> Iterator[tuple[Child, str]]:
+    """llama.cpp's own program and its URL: `parallel` sequences of `length` tokens, without a prefix cache. Raises
+    `Missing`."""
+    program = folder / LLAMA_SERVER
+    if not program.is_file():
+        raise Missing(f"no {LLAMA_SERVER} in {folder.name}")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [str(program), "-m", str(file), "--host", "127.0.0.1", "--port", str(port), "-np", str(parallel)]
+    command += ["-c", str(parallel * length), "-t", str(threads), "-tb", str(threads)]
+    with Child((*command, "--no-cache-prompt", "--cache-ram", "0"), talks=False) as child:
+        wait_until_healthy(url := f"http://127.0.0.1:{port}", child)
+        yield child, url
 
 
 def _launched(package: str, module: str, model_flag: str) -> Callable[[str, Setup], Any]:
@@ -266,7 +322,7 @@ def _launched(package: str, module: str, model_flag: str) -> Callable[[str, Setu
         with Child((python, "-m", module, *flags), talks=False) as child:
             url = f"http://127.0.0.1:{port}"
             wait_until_healthy(url, child)
-            yield HttpVariant(Server(url, first_model(url, None)), version)
+            yield HttpVariant(Server(url, first_model(url, None)), version, child.process.pid)
 
     return make
 

@@ -1,8 +1,9 @@
-"""Plots of benchmark results: lines (throughput against latency, growth), CDFs of latencies, stacked bars (step times).
+"""Plots of benchmark results: lines (throughput against latency, growth), CDFs of latencies, stacked bars (step times),
+groups of bars with intervals (variants beside each other).
 
-Every function writes one PNG and returns the Markdown that shows it, for a section of `report.write_report` in the same
-folder. Without matplotlib (the extra `bench`) nothing is written and the Markdown says so: a missing plot never costs a
-measurement.
+Every function writes one picture (PNG or SVG, as its name says) and returns the Markdown that shows it, for a section
+of `report.write_report` in the same folder. Without matplotlib (the extra `bench`) nothing is written and the Markdown
+says so: a missing plot never costs a measurement.
 
 No display is needed, and no global state of matplotlib is touched.
 """
@@ -15,6 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from minisgl.bench.report import number
+from minisgl.bench.stats import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,6 +96,29 @@ def bar_breakdown(path: Path, bars: Mapping[str, Mapping[str, float]], *, title:
     return _written(path, title, draw)
 
 
+def grouped_bars(
+    path: Path, groups: Sequence[str], series: Mapping[str, Sequence[Interval | None]], *, title: str, y_label: str
+) -> str:
+    """For each group a bar per name of `series`, with its value on it and its interval, where that is finite; None:
+    no bar."""
+
+    def draw(axes: Axes) -> None:
+        width = 0.8 / max(1, len(series))
+        for i, (name, values) in enumerate(series.items()):
+            shown = [(at + (i - (len(series) - 1) / 2) * width, one) for at, one in enumerate(values) if one]
+            bars = axes.bar([x for x, _ in shown], [one.estimate for _, one in shown], width=0.92 * width, label=name)
+            axes.bar_label(bars, [number(one.estimate) for _, one in shown], padding=2, fontsize=7)
+            known = [(x, one) for x, one in shown if np.isfinite([one.low, one.high]).all()]
+            below, above = [one.estimate - one.low for _, one in known], [one.high - one.estimate for _, one in known]
+            middle = [one.estimate for _, one in known]
+            axes.errorbar([x for x, _ in known], middle, [below, above], fmt="none", ecolor="#444444", elinewidth=1)
+        axes.set_xticks(range(len(groups)), list(groups))
+        axes.set_ylim(bottom=0)
+        _label(axes, "", y_label)
+
+    return _written(path, title, draw)
+
+
 def _label(axes: Axes, x_label: str, y_label: str) -> None:
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
@@ -123,5 +150,6 @@ def _written(path: Path, title: str, draw: Any) -> str:
     draw(axes)
     axes.set_title(title, fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI, metadata={"Software": None})
+    unsaid = "Date" if path.suffix == ".svg" else "Software"
+    figure.savefig(path, dpi=DPI, metadata={unsaid: None})
     return f"![{title}]({path.name})"

@@ -78,6 +78,12 @@ def mean_interval(samples: Sequence[float], confidence: float = 0.95) -> Interva
     return Interval(mean, mean - half, mean + half)
 
 
+def geometric_interval(samples: Sequence[float], confidence: float = 0.95) -> Interval:
+    """The geometric mean with the interval of the logarithms' mean. All samples must be above 0."""
+    logs = mean_interval([math.log(value) for value in samples], confidence)
+    return Interval(math.exp(logs.estimate), math.exp(logs.low), _expm1(logs.high) + 1)
+
+
 def paired_difference(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> PairedDifference:
     """How `b[i]` differs from `a[i]`, which were measured one after the other."""
     if len(a) != len(b) or not a:

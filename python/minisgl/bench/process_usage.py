@@ -1,0 +1,60 @@
+"""CPU seconds and memory of a process and all that it started, while something is asked of it.
+
+    with Usage(pid) as used:
+        ...
+    used.cpu_s, used.rss_bytes
+
+Memory is the sum over the processes of what is resident (pages that several share count in each), the highest of a look
+every `LOOK_S`. Doesn't know: processes that began and ended between two looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from types import TracebackType
+
+import psutil
+
+LOOK_S = 0.2
+
+
+class Usage:
+    """`pid` None: a process of somebody else, of which nothing is known."""
+
+    def __init__(self, pid: int | None) -> None:
+        self.cpu_s: float | None = None
+        self.rss_bytes: int | None = None
+        self._pid = pid
+        self._before: dict[int, float] = {}
+        self._ended = threading.Event()
+        self._looking = threading.Thread(target=self._look_on, daemon=True)
+
+    def __enter__(self) -> Usage:
+        if self._pid is not None:
+            self._before = self._look()
+            self._looking.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._pid is not None:
+            self._ended.set()
+            self._looking.join()
+            after = self._look()
+            self.cpu_s = sum(seconds - self._before.get(pid, 0.0) for pid, seconds in after.items())
+
+    def _look_on(self) -> None:
+        while not self._ended.wait(LOOK_S):
+            self._look()
+
+    def _look(self) -> dict[int, float]:
+        """CPU seconds since the start of each; remembers the memory."""
+        cpu_s, rss_bytes = dict[int, float](), 0
+        with contextlib.suppress(psutil.NoSuchProcess):
+            first = psutil.Process(self._pid)
+            for process in (first, *first.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                    cpu_s[process.pid] = float(sum(process.cpu_times()[:2]))
+                    rss_bytes += int(process.memory_info().rss)
+        self.rss_bytes = max(self.rss_bytes or 0, rss_bytes)
+        return cpu_s
