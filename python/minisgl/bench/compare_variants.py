@@ -152,7 +152,7 @@ class HttpVariant:
         return Times(total, tuple(first.tolist()), num_in, num_out, tuple(result["gaps"].tolist()))
 
     def answer(self, prompt: str, max_out: int) -> Answer:
-        asked = {"temperature": 0, "model": self._server.model, "max_tokens": max_out, "prompt": prompt}
+        asked = {"temperature": 0, "seed": 0, "model": self._server.model, "max_tokens": max_out, "prompt": prompt}
         headers = dict(self._server.headers())
         try:
             answer = httpx.post(self.url + "/v1/completions", json=asked, headers=headers, timeout=ASK_TIMEOUT_S)
