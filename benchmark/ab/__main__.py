@@ -28,7 +28,7 @@ from minisgl.config import ConfigError
 
 Figures = dict[str, float]
 Measure = Callable[[ServerProcess], Figures]
-MORE_IS_BETTER = ("tok_s", "requests_s", "goodput")
+MORE_IS_BETTER = ("tok_s", "requests_s", "goodput", "cached_share")
 NEITHER = ("steps", "rows_per_step")
 
 
@@ -107,7 +107,7 @@ def compare(
 ) -> dict[str, list[Figures]]:
     """The figures of each run by variant, pair by pair. Raises `ConfigError`."""
     runs: dict[str, list[Figures]] = {variant.name: [] for variant in variants}
-    with sources(variants) as trees, tqdm(total=2 * pairs, desc="ab", unit="run", disable=None) as bar:
+    with sources(variants) as trees, tqdm(total=len(variants) * pairs, desc="ab", unit="run", disable=None) as bar:
         for pair in range(pairs):
             for variant in variants if pair % 2 == 0 else reversed(variants):
                 server = ServerProcess(variant.launch(shared, trees[variant.name]))

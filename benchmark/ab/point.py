@@ -82,6 +82,7 @@ def _flat(found: Mapping[str, Any]) -> dict[str, float | None]:
         "output_tok_s": found["output_tok_s"],
         "goodput_requests_s": None if goodput is None else goodput["requests_s"],
         **latencies,
+        "cached_share": found["cached_tokens"] / max(1, found["input_tokens"]),
         "longest_pause_ms": found["longest_pause_ms"],
         **{f"{role}_cpu_us_per_token": value for role, value in (server.get("cpu_us_per_token") or {}).items()},
         "client_us_per_token": found["client"]["cpu_us_per_token"],

@@ -52,6 +52,7 @@ class VirtualRun:
     arrival_s: Floats
     first_token_s: Floats
     last_token_s: Floats
+    longest_gap_s: Floats  # between two tokens; 0: it has one alone
     num_tokens: Int64Array  # generated
     num_prompt: Int64Array
     refused: npt.NDArray[np.bool_]
@@ -66,12 +67,14 @@ class Records:
     num_requests: int
     first: Floats = field(init=False)
     last: Floats = field(init=False)
+    gap: Floats = field(init=False)
     counts: Int64Array = field(init=False)
     refused: npt.NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
         self.first = np.full(self.num_requests, np.nan)
         self.last = np.full(self.num_requests, np.nan)
+        self.gap = np.zeros(self.num_requests)
         self.counts = np.zeros(self.num_requests, np.int64)
         self.refused = np.zeros(self.num_requests, np.bool_)
 
@@ -81,6 +84,7 @@ class Records:
             arrival_s=arrivals_s,
             first_token_s=self.first,
             last_token_s=self.last,
+            longest_gap_s=self.gap,
             num_tokens=self.counts,
             num_prompt=np.array([one.input_len for one in trace], np.int64),
             refused=self.refused,
@@ -139,6 +143,7 @@ class VirtualEngine:
             records.refused[ids[reasons == FinishReason.ERROR]] = True
             ids = ids[np.frombuffer(message.tokens, np.int32) >= 0]
             records.first[ids[records.counts[ids] == 0]] = now
+            records.gap[ids] = np.fmax(records.gap[ids], now - records.last[ids])  # NaN before the first
             records.last[ids] = now
             records.counts[ids] += 1
             self._num_tokens += len(ids)
