@@ -196,9 +196,8 @@ def _plot(folder: Path, result: Mapping[str, Any], key: str, file: str, unit: st
         if one[key]
     }
     groups = [f"{count} client{'s' if count != '1' else ''}" for count in counts]
-    text = (
-        f"{title}: {result['model']}, {result['threads']} threads, {result['input_len']} in, {result['output_len']} out"
-    )
+    threads = f"{result['threads']} thread{'s' if result['threads'] != 1 else ''}"
+    text = f"{title}: {result['model']}, {threads}, {result['input_len']} in, {result['output_len']} out"
     return grouped_bars(folder / file, groups, series, title=text, y_label=unit)
 
 
