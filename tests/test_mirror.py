@@ -30,6 +30,7 @@ OF_THE_REPOSITORY = {
     "test_layering_rust.py",
     "test_mirror.py",
     "test_namesakes.py",
+    "test_pages.py",
 }
 ELSEWHERE = {"benchmark": ROOT / "benchmark", "tools": ROOT / "tools"}  # mirrored too, but flat
 

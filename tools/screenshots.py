@@ -1,22 +1,25 @@
 """Pictures of the page for the docs, from real servers: `python -m tools.screenshots [FOLDER]`, by default docs/img.
 
-A conversation with the embedded SmolLM2, then what the server does and its scheduler under the demo load. Needs
-Playwright and chromium, as `make browser-test` does.
+A conversation with the embedded SmolLM2, then what the server does and its scheduler under the demo load, then single
+ideas of the scheduler. Needs Playwright and chromium, as `make browser-test` does. `--only NAME` takes one of these.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
 from tests.helpers import browser
 from tests.helpers.e2e import serving
+from tools.scheduler_scenes import SCENES, Scene, play
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "img"
 WIDE = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 780}
 WATCHED_MS = 12_000  # until there is something to see
+DRAWN_MS = 2_500  # the last steps and the tree come once a second
 
 
 def shoot(page: Any, folder: Path, name: str) -> None:
@@ -58,15 +61,39 @@ def load(chromium: Any, folder: Path) -> None:
                 tab.check()
 
 
-def main(folder: Path = FOLDER) -> int:
+def scene(chromium: Any, folder: Path, shown: Scene) -> None:
+    """The card of the strip or of the tree alone, when the last step of the scene has come."""
+    with (
+        serving(*shown.flags) as server,
+        browser.tab(chromium, server.url, viewport=WIDE, color_scheme="light") as tab,
+    ):
+        page = tab.open("scheduler")
+        page.wait_for_selector("#slow:visible")
+        play(server.url, shown)
+        page.wait_for_timeout(DRAWN_MS)
+        card = page.locator(".card", has=page.get_by_role("heading", name="Prefix tree" if shown.tree else "Steps"))
+        folder.mkdir(parents=True, exist_ok=True)
+        card.screenshot(path=str(folder / f"{shown.name}.png"))
+        print(f"{shown.name}.png")
+        tab.check()
+
+
+def main(folder: Path = FOLDER, only: str | None = None) -> int:
     if (reason := browser.missing()) is not None:
         print(f"screenshots: {reason}", file=sys.stderr)
         return 1
     with browser.browser() as chromium:
-        chat(chromium, folder)
-        load(chromium, folder)
+        if only is None:
+            chat(chromium, folder)
+            load(chromium, folder)
+        for shown in SCENES:
+            if only in (None, shown.name):
+                scene(chromium, folder, shown)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(Path, sys.argv[1:2])))
+    given = argparse.ArgumentParser(description=__doc__)
+    given.add_argument("folder", nargs="?", type=Path, default=FOLDER)
+    given.add_argument("--only", choices=[shown.name for shown in SCENES])
+    sys.exit(main(**vars(given.parse_args())))
