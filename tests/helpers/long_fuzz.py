@@ -1,18 +1,22 @@
 """Hypothesis for long: many short runs of one property, each with a seed of its own.
 
-Keeps true: memory stays what one short run needs. Hypothesis remembers all that it has drawn in a run: one of 40,000
-templates took more than 21 GB, and the machine ended the process.
+Keeps true: memory stays what one short run needs, for hypothesis remembers all that it has drawn in a run; a run that
+is put apart fails at its bound of memory and says so, where it would take the machine's.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import resource
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from random import SystemRandom
-from typing import Any
+from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, seed, settings
 
 EXAMPLES_A_RUN = 1000
+T = TypeVar("T")
 
 
 def for_long(check: Callable[..., None], given: Callable[..., Any], config: settings, max_examples: int) -> None:
@@ -27,3 +31,14 @@ def for_long(check: Callable[..., None], given: Callable[..., Any], config: sett
         except BaseException as error:
             error.add_note(f"hypothesis.seed of this run: {first + number}")
             raise
+
+
+def apart(work: Callable[..., T], *args: Any, max_bytes: int) -> T:
+    """What `work` returns or raises in a process of its own, whose addresses are bounded."""
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawning, initializer=_bound_addresses, initargs=(max_bytes,)) as pool:
+        return pool.submit(work, *args).result()
+
+
+def _bound_addresses(max_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
