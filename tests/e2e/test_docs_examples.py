@@ -1,4 +1,4 @@
-"""What README.md and docs/quick-start.md tell people to type, typed.
+"""What README.md and the pages for users tell people to type, typed.
 
 A comment before a block says what is to be seen (`prints: TEXT`) or why it is not run (`not run: REASON`). Shell blocks
 run in bash with `minisgl` on the path, Python blocks as scripts, YAML blocks are read as by `minisgl serve --config`.
@@ -24,7 +24,8 @@ from tests.helpers.e2e import ServerProcess, serving
 from tests.helpers.meaning import BEGINNINGS, FRANCE
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/quick-start.md")
+FOR_USERS = ("cache", "embeddings", "messages", "quick-start", "responses", "structured-output", "tools-and-reasoning")
+PAGES = ("README.md", *(f"docs/{name}.md" for name in FOR_USERS))
 BLOCK = re.compile(r"(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)```", re.DOTALL)
 TIMEOUT_S = 120  # for what must end; a failure, not a measurement
 ADDRESS = "http://127.0.0.1:1919"
@@ -105,7 +106,7 @@ def test_examples_ask_what_the_model_is_sure_of_and_have_an_end() -> None:
 
 
 def test_every_block_is_known() -> None:
-    assert {block.language for block in BLOCKS} <= {"sh", "python", "yaml"}
+    assert {block.language for block in BLOCKS} <= {"sh", "python", "yaml", "json"}
 
 
 def test_every_variable_is_on_the_operations_page() -> None:
