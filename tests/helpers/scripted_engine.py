@@ -3,12 +3,14 @@
 The prompt says what the engine replies: "say:TEXT" sends TEXT byte by byte and an EOS, "hang:TEXT" sends TEXT and then
 nothing until it is told to end, "fail:TEXT" ends with an error after TEXT, "burst:TEXT" sends all of TEXT at once,
 "fill:" sends `FILL` times an x and then hangs. Of several orders in a prompt the last one counts: talks go on. Without
-one it says what `replies` has for the first of its patterns that is found, else "ok".
+one it says what `replies` has for the first of its patterns that is found, else "ok". Asked for log probabilities it
+gives each token that of `chance`, and one rival.
 Doesn't know: HTTP, what is between it and the clients.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -31,6 +33,7 @@ from minisgl.message import (
     Heartbeat,
     StepTokens,
     ToEngine,
+    TokenLogprobs,
     encode,
     framed,
 )
@@ -40,6 +43,7 @@ from tests.helpers.peers import EnginePeer
 EOS = 256
 VOCAB_SIZE = 258
 FILL = 480
+RIVAL = ord("?")
 MAX_SEQ_LEN = 512
 WAIT_S = 60.0  # for what must come; a failure, not a measurement
 _ORDER = re.compile(rb"(say|hang|fail|burst|fill):(.*?)(?:</user>|$)", re.DOTALL)
@@ -93,6 +97,11 @@ def one_token(req_id: int, token: int, reason: FinishReason = FinishReason.NONE)
 def failed_step(req_id: int, error: str) -> StepTokens:
     """The end of a request whose forward failed."""
     return msgspec.structs.replace(one_token(req_id, -1, FinishReason.ERROR), errors={req_id: error})
+
+
+def chance(token: int) -> float:
+    """A token's probability: of a digit n tenths and a half, of anything else 0.95."""
+    return (token - ord("0") + 0.5) / 10 if ord("0") <= token <= ord("9") else 0.95
 
 
 @dataclass
@@ -228,6 +237,11 @@ class ScriptedEngine:
                 for one, (_, reason) in zip(rows, entries, strict=True)
                 if reason == FinishReason.ERROR
             },
+            logprobs=tuple(
+                TokenLogprobs(i, math.log(chance(token)), (token, RIVAL), (math.log(chance(token)), math.log(0.01)))
+                for i, (one, (token, _)) in enumerate(zip(rows, entries, strict=True))
+                if one.request.sampling.logprobs is not None and token >= 0
+            ),
             embeddings=tuple(
                 Embedding(one.request.req_id, np.array(prompt_ids(one.request)[:4], np.float32).tobytes())
                 for one in rows

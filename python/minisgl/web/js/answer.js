@@ -6,6 +6,7 @@ import { figures } from "./generate.js";
 import { Growing } from "./markdown.js";
 
 /** @typedef {import("./store.js").Answer} Answer */
+/** @typedef {import("./store.js").Token} Token */
 
 export class AnswerView {
   #frame = 0;
@@ -73,11 +74,41 @@ export class AnswerView {
     this.#colours.setAttribute("aria-pressed", String(on));
     this.#tokens.hidden = !on;
     this.#text.element.hidden = on;
-    if (on) this.#tokens.replaceChildren(...(this.answer.tokens ?? []).map(token));
+    if (on) this.#tokens.replaceChildren(...letters(this.answer.tokens ?? []).map(token));
   }
 }
 
-/** @param {import("./store.js").Token} one */
+/**
+ * Tokens as they can be shown: those that are parts of one letter are one, as likely as that all of them came.
+ * @param {Token[]} tokens @returns {Token[]}
+ */
+export function letters(tokens) {
+  /** @type {Token[]} */
+  const found = [];
+  /** @type {Token | null} */
+  let open = null;
+  for (const one of tokens) {
+    /** @type {number[]} */
+    const bytes = [...(open?.bytes ?? []), ...(one.bytes ?? new TextEncoder().encode(one.content))];
+    /** @type {Token} */
+    const whole = open ? { content: new TextDecoder().decode(new Uint8Array(bytes)), logprob: open.logprob + one.logprob, top: [], bytes } : one;
+    open = endsWithin(bytes) ? { ...whole, bytes } : null;
+    if (!open) found.push(whole);
+  }
+  return open ? [...found, open] : found;
+}
+
+/** Whether more bytes belong to the last letter of UTF-8. @param {number[]} bytes */
+function endsWithin(bytes) {
+  for (let back = 1; back <= Math.min(3, bytes.length); back++) {
+    const byte = bytes[bytes.length - back];
+    if (byte < 0x80) return false;
+    if (byte >= 0xc0) return back < (byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : 2);
+  }
+  return false;
+}
+
+/** @param {Token} one */
 function token(one) {
   const share = Math.exp(one.logprob);
   const others = one.top.map((other) => `${JSON.stringify(other.token)} ${percent(Math.exp(other.logprob))}`);

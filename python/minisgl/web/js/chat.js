@@ -4,7 +4,7 @@
 import { key } from "./api.js";
 import { button, copy, h, notice } from "./dom.js";
 import { empty, generate } from "./generate.js";
-import { messageView, resultForms } from "./messages.js";
+import { messageView, resultForm } from "./messages.js";
 import { isObject, panel } from "./panel.js";
 import { asCurl, asPython, body } from "./request.js";
 import * as store from "./store.js";
@@ -126,15 +126,14 @@ class Chat {
         const before = { ...this.conversation, messages: messages.slice(0, index) };
         copy((kind === "curl" ? asCurl : asPython)(body(before, this.model.name, which), key() !== null));
       },
-      result: (/** @type {number} */ index, /** @type {string} */ id, /** @type {string} */ text) =>
-        this.from(messages.length, { role: "tool", text, toolCallId: id }),
+      results: (/** @type {store.Message[]} */ all) => this.from(messages.length, ...all),
     };
     const parts = messages.map((one, index) => messageView(one, index, actions));
     this.views = parts.at(-1)?.views ?? [];
     const last = messages.at(-1);
-    const forms = last?.role === "assistant" && !this.running ? resultForms(last, messages.length - 1, actions) : [];
+    const form = last?.role === "assistant" && !this.running ? resultForm(last, actions) : null;
     const start = h("div", { class: "start" }, h("h1", {}, "What do you want to ask?"), h("p", {}, "Enter sends, Shift+Enter begins a new line, Escape stops an answer. Conversations stay in this browser."));
-    this.log.replaceChildren(...(messages.length ? [...parts.map((one) => one.element), ...forms] : [start]));
+    this.log.replaceChildren(...(messages.length ? [...parts.map((one) => one.element), ...(form ? [form] : [])] : [start]));
     this.send.hidden = this.running !== null;
     this.halt.hidden = this.running === null;
   }
@@ -147,8 +146,8 @@ class Chat {
     this.from(this.conversation.messages.length, { role: "user", text });
   }
 
-  /** Go on from a place: what came after it goes. @param {number} index @param {store.Message} [message] */
-  from(index, message) {
+  /** Go on from a place: what came after it goes. @param {number} index @param {store.Message[]} added */
+  from(index, ...added) {
     if (this.running) return;
     const { settings, messages } = this.conversation;
     if (!isObject(settings.extra)) {
@@ -156,7 +155,7 @@ class Chat {
       return;
     }
     messages.length = index;
-    if (message) messages.push(message);
+    messages.push(...added);
     const answers = settings.compare ? [empty(), empty()] : [empty()];
     const bodies = answers.map((_, which) => body(this.conversation, this.model.name, which));
     messages.push({ role: "assistant", text: "", answers, chosen: 0 });

@@ -58,7 +58,7 @@ function take(answer, chunk, now) {
     answer.text += text;
     for (const call of delta.tool_calls ?? []) takeCall(answer, call);
     for (const one of choice.logprobs?.content ?? []) {
-      (answer.tokens ??= []).push({ content: one.token, logprob: one.logprob, top: one.top_logprobs ?? [] });
+      (answer.tokens ??= []).push({ content: one.token, logprob: one.logprob, top: one.top_logprobs ?? [], bytes: one.bytes });
     }
     if (choice.finish_reason) answer.finish = choice.finish_reason;
   }

@@ -3,6 +3,7 @@
 
 import { AnswerView } from "./answer.js";
 import { button, copy, h } from "./dom.js";
+import { called } from "./request.js";
 
 /** @typedef {import("./store.js").Message} Message */
 /**
@@ -11,7 +12,7 @@ import { button, copy, h } from "./dom.js";
  * @property {(index: number) => void} again
  * @property {(index: number, which: number) => void} choose
  * @property {(index: number, which: number, kind: "curl" | "python") => void} copyAs
- * @property {(index: number, callId: string, text: string) => void} result
+ * @property {(results: Message[]) => void} results
  */
 
 /**
@@ -37,14 +38,15 @@ export function messageView(message, index, actions) {
   return { element, views };
 }
 
-/** Forms for what the called tools gave. @param {Message} message @param {number} index @param {Actions} actions */
-export function resultForms(message, index, actions) {
-  const calls = message.answers?.[message.chosen ?? 0]?.calls ?? [];
-  return calls.map((call) => {
-    const input = h("textarea", { rows: 2, "aria-label": `What ${call.name} gave` });
-    const send = button("Send what the tool gave", "Send result", () => actions.result(index, call.id, input.value));
-    return h("div", { class: "result" }, h("span", {}, `What ${call.name} gave:`), input, send);
-  });
+/** A form for what the called tools gave: all of it goes at once, or the model would miss the rest. @param {Message} message @param {Actions} actions */
+export function resultForm(message, actions) {
+  const calls = called(message);
+  const inputs = calls.map((call) => h("textarea", { rows: 2, "aria-label": `What ${call.name} gave` }));
+  const several = calls.length > 1;
+  const send = button(`Send what the tool${several ? "s" : ""} gave`, several ? "Send results" : "Send result", () =>
+    actions.results(calls.map((call, i) => ({ role: "tool", text: inputs[i].value, toolCallId: call.id }))));
+  const fields = calls.map((call, i) => h("label", {}, h("span", {}, `What ${call.name} gave:`), inputs[i]));
+  return calls.length ? h("div", { class: "result" }, fields, send) : null;
 }
 
 /** @param {Message} message @param {number} index @param {number} which @param {Actions} actions */

@@ -35,13 +35,20 @@ export function body(conversation, model, which = 0) {
   return { ...found, stream: true, stream_options: { include_usage: true } };
 }
 
+/** The calls that an answer came to make; one that was cut off made none. @param {import("./store.js").Message} message */
+export function called(message) {
+  const answer = message.answers?.[message.chosen ?? 0];
+  return answer?.finish === "tool_calls" ? answer.calls : [];
+}
+
 /** @param {import("./store.js").Message} message */
 function assistant(message) {
   const answer = message.answers?.[message.chosen ?? 0];
+  const calls = called(message);
   /** @type {any} */
   const found = { role: "assistant", content: answer?.text ?? "" };
-  if (answer?.calls.length) {
-    found.tool_calls = answer.calls.map(({ id, name, arguments: text }) => ({
+  if (calls.length) {
+    found.tool_calls = calls.map(({ id, name, arguments: text }) => ({
       id, type: "function", function: { name, arguments: text },
     }));
   }

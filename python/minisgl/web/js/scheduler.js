@@ -3,6 +3,7 @@
 
 import { request } from "./api.js";
 import { h, notice } from "./dom.js";
+import { Lanes } from "./lanes.js";
 import { Stream } from "./stream.js";
 import { Strip } from "./strip.js";
 import { CHANGED } from "./theme.js";
@@ -15,9 +16,12 @@ export function schedulerView() {
   const state = h("p", { class: "error", role: "alert" });
   state.hidden = true;
   let engine = 0;
+  /** What each engine told; all tell, one is shown. @type {Map<number, {lanes: Lanes, tree: any}>} */
+  const told = new Map();
   const choose = h("select", { "aria-label": "Engine", onchange: () => {
     engine = Number(choose.value);
-    strip.clear();
+    strip.show(of(engine).lanes);
+    tree.show(of(engine).tree);
   } });
   choose.hidden = true;
   const slow = slowMotion();
@@ -28,10 +32,20 @@ export function schedulerView() {
     if (event === "stats") {
       slow.show(data.slow_motion_ms);
       engines(data.engines);
-    } else if (data.engine === engine) {
-      if (event === "steps") strip.take(data.steps, data.left_out);
-      else if (event === "tree") tree.show(data);
+    } else if (event === "steps") {
+      of(data.engine).lanes.take(data.steps, data.left_out);
+      if (data.engine === engine) strip.draw();
+    } else if (event === "tree") {
+      of(data.engine).tree = data;
+      if (data.engine === engine) tree.show(data);
     }
+  }
+
+  /** @param {number} one */
+  function of(one) {
+    const found = told.get(one) ?? { lanes: new Lanes(), tree: null };
+    told.set(one, found);
+    return found;
   }
 
   /** @param {any[]} all */
@@ -49,6 +63,7 @@ export function schedulerView() {
       state.textContent = text;
     },
   });
+  strip.show(of(engine).lanes);
   window.addEventListener(CHANGED, () => strip.draw());
   const element = h("section", { class: "live", "aria-label": "The scheduler" }, state,
     h("div", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "Steps"), choose, slow.element), legend, strip.element),

@@ -1,7 +1,7 @@
 // @ts-check
 // Conversations, kept in this browser (localStorage), one entry each; nothing of them is on the server.
 
-/** @typedef {{content: string, logprob: number, top: {token: string, logprob: number}[]}} Token */
+/** @typedef {{content: string, logprob: number, top: {token: string, logprob: number}[], bytes?: number[] | null}} Token */
 /**
  * @typedef {object} Answer
  * @property {string} text

@@ -11,11 +11,12 @@ const MIN_LANES = 8;
 const MAX_LANES = 40;
 const HEIGHT_PX = 340;
 const FOOT_PX = 20;
+const NOTHING = "No step yet.";
 
 export class Strip {
   #lanes = new Lanes();
   #canvas = h("canvas", { class: "strip", role: "img", tabindex: "0", "aria-label": "Steps of the scheduler" });
-  #said = h("p", { class: "said" }, "No step yet.");
+  #said = h("p", { class: "said" }, NOTHING);
   #frame = 0;
   #pointer = { x: -1, y: -1 };
 
@@ -26,14 +27,9 @@ export class Strip {
     this.#canvas.addEventListener("pointerleave", () => this.#point(-1, -1));
   }
 
-  /** @param {any[]} steps @param {number} leftOut */
-  take(steps, leftOut) {
-    this.#lanes.take(steps, leftOut);
-    this.draw();
-  }
-
-  clear() {
-    this.#lanes.clear();
+  /** From now on these: call `draw` when they have changed. @param {Lanes} lanes */
+  show(lanes) {
+    this.#lanes = lanes;
     this.draw();
   }
 
@@ -79,7 +75,10 @@ export class Strip {
   #say(columns, width, lane) {
     const under = this.#pointer.x < 0 ? undefined : columns[columns.length - 1 - Math.floor((width - this.#pointer.x) / COLUMN_PX)];
     const column = under ?? columns.at(-1);
-    if (!column) return;
+    if (!column) {
+      this.#said.textContent = NOTHING;
+      return;
+    }
     const prefills = column.cells.filter((one) => one.kind === "prefill");
     const tokens = prefills.reduce((sum, one) => sum + one.tokens, 0);
     let text = `Step ${column.step}: ${column.cells.length - prefills.length} decodes, ${prefills.length} prefill chunks (${tokens} tokens), ${column.waiting} waiting, ${column.free} pages free`;

@@ -5,6 +5,7 @@ import { h } from "./dom.js";
 import { number } from "./stream.js";
 
 const SHOWN = 48;
+const NOTHING = "Nothing is cached.";
 const HEADS = ["Prefix", "Tokens", "From the start", "Held by", "Branches", "Idle"];
 
 /** @typedef {{id: number, parent: number, tokens: number, depth: number, locks: number, age: number, children: number, pinned: boolean, text?: string}} Node */
@@ -48,14 +49,19 @@ export function largest(nodes) {
 
 export class Tree {
   #rows = h("tbody");
-  #about = h("p", { class: "hint" }, "Nothing is cached.");
+  #about = h("p", { class: "hint" }, NOTHING);
 
   constructor() {
     this.element = h("div", { class: "scrolls" }, this.#about, h("table", { class: "tree" }, h("thead", {}, h("tr", {}, HEADS.map((one) => h("th", { scope: "col" }, one)))), this.#rows));
   }
 
-  /** @param {{num_nodes: number, num_tokens: number, nodes: Node[]}} tree */
+  /** @param {{num_nodes: number, num_tokens: number, nodes: Node[]} | null} tree null: not known yet */
   show(tree) {
+    if (!tree) {
+      this.#about.textContent = NOTHING;
+      this.#rows.replaceChildren();
+      return;
+    }
     const most = Math.max(1, ...tree.nodes.map((one) => one.tokens));
     const shown = ordered(largest(tree.nodes));
     this.#about.textContent = `${number(tree.num_tokens)} tokens in ${number(tree.num_nodes)} pieces${tree.num_nodes > shown.length ? `; the ${shown.length} largest` : ""}.`;
