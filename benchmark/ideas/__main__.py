@@ -49,9 +49,11 @@ ABOUT = {
     "and leave more of their last one empty.",
     "LFU for LRU": "What is evicted when the cache is full: what was used least recently (the default), or least often "
     "(`--cache lfu`).",
-    "the scheduler in Rust": "The same decisions, bit for bit, from the Python reference and from Rust.",
+    "the scheduler in Rust": "The same decisions, bit for bit, from the Python reference and from Rust. A model on a "
+    "CPU takes far longer for a step than either; where steps are short it shows (`docs/performance.md`).",
 }
 COMMAND = "python -m benchmark.ideas"
+LABELS_WIDTH = 90  # characters below a plot, of all its groups
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rounds", type=int, default=3, help="of what takes time; 2 or more for an interval (default: 3)"
     )
+    parser.add_argument("--resume", action="store_true", help="keep what DIR/raw.json has, and measure the rest")
     parser.add_argument("--quick", action="store_true", help="small sizes, to try the command; no figures to quote")
     args = parser.parse_args(arguments)
     if args.page is not None:
@@ -75,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--rounds: must be at least 1")
     report = Report(args.out, TITLE, command=public_command(arguments, COMMAND))
     result: dict[str, Any] = {}
-    for result in measured([one for one in experiments() if one.idea in args.only], args.rounds, args.quick):
+    before = read_raw(args.out)["result"]["experiments"] if args.resume else []
+    chosen = [one for one in experiments() if one.idea in args.only]
+    for result in measured(chosen, args.rounds, args.quick, before):
         report.clear()
         for heading, *texts in sections(result, args.out, ""):
             report.section(heading, *texts)
@@ -85,9 +90,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measured(chosen: Sequence[Experiment], rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
-    """All that is known after each experiment, as plain data."""
-    found, missing = list[dict[str, Any]](), dict[str, str]()
+def measured(
+    chosen: Sequence[Experiment], rounds: int, quick: bool, before: Sequence[dict[str, Any]] = ()
+) -> Iterator[dict[str, Any]]:
+    """All that is known after each experiment, as plain data; those of `before` are not measured again."""
+    found, missing = list(before), dict[str, str]()
+    known = {(one["idea"], one["where"], one["load"]) for one in before}
+    chosen = [one for one in chosen if (one.idea, one.where, one.load) not in known]
     for one in (bar := tqdm(chosen, unit="experiment", disable=None)):
         name = f"{one.idea}, {one.where}, {one.load}"
         bar.set_description(name[:60])
@@ -155,7 +164,7 @@ def sections(result: Mapping[str, Any], folder: Path, prefix: str) -> Iterator[t
         if of_idea:
             rows = [row[1:] for one in of_idea for row in rows_of(one)]
             file = f"{prefix}{idea.replace(' ', '-').lower()}.svg"
-            yield idea.capitalize(), about, _plot(folder / file, idea, of_idea), table(HEAD[1:], rows)
+            yield _heading(idea), about, _plot(folder / file, idea, of_idea), table(HEAD[1:], rows)
     if result["missing"]:
         yield "Not measured", table(("experiment", "why"), result["missing"].items())
 
@@ -172,12 +181,18 @@ def _plot(path: Path, idea: str, of_idea: Sequence[Mapping[str, Any]]) -> str:
             shown[name] = None if ratio is None else Interval(1 + ratio.estimate, 1 + ratio.low, 1 + ratio.high)
         for name in names:
             series[name].append(shown[name])
-    groups = [_wrapped(f"{one['where']}, {one['load']}: {LABELS[one['figures'][0]]}") for one in of_idea]
-    first = names[0]
-    return grouped_bars(path, groups, series, title=idea.capitalize(), y_label=f"against {first} (= 1)")
+    width = LABELS_WIDTH // len(of_idea)
+    groups = [_wrapped(f"{one['where']}, {one['load']}: {LABELS[one['figures'][0]]}", width) for one in of_idea]
+    firsts = {next(iter(one["samples"])) for one in of_idea}
+    first = firsts.pop() if len(firsts) == 1 else "the first"
+    return grouped_bars(path, groups, series, title=_heading(idea), y_label=f"against {first} (= 1)")
 
 
-def _wrapped(text: str, width: int = 24) -> str:
+def _heading(idea: str) -> str:
+    return idea[0].upper() + idea[1:]
+
+
+def _wrapped(text: str, width: int) -> str:
     lines = [""]
     for word in text.split():
         if len(lines[-1]) + len(word) > width and lines[-1]:

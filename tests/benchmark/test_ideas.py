@@ -54,6 +54,17 @@ def test_one_round_has_no_interval_and_an_exact_one_says_so() -> None:
         assert row[-1] == said
 
 
+def test_what_was_measured_before_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ideas, "experiments", lambda: [TIMED])
+    ideas.main(["--out", str(tmp_path), "--rounds", "2"])
+    monkeypatch.setattr(ideas, "experiments", lambda: [replace(TIMED, run=breaking), replace(TIMED, load="another")])
+    assert ideas.main(["--out", str(tmp_path), "--rounds", "2", "--resume"]) == 0
+    result = read_raw(tmp_path)["result"]
+    assert [one["load"] for one in result["experiments"]] == ["a load", "another"] and result["missing"] == {}
+
+
 def exact_one(idea: str, load: str) -> Any:
     (one,) = [one for one in experiments() if one.exact and one.idea == idea and load in one.load]
     samples = one.run(1, True)

@@ -112,7 +112,7 @@ def grouped_bars(
             below, above = [one.estimate - one.low for _, one in known], [one.high - one.estimate for _, one in known]
             middle = [one.estimate for _, one in known]
             axes.errorbar([x for x, _ in known], middle, [below, above], fmt="none", ecolor="#444444", elinewidth=1)
-        axes.set_xticks(range(len(groups)), list(groups))
+        axes.set_xticks(range(len(groups)), list(groups), fontsize=8)
         axes.set_ylim(bottom=0)
         _label(axes, "", y_label)
 
