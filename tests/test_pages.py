@@ -57,6 +57,11 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert broken == []
 
 
+def test_every_page_of_docs_is_in_its_index() -> None:
+    index = {file for _, file, _ in of_this_repository(ROOT / "docs" / "README.md")}
+    assert {page.name for page in ROOT.glob("docs/*.md") if page not in index} == {"README.md"}
+
+
 def test_every_picture_is_shown_by_a_page() -> None:
     """One that nobody shows is one that nobody makes again."""
     known = [*PAGES, *ROOT.glob("worklog/*.md")]
