@@ -60,8 +60,8 @@ SCENES = (
     ),
     Scene(
         "scheduler-retraction",
-        (*ECHO, "--num-pages", "26"),
-        (tuple(Ask(words(seed, length), 70) for seed, length in enumerate((60, 64, 66))),),
+        (*ECHO, "--num-pages", "11"),
+        ((Ask(words(0, 28), 62),), (Ask(words(1, 36), 62),)),
     ),
     Scene(
         "scheduler-tree",
