@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,15 @@ def test_quantised_values_are_taken_exactly(quantise: str, tmp_path: Path) -> No
 def test_values_of_blocks_of_256_are_taken_exactly(quantise: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 32}
     _compare_values(tmp_path, written_model("qwen3-untied", **sizes), GGMLQuantizationType[quantise])
+
+
+def test_a_type_that_only_the_library_knows_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_gguf(
+        tmp_path / "m.gguf", written_model("qwen3-untied"), "qwen3", quantise=GGMLQuantizationType["IQ4_NL"]
+    )
+    monkeypatch.setitem(sys.modules, "gguf", None)  # as if it were not installed
+    with pytest.raises(ConfigError, match=r"m\.gguf: .*weight: .*IQ4_NL.* needs gguf, .*'minisgl\[torch\]'$"):
+        import_gguf(file, quiet)
 
 
 def _compare_values(tmp_path: Path, model: Any, quantise: GGMLQuantizationType) -> None:
