@@ -123,6 +123,7 @@ class ScriptedEngine:
     ready: EngineReady | None = READY
     beats: bool = True
     replies: Mapping[str, str] = field(default_factory=dict)
+    pace_s: float = 0.0  # between steps
     received: list[ToEngine] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -183,6 +184,7 @@ class ScriptedEngine:
                 peer.send(found) if isinstance(found, bytes) else peer.send_messages(found)
             for message in self._advance():
                 peer.send_messages([message])
+                time.sleep(self.pace_s)
         for messages in peer.receive(0):  # what came before it was told to stop
             self._take(messages)
         peer.close()
