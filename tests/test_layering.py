@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sampling_params": set(),
     "envs": set(),
     "memory": set(),
+    "ids": set(),
     "_rust": set(),
     "made_once": {"config", "envs"},
     "config": {"scheduler.policies"},  # for the names of the cache policies
@@ -49,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "weights": {"progress", "config", "envs", "extras", "distributed", "made_once", "_rust"},
     # text and tokens of one answer
     "grammar": {"config", "memory", "sampling_params", "step", "tokenizer", "_rust"},
-    "parsers": {"tokenizer"},
+    "parsers": {"tokenizer", "ids"},
     "engine": {
         "grammar.slots",
         "extras",
@@ -91,6 +92,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "frontend": {"message", "heartbeat", "tokenizer", "metrics", "sampling_params", "step"},
     "server": {
         "frontend",
+        "ids",
         "memory",
         "grammar",
         "parsers",

@@ -243,6 +243,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_parser: ToolCallParser = "auto"  # in which format the model writes calls of tools
     reasoning_parser: ReasoningParser = "auto"  # and what it thinks
     metrics_aliases: Literal["none", "vllm"] = "none"
+    resumable: bool = False  # streams get marks for a router that asks for them (server/resume.py)
     demo_load: bool = False  # it sends requests to itself, for people who watch
     managed: bool = False  # started by a program: see managed.py
 
@@ -261,6 +262,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         for origin in self.cors_origins:
             if not _ORIGIN.fullmatch(origin):
                 raise ConfigError(f"--cors-origin {origin!r}: must be like https://page.example:8080 (no path), or *")
+        if self.resumable and self.frontend == "rust":
+            raise ConfigError(
+                "--resumable: not with --frontend rust: the gateway writes no marks: use --frontend python"
+            )
         self._check_engines()
         self.limits.check()
         return self

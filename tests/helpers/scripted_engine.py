@@ -110,6 +110,7 @@ class _Live:
     kind: str
     tokens: list[int]
     sent: int = 0
+    is_bound: bool = False
 
 
 _SAYING = ("say", "burst")  # these end with their text, whatever may end them
@@ -199,7 +200,7 @@ class ScriptedEngine:
                 tokens = [*text] + ([EOS] if kind.decode() in _SAYING else [])
                 if kind == b"fill":
                     kind, tokens = b"hang", [ord("x")] * FILL
-                self._live[message.req_id] = _Live(message, kind.decode(), tokens)
+                self._live[message.req_id] = _Live(message, kind.decode(), tokens, message.num_generated)
             elif isinstance(message, AbortRequest | FinishRequest):
                 self._live.pop(message.req_id, None)
         with self._changed:
@@ -223,7 +224,9 @@ class ScriptedEngine:
             yield self._step_of(rows)
 
     def _step_of(self, rows: list[_Live]) -> StepTokens:
-        bound = [one for one in rows if one.sent == 0]
+        bound = [one for one in rows if not one.is_bound]
+        for one in bound:
+            one.is_bound = True
         cached = [self._match(prompt_ids(one.request)) for one in bound]
         entries = [self._next(one) for one in rows]
         self._step += 1
@@ -280,4 +283,5 @@ class ScriptedEngine:
 
 
 def _bytes(request: AddRequest) -> bytes:
-    return bytes(token for token in prompt_ids(request) if token < 256)
+    ids = prompt_ids(request)
+    return bytes(token for token in ids[: len(ids) - request.num_generated] if token < 256)

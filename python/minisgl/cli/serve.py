@@ -83,6 +83,12 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         help="the markers around what the model thinks before it answers, which becomes reasoning_content; auto: those "
         "of its chat template; none: it is content",
     )
+    http.add_argument(
+        "--resumable",
+        action="store_true",
+        help="for a server that only a router reaches: streams tell it what another server needs to go on with them, "
+        "and the Python front end answers",
+    )
     add_engines(parser)
     limits = parser.add_argument_group("limits")
     limits.add_argument(
@@ -227,7 +233,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
     fields = {name: getattr(args, name) for name in ServerConfig.__struct_fields__ if hasattr(args, name)}
     fields["engine"] = engine_config(args)  # `args.engine` is the engine's name
     fields["limits"] = Limits(**{name: getattr(args, name) for name in Limits.__struct_fields__})
-    fields["frontend"] = args.frontend or envs.frontend() or "auto"
+    fields["frontend"] = args.frontend or ("python" if args.resumable else envs.frontend() or "auto")
     fields["api_key"] = args.api_key or envs.api_key()
     fields["api_keys"] = api_key_file.read(args.api_key_file) if args.api_key_file is not None else ()
     fields["cors_origins"] = tuple(args.cors_origins or ())

@@ -13,9 +13,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from minisgl.frontend.engine_socket import EngineSocket
 from minisgl.frontend.engine_views import READY, EngineView, EngineViews
-from minisgl.frontend.output_processor import OutputProcessor, RequestState, Subscriber, request_states
+from minisgl.frontend.output_processor import Before, OutputProcessor, RequestState, Subscriber, request_states
 from minisgl.frontend.prefixes import PrefixBook
 from minisgl.heartbeat import Watchdog
 from minisgl.message import (
@@ -103,17 +105,27 @@ class EngineClient(ABC):
         lengths: Sequence[int] | None = None,
         key: int = 0,
         shown: frozenset[int] = frozenset(),
+        before: Sequence[Before] | None = None,
     ) -> list[RequestState]:
-        """`sampling.n` requests of each prompt, see `request_states`. Raises `EngineGone`."""
+        """`sampling.n` requests of each prompt, see `request_states`. `before`: by choice, what was generated
+        elsewhere: the engine goes on from there. Raises `EngineGone`."""
         if self._failure is not None:
             raise EngineGone(self._failure)
         states = request_states(
             prompts, sampling, tokenizer, max_seq_len, subscriber, lengths=lengths, key=key, shown=shown
         )
-        for state in states:
+        for i, state in enumerate(states):
+            tokens, num_generated = state.prompt.tobytes(), 0
+            if before is not None:
+                one = before[i]
+                state.cached_len = one.cached_len
+                if one.ended:
+                    continue
+                tokens += np.array(one.tokens, np.int32).tobytes()
+                num_generated = len(one.tokens)
             self.processor.add(state, self._next_id)
             self._next_id += 1
-            self._post(AddRequest(state.req_id, state.prompt.tobytes(), state.sampling, priority, key=key))
+            self._post(AddRequest(state.req_id, tokens, state.sampling, priority, num_generated, key))
         return states
 
     def abort(self, state: RequestState) -> None:

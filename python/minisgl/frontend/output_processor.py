@@ -46,6 +46,15 @@ class Delta:
     logprobs: tuple[Logprob, ...] = ()  # of the text; only for requests that ask for them
 
 
+@dataclass(slots=True)
+class Before:
+    """What another server generated of a choice: with `ended` all of it. `cached_len`: what was cached there."""
+
+    tokens: list[int]
+    cached_len: int | None
+    ended: bool = False
+
+
 class Subscriber:
     """Who is notified of one or more requests: `notify` takes what came, and must not raise."""
 
@@ -282,7 +291,8 @@ class OutputProcessor:
         lens = np.frombuffer(message.cached_lens, np.int32).tolist()
         for req_id, cached_len in zip(np.frombuffer(message.admitted_ids, np.int64).tolist(), lens, strict=True):
             if (state := self.live.get(req_id)) is not None:
-                state.cached_len = cached_len
+                if state.cached_len is None:  # else another server has said it
+                    state.cached_len = cached_len
                 self._no_longer_waits(state)
                 if self.queue is not None:
                     self.queue.observe(time.monotonic() - state.sent_at)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from minisgl import ids
 from minisgl.parsers.api import CallArguments, CallBegun, Reasoning, Text
 from minisgl.parsers.growing import GrowingText, Waits
 
@@ -27,7 +27,7 @@ OTHER_KEYS = ("type", "id")
 
 
 def call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+    return f"call_{ids.new_id(24)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ Doesn't know: which format a model has (choice.py).
 
 from __future__ import annotations
 
-import secrets
 import string
 from collections.abc import Callable
 
+from minisgl import ids
 from minisgl.parsers.answer import AnswerParser, Thinking
 from minisgl.parsers.growing import Waits
 
@@ -57,7 +57,7 @@ class LlamaParser(JsonParser):
 
 def mistral_id() -> str:
     """Templates of Mistral refuse ids of other lengths."""
-    return "".join(secrets.choice(_MISTRAL_ID) for _ in range(9))
+    return ids.new_id(9, _MISTRAL_ID)
 
 
 class MistralParser(AnswerParser):

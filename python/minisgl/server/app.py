@@ -19,8 +19,10 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from minisgl import ids
 from minisgl.config import ServerConfig
 from minisgl.frontend.engine_client import ProcessClient
+from minisgl.frontend.output_processor import Delta
 from minisgl.metrics.chrome_trace import ChromeTrace
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.server.api_keys import KeyUse
@@ -62,11 +64,13 @@ from minisgl.server.responses.endpoint import (
     input_tokens_endpoint,
     responses_endpoint,
 )
+from minisgl.server.resume import lost
 from minisgl.server.sglang import add_sglang
 from minisgl.server.tokenize import detokenize_endpoint, tokenize_endpoint
 from minisgl.tokenizer import Tokenizer
 
 _log = logging.getLogger("minisgl.server")
+Show = Callable[[Generation, list[Delta]], bytes]
 Answering = Awaitable[Formatter | Response | Later]
 Endpoint = Callable[[ServerContext, Any], Answering]
 ToldEndpoint = Callable[[ServerContext, Any, HttpRequest], Answering]
@@ -227,7 +231,8 @@ class _Posts:
             async with asyncio.timeout(limits.request_timeout):
                 body = await request.read(receive, model, context)
                 context.check_model(body.model)
-                return await endpoint(context, body, request)
+                with ids.of(None if request.resumable is None else request.resumable.source):
+                    return await endpoint(context, body, request)
         except TimeoutError as error:
             raise too_late(limits.request_timeout or 0.0) from error
         finally:
@@ -239,17 +244,23 @@ async def _stream(
 ) -> bytes:
     """Chunks as tokens come, straight into the connection; returns what comes after them. Raises `ApiError` before the
     first one."""
-    first = await generation.first()
+    resumable, first = request.resumable, list[Delta]()
+    show: Show = formatter.chunk if resumable is None else resumable.marked(formatter.chunk)
+    if resumable is not None and resumable.said is not None:
+        generation.replay(resumable.said.turns, show)
+    else:
+        first = await generation.first()
     headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), (b"content-type", formatter.media_type)]
     headers += generation.headers(begins=True)
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     try:
         with connection.stream(generation.pause, generation.resume):
-            await generation.stream(first, formatter.chunk, connection.write)
+            await generation.stream(first, show, connection.write)
         return formatter.end(generation)
     except ApiError as error:
         request.error = error.code
-        return formatter.error(error)
+        is_gone = resumable is not None and error.status == 503
+        return lost(str(error)) if is_gone else formatter.error(error)
     except Exception as error:
         _log.exception("%s: a bug", request.request_id)
         return formatter.error(internal_error(error))

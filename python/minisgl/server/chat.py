@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from minisgl import ids
 from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.parsers.api import CallArguments, CallBegun, Part, Reasoning, Text
 from minisgl.server.bodies import ChatRequest
@@ -38,7 +37,7 @@ class ChatFormatter(TurnFormatter):
         self._with_token_ids = bool(chat.return_token_ids)
         self._has_begun = False
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands around the text
-        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": context.model_name}
+        self._head = {"id": f"chatcmpl-{ids.new_id()}", "created": ids.created(), "model": context.model_name}
 
     def _logprobs(self, tokens: Sequence[Logprob]) -> dict[str, Any] | None:
         return chat_logprobs(self._tokenizer, tokens) if self._with_logprobs else None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from minisgl import ids
 from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.sampling_params import MAX_N, SamplingParams
 from minisgl.server.bodies import CompletionRequest
@@ -124,9 +123,9 @@ class CompletionFormatter(Formatter):
         self._given = given
         self._echoed: dict[int, EchoedPrompt] = {}  # by prompt
         self._head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
+            "id": f"cmpl-{ids.new_id()}",
             "object": "text_completion",
-            "created": int(time.time()),
+            "created": ids.created(),
             "model": context.model_name,
         }
 

@@ -15,15 +15,17 @@ from typing import Any
 
 from minisgl.frontend.engine_client import EngineGone
 from minisgl.frontend.output_processor import Delta, Logprob, RequestState, Subscriber
-from minisgl.message import GRAMMAR_REFUSED
+from minisgl.message import GRAMMAR_REFUSED, TokenLogprobs
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, engine_error, engine_gone, grammar_refused, too_late
-from minisgl.server.lengths import lengths
+from minisgl.server.lengths import Lengths, lengths
 from minisgl.server.request import HttpRequest
+from minisgl.server.resume import Tokens, fingerprint
 from minisgl.step import FinishReason, Int32Array
 
 _ERROR = FinishReason.ERROR
+_NO_LOGPROBS = TokenLogprobs(0, 0.0, (), ())  # of what was shown elsewhere
 
 
 class Generation:
@@ -55,10 +57,18 @@ class Generation:
         self._is_paused = False
         self._n = sampling.n
         self._timer: asyncio.TimerHandle | None = None
+        self._is_replaying = False
         self._keys = context.keys
+        resumable, before = request.resumable, None
+        if resumable is not None:
+            sampling = resumable.seeded(sampling, fingerprint(context.model_name, context.info))
+            before = resumable.before(len(prompts) * sampling.n)
         max_seq_len, subscriber = context.info.max_seq_len, Subscriber(self.notify)
         room, in_flight = [max_seq_len - len(prompt) for prompt in prompts], context.queue.num_in_flight
         found = self._lengths = lengths(room, sampling, context.limits, in_flight, named=names_length)
+        if resumable is not None:
+            found = Lengths(resumable.lengths(found.by_prompt), found.are_shortened)
+            self._lengths = found
         try:
             self._states = context.client.submit(
                 prompts,
@@ -70,6 +80,7 @@ class Generation:
                 lengths=found.by_prompt,
                 key=request.key,
                 shown=shown,
+                before=before,
             )
         except EngineGone as error:
             raise engine_gone(str(error)) from error
@@ -130,8 +141,24 @@ class Generation:
         def sink(deltas: list[Delta]) -> None:
             write(chunk(self, deltas))
 
-        sink(first)
+        if first:  # nothing is, if another server has sent it
+            sink(first)
         await self._follow(sink)
+
+    def replay(self, turns: Sequence[Sequence[Tokens]], show: Callable[[Generation, list[Delta]], object]) -> None:
+        """Take once more what came on another server, in the same turns, and `show` it to nobody. To be called before
+        anything else comes."""
+        self._is_replaying = True
+        for turn in turns:
+            for one in turn:
+                state = self._states[one.index]
+                state.tokens += one.tokens
+                state.reason = FinishReason(one.reason)
+                if state.sampling.logprobs is not None:
+                    state.logprobs += [_NO_LOGPROBS] * len(one.tokens)
+            if found := self._take(time.monotonic()):
+                show(self, found)
+        self._is_replaying = False
 
     async def _follow(self, sink: Callable[[list[Delta]], None]) -> None:
         """`sink` gets what came since `first` (or from the beginning), as it comes, until every choice has ended.
@@ -209,7 +236,7 @@ class Generation:
         self._metrics.detokenize.add(time.perf_counter_ns() - began, num_tokens)
         if state.found_stop:
             self._client.finish(state)
-        if (num_new := len(state.token_ids) - num_before) > 0:
+        if (num_new := len(state.token_ids) - num_before) > 0 and not self._is_replaying:
             self._count(state, num_new, now)
         if delta is not None:
             if delta.finish_reason is not None:
@@ -234,6 +261,14 @@ class Generation:
     def token_ids(self, index: int) -> list[int]:
         """Generated ids of a choice so far, its stop token included."""
         return self._states[index].token_ids
+
+    def reason(self, index: int) -> int:
+        """Why the engine ended a choice, a `FinishReason`."""
+        return int(self._states[index].reason)
+
+    def cached(self) -> list[int]:
+        """How much of the prompt of each choice was in the cache."""
+        return [state.cached_len or 0 for state in self._states]
 
     def matched_stop(self, index: int) -> str | None:
         """The stop string that ended a choice."""

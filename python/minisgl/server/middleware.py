@@ -25,6 +25,7 @@ from minisgl.server.connection import CONNECTION, Connection
 from minisgl.server.errors import ApiError, is_anthropic
 from minisgl.server.page import Page
 from minisgl.server.request import REQUEST, HttpRequest
+from minisgl.server.resume import Resumable
 
 OPEN_PATHS = ("/livez", "/readyz")
 PROBES = (*OPEN_PATHS, "/health", "/metrics")
@@ -45,6 +46,7 @@ class Middleware:
         self._callers = Callers.of(config)
         self._page = Page()
         self._unlogged = () if config.access_log_probes else PROBES
+        self._is_resumable = config.resumable
         self._num_open = 0
         self.idle = asyncio.Event()  # no POST is being answered
         self.idle.set()
@@ -120,6 +122,11 @@ class Middleware:
         if error is None and not self._has_key(scope["path"], headers, request):
             error = ApiError(401, "Authorization: the API key is missing or wrong", code="invalid_api_key")
             error.headers["www-authenticate"] = "Bearer"
+        if error is None and self._is_resumable:
+            try:
+                request.resumable = Resumable.of(headers)
+            except ApiError as found:
+                error = found
         if error is None:
             return None
         request.error = error.code

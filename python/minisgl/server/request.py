@@ -34,6 +34,7 @@ from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
 from minisgl.server.fields import Body
 from minisgl.server.refused import SAY_INSTEAD
+from minisgl.server.resume import Resumable
 from minisgl.server.waiting import Turns
 
 B = TypeVar("B", bound=Body)
@@ -81,6 +82,7 @@ class HttpRequest:
     ttft_s: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
     error: str | None = None
+    resumable: Resumable | None = None  # another server may have to go on with its stream
     is_large: bool = False  # its body: what is made of all of it is made off the event loop
     prompt: str | None = None  # only with --log-prompts
     output: str | None = None
@@ -106,6 +108,8 @@ class HttpRequest:
         """The checked body, once. Raises `ClientGone` and `ApiError`: 413 over the limit, 408 if it comes too slowly,
         400 for what it says."""
         await self._receive(receive, context.turns, context.limits)
+        if self.resumable is not None:
+            self.resumable.take_from(self.body)
         if context.log_prompts:
             self.prompt, self.output = self.body[:MAX_LOGGED_CHARS].decode(errors="replace"), ""
         data, self.body = self.body, bytearray()
@@ -122,6 +126,8 @@ class HttpRequest:
 
     async def _receive(self, receive: Receive, turns: Turns, limits: Limits) -> None:
         max_bytes, timeout_s, announced = limits.max_body_bytes, limits.slow_client_timeout, self.content_length
+        if self.resumable is not None:
+            max_bytes += self.resumable.num_said_bytes
         if announced is not None and announced > max_bytes:
             raise _too_large(announced, max_bytes)
         clock = asyncio.get_running_loop().time

@@ -8,13 +8,13 @@ Doesn't know: how the fields are read (generate.py).
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import Response
 
+from minisgl import ids
 from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.bodies import GenerateRequest, GenerateSampling
@@ -40,7 +40,7 @@ class SglangFormatter(Formatter):
         self._is_list = is_list or sampling.n > 1
         self._eos_ids = frozenset(context.info.eos_ids)
         self._with_token_ids = bool(fields.return_token_ids)
-        self._id = generate.rid or uuid.uuid4().hex
+        self._id = generate.rid or ids.new_id()
         self._logprobs = (
             SglangLogprobs(context, generate, len(prompts) * sampling.n) if generate.return_logprob else None
         )

@@ -5,12 +5,12 @@ Keeps true: deltas of a block joined are the block that would have come whole.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from minisgl import ids
 from minisgl.frontend.output_processor import Delta
 from minisgl.server.errors import ApiError
 from minisgl.server.formatter import TurnFormatter, json_bytes
@@ -23,7 +23,7 @@ from minisgl.server.turn import Turn
 class MessagesFormatter(TurnFormatter):
     def __init__(self, model_name: str, asked: MessagesRequest, turn: Turn) -> None:
         super().__init__(asked, turn)
-        self._head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": model_name}
+        self._head = {"id": f"msg_{ids.new_id()}", "type": "message", "role": "assistant", "model": model_name}
         self._choice = turn.choice()
         self._sections = Sections()
         self._has_begun = False

@@ -5,13 +5,13 @@ Keeps true: an answer is kept when it has ended, unless `store` is false; only i
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from minisgl import ids
 from minisgl.frontend.output_processor import Delta
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value, renamed
@@ -151,7 +151,7 @@ def _head(context: ServerContext, asked: ResponsesRequest, turn: Turn) -> dict[s
     return {
         "id": new_id("resp"),
         "object": "response",
-        "created_at": int(time.time()),
+        "created_at": ids.created(),
         "status": "in_progress",
         "background": False,
         "completed_at": None,

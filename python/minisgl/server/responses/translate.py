@@ -7,10 +7,10 @@ Doesn't know: the model.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from minisgl import ids
 from minisgl.server.bodies import ChatRequest
 from minisgl.server.errors import Names, bad_value
 from minisgl.server.request import checked
@@ -43,7 +43,7 @@ NAMES: Names = (
 
 
 def new_id(prefix: str) -> str:
-    return f"{prefix}_{uuid.uuid4().hex}"
+    return f"{prefix}_{ids.new_id()}"
 
 
 def to_chat(asked: ResponsesRequest, messages: Sequence[dict[str, Any]]) -> ChatRequest:
