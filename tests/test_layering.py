@@ -105,6 +105,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "version",
         "_rust",  # the gateway
     },
+    # servers on many machines
+    "ray": {"chat.own_server", "extras", "routing", "server.errors", "server.resume", "step"},
     # programs
     "bench": {
         "weights.sources",  # the same model for others

@@ -18,6 +18,8 @@ EXTRA_OF = {
     "gguf": "torch",
     "flashinfer": "cuda",
     "matplotlib": "bench",
+    "ray": "ray",
+    "aiohttp": "ray",
 }
 TORCH_ENGINE = ("torch", "safetensors")  # what it imports to load any model
 

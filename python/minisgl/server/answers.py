@@ -262,6 +262,7 @@ class Stats(_Answer):
 
     model: str
     simulated: str | None
+    load: dict[str, float]
     http: dict[str, Any]
     engine: dict[str, Any] | None
 

@@ -94,11 +94,26 @@ def add_health(app: FastAPI, context: ServerContext) -> None:
 
     @app.get("/stats")
     async def stats() -> Response:
-        return json_response(about(context) | context.metrics.snapshot())
+        return json_response(about(context) | {"load": load(context)} | context.metrics.snapshot())
 
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(context.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def load(context: ServerContext) -> dict[str, float]:
+    """For whoever places requests, or more servers: requests that wait and that run, tokens of the prompts that wait,
+    the part of the KV pools that running requests hold, and how many tokens the pools have room for."""
+    info, last = context.info, [view.stats for view in context.client.engines if view.stats is not None]
+    num_pages = sum(stats.num_pages for stats in last)
+    held = sum(stats.num_protected_pages + stats.num_held_pages for stats in last)
+    return {
+        "num_waiting": context.queue.num_requests,
+        "num_running": sum(stats.num_running for stats in last),
+        "queued_tokens": context.queue.num_tokens,
+        "kv_use": held / num_pages if num_pages else 0.0,
+        "kv_tokens": (num_pages or info.num_pages) * info.page_size,
+    }
 
 
 def _status(context: ServerContext, wrong: str | None) -> str:

@@ -114,6 +114,11 @@ class Queue:
     def num_requests(self) -> int:
         return self._here()[0] + self._there()[0]
 
+    @property
+    def num_tokens(self) -> int:
+        """Of the prompts that wait."""
+        return self._here()[1] + self._there()[1]
+
     def num_in_flight(self) -> int:
         """Answers that the engine computes or that wait for it."""
         return len(self._processor.live) + (0 if self._gateway is None else self._gateway.readings()["num_live"])

@@ -1,0 +1,23 @@
+"""minisgl on Ray Serve: `serve run minisgl.ray:app model=smollm2 replicas=2`, or `minisgl.ray.build(args)`.
+
+Doesn't know: engines, tensors, text; a replica is a whole server of its own (`replica.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minisgl.extras import need
+from minisgl.ray.args import Args, ModelArgs
+
+__all__ = ["Args", "ModelArgs", "app", "build"]
+
+
+def __getattr__(name: str) -> Any:
+    """`app` and `build` need Ray; who wants the rest does not."""
+    if name not in ("app", "build"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    need(f"minisgl.ray.{name}", "ray", "aiohttp")
+    from minisgl.ray import application
+
+    return getattr(application, name)

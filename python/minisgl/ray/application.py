@@ -1,0 +1,86 @@
+"""The application: an ingress before a deployment of replicas for each model.
+
+Keeps true: a replica that dies, is replaced or drained is known to Serve within seconds; Serve's own limits never
+refuse what a server's limits would take.
+Doesn't know: what a request says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+
+from minisgl.ray.args import Args, ModelArgs
+from minisgl.ray.ingress import Ingress
+from minisgl.ray.replica import Replica
+
+ANY_NUMBER = 1_000_000
+"""Of requests in a replica: its server refuses by its own limits, with 429."""
+PERIOD_S = 1.0
+TIMEOUT_S = 6.0
+_POLICY = "minisgl.ray.autoscaling:Policy"
+_ROUTER = "minisgl.ray.router:PrefixRouter"
+
+
+def build(args: Args) -> Application:
+    """What `serve.run` and `serve deploy` take."""
+    models = args.by_name()
+    handles = {name: _replicas(name, one) for name, one in models.items()}
+    ingress = serve.deployment(Ingress).options(
+        name="minisgl",
+        num_replicas=args.ingress_replicas,
+        max_ongoing_requests=ANY_NUMBER,
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=max(one.drain_s for one in models.values()),
+    )
+    return ingress.bind(handles, args.retry_s)
+
+
+def app(args: Args) -> Application:
+    """`build`, for `serve run minisgl.ray:app` and the import path of YAML files."""
+    return build(args)
+
+
+def _replicas(name: str, args: ModelArgs) -> Application:
+    options: dict[str, Any] = {
+        "name": _deployment_name(name),
+        "max_ongoing_requests": ANY_NUMBER,
+        "health_check_period_s": PERIOD_S,
+        "health_check_timeout_s": TIMEOUT_S,
+        "graceful_shutdown_timeout_s": args.drain_s,
+        "graceful_shutdown_wait_loop_s": PERIOD_S,
+        "ray_actor_options": {"num_cpus": args.cpus, "num_gpus": args.gpus},  # an actor's are all on one node
+    }
+    if args.max_replicas is None:
+        options["num_replicas"] = args.replicas
+    else:
+        options["autoscaling_config"] = _scaling(args, args.max_replicas)
+    if args.routing == "prefix":
+        options["request_router_config"] = RequestRouterConfig(
+            request_router_class=_ROUTER,
+            request_routing_stats_period_s=PERIOD_S,
+            request_routing_stats_timeout_s=TIMEOUT_S,
+        )
+    return serve.deployment(Replica).options(**options).bind(name, args.model_dump(mode="json"))
+
+
+def _scaling(args: ModelArgs, most: int) -> AutoscalingConfig:
+    policy = {"queued_tokens": args.queued_tokens, "kv_use": args.kv_use}
+    return AutoscalingConfig(
+        min_replicas=args.min_replicas,
+        initial_replicas=args.replicas,
+        max_replicas=most,
+        metrics_interval_s=PERIOD_S,
+        look_back_period_s=2 * PERIOD_S,
+        upscale_delay_s=args.upscale_delay_s,
+        downscale_delay_s=args.downscale_delay_s,
+        policy=AutoscalingPolicy(policy_function=_POLICY, policy_kwargs=policy),
+    )
+
+
+def _deployment_name(model: str) -> str:
+    """Of letters that Serve's names and tags take."""
+    return "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in model)

@@ -1,0 +1,191 @@
+"""One request's way to a replica and back, and to another replica if that one is gone.
+
+Keeps true: of a stream only what a mark closed, or its good end, is passed on, so that what comes from the next replica
+follows on it (`server/resume.py`); of a whole answer nothing before it is whole; a request that no replica answers ends
+with an error that says why, after `retry_s` without progress.
+Doesn't know: Ray, which replica gets it, HTTP connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+
+import msgspec
+
+from minisgl.server.errors import ApiError, is_anthropic
+from minisgl.server.resume import LINE, MARKS, Mark, Said
+
+RESUMABLE = frozenset({"/v1/chat/completions", "/v1/completions", "/generate", "/v1/responses", "/v1/messages"})
+FIRST_WAIT_S = 0.05
+LONGEST_WAIT_S = 2.0
+_BUSY = (429, 503)
+_log = logging.getLogger("minisgl.ray")
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A request as a replica gets it. `path` has its query; `said` goes before the body (`server/resume.py`)."""
+
+    method: str
+    path: str
+    headers: list[tuple[bytes, bytes]]
+    body: bytes = b""
+    said: bytes = b""
+
+
+class Head(msgspec.Struct, frozen=True):
+    """How an answer begins."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+
+
+class Lost(Exception):
+    """The replica, or its server, will say no more; another one may."""
+
+
+Attempt = Callable[[Asked], AsyncIterator[Head | bytes]]
+"""Send it to a replica: its answer's head, then its body as it comes. Raises `Lost`."""
+
+
+class MarkReader:
+    """Takes the marks out of one server's stream."""
+
+    def __init__(self) -> None:
+        self._closed = b""  # all before the last mark
+        self._open = b""
+
+    def push(self, data: bytes) -> list[Mark]:
+        """The marks that end in it."""
+        self._open += data
+        found = []
+        while (at := self._find()) >= 0 and (end := self._open.find(b"\n", at)) >= 0:
+            found.append(msgspec.json.decode(self._open[at + len(LINE) : end], type=Mark))
+            self._closed += self._open[:at]
+            self._open = self._open[end + 1 :]
+        return found
+
+    def _find(self) -> int:
+        if self._open.startswith(LINE):
+            return 0
+        at = self._open.find(b"\n" + LINE)
+        return at if at < 0 else at + 1
+
+    def take(self) -> bytes:
+        """What may be passed on."""
+        found, self._closed = self._closed, b""
+        return found
+
+    def rest(self) -> bytes:
+        """What came after the last mark: to be passed on when the stream ends well."""
+        found, self._open = self.take() + self._open, b""
+        return found
+
+
+class Relay:
+    """One request. `retry_s`: for how long it is tried again without progress."""
+
+    def __init__(self, asked: Asked, attempt: Attempt, retry_s: float) -> None:
+        self._asked = asked
+        self._attempt = attempt
+        self._retry_s = retry_s
+        self._path = asked.path.partition("?")[0].rstrip("/")
+        self._marks = asked.method == "POST" and self._path in RESUMABLE
+        self._said: Said | None = None
+        self._head: Head | None = None  # passed on
+        self._is_stream = False
+        self._progress = time.monotonic()
+        self.num_lost = 0  # replicas that were gone before the end
+
+    async def answer(self) -> AsyncIterator[Head | bytes]:
+        """The answer, as a client is to get it."""
+        wait_s = FIRST_WAIT_S
+        while True:
+            before = self._progress
+            try:
+                async for one in self._once():
+                    yield one
+                return
+            except Lost as error:
+                self.num_lost += 1
+                _log.warning("%s %s: %s", self._asked.method, self._path, error)
+                if not self._may_go_on():
+                    for one in self._give_up(ApiError(503, str(error), kind="server_error", code="replica_lost")):
+                        yield one
+                    return
+            wait_s = FIRST_WAIT_S if self._progress > before else min(LONGEST_WAIT_S, 2 * wait_s)
+            await asyncio.sleep(wait_s)
+
+    def _may_go_on(self) -> bool:
+        began = self._head is not None
+        return (not began or self._said is not None) and time.monotonic() - self._progress < self._retry_s
+
+    def _give_up(self, error: ApiError) -> list[Head | bytes]:
+        anthropic = is_anthropic(self._path)
+        body = msgspec.json.encode(error.anthropic_body() if anthropic else error.body)
+        if self._head is None:
+            return [Head(error.status, [(b"content-type", b"application/json"), (b"retry-after", b"1")]), body]
+        if anthropic:
+            return [b"event: error\ndata: %b\n\n" % body]
+        return [b"data: %b\n\ndata: [DONE]\n\n" % body]
+
+    def _next(self) -> Asked:
+        if not self._marks:
+            return self._asked
+        said = b"" if self._said is None else msgspec.json.encode(self._said)
+        headers = [*self._asked.headers, (MARKS, b"%d" % len(said))]
+        return msgspec.structs.replace(self._asked, headers=headers, said=said)
+
+    async def _once(self) -> AsyncIterator[Head | bytes]:
+        """One replica's part. Raises `Lost`."""
+        reader, head = MarkReader(), None
+        async with aclosing(self._attempt(self._next())) as parts:  # type: ignore[type-var]
+            async for one in parts:
+                if isinstance(one, Head):
+                    head = self._check(one)
+                    if not self._marks:
+                        self._head = head
+                        yield head
+                elif not self._marks:
+                    yield one
+                else:
+                    reasons = [self._take(mark) for mark in reader.push(one)]
+                    if data := reader.take():
+                        for part in self._begun(head, data):
+                            yield part
+                    if reason := "".join(reasons):
+                        raise Lost(reason)
+        if head is None:
+            raise Lost("the replica did not answer")
+        if self._marks and (data := reader.rest()):
+            for part in self._begun(head, data):
+                yield part
+
+    def _check(self, head: Head) -> Head:
+        """Raises `Lost` for an answer that another replica may give better."""
+        if self._marks and head.status == 503:
+            raise Lost("the replica's server does not serve (503)")
+        if self._head is not None and head.status != 200:
+            reason = f"the stream could not be taken up: the replica's server answered {head.status}"
+            if head.status not in _BUSY:
+                self._progress = -self._retry_s  # nor will another
+            raise Lost(reason)
+        return head
+
+    def _begun(self, head: Head | None, data: bytes) -> list[Head | bytes]:
+        self._progress = time.monotonic()
+        if self._head is not None or head is None:
+            return [data]
+        self._head = head
+        return [head, data]
+
+    def _take(self, mark: Mark) -> str:
+        """Why nothing more comes, if so."""
+        if mark.origin is not None:
+            self._said = Said(mark.origin, [])
+        if self._said is not None and mark.tokens:
+            self._said.turns.append(mark.tokens)
+        return mark.lost

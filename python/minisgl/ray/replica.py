@@ -1,0 +1,100 @@
+"""A replica: a whole minisgl server as a child process, and the way to it.
+
+Keeps true: the server ends with the replica, however that ends (it watches its standard input); the replica ends with
+its server, so that Serve starts both anew; what Serve calls healthy is what /livez calls alive.
+Doesn't know: other replicas, what the requests say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+
+from minisgl.chat.own_server import OwnServer, own_server
+from minisgl.ray.args import ModelArgs
+from minisgl.ray.autoscaling import KV, QUEUED
+from minisgl.ray.relay import Asked, Head, Lost
+
+PROBE_S = 5.0  # for an answer of /livez or /stats
+HOP_BY_HOP = frozenset(
+    {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"host", b"content-length"}
+)
+_log = logging.getLogger("minisgl.ray")
+
+
+class Replica:
+    """Serve's user class: `handle.relay.remote(...)`."""
+
+    async def __init__(self, name: str, args: dict[str, Any]) -> None:  # type: ignore[misc]
+        self._stack = contextlib.AsyncExitStack()
+        self._model = ModelArgs.model_validate(args)
+        flags = ["--host", "127.0.0.1", "--port", "0", *self._model.server_flags(name)]
+        self._server: OwnServer = await self._stack.enter_async_context(own_server(flags))
+        self._http = await self._stack.enter_async_context(
+            aiohttp.ClientSession(
+                base_url=self._server.url,
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None),
+                auto_decompress=False,
+            )
+        )
+        self._is_ending = False
+        self._watch = asyncio.ensure_future(self._end_with_server())
+
+    async def _end_with_server(self) -> None:
+        code = await asyncio.shield(self._server.ended)
+        if not self._is_ending:
+            _log.error("the server ended with code %s: this replica ends, too", code)
+            os._exit(1)
+
+    async def __del__(self) -> None:
+        self._is_ending = True
+        if (watch := getattr(self, "_watch", None)) is not None:
+            watch.cancel()
+        if (stack := getattr(self, "_stack", None)) is not None:
+            await stack.aclose()
+
+    # --------------------------------------------------------------------------------------------- what Serve asks
+
+    async def check_health(self) -> None:
+        """Raises if the server is not alive."""
+        async with self._http.get("/livez", timeout=aiohttp.ClientTimeout(total=PROBE_S)) as answer:
+            if answer.status != 200:
+                raise RuntimeError(f"/livez: {answer.status}: {await answer.text()}")
+
+    async def record_routing_stats(self) -> dict[str, float]:
+        """For `router.PrefixRouter`."""
+        return await self._load()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """For `autoscaling.Policy`."""
+        found = await self._load()
+        return {QUEUED: found["queued_tokens"], KV: found["kv_use"]}
+
+    async def _load(self) -> dict[str, float]:
+        async with self._http.get("/stats", timeout=aiohttp.ClientTimeout(total=PROBE_S)) as answer:
+            load: dict[str, float] = (await answer.json())["load"]
+            return load
+
+    # ------------------------------------------------------------------------------------------------- requests
+
+    async def relay(self, asked: Asked) -> AsyncIterator[Head | bytes]:
+        """Send it to the server: the answer's head, then its body as it comes; several events in one piece if they
+        wait. Raises `Lost`."""
+        headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in asked.headers if k.lower() not in HOP_BY_HOP]
+        body = asked.said + asked.body
+        try:
+            async with self._http.request(
+                asked.method, asked.path, headers=headers, data=body or None, allow_redirects=False
+            ) as answer:
+                yield Head(answer.status, [one for one in answer.raw_headers if one[0].lower() not in HOP_BY_HOP])
+                async for data in answer.content.iter_any():
+                    yield data
+        except aiohttp.ClientError as error:
+            raise Lost(f"the replica's server is gone: {type(error).__name__}: {error}") from error

@@ -1,0 +1,59 @@
+"""Which replica gets a request: the router of the engine pool (`minisgl.routing`), behind Serve's own interface.
+
+Keeps true: the rules are those of `--routing cache_aware`, decided by the same code: the deepest known prefix, unless
+its replica is too much busier than others; without a prefix the least load. Replicas come and go: a number is one
+replica's until that is gone.
+Doesn't know: what Serve does with the choice (it asks the replica, and takes the next best that answers); other routers
+beside this one, but for the load that replicas report of themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from minisgl.ray.placement import Placement
+from minisgl.ray.prefix import look_at
+from minisgl.ray.relay import Asked
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc,unused-ignore]
+    """Of a deployment of `replica.Replica`."""
+
+    def initialize_state(self, **kwargs: Any) -> None:
+        self._placement = Placement[ReplicaID]()
+        self._numbers: dict[str, int] = {}  # of requests, by Serve's ids
+        self._next = itertools.count()
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self._placement.update({one.replica_id: one.routing_stats or {} for one in replicas})
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._placement.leave(replica_id)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        if pending_request is None or not pending_request.args or not isinstance(pending_request.args[0], Asked):
+            return [candidate_replicas]
+        by_id = {one.replica_id: one for one in candidate_replicas}
+        known = pending_request.metadata.internal_request_id
+        if known in self._numbers:  # the choice of before did not take it
+            return [self._by_load(candidate_replicas)[:1], candidate_replicas]
+        number = self._numbers[known] = next(self._next)
+        chosen = self._placement.place(number, look_at(pending_request.args[0].body).prefix)
+        if chosen not in by_id:
+            return [candidate_replicas]
+        return [[by_id[chosen]], self._by_load(candidate_replicas)]
+
+    def _by_load(self, replicas: Sequence[RunningReplica]) -> list[RunningReplica]:
+        return sorted(replicas, key=lambda one: self._placement.load(one.replica_id))
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        if (number := self._numbers.pop(internal_request_id, None)) is not None:
+            self._placement.remove(number)

@@ -1,0 +1,151 @@
+"""A request's way over replicas that die: what the client gets is one answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minisgl.ray.relay import Asked, Head, Lost, MarkReader, Relay
+from minisgl.server.resume import LINE, MARKS, Mark, Origin, Said, Tokens, lost
+
+CHAT = Asked("POST", "/v1/chat/completions", [(b"x-a", b"b")], b"{}")
+ORIGIN = Origin("m", 1, 2, 3, [9], [0])
+OK = Head(200, [(b"content-type", b"text/event-stream")])
+Part = Head | bytes | Exception
+
+
+def mark(*tokens: int, first: bool = False) -> bytes:
+    return LINE + msgspec.json.encode(Mark([Tokens(0, [*tokens])], ORIGIN if first else None)) + b"\n"
+
+
+def answered(
+    attempts: Sequence[Sequence[Part]], asked: Asked = CHAT, retry_s: float = 60.0
+) -> tuple[int, bytes, list[Asked]]:
+    """The status, the body, and what each replica was asked."""
+    sent: list[Asked] = []
+    left = iter(attempts)
+
+    async def attempt(asked: Asked) -> AsyncIterator[Head | bytes]:
+        sent.append(asked)
+        for part in next(left):
+            if isinstance(part, Exception):
+                raise part
+            yield part
+
+    async def run() -> tuple[int, bytes]:
+        status, body = 0, b""
+        async for one in Relay(asked, attempt, retry_s).answer():
+            if isinstance(one, Head):
+                assert not status
+                status = one.status
+            else:
+                assert status
+                body += one
+        return status, body
+
+    status, body = asyncio.run(asyncio.wait_for(run(), 60))
+    return status, body, sent
+
+
+def said(asked: Asked) -> Said:
+    assert dict(asked.headers)[MARKS] == b"%d" % len(asked.said)
+    return msgspec.json.decode(asked.said, type=Said)
+
+
+def test_marks_are_taken_out() -> None:
+    status, body, (asked,) = answered([[OK, b"a\n\n" + mark(1, first=True), b"b\n\n" + mark(2) + b"end"]])
+    assert (status, body) == (200, b"a\n\nb\n\nend")
+    assert dict(asked.headers) == {b"x-a": b"b", MARKS: b"0"}
+
+
+def test_a_stream_goes_on_from_the_last_mark() -> None:
+    died = [OK, b"a\n\n" + mark(1, first=True), b"b\n\n" + mark(2, 3), b"c\n", Lost("it died")]
+    status, body, (_, second) = answered([died, [OK, b"c\n\n" + mark(4), b"end"]])
+    assert (status, body) == (200, b"a\n\nb\n\nc\n\nend")
+    assert said(second) == Said(ORIGIN, [[Tokens(0, [1])], [Tokens(0, [2, 3])]])
+
+
+def test_it_may_die_again_and_again() -> None:
+    first: list[Part] = [OK, b"0" + b"\n" + mark(0, first=True), Lost("died")]
+    more: list[list[Part]] = [[OK, b"%d\n" % i + mark(i), Lost("died")] for i in range(1, 9)]
+    _, body, asked = answered([first, *more, [OK, b"end"]])
+    assert body == b"".join(b"%d\n" % i for i in range(9)) + b"end"
+    assert [one.tokens for turn in said(asked[-1]).turns for one in turn] == [[i] for i in range(9)]
+
+
+def test_an_engine_that_is_lost_says_so() -> None:
+    _, body, asked = answered([[OK, b"a\n" + mark(1, first=True) + lost("it fell")], [OK, b"end"]])
+    assert body == b"a\nend"
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("first", [[Lost("x")], [OK, Lost("x")], [OK, b'{"half": ', Lost("x")], [], [Head(503, [])]])
+def test_what_is_not_answered_is_asked_again(first: list[Part]) -> None:
+    status, body, asked = answered([first, [Head(200, []), b'{"whole": 1}']])
+    assert (status, body) == (200, b'{"whole": 1}')
+    assert asked[0] == asked[1]
+
+
+@pytest.mark.parametrize("status", [400, 404, 413, 429, 500])
+def test_errors_of_the_server_are_the_answer(status: int) -> None:
+    assert answered([[Head(status, []), b"why"]])[:2] == (status, b"why")
+
+
+def test_without_a_replica_the_reason_is_told() -> None:
+    status, body, _ = answered([[Lost("nobody is there")]], retry_s=0.0)
+    assert status == 503
+    assert msgspec.json.decode(body)["error"] == {
+        "message": "nobody is there",
+        "type": "server_error",
+        "param": None,
+        "code": "replica_lost",
+    }
+
+
+def test_a_stream_that_nobody_goes_on_with_ends_with_an_error() -> None:
+    begun: list[Part] = [OK, b"a\n" + mark(1, first=True), Lost("it died")]
+    _, body, _ = answered([begun], retry_s=0.0)
+    assert body.startswith(b'a\ndata: {"error":{"message":"it died"')
+    assert body.endswith(b"data: [DONE]\n\n")
+    _, body, _ = answered([begun], msgspec.structs.replace(CHAT, path="/v1/messages"), retry_s=0.0)
+    assert body.startswith(b'a\nevent: error\ndata: {"type":"error"')
+
+
+def test_another_model_does_not_go_on() -> None:
+    begun: list[Part] = [OK, b"a\n" + mark(1, first=True), Lost("it died")]
+    _, body, asked = answered([begun, [Head(409, []), b"no"]])
+    assert b"could not be taken up: the replica's server answered 409" in body
+    assert len(asked) == 2
+
+
+def test_a_full_one_is_asked_again() -> None:
+    begun: list[Part] = [OK, b"a\n" + mark(1, first=True), Lost("it died")]
+    assert answered([begun, [Head(429, []), b"full"], [OK, b"end"]])[1] == b"a\nend"
+
+
+def test_other_routes_are_passed_on_as_they_come() -> None:
+    asked = Asked("GET", "/stats/stream", [])
+    status, body, (one,) = answered([[OK, b"a", LINE + b"b\n"]], asked)
+    assert (status, body) == (200, b"a" + LINE + b"b\n")
+    assert one == asked
+
+
+@given(st.lists(st.sampled_from([b"a", b"\n", b": ", b"x\n\n", LINE[:-1]])), st.lists(st.integers(1, 9)))
+def test_marks_are_found_however_they_are_cut(between: list[bytes], sizes: list[int]) -> None:
+    text = b"".join(between).replace(LINE, b"")
+    text += b"\n" if text and not text.endswith(b"\n") else b""
+    stream = text + mark(1) + text + mark(2) + text
+    reader, found, data = MarkReader(), list[Mark](), b""
+    cuts: Callable[[], int] = iter([*sizes, len(stream)]).__next__
+    while stream:
+        size = cuts()
+        found += reader.push(stream[:size])
+        data += reader.take()
+        stream = stream[size:]
+    assert [one.tokens[0].tokens for one in found] == [[1], [2]]
+    assert data + reader.rest() == 3 * text
