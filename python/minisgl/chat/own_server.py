@@ -30,6 +30,7 @@ class OwnServer:
     url: str
     model: str
     ended: asyncio.Future[int]  # its exit code
+    pid: int  # of the leader of a process group of its own
 
 
 @contextlib.asynccontextmanager
@@ -48,7 +49,7 @@ async def own_server(flags: Sequence[str]) -> AsyncIterator[OwnServer]:
         if not line:
             raise ServerFailed(await ended)
         ready = json.loads(line)
-        yield OwnServer(ready["url"], ready["model"], ended)
+        yield OwnServer(ready["url"], ready["model"], ended, process.pid)
     finally:
         process.stdin.close()  # the sign to end
         try:

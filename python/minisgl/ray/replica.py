@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -22,6 +23,7 @@ from minisgl.ray.autoscaling import KV, QUEUED
 from minisgl.ray.relay import Asked, Head, Lost
 
 PROBE_S = 5.0  # for an answer of /livez or /stats
+MAX_SILENCES = 3  # of /livez, one after the other: a busy machine may keep one waiting
 HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"host", b"content-length"}
 )
@@ -45,13 +47,21 @@ class Replica:
             )
         )
         self._is_ending = False
+        self._num_silences = 0
         self._watch = asyncio.ensure_future(self._end_with_server())
 
     async def _end_with_server(self) -> None:
         code = await asyncio.shield(self._server.ended)
         if not self._is_ending:
-            _log.error("the server ended with code %s: this replica ends, too", code)
-            os._exit(1)
+            self._end_at_once(f"the server ended with code {code}")
+
+    def _end_at_once(self, reason: str) -> None:
+        """Serve would first give the requests of a replica that it finds ill the time to end; nobody answers them here,
+        and they are to go on elsewhere."""
+        _log.error("%s: this replica ends", reason)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._server.pid, signal.SIGKILL)
+        os._exit(1)
 
     async def __del__(self) -> None:
         self._is_ending = True
@@ -63,10 +73,18 @@ class Replica:
     # --------------------------------------------------------------------------------------------- what Serve asks
 
     async def check_health(self) -> None:
-        """Raises if the server is not alive."""
-        async with self._http.get("/livez", timeout=aiohttp.ClientTimeout(total=PROBE_S)) as answer:
-            if answer.status != 200:
-                raise RuntimeError(f"/livez: {answer.status}: {await answer.text()}")
+        """Ends the replica if its server says that it is not alive, or says nothing for long. Raises if it was silent."""
+        try:
+            async with self._http.get("/livez", timeout=aiohttp.ClientTimeout(total=PROBE_S)) as answer:
+                self._num_silences = 0
+                if answer.status != 200:
+                    self._end_at_once(f"/livez: {answer.status}: {await answer.text()}")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            self._num_silences += 1
+            reason = f"/livez: nothing came in {PROBE_S:g} s, {self._num_silences} times ({type(error).__name__})"
+            if self._num_silences == MAX_SILENCES:
+                self._end_at_once(reason)
+            raise RuntimeError(reason) from error
 
     async def record_routing_stats(self) -> dict[str, float]:
         """For `router.PrefixRouter`."""

@@ -1,0 +1,106 @@
+"""A real Ray cluster on this machine: nodes that can be killed, an application on Serve, and the processes of it.
+
+Use it in a process of its own kind of tests (`-m ray`): Ray keeps one cluster for each process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")  # of a busy machine
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+
+from minisgl.ray import Args, build
+from tests.helpers.e2e import until
+
+WAIT_S = 120.0  # a failure, not a measurement
+APP = "minisgl"
+
+
+class RayCluster:
+    """Serve's proxy runs on the first node, which takes no replicas if there are others."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="ray-")
+        node = {"num_cpus": 8, "include_dashboard": False, "temp_dir": self._folder}
+        self.cluster = Cluster(initialize_head=True, head_node_args=node)
+        ray.init(address=self.cluster.address, log_to_driver=False, logging_level="ERROR")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        self.url = f"http://127.0.0.1:{port}"
+
+    def deploy(self, **args: Any) -> None:
+        """As `serve run minisgl.ray:app ...`; ready when it returns. What was there before goes by a rolling update."""
+        serve.run(build(Args.model_validate(args)), name=APP, route_prefix="/")
+
+    def update(self, **args: Any) -> None:
+        """The same, without waiting."""
+        serve._run(build(Args.model_validate(args)), name=APP, route_prefix="/", _blocking=False)
+
+    def delete(self) -> None:
+        serve.delete(APP)
+
+    def num_running(self, deployment: str) -> int:
+        application = serve.status().applications.get(APP)
+        found = application.deployments.get(deployment) if application else None
+        return 0 if found is None else found.replica_states.get("RUNNING", 0)
+
+    def until_running(self, deployment: str, number: int) -> None:
+        until(lambda: self.num_running(deployment) == number, f"{deployment}: never {number} replicas", WAIT_S)
+
+    def servers(self) -> list[psutil.Process]:
+        """`minisgl serve` of the replicas, in the order of their start."""
+        return sorted(self._find("minisgl", "serve"), key=psutil.Process.create_time)
+
+    def engines(self) -> list[psutil.Process]:
+        return self._find("minisgl.runner.process")
+
+    def replicas(self) -> list[psutil.Process]:
+        """Ray's workers that own the servers."""
+        found = (server.parent() for server in self.servers())
+        return [one for one in found if one is not None]
+
+    def _find(self, *words: str) -> list[psutil.Process]:
+        found = []
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if all(word in child.cmdline() for word in words) and child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(child)
+        return found
+
+    def stop(self) -> None:
+        """Nothing of it is left."""
+        mine = psutil.Process().children(recursive=True)
+        with contextlib.suppress(Exception):
+            serve.shutdown()
+        ray.shutdown()
+        self.cluster.shutdown()
+        _, alive = psutil.wait_procs(mine, timeout=30)
+        for one in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        psutil.wait_procs(alive, timeout=30)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def ray_cluster() -> Iterator[RayCluster]:
+    cluster = RayCluster()
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
