@@ -1,18 +1,22 @@
-"""A real Ray cluster on this machine: nodes that can be killed, an application on Serve, and the processes of it.
+"""A real Ray cluster on this machine: nodes that can be killed, an application on Serve, the processes of it, and many
+streams at once.
 
-Use it in a process of its own kind of tests (`-m ray`): Ray keeps one cluster for each process.
+Ray keeps one cluster for each process: tests share it (tests/ray/conftest.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import random
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import psutil
 
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")  # of a busy machine
@@ -23,10 +27,12 @@ from ray import serve
 from ray.cluster_utils import Cluster
 
 from minisgl.ray import Args, build
+from tests.helpers.data_parallel import answer, random_ask
 from tests.helpers.e2e import until
 
 WAIT_S = 120.0  # a failure, not a measurement
 APP = "minisgl"
+ECHO = "--engine echo --page-size 16 --num-pages 1024 --no-access-log"
 
 
 class RayCluster:
@@ -73,6 +79,32 @@ class RayCluster:
         """Ray's workers that own the servers."""
         found = (server.parent() for server in self.servers())
         return [one for one in found if one is not None]
+
+    def under_load(self, meanwhile: Callable[[], None], *, num_streams: int = 64, max_tokens: int = 300) -> int:
+        """So many streams at once, one after the other, until `meanwhile`, which runs in a thread once each has begun,
+        has ended: each must be as on a server that nothing happens to. Returns how many there were."""
+        return asyncio.run(self._under_load(meanwhile, num_streams, max_tokens))
+
+    async def _under_load(self, meanwhile: Callable[[], None], num_streams: int, max_tokens: int) -> int:
+        ended, num_answers = asyncio.Event(), 0
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=self.url, timeout=WAIT_S, limits=limits) as http:
+
+            async def client(rng: random.Random) -> None:
+                nonlocal num_answers
+                while not ended.is_set():
+                    await answer(http, random_ask(rng, max_tokens))
+                    num_answers += 1
+
+            clients = [asyncio.create_task(client(random.Random(seed))) for seed in range(num_streams)]
+            event = asyncio.create_task(asyncio.to_thread(meanwhile))
+            done, _ = await asyncio.wait([event, *clients], return_when=asyncio.FIRST_COMPLETED)
+            ended.set()
+            for one in done:
+                one.result()
+            await event
+            await asyncio.gather(*clients)
+        return num_answers
 
     def _find(self, *words: str) -> list[psutil.Process]:
         found = []

@@ -22,6 +22,8 @@ from minisgl.ray.relay import Asked, Head, Lost, Relay
 
 MODEL_HEADER = "x-minisgl-model"
 """Of a request without a body: which model's replica is to answer."""
+OF_THE_PROXY = frozenset({b"x-request-id", b"date", b"server"})
+"""Headers of an answer that Serve's proxy writes; the id is the one that the server was sent."""
 MAX_BODY_BYTES = 1 << 26
 """More than any server takes unless it is told to."""
 _log = logging.getLogger("minisgl.ray")
@@ -79,7 +81,8 @@ class Relayed(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async for one in self._relay.answer():
             if isinstance(one, Head):
-                await send({"type": "http.response.start", "status": one.status, "headers": one.headers})
+                headers = [header for header in one.headers if header[0].lower() not in OF_THE_PROXY]
+                await send({"type": "http.response.start", "status": one.status, "headers": headers})
             else:
                 await send({"type": "http.response.body", "body": one, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
