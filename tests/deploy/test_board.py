@@ -143,7 +143,7 @@ def prometheus(server: ServerProcess, tmp_path: Path) -> Iterator[str]:
     if program is None:
         pytest.skip("prometheus is not installed")
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
-    config["global"] = dict.fromkeys(config["global"], "1s")
+    config["global"] = dict.fromkeys(config["global"], "2s")  # of a busy machine
     config["rule_files"] = [str(DEPLOY / "prometheus" / "alerts.yml")]
     config["scrape_configs"][0]["static_configs"] = [{"targets": [server.url.removeprefix("http://")]}]
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -183,7 +183,12 @@ def test_prometheus_answers_every_query(kind: str, prometheus: str) -> None:
 
     until(scraped_twice, "Prometheus does not ask the server")
     alerts = {rule["alert"] for rule in RULES}
-    assert [place for place, query in QUERIES.items() if place not in alerts and not asked(query)] == []
+
+    def empty() -> list[str]:
+        return [place for place, query in QUERIES.items() if place not in alerts and not asked(query)]
+
+    # a scrape that a busy machine misses leaves a gap, and says for a moment that the server does not answer
+    until(lambda: not empty(), f"panels without anything: {empty()}")
     groups = httpx.get(f"{prometheus}/api/v1/rules", timeout=60).json()["data"]["groups"]
     assert {rule["name"] for group in groups for rule in group["rules"]} == alerts
-    assert all(asked(rule["expr"]) == [] for rule in RULES)
+    until(lambda: all(asked(rule["expr"]) == [] for rule in RULES), "an alert speaks")

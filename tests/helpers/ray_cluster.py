@@ -80,6 +80,13 @@ class RayCluster:
         found = (server.parent() for server in self.servers())
         return [one for one in found if one is not None]
 
+    def part(self, what: str) -> psutil.Process:
+        """Of the oldest replica: itself, its "server" or its "engine"."""
+        server = self.servers()[0]
+        if what == "replica":
+            return self.replicas()[0]
+        return server if what == "server" else next(one for one in self.engines() if server in one.parents())
+
     def under_load(self, meanwhile: Callable[[], None], *, num_streams: int = 64, max_tokens: int = 300) -> int:
         """So many streams at once, one after the other, until `meanwhile`, which runs in a thread once each has begun,
         has ended: each must be as on a server that nothing happens to. Returns how many there were."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 ECHO = "--engine echo --page-size 16 --num-pages 1024 --no-access-log"
-Find = Callable[["RayCluster"], list[psutil.Process]]
+PARTS = ("replica", "server", "engine")
 
 
 @pytest.fixture(scope="module")
@@ -30,18 +30,10 @@ def replaced(cluster: RayCluster, victim: psutil.Process) -> Callable[[], bool]:
     return lambda: not victim.is_running() and len(cluster.servers()) == len(cluster.engines()) == 2
 
 
-@pytest.mark.parametrize("what", ["replica", "server", "engine"])
-def test_what_is_killed_takes_no_stream_with_it(two: RayCluster, what: str) -> None:
-    find: dict[str, Find] = {
-        "replica": lambda one: one.replicas(),
-        "server": lambda one: one.servers(),
-        "engine": lambda one: one.engines(),
-    }
-    two.until_running("echo", 2)
-
+def test_what_is_killed_takes_no_stream_with_it(two: RayCluster) -> None:
     def kill() -> None:
-        for _ in range(2):
-            victim = find[what](two)[0]
+        for what in PARTS:
+            victim = two.part(what)
             victim.kill()
             until(replaced(two, victim), f"the {what} is not replaced", 120)
             two.until_running("echo", 2)
@@ -49,16 +41,17 @@ def test_what_is_killed_takes_no_stream_with_it(two: RayCluster, what: str) -> N
     assert two.under_load(kill) >= 64
 
 
-@pytest.mark.parametrize("what", ["server", "engine"])
-def test_what_hangs_is_replaced(two: RayCluster, what: str) -> None:
+def test_what_hangs_is_replaced(two: RayCluster) -> None:
     two.until_running("echo", 2)
 
     def stop() -> None:
-        victim = (two.servers() if what == "server" else two.engines())[0]
-        victim.send_signal(signal.SIGSTOP)
-        until(replaced(two, victim), f"the {what} that hangs is not replaced", 120)
+        for what in ("engine", "server"):
+            victim = two.part(what)
+            victim.send_signal(signal.SIGSTOP)
+            until(replaced(two, victim), f"the {what} that hangs is not replaced", 120)
+            two.until_running("echo", 2)
 
-    assert two.under_load(stop) >= 64
+    assert two.under_load(stop, num_streams=32) >= 32
 
 
 def test_all_replicas_at_once(two: RayCluster) -> None:
@@ -78,14 +71,14 @@ def test_a_node_that_dies_takes_no_stream_with_it(cluster: RayCluster) -> None:
     cluster.delete()
     node = cluster.cluster.add_node(num_cpus=2)
     try:
-        cluster.deploy(name="echo", flags=ECHO, replicas=4, cpus=1)
+        cluster.deploy(name="echo", flags=ECHO, replicas=2, cpus=1)
         there = [server for server in cluster.servers() if on(node, server)]
-        assert 0 < len(there) < 4
+        assert len(there) == 1
 
         def kill() -> None:
             cluster.cluster.remove_node(node, allow_graceful=False)
             psutil.wait_procs(there, timeout=120)
-            cluster.until_running("echo", 4)  # the first node has room for all
+            cluster.until_running("echo", 2)  # the first node has room for both
 
         assert cluster.under_load(kill) >= 64
         assert not any(server.is_running() for server in there)

@@ -19,6 +19,8 @@ from minisgl.ray.replica import Replica
 
 ANY_NUMBER = 1_000_000
 """Of requests in a replica: its server refuses by its own limits, with 429."""
+DRAIN_S = 600.0
+"""That an ingress which is replaced (every update does) has for its streams: nobody takes those up."""
 PERIOD_S = 1.0
 TIMEOUT_S = 6.0
 _POLICY = "minisgl.ray.autoscaling:Policy"
@@ -34,7 +36,7 @@ def build(args: Args) -> Application:
         num_replicas=args.ingress_replicas,
         max_ongoing_requests=ANY_NUMBER,
         ray_actor_options={"num_cpus": 0},
-        graceful_shutdown_timeout_s=max(one.drain_s for one in models.values()),
+        graceful_shutdown_timeout_s=max(DRAIN_S, *(one.drain_s for one in models.values())),
     )
     return ingress.bind(handles, args.retry_s)
 
