@@ -14,8 +14,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-lo
 # part in how make deals out jobs.
 CARGO := $(if $(shell command -v timeout),timeout --foreground 900,) env -u MAKEFLAGS -u MFLAGS cargo
 
-.PHONY: install serve test lint python-lint rust-lint rust-test python-test avx2-test slow-test client-test browser-test screenshots recording fmt bench \
-	client-environments replay wheel wheel-test clean
+.PHONY: install serve test lint python-lint rust-lint rust-test python-test avx2-test slow-test client-test browser-test ray-test screenshots recording \
+	fmt bench client-environments replay wheel wheel-test clean
 
 install: $(STAMP)
 
@@ -114,6 +114,17 @@ $(BROWSER)/.installed: tests/web/requirements.txt
 	{ echo "make: browser-test: not run: playwright could not be installed" >&2; exit 1; }
 	$(if $(shell command -v npm),mkdir $(@D)/node && cp tests/web/node/package.json $(@D)/node/ && \
 	npm install --prefix $(@D)/node --no-package-lock --no-audit --no-fund --loglevel error)
+	touch $@
+
+# A Ray cluster on this machine: Ray in an environment over the project's own, as its pins are hundreds of megabytes.
+RAY := .clients/ray
+ray-test: install $(RAY)/.installed
+	PYTHONPATH=$$($(RAY)/bin/python -c 'import site; print(site.getsitepackages()[0])'):$(CURDIR)/python:$(CURDIR) \
+	$(BIN)/python -m pytest tests/ray tests/deploy/test_ray.py -m ray
+
+$(RAY)/.installed: tests/ray/requirements.txt
+	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
 # A wheel for every Python from 3.11 on, in dist/. Under Linux zig, from PyPI, links it for glibc 2.17, which is older than

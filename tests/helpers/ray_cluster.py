@@ -40,7 +40,7 @@ class RayCluster:
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="ray-")
-        node = {"num_cpus": 8, "include_dashboard": False, "temp_dir": self._folder}
+        node = {"num_cpus": 8, "include_dashboard": False, "temp_dir": self._folder, "resources": {"first": 99}}
         self.cluster = Cluster(initialize_head=True, head_node_args=node)
         ray.init(address=self.cluster.address, log_to_driver=False, logging_level="ERROR")
         with socket.socket() as probe:
@@ -50,12 +50,10 @@ class RayCluster:
         self.url = f"http://127.0.0.1:{port}"
 
     def deploy(self, **args: Any) -> None:
-        """As `serve run minisgl.ray:app ...`; ready when it returns. What was there before goes by a rolling update."""
+        """As `serve run minisgl.ray:app ...`; ready when it returns. What was there before goes by a rolling update. The
+        ingress is on the first node: its streams would die with it."""
+        args["ingress_resources"] = {"first": 1}
         serve.run(build(Args.model_validate(args)), name=APP, route_prefix="/")
-
-    def update(self, **args: Any) -> None:
-        """The same, without waiting."""
-        serve._run(build(Args.model_validate(args)), name=APP, route_prefix="/", _blocking=False)
 
     def delete(self) -> None:
         serve.delete(APP)

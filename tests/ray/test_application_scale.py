@@ -21,10 +21,10 @@ def test_a_burst_brings_replicas_and_its_end_takes_them(cluster: RayCluster) -> 
         name="echo",
         flags=ECHO,
         max_replicas=3,
-        queued_tokens=500,
-        kv_use=0.05,
+        queued_tokens=200,
+        kv_use=0.02,
         upscale_delay_s=0.2,
-        downscale_delay_s=1.0,
+        downscale_delay_s=10.0,  # a load of short answers comes in waves
     )
     assert cluster.num_running("echo") == 1
     assert cluster.under_load(lambda: cluster.until_running("echo", 3)) >= 64

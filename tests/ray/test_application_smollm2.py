@@ -29,7 +29,7 @@ STORY = [{"role": "user", "content": "Tell a long story about a lighthouse keepe
 @pytest.fixture(scope="module")
 def smollm2(cluster: RayCluster) -> RayCluster:
     cluster.delete()
-    cluster.deploy(model="smollm2", flags="--threads 1 --no-access-log", replicas=2)
+    cluster.deploy(model="smollm2", flags="--no-access-log", replicas=2)
     return cluster
 
 

@@ -53,17 +53,6 @@ def test_what_leaves_is_never_chosen_and_holds_nothing() -> None:
     assert placement.place(9, text("")) is None
 
 
-def test_of_a_new_member_the_size_of_its_cache_comes_later() -> None:
-    placement = Placement[str]()
-    placement.update({"a": {}})
-    assert placement.place(0, text("x")) == "a"
-    placement.update({"a": LOAD})
-    assert placement.load("a") == 1  # it goes on counting
-    placement.remove(0)
-    placement.update({"a": LOAD})
-    assert placement.place(1, text("x")) == "a"
-
-
 def test_more_members_than_numbers() -> None:
     placement = Placement[int]()
     placement.update({i: {} for i in range(MAX_MEMBERS + 3)})

@@ -35,7 +35,7 @@ def build(args: Args) -> Application:
         name="minisgl",
         num_replicas=args.ingress_replicas,
         max_ongoing_requests=ANY_NUMBER,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "resources": args.ingress_resources},
         graceful_shutdown_timeout_s=max(DRAIN_S, *(one.drain_s for one in models.values())),
     )
     return ingress.bind(handles, args.retry_s)

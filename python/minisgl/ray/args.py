@@ -72,6 +72,7 @@ class Args(ModelArgs):
     models: dict[str, ModelArgs] = {}
     name: str | None = Field(None, description="that clients ask for (default: model)")
     ingress_replicas: int = Field(1, ge=1, description="processes that take requests from Serve's proxy")
+    ingress_resources: dict[str, float] = Field({}, description="Ray's own resources that say where these may run")
     retry_s: float = Field(60.0, ge=0, description="for which a request without a living replica is tried again")
 
     @model_validator(mode="before")

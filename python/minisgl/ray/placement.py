@@ -23,32 +23,29 @@ class Placement(Generic[M]):
         self._router = make_router(RouterConfig("cache_aware", MAX_MEMBERS, page_size=PAGE_BYTES))
         self._numbers: dict[M, int] = {}
         self._members: dict[int, M] = {}
-        self._pages: dict[M, int | None] = {}
 
     def update(self, members: Mapping[M, Mapping[str, Any]]) -> None:
-        """Who is there, with what each said last of its load (`server.health.load`; nothing at first)."""
+        """Who is there, with what each said last of its load (`server.health.load`; at first only `kv_tokens`)."""
         for gone in [one for one in self._numbers if one not in members]:
             self.leave(gone)
         for member, said in members.items():
-            pages = _pages(said)
             if member not in self._numbers:
-                self._join(member, pages)
-            elif self._pages[member] is None and pages is not None and not self.load(member):
-                self.leave(member)  # now the size of its cache is known
-                self._join(member, pages)
+                self._join(member, said)
             if member in self._numbers and "num_running" in said:
                 self._router.report(self._numbers[member], int(said["num_waiting"]), int(said["num_running"]))
 
-    def _join(self, member: M, pages: int | None) -> None:
+    def _join(self, member: M, said: Mapping[str, Any]) -> None:
         number = next((i for i in range(MAX_MEMBERS) if i not in self._members), None)
         if number is None:
             return  # Serve still knows it
-        self._numbers[member], self._members[number], self._pages[member] = number, member, pages
+        self._numbers[member], self._members[number] = number, member
+        kv_tokens = said.get("kv_tokens")
+        pages = None if kv_tokens is None else max(1, int(kv_tokens) * BYTES_PER_TOKEN // PAGE_BYTES)
         self._router.engine_up(number, pages)
 
     def leave(self, member: M) -> None:
         if (number := self._numbers.pop(member, None)) is not None:
-            del self._members[number], self._pages[member]
+            del self._members[number]
             self._router.engine_down(number)
 
     def place(self, request: int, prefix: Int32Array) -> M | None:
@@ -65,7 +62,3 @@ class Placement(Generic[M]):
     def load(self, member: M) -> int:
         number = self._numbers.get(member)
         return 0 if number is None else self._router.loads()[number]
-
-
-def _pages(said: Mapping[str, Any]) -> int | None:
-    return None if "kv_tokens" not in said else max(1, int(said["kv_tokens"]) * BYTES_PER_TOKEN // PAGE_BYTES)

@@ -37,7 +37,8 @@ class Replica:
         self._stack = contextlib.AsyncExitStack()
         self._model = ModelArgs.model_validate(args)
         flags = ["--host", "127.0.0.1", "--port", "0", *self._model.server_flags(name)]
-        self._server: OwnServer = await self._stack.enter_async_context(own_server(flags))
+        async with asyncio.timeout(self._model.startup_s):
+            self._server: OwnServer = await self._stack.enter_async_context(own_server(flags))
         self._http = await self._stack.enter_async_context(
             aiohttp.ClientSession(
                 base_url=self._server.url,
@@ -73,7 +74,7 @@ class Replica:
     # --------------------------------------------------------------------------------------------- what Serve asks
 
     async def check_health(self) -> None:
-        """Ends the replica if its server says that it is not alive, or says nothing for long. Raises if it was silent."""
+        """Ends the replica if its server says that it is not alive, or is silent for long. Raises if it was silent."""
         try:
             async with self._http.get("/livez", timeout=aiohttp.ClientTimeout(total=PROBE_S)) as answer:
                 self._num_silences = 0
@@ -85,6 +86,10 @@ class Replica:
             if self._num_silences == MAX_SILENCES:
                 self._end_at_once(reason)
             raise RuntimeError(reason) from error
+
+    async def record_replica_metadata(self) -> dict[str, float]:
+        """For `router.PrefixRouter`, once."""
+        return {"kv_tokens": (await self._load())["kv_tokens"]}
 
     async def record_routing_stats(self) -> dict[str, float]:
         """For `router.PrefixRouter`."""

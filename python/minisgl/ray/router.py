@@ -30,7 +30,9 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc,unused-ignore]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        self._placement.update({one.replica_id: one.routing_stats or {} for one in replicas})
+        self._placement.update(
+            {one.replica_id: {**one.replica_metadata, **(one.routing_stats or {})} for one in replicas}
+        )
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)

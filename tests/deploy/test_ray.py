@@ -1,0 +1,31 @@
+"""deploy/ray: what the files ask for can be asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from minisgl.ray.args import Args
+
+FILES = sorted((Path(__file__).parents[2] / "deploy" / "ray").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
+def test_arguments_are_those_of_the_application(file: Path) -> None:
+    (application,) = yaml.safe_load(file.read_text(encoding="utf-8"))["applications"]
+    assert application["import_path"] == "minisgl.ray:app"
+    assert Args.model_validate(application["args"]).by_name()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
+def test_serve_takes_them(file: Path) -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    ServeDeploySchema.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+
+
+def test_there_are_some() -> None:
+    assert {file.stem for file in FILES} == {"models", "smollm2"}
