@@ -50,8 +50,8 @@ class RayCluster:
         self.url = f"http://127.0.0.1:{port}"
 
     def deploy(self, **args: Any) -> None:
-        """As `serve run minisgl.ray:app ...`; ready when it returns. What was there before goes by a rolling update. The
-        ingress is on the first node: its streams would die with it."""
+        """As `serve run minisgl.ray:app ...`; ready when it returns. What was there before goes by a rolling update.
+        The ingress is on the first node: its streams would die with it."""
         args["ingress_resources"] = {"first": 1}
         serve.run(build(Args.model_validate(args)), name=APP, route_prefix="/")
 

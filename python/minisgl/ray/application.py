@@ -5,8 +5,6 @@ refuse what a server's limits would take.
 Doesn't know: what a request says.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ray import serve
@@ -42,7 +40,8 @@ def build(args: Args) -> Application:
 
 
 def app(args: Args) -> Application:
-    """`build`, for `serve run minisgl.ray:app` and the import path of YAML files."""
+    """`build`, for `serve run minisgl.ray:app` and the import path of YAML files. Serve reads the type of `args`, and
+    checks what it was given by it: annotations of this file are no texts."""
     return build(args)
 
 
