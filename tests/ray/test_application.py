@@ -79,6 +79,11 @@ def test_request_ids_and_errors_are_the_servers(two: RayCluster, http: httpx.Cli
     assert http.post("/v1/completions", json={"model": "other", "prompt": "a"}).json()["error"]["param"] == "model"
     assert http.post("/v1/completions", content=b"{", headers={"content-type": "application/json"}).status_code == 400
     assert http.get("/livez").json() == {"status": "ok"}
+    body = {"prompt": "a", "max_tokens": 1}
+    assert http.post("/v1/completions", json=body, headers={"Origin": two.url}).status_code == 200
+    assert http.post("/v1/completions", json=body, headers={"Origin": "http://other.example"}).status_code == 403
+    assert http.post("/v1/completions", json=body, headers={"Host": "other.example"}).status_code == 403
+    assert http.post("/v1/completions", json=body, headers={"X-Minisgl-Marks": "9"}).status_code == 200
     assert http.get("/v1/models").json()["data"][0]["id"] == "echo"
     assert http.post("/tokenize", json={"prompt": "abc"}).json()["count"] == 3
 

@@ -135,6 +135,12 @@ def test_other_routes_are_passed_on_as_they_come() -> None:
     assert one == asked
 
 
+def test_what_has_no_marks_is_cut_where_its_replica_was_lost() -> None:
+    with pytest.raises(Lost, match="it died"):
+        answered([[OK, b"a", Lost("it died")]], Asked("GET", "/stats/stream", []))
+    assert answered([[Lost("it died")], [OK, b"a"]], Asked("GET", "/stats/stream", []))[1] == b"a"
+
+
 @given(st.lists(st.sampled_from([b"a", b"\n", b": ", b"x\n\n", LINE[:-1]])), st.lists(st.integers(1, 9)))
 def test_marks_are_found_however_they_are_cut(between: list[bytes], sizes: list[int]) -> None:
     text = b"".join(between).replace(LINE, b"")

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from minisgl.ray.prefix import look_at
 from minisgl.ray.relay import Asked, Head, Lost, Relay
+from minisgl.server.resume import MARKS
 
 MODEL_HEADER = "x-minisgl-model"
 """Of a request without a body: which model's replica is to answer."""
@@ -58,7 +59,8 @@ class Ingress:
     def _relay(self, handle: Any, request: Request, body: bytes) -> Relay:
         query = request.url.query
         path = request.scope["path"] + (f"?{query}" if query else "")
-        return Relay(Asked(request.method, path, list(request.scope["headers"]), body), _attempt(handle), self._retry_s)
+        headers = [header for header in request.scope["headers"] if header[0].lower() != MARKS]  # between servers only
+        return Relay(Asked(request.method, path, headers, body), _attempt(handle), self._retry_s)
 
     async def _models(self, request: Request) -> Response:
         """Those of all deployments; the first answer that is none is the answer."""

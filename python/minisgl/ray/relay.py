@@ -101,7 +101,7 @@ class Relay:
         self.num_lost = 0  # replicas that were gone before the end
 
     async def answer(self) -> AsyncIterator[Head | bytes]:
-        """The answer, as a client is to get it."""
+        """The answer, as a client is to get it. Raises `Lost` in the middle of one that nobody can go on with."""
         wait_s = FIRST_WAIT_S
         while True:
             before = self._progress
@@ -112,6 +112,8 @@ class Relay:
             except Lost as error:
                 self.num_lost += 1
                 _log.warning("%s %s: %s", self._asked.method, self._path, error)
+                if self._head is not None and not self._marks:
+                    raise  # what was begun cannot be ended well
                 if not self._may_go_on():
                     for one in self._give_up(ApiError(503, str(error), kind="server_error", code="replica_lost")):
                         yield one

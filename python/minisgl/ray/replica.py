@@ -25,7 +25,7 @@ from minisgl.ray.relay import Asked, Head, Lost
 PROBE_S = 5.0  # for an answer of /livez or /stats
 MAX_SILENCES = 3  # of /livez, one after the other: a busy machine may keep one waiting
 HOP_BY_HOP = frozenset(
-    {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"host", b"content-length"}
+    {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"content-length"}
 )
 _log = logging.getLogger("minisgl.ray")
 
