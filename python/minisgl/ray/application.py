@@ -19,6 +19,8 @@ ANY_NUMBER = 1_000_000
 """Of requests in a replica: its server refuses by its own limits, with 429."""
 DRAIN_S = 600.0
 """That an ingress which is replaced (every update does) has for its streams: nobody takes those up."""
+LOGS = {"enable_access_log": False}
+"""Servers write a line for each request; Serve would write two more."""
 PERIOD_S = 1.0
 TIMEOUT_S = 6.0
 _POLICY = "minisgl.ray.autoscaling:Policy"
@@ -33,6 +35,7 @@ def build(args: Args) -> Application:
         name="minisgl",
         num_replicas=args.ingress_replicas,
         max_ongoing_requests=ANY_NUMBER,
+        logging_config=LOGS,
         ray_actor_options={"num_cpus": 0, "resources": args.ingress_resources},
         graceful_shutdown_timeout_s=max(DRAIN_S, *(one.drain_s for one in models.values())),
     )
@@ -49,6 +52,7 @@ def _replicas(name: str, args: ModelArgs) -> Application:
     options: dict[str, Any] = {
         "name": _deployment_name(name),
         "max_ongoing_requests": ANY_NUMBER,
+        "logging_config": LOGS,
         "health_check_period_s": PERIOD_S,
         "health_check_timeout_s": TIMEOUT_S,
         "graceful_shutdown_timeout_s": args.drain_s,
