@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable, Iterator
 
 
-def announce(url: str, model: str) -> None:
-    """`url`: where it listens; `model`: the name to ask for."""
-    print(json.dumps({"url": url, "model": model}), flush=True)
+def announce(url: str, model: str, key: str | None) -> None:
+    """`url`: where it listens; `model`: the name to ask for; `key`: one that lets the program in, where that is needed."""
+    print(json.dumps({"url": url, "model": model, "key": key}), flush=True)
 
 
 @contextlib.contextmanager

@@ -303,7 +303,7 @@ def _greet(config: ServerConfig, front_end: FrontEnd, url: str, ready: EngineRea
     )
     if config.managed:
         say(f"ready: {url} after {seconds:.1f} s")
-        managed.announce(url, config.model_name)
+        managed.announce(url, config.model_name, config.any_key)
         return
     say(f"ready: {url} after {seconds:.1f} s. Try:")
     question = "Name the capital of France." if config.engine.model == MODEL_SMOLLM2 else "Hello!"

@@ -31,6 +31,7 @@ class OwnServer:
     model: str
     ended: asyncio.Future[int]  # its exit code
     pid: int  # of the leader of a process group of its own
+    key: str | None  # of its API, if it asks for one
 
 
 @contextlib.asynccontextmanager
@@ -49,7 +50,7 @@ async def own_server(flags: Sequence[str]) -> AsyncIterator[OwnServer]:
         if not line:
             raise ServerFailed(await ended)
         ready = json.loads(line)
-        yield OwnServer(ready["url"], ready["model"], ended, process.pid)
+        yield OwnServer(ready["url"], ready["model"], ended, process.pid, ready["key"])
     finally:
         process.stdin.close()  # the sign to end
         try:

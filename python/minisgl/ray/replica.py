@@ -101,7 +101,9 @@ class Replica:
         return {QUEUED: found["queued_tokens"], KV: found["kv_use"]}
 
     async def _load(self) -> dict[str, float]:
-        async with self._http.get("/stats", timeout=aiohttp.ClientTimeout(total=PROBE_S)) as answer:
+        headers = {} if self._server.key is None else {"authorization": f"Bearer {self._server.key}"}
+        async with self._http.get("/stats", headers=headers, timeout=aiohttp.ClientTimeout(total=PROBE_S)) as answer:
+            answer.raise_for_status()
             load: dict[str, float] = (await answer.json())["load"]
             return load
 
