@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 
 def announce(url: str, model: str, key: str | None) -> None:
-    """`url`: where it listens; `model`: the name to ask for; `key`: one that lets the program in, where that is needed."""
+    """`url`: where it listens; `model`: the name to ask for; `key`: one that lets the program in, if it takes one."""
     print(json.dumps({"url": url, "model": model, "key": key}), flush=True)
 
 
