@@ -76,7 +76,7 @@ avx2-test: install
 # What is too long for every change: more fuzzing, whole parity runs, soaks. TIMES=10: ten times the random cases.
 TIMES ?= 1
 slow-test: install
-	PROPTEST_CASES=100000 $(CARGO) test --quiet --locked -p minisgl-cpu --test hostile_files
+	PROPTEST_CASES=100000 $(CARGO) test --quiet --locked --workspace --test hostile_files
 	$(PYTEST) -m slow -o faulthandler_timeout=7200 --times $(TIMES)
 
 # Official clients, each in an environment of its own: their pins fight. What is made is kept until its list changes.

@@ -117,6 +117,6 @@ def test_long_chaos(server: ServerProcess, seed: int, times: int) -> None:
     """0 lost, 0 repeated, 0 changed."""
     until_all_ready(server, NUM_ENGINES)
     chaos = Chaos(server, NUM_ENGINES, seed)
-    chaos.run(num_kills=50 * times)
+    chaos.run(num_kills=25 * times)
     print(f"{chaos.num_kills} kills under {chaos.num_answers} answers of 64 clients, all exact")
     until_all_ready(server, NUM_ENGINES)

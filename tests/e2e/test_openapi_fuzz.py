@@ -14,12 +14,12 @@ CHECKS = "not_a_server_error,response_schema_conformance,status_code_conformance
 
 
 @pytest.mark.slow
-def test_the_page_is_true() -> None:
+def test_the_page_is_true(times: int) -> None:
     with serving("--engine", "echo", "--max-seq-len", "512", "--no-access-log") as server:
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", CHECKS]
-        options = ["--max-examples", "200", "--seed", "1", "--no-color"]
+        options = ["--max-examples", str(70 * times), "--seed", "1", "--no-color"]
         options += ["--exclude-path", "/slow_motion"]  # it would make all others slow; tests/server/test_live.py has it
         run = subprocess.run([*command, *options], text=True, capture_output=True, timeout=1200, check=False)
         assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
         tested = re.search(r"(\d+) generated, \1 passed", run.stdout)
-        assert tested is not None and int(tested.group(1)) > 2000, run.stdout[-2000:]
+        assert tested is not None and int(tested.group(1)) > 800 * times, run.stdout[-2000:]

@@ -86,4 +86,4 @@ def test_any_body(servers: Servers) -> None:
 
 @pytest.mark.slow
 def test_very_many_bodies(servers: Servers, times: int) -> None:
-    for_long(checked(servers), given(bodies()), LOOSE, 4_000 * times)
+    for_long(checked(servers), given(bodies()), LOOSE, 2_000 * times)

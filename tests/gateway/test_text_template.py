@@ -194,7 +194,7 @@ def test_any_template(source: str, messages: list[Any], variables: dict[str, Any
 @pytest.mark.slow
 def test_any_template_for_long(times: int) -> None:
     """What costs the gateway little costs Python little: it has a bound of memory."""
-    rendered, passed_on = apart(_any_templates, 8_000 * times, max_bytes=6 << 30)
+    rendered, passed_on = apart(_any_templates, 5_000 * times, max_bytes=6 << 30)
     assert rendered > passed_on / 10
 
 

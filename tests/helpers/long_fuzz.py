@@ -1,4 +1,5 @@
-"""Hypothesis for long: many short runs of one property, each with a seed of its own.
+"""Hypothesis for long: many short runs of one property, the seed of each its number: the same every time, and with
+`--times` others more.
 
 Keeps true: memory stays what one short run needs, for hypothesis remembers all that it has drawn in a run; a run that
 is put apart fails at its bound of memory and says so, where it would take the machine's.
@@ -10,7 +11,6 @@ import multiprocessing
 import resource
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from random import SystemRandom
 from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, seed, settings
@@ -21,15 +21,14 @@ T = TypeVar("T")
 
 def for_long(check: Callable[..., None], given: Callable[..., Any], config: settings, max_examples: int) -> None:
     """`given`: what `hypothesis.given` returned, not yet put on `check`. A failure is told with the seed of its run."""
-    first = SystemRandom().randrange(2**32)
     for number in range(-(-max_examples // EXAMPLES_A_RUN)):
         count = min(EXAMPLES_A_RUN, max_examples - number * EXAMPLES_A_RUN)
         others = {"derandomize": False, "database": None, "suppress_health_check": list(HealthCheck)}
         of_run = settings(config, max_examples=count, **others)
         try:
-            seed(first + number)(of_run(given(check)))()
+            seed(number)(of_run(given(check)))()
         except BaseException as error:
-            error.add_note(f"hypothesis.seed of this run: {first + number}")
+            error.add_note(f"hypothesis.seed of this run: {number}")
             raise
 
 

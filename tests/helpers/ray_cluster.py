@@ -85,6 +85,16 @@ class RayCluster:
             return self.replicas()[0]
         return server if what == "server" else next(one for one in self.engines() if server in one.parents())
 
+    def slow_motion(self, step_ms: int) -> None:
+        """Of all servers that listen by now."""
+        for server in self.servers():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for one in server.net_connections("tcp"):
+                    if one.status == psutil.CONN_LISTEN:
+                        httpx.post(
+                            f"http://127.0.0.1:{one.laddr.port}/slow_motion", json={"step_ms": step_ms}, timeout=WAIT_S
+                        )
+
     def under_load(self, meanwhile: Callable[[], None], *, num_streams: int = 64, max_tokens: int = 300) -> int:
         """So many streams at once, one after the other, until `meanwhile`, which runs in a thread once each has begun,
         has ended: each must be as on a server that nothing happens to. Returns how many there were."""

@@ -11,23 +11,30 @@ from tests.helpers.e2e import until
 if TYPE_CHECKING:
     from tests.helpers.ray_cluster import RayCluster
 
+WAIT_S = 180.0  # a failure, not a measurement
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 ECHO = "--engine echo --page-size 16 --num-pages 1024 --no-access-log"
 
 
 def test_a_burst_brings_replicas_and_its_end_takes_them(cluster: RayCluster) -> None:
+    """Slow steps: what 64 streams hold of the KV pool is then there whenever Serve looks, on any machine."""
     cluster.delete()
     cluster.deploy(
         name="echo",
         flags=ECHO,
         max_replicas=3,
-        queued_tokens=200,
-        kv_use=0.02,
+        queued_tokens=1000,
+        kv_use=0.1,  # 64 streams: more than half of a pool; one: less than a hundredth
         upscale_delay_s=0.2,
-        downscale_delay_s=10.0,  # a load of short answers comes in waves
+        downscale_delay_s=5.0,
     )
     assert cluster.num_running("echo") == 1
-    assert cluster.under_load(lambda: cluster.until_running("echo", 3)) >= 64
+
+    def all_there() -> bool:
+        cluster.slow_motion(step_ms=30)  # those that come, too
+        return cluster.num_running("echo") == 3
+
+    assert cluster.under_load(lambda: until(all_there, "echo: never 3 replicas", WAIT_S)) >= 64
     # under a little load the others go, with what they are answering answered
     assert cluster.under_load(lambda: cluster.until_running("echo", 1), num_streams=1, max_tokens=30)
 
