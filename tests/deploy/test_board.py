@@ -175,13 +175,15 @@ def test_prometheus_answers_every_query(kind: str, prometheus: str) -> None:
         found: list[Any] = answer.json()["data"]["result"]
         return found
 
-    def scraped_twice() -> bool:
+    def ready() -> bool:
+        """It listens before it has read its storage, and says 503 until then."""
         try:
-            return bool(asked("count_over_time(minisgl:engine_up[1m]) > 1"))
+            return httpx.get(f"{prometheus}/-/ready", timeout=60).status_code == 200
         except httpx.TransportError:
             return False
 
-    until(scraped_twice, "Prometheus does not ask the server")
+    until(ready, "Prometheus does not start")
+    until(lambda: bool(asked("count_over_time(minisgl:engine_up[1m]) > 1")), "Prometheus does not ask the server")
     alerts = {rule["alert"] for rule in RULES}
 
     def empty() -> list[str]:
