@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.property import Factory, draw_from, make_scenario, run
 
-NUM_SEEDS, NUM_SEEDS_SLOW, BATCH = 600, 10_000, 300
+NUM_SEEDS, NUM_SEEDS_SLOW, BATCH = 600, 5_000, 300
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, BATCH))
