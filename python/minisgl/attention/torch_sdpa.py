@@ -17,11 +17,11 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.attention.api import AttentionRows
+from minisgl.attention.api import AttentionRows, LayerAttention
 from minisgl.attention.kv_pool import KVPool
+from minisgl.attention.products import Products
 
 _Int64Array = npt.NDArray[np.int64]
 SCRATCH_BYTES = 8 * 2**20  # for K, and for V
@@ -53,21 +53,43 @@ class _Reads:
 
 
 class TorchSdpa:
-    """`windows`, by layer: how many tokens a token attends to, itself included; None: all. Missing: None everywhere."""
+    """`windows`, `scales` and `softcaps`, by layer: what `LayerAttention` says of them. Missing: None everywhere."""
 
     graph_obstacle: ClassVar[str] = "the rows' lengths, which the host knows, decide the sizes of what it gathers"
 
     def __init__(
-        self, pool: KVPool, dtype: torch.dtype, device: torch.device, windows: Sequence[int | None] | None = None
+        self,
+        pool: KVPool,
+        dtype: torch.dtype,
+        device: torch.device,
+        windows: Sequence[int | None] | None = None,
+        *,
+        scales: Sequence[float | None] | None = None,
+        softcaps: Sequence[float | None] | None = None,
     ) -> None:
         self._pool = pool
         self._dtype = dtype
         self._device = device
         self._out_loc = torch.empty(0, dtype=torch.int64)
         self._num_decode = 0
-        self._windows = tuple(windows) if windows is not None else (None,) * len(pool.k)
+        nowhere = (None,) * len(pool.k)
+        self._windows = nowhere if windows is None else tuple(windows)
+        scores = zip(nowhere if scales is None else scales, nowhere if softcaps is None else softcaps, strict=True)
+        self._products = [Products(scale, softcap) for scale, softcap in scores]
         self._reads: dict[int | None, _Reads] = {}  # by window
-        self._scratch = torch.empty(2, 0, dtype=dtype, device=device)
+        self._scratch = [torch.empty(0, dtype=dtype, device=device) for _ in "kv"]
+
+    @classmethod
+    def of(cls, layers: Sequence[LayerAttention], pool: KVPool) -> TorchSdpa:
+        """As the layers of a model ask."""
+        return cls(
+            pool,
+            pool.k[0].dtype,
+            pool.k[0].device,
+            [layer.window for layer in layers],
+            scales=[layer.scale for layer in layers],
+            softcaps=[layer.softcap for layer in layers],
+        )
 
     def prepare(self, rows: AttentionRows, page_table: Tensor) -> None:
         self._out_loc = torch.from_numpy(rows.out_loc.astype(np.int64)).to(self._device)
@@ -86,19 +108,18 @@ class TorchSdpa:
         return self.read(layer, q)
 
     def read(self, layer: int, q: Tensor) -> Tensor:
-        pool_k, pool_v = self._pool.k[layer], self._pool.v[layer]
         reads = self._reads[self._windows[layer]]
         if not reads.prefill and len(reads.groups) == 1:
-            return self._decode(reads.groups[0], q, pool_k, pool_v)
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+            return self._decode(reads.groups[0], q, layer)
+        out = q.new_empty(*q.shape[:2], self._pool.v[layer].shape[3])
         for group in reads.groups:
             assert group.rows is not None or len(reads.groups) == 1
             if group.rows is None:
-                out[: self._num_decode] = self._decode(group, q[: self._num_decode], pool_k, pool_v)
+                out[: self._num_decode] = self._decode(group, q[: self._num_decode], layer)
             else:
-                out[group.rows] = self._decode(group, q[group.rows], pool_k, pool_v)
+                out[group.rows] = self._decode(group, q[group.rows], layer)
         for row in reads.prefill:
-            out[row.start : row.end] = self._extend(row, q[row.start : row.end], pool_k, pool_v)
+            out[row.start : row.end] = self._extend(row, q[row.start : row.end], layer)
         return out
 
     def _read(self, rows: AttentionRows, page_table: Tensor, window: int | None) -> _Reads:
@@ -158,30 +179,31 @@ class TorchSdpa:
         rows = None if chosen is None else torch.from_numpy(chosen).to(self._device)
         return _DecodeGroup(rows, pages.flatten(), columns, mask)
 
-    def _decode(self, group: _DecodeGroup, q: Tensor, pool_k: Tensor, pool_v: Tensor) -> Tensor:
+    def _decode(self, group: _DecodeGroup, q: Tensor, layer: int) -> Tensor:
+        pool_k, pool_v = self._pool.k[layer], self._pool.v[layer]
         num_rows, heads, dim = q.shape
         kv_heads, columns = pool_k.shape[2], group.columns
         folded = q.reshape(num_rows, kv_heads, heads // kv_heads, dim)
-        per_row = columns * pool_k[0].numel()
+        per_row = columns * max(pool_k[0].numel(), pool_v[0].numel())
         at_once = min(num_rows, max(1, SCRATCH_BYTES // (per_row * q.element_size())))
-        out = torch.empty_like(folded)
+        out = q.new_empty(*folded.shape[:3], pool_v.shape[3])
         for start in range(0, num_rows, at_once):
             end = min(start + at_once, num_rows)
             pages = group.pages[start * columns : end * columns]
-            k = self._gather(0, pool_k, pages).view(end - start, -1, kv_heads, dim).transpose(1, 2)
-            v = self._gather(1, pool_v, pages).view(end - start, -1, kv_heads, dim).transpose(1, 2)
+            k = self._gather(0, pool_k, pages).view(end - start, -1, *pool_k.shape[2:]).transpose(1, 2)
+            v = self._gather(1, pool_v, pages).view(end - start, -1, *pool_v.shape[2:]).transpose(1, 2)
             mask = None if group.mask is None else group.mask[start:end]
-            out[start:end] = F.scaled_dot_product_attention(folded[start:end], k, v, attn_mask=mask)
-        return out.view(num_rows, heads, dim)
+            out[start:end] = self._products[layer].attend(folded[start:end], k, v, mask)
+        return out.view(num_rows, heads, -1)
 
     def _gather(self, which: int, pool: Tensor, pages: Tensor) -> Tensor:
         """[n, values of a page], valid until the next gather of the same half."""
         width = pool[0].numel()
         needed = len(pages) * width
-        if self._scratch.shape[1] < needed:
-            self._scratch = self._scratch.new_empty(2, needed)
+        if len(self._scratch[which]) < needed:
+            self._scratch[which] = self._scratch[which].new_empty(needed)
         return torch.index_select(
-            pool.view(-1, width), 0, pages, out=self._scratch[which, :needed].view(len(pages), width)
+            pool.view(-1, width), 0, pages, out=self._scratch[which][:needed].view(len(pages), width)
         )
 
     # ----------------------------------------------------------------------------------------------------- prefill
@@ -202,16 +224,10 @@ class TorchSdpa:
         pages = page_table[int(rows.slots[row]), first : -(-seq_len // page_size)]
         return _PrefillRow(start, end, pages, seq_len - first * page_size, mask)
 
-    def _extend(self, row: _PrefillRow, q: Tensor, pool_k: Tensor, pool_v: Tensor) -> Tensor:
-        """q [n, heads, d] -> [n, heads, d]"""
+    def _extend(self, row: _PrefillRow, q: Tensor, layer: int) -> Tensor:
+        """q [n, heads, k_dim] -> [n, heads, v_dim]"""
+        pool_k, pool_v = self._pool.k[layer], self._pool.v[layer]
         k = pool_k.index_select(0, row.pages).flatten(0, 1)[: row.length].transpose(0, 1)
         v = pool_v.index_select(0, row.pages).flatten(0, 1)[: row.length].transpose(0, 1)
-        out = F.scaled_dot_product_attention(
-            q.transpose(0, 1).unsqueeze(0),
-            k.unsqueeze(0),
-            v.unsqueeze(0),
-            attn_mask=row.mask,
-            is_causal=row.mask is None,
-            enable_gqa=True,
-        )
+        out = self._products[layer].extend(q.transpose(0, 1).unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), row.mask)
         return out.squeeze(0).transpose(0, 1)

@@ -45,7 +45,7 @@ class Embedding:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, size] -> [n, vocab_size] float32; ranks above 0 give their part and get zeros, a view of one number."""
-        part = _float32_product(hidden, self.weight if self._wide is None else self._wide)
+        part = float32_product(hidden, self.weight if self._wide is None else self._wide)
         if self._group.size == 1:
             return part
         longest = Cut.of(self._ids.whole, 0, self._group.size).length
@@ -69,7 +69,7 @@ class Embedding:
         return {f"{self._name}.weight": Shard(0, (self._ids,))} if self._group.size > 1 else {}
 
 
-def _float32_product(x: Tensor, weight: Tensor) -> Tensor:
+def float32_product(x: Tensor, weight: Tensor) -> Tensor:
     """x [n, in] of the dtype of `weight` [out, in], or of another if that is float32 -> [n, out] float32."""
     if weight.dtype is torch.float32:
         return F.linear(x.float(), weight)
