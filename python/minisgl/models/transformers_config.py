@@ -80,8 +80,8 @@ def find_their_model(model_dir: Path) -> TheirModel:
 
 def refused(architecture: str, reason: str) -> ConfigError:
     return ConfigError(
-        f"config.json: architectures: {architecture}: by the code of transformers {transformers.__version__} it cannot be "
-        f"right here: {reason}"
+        f"config.json: architectures: {architecture}: it is not native, and by the code of transformers "
+        f"{transformers.__version__} it cannot be right: {reason}"
     )
 
 

@@ -11,6 +11,7 @@ Doesn't know: windows and contexts at full length; the texts are shorter than mo
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,7 @@ _TOKENS = 8
 _PAGE = 4
 _WITHIN = 1e-3  # relative error of a token's hidden state in float32
 _WITHIN_OF_HALVES = 0.1  # of the median token: rounding may send one to another expert
+_FAILURES = (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, AssertionError)  # of any code
 # what a call may carry that changes nothing here
 _HARMLESS = {
     "cache_position",
@@ -63,6 +65,8 @@ def look(model: TransformersModel, architecture: str, vocab_size: int) -> None:
     """Fill `model.attention`. Raises `ConfigError` with what the model needs that is not here."""
     AttentionInterface.register(_OBSERVED, _observe)
     AttentionMaskInterface.register(_OBSERVED, _mask)
+    if "position_ids" not in inspect.signature(model.body.forward).parameters:
+        raise refused(architecture, "its forward takes no positions of tokens")
     place, positions = model.place, torch.arange(_TOKENS, device=model.device)
     place.observed = []
     model.use_attention(_OBSERVED)
@@ -70,14 +74,18 @@ def look(model: TransformersModel, architecture: str, vocab_size: int) -> None:
         model.run_body(positions % vocab_size, positions)
     except _Refused as error:
         raise refused(architecture, str(error)) from error
-    except TypeError as error:
-        raise refused(architecture, f"its forward takes no positions of tokens: {error}") from error
+    except _FAILURES as error:
+        raise refused(architecture, f"its forward fails: {type(error).__name__}: {error}") from error
     finally:
         model.use_attention(NAME)
     if not place.observed:
         raise refused(architecture, "no layer asks the registry of attention functions")
     model.attention = tuple(place.observed)
-    if reason := _difference(model, vocab_size):
+    try:
+        reason = _difference(model, vocab_size)
+    except _FAILURES as error:
+        reason = f"its forward fails in steps: {type(error).__name__}: {error}"
+    if reason:
         raise refused(architecture, reason)
 
 
