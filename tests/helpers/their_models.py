@@ -141,6 +141,44 @@ CASES = [
 ]  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Refused:
+    """`why` is for people, `says` is found in the error."""
+
+    architecture: str
+    why: str
+    says: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+_STATE = ("a state of their own", "keep a state of their own")
+_ITSELF = ("asks no registry of attention functions", "they ask no registry")
+REFUSED = [
+    Refused("MambaForCausalLM", *_STATE),
+    Refused("FalconMambaForCausalLM", *_STATE),
+    Refused("RwkvForCausalLM", *_STATE),
+    Refused("RecurrentGemmaForCausalLM", *_STATE),
+    Refused("JambaForCausalLM", *_STATE),
+    Refused("FalconH1ForCausalLM", *_STATE),
+    Refused("GraniteMoeHybridForCausalLM", *_STATE),
+    Refused("Qwen3NextForCausalLM", *_STATE),
+    Refused("MiniMaxForCausalLM", "linear attention", "layer_types: linear_attention"),
+    Refused(
+        "Lfm2ForCausalLM", "convolutions", "layer_types: conv", {"layer_types": ["conv", "full_attention", "conv"]}
+    ),
+    Refused("Llama4ForCausalLM", "attention within chunks", "layer_types: chunked_attention"),
+    Refused("FalconForCausalLM", "with ALiBi only", "ALiBi", {"alibi": True}),
+    Refused("BloomForCausalLM", "ALiBi", "ALiBi"),
+    Refused("MptForCausalLM", "ALiBi", "ALiBi"),
+    Refused("GPTJForCausalLM", *_ITSELF),
+    Refused("CodeGenForCausalLM", *_ITSELF),
+    Refused("XGLMForCausalLM", *_ITSELF),
+    Refused("T5ForConditionalGeneration", "an encoder and a decoder", "no decoder that continues a text"),
+    Refused("BartForCausalLM", "half of an encoder and a decoder", "an encoder and a decoder"),
+    Refused("BertForMaskedLM", "an encoder", "no decoder that continues a text"),
+]
+
+
 def tiny(case: Case) -> Any:
     """A transformers model in float32, eval mode, all random."""
     if not hasattr(transformers, case.architecture):
@@ -225,17 +263,20 @@ def compare(model: Any, folder: Path, **settings: object) -> float:
     return worst
 
 
-def listed(page: str) -> list[str]:
-    """The names of the page's list."""
-    _, _, rest = page.partition(BEGIN)
-    return [line.split("`")[1] + line.split("|")[2].strip() for line in rest.partition(END)[0].splitlines()[2:]]
+def listed(page: str) -> list[tuple[str, str]]:
+    """Architecture and what is seen of it, by line of the page's list."""
+    lines = page.partition(BEGIN)[2].partition(END)[0].splitlines()[2:]
+    return [(line.split("`")[1], line.split("|")[2].strip()) for line in lines]
+
+
+def names() -> list[tuple[str, str]]:
+    return [(case.architecture, case.seen) for case in CASES]
 
 
 def table(figures: Sequence[float]) -> str:
     lines = ["| architecture | with | largest difference of a logit |", "|---|---|---|"]
-    lines += [
-        f"| `{case.architecture}` | {case.seen} | {worst:.0e} |" for case, worst in zip(CASES, figures, strict=True)
-    ]
+    for case, worst in zip(CASES, figures, strict=True):
+        lines.append(f"| `{case.architecture}` | {case.seen} | {worst:.0e} |")
     return "\n".join(lines) + "\n"
 
 

@@ -53,8 +53,7 @@ class Shape:
         beyond = {
             "soft caps": any(layer.softcap is not None for layer in layers),
             "a scale of its own": any(layer.scale not in (None, layer.k_dim**-0.5) for layer in layers),
-            "layers with heads of different sizes or numbers": len({(x.heads, x.kv_heads, x.k_dim) for x in layers})
-            > 1,
+            "layers of different heads": len({(one.heads, one.kv_heads, one.k_dim) for one in layers}) > 1,
             "heads of K and V of different sizes": any(layer.k_dim != layer.v_dim for layer in layers),
         }
         named = ", ".join(name for name, there in beyond.items() if there)

@@ -28,10 +28,18 @@ class Products:
         [rows, kv_heads, n, v_dim]. `mask` is added to the scores and broadcasts to [rows, kv_heads, n, m]."""
         if self.softcap is None:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
-        scores = self._scores(q, k)
+        # head by head: all at once torch would copy K and V, whose heads lie side by side
+        scores = q.new_empty(q.shape[1], q.shape[0], q.shape[2], k.shape[2])
+        for head in range(q.shape[1]):
+            torch.bmm(q[:, head], k[:, head].mT, out=scores[head])
+        self._cap(scores, q.shape[3])
         if mask is not None:
-            scores += mask
-        return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
+            scores += mask.expand(-1, q.shape[1], -1, -1).transpose(0, 1)
+        weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype)
+        out = q.new_empty(*scores.shape[:3], v.shape[3])
+        for head in range(q.shape[1]):
+            torch.bmm(weights[head], v[:, head], out=out[head])
+        return out.transpose(0, 1)
 
     def extend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """q [1, heads, n, k_dim], k [1, kv_heads, m, k_dim], v [1, kv_heads, m, v_dim] -> [1, heads, n, v_dim]. `mask`
@@ -46,7 +54,8 @@ class Products:
         block = max(1, SCORE_BYTES // (4 * q.shape[1] * k.shape[2]))
         for start in range(0, q.shape[2], block):
             part = slice(start, start + block)
-            scores = self._scores(folded[:, :, part], k[0].unsqueeze(1))
+            scores = folded[:, :, part] @ k[0].unsqueeze(1).mT
+            self._cap(scores, q.shape[3])
             if mask is not None:
                 seen = mask[part]
             else:
@@ -56,8 +65,7 @@ class Products:
             out[:, :, part] = scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v[0].unsqueeze(1)
         return out.flatten(0, 1).unsqueeze(0)
 
-    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
+    def _cap(self, scores: Tensor, k_dim: int) -> None:
         assert self.softcap is not None
-        scale = q.shape[-1] ** -0.5 if self.scale is None else self.scale
-        scores = q @ k.mT
-        return scores.mul_(scale / self.softcap).tanh_().mul_(self.softcap)
+        scale = k_dim**-0.5 if self.scale is None else self.scale
+        scores.mul_(scale / self.softcap).tanh_().mul_(self.softcap)

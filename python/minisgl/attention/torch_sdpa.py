@@ -32,7 +32,8 @@ class _DecodeGroup:
     rows: Tensor | None  # [g] int64 among the decode rows; None: all of them, in order
     pages: Tensor  # [g * columns] int64
     columns: int  # pages that are read of a row
-    mask: Tensor | None  # [g, 1, 1, columns * page_size]; None if every row fills its pages
+    length: int  # of the keys; up to columns * page_size
+    mask: Tensor | None  # [g, 1, 1, length]; None if every row has that length
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,9 +168,9 @@ class TorchSdpa:
             wanted = np.minimum(first[:, None] + np.arange(columns), page_table.shape[1] - 1)
             pages = page_table[slots_device[:, None], torch.from_numpy(wanted).to(self._device)]
         page_size = self._pool.page_size
-        mask = None
-        if window is not None or int(lens.min()) < columns * page_size:
-            positions = (first * page_size)[:, None] + np.arange(columns * page_size)
+        mask, length = None, int((lens - first * page_size).max())
+        if window is not None or int(lens.min()) < length:
+            positions = (first * page_size)[:, None] + np.arange(length)
             hidden = positions >= lens[:, None]
             if window is not None:
                 hidden |= positions < lens[:, None] - window
@@ -177,7 +178,7 @@ class TorchSdpa:
             mask[torch.from_numpy(hidden)] = float("-inf")
             mask = mask[:, None, None, :].to(self._device)
         rows = None if chosen is None else torch.from_numpy(chosen).to(self._device)
-        return _DecodeGroup(rows, pages.flatten(), columns, mask)
+        return _DecodeGroup(rows, pages.flatten(), columns, length, mask)
 
     def _decode(self, group: _DecodeGroup, q: Tensor, layer: int) -> Tensor:
         pool_k, pool_v = self._pool.k[layer], self._pool.v[layer]
@@ -185,16 +186,19 @@ class TorchSdpa:
         kv_heads, columns = pool_k.shape[2], group.columns
         folded = q.reshape(num_rows, kv_heads, heads // kv_heads, dim)
         per_row = columns * max(pool_k[0].numel(), pool_v[0].numel())
-        at_once = min(num_rows, max(1, SCRATCH_BYTES // (per_row * q.element_size())))
-        out = q.new_empty(*folded.shape[:3], pool_v.shape[3])
-        for start in range(0, num_rows, at_once):
-            end = min(start + at_once, num_rows)
-            pages = group.pages[start * columns : end * columns]
-            k = self._gather(0, pool_k, pages).view(end - start, -1, *pool_k.shape[2:]).transpose(1, 2)
-            v = self._gather(1, pool_v, pages).view(end - start, -1, *pool_v.shape[2:]).transpose(1, 2)
-            mask = None if group.mask is None else group.mask[start:end]
-            out[start:end] = self._products[layer].attend(folded[start:end], k, v, mask)
-        return out.view(num_rows, heads, -1)
+        at_once = max(1, SCRATCH_BYTES // (per_row * q.element_size()))
+        parts = [self._attend(group, slice(at, at + at_once), folded, layer) for at in range(0, num_rows, at_once)]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return out.reshape(num_rows, heads, -1)
+
+    def _attend(self, group: _DecodeGroup, part: slice, folded: Tensor, layer: int) -> Tensor:
+        """Of some rows: folded [rows of the group, kv_heads, n, k_dim] -> [rows of the part, kv_heads, n, v_dim]"""
+        pool_k, pool_v, q = self._pool.k[layer], self._pool.v[layer], folded[part]
+        pages = group.pages[part.start * group.columns : part.stop * group.columns]
+        k, v = self._gather(0, pool_k, pages), self._gather(1, pool_v, pages)
+        k = k.view(len(q), -1, *pool_k.shape[2:])[:, : group.length].transpose(1, 2)
+        v = v.view(len(q), -1, *pool_v.shape[2:])[:, : group.length].transpose(1, 2)
+        return self._products[layer].attend(q, k, v, None if group.mask is None else group.mask[part])
 
     def _gather(self, which: int, pool: Tensor, pages: Tensor) -> Tensor:
         """[n, values of a page], valid until the next gather of the same half."""
