@@ -20,7 +20,7 @@ from minisgl.runner.build import build_engine
 from minisgl.sampling_params import SamplingParams
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.engines import Collector, assert_greedy, greedy, load
-from tests.helpers.gguf import written_model, write_gguf
+from tests.helpers.gguf import write_gguf, written_model
 from tests.helpers.models import save
 from tests.helpers.their_models import CASES, PAGE, REFUSED, WITHIN, Case, compare, listed, names, tiny
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers.utils import logging
 
 from minisgl.config import ConfigError, EngineConfig
@@ -24,6 +24,7 @@ from minisgl.models.transformers_config import TheirModel, find_their_model
 from minisgl.models.transformers_model import TransformersModel
 from minisgl.models.transformers_probe import look
 from minisgl.progress import Report
+from minisgl.weights.checkpoint import weight_files
 
 _SHOWN = 8
 # of a whole model to its text half, as transformers 4 and 5 write them
@@ -68,8 +69,12 @@ def _weights(config: EngineConfig, found: TheirModel, folder: Path, dtype: torch
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)
             return found.kind._from_config(found.config, dtype=dtype)
-    if not any(folder.glob("*.safetensors")):
-        raise ConfigError(f"{folder.name}: no *.safetensors: convert the weights, or try --load-format dummy")
+    for file in weight_files(folder):
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{file.name}: {error}") from error
     try:
         model, about = found.kind.from_pretrained(
             folder,
@@ -79,6 +84,7 @@ def _weights(config: EngineConfig, found: TheirModel, folder: Path, dtype: torch
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are an error below
         )
     except (RuntimeError, ValueError, OSError, KeyError, ImportError, SafetensorError) as error:
         raise ConfigError(f"{folder.name}: transformers cannot load the weights: {error}") from error
