@@ -18,14 +18,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from minisgl.attention import LayerAttention
 from minisgl.layers.embedding import float32_product
 from minisgl.layers.packing import padded_rows
 from minisgl.models.api import Attend
 from minisgl.models.transformers_adapters import adapt
-from minisgl.models.transformers_config import ADAPTED
+from minisgl.models.transformers_config import ADAPTED, refused
 
 NAME = "minisgl"  # in the registry
 PLACE = "_minisgl_place"  # the attribute by which a module finds it
@@ -88,7 +88,7 @@ class _Output:
 
 class TransformersModel:
     """`model`: a causal language model of transformers with its weights, in eval mode, which from now on is this
-    object's. `attention` is empty until `transformers_probe` has seen it."""
+    object's. `attention` is empty until `transformers_probe` has seen it. Raises `ConfigError`."""
 
     graph_obstacle = "transformers' code may ask the host at any point"
 
@@ -102,11 +102,14 @@ class TransformersModel:
         if type(model).__name__ in ADAPTED:
             adapt(model)
         _make_wide(model.get_output_embeddings())
-        prefix = model.base_model_prefix
-        self.body = getattr(model, prefix)
+        # (not by `base_model_prefix`: a text half may have the whole model's)
+        bodies = [named for named in model.named_children() if isinstance(named[1], PreTrainedModel)]
+        if len(bodies) != 1:
+            raise refused(type(model).__name__, f"it has {len(bodies)} bodies below its head")
+        ((name, self.body),) = bodies
         self._given = _Given()
-        del model._modules[prefix]
-        model.__dict__[prefix] = self._given
+        del model._modules[name]
+        model.__dict__[name] = self._given
         weight = next(self.body.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         self.use_attention(NAME)
@@ -158,4 +161,4 @@ def _make_wide(head: Any) -> None:
         y = float32_product(x.flatten(0, -2), table).view(*x.shape[:-1], -1)
         return y if bias is None else y + bias
 
-    head.forward = forward
+    head.__dict__["forward"] = forward
