@@ -4,6 +4,8 @@ start. What is seen here is the list of docs/features.md."""
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,14 @@ from safetensors.torch import load_file, save_file
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.torch_engine import TorchEngine
+from minisgl.engine.transformers_loading import load_their_model
 from minisgl.llm import LLM
 from minisgl.runner.build import build_engine
 from minisgl.sampling_params import SamplingParams
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.engines import Collector, assert_greedy, greedy, load
 from tests.helpers.gguf import write_gguf, written_model
-from tests.helpers.models import save
+from tests.helpers.models import CONFIG, save
 from tests.helpers.their_models import CASES, PAGE, REFUSED, WITHIN, Case, compare, listed, names, tiny
 
 pytestmark = pytest.mark.any_cpu
@@ -158,6 +161,26 @@ def test_the_engine_for_devices_takes_it_too(tmp_path: Path) -> None:
     engine.close()
     assert_greedy(model, prompt, collector.tokens[0])
     assert_greedy(model, prompt[:5], collector.tokens[1])
+
+
+def test_nothing_is_compiled(olmo: tuple[Path, Any]) -> None:
+    config = EngineConfig(model=str(olmo[0]), torch_compile=True)
+    with pytest.raises(ConfigError, match="--torch-compile: not with the layers of transformers"):
+        load_their_model(config, olmo[0], torch.device("cuda"), lambda text, done=0, total=0: None)
+
+
+def test_who_has_native_layers_waits_for_no_transformers(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    program = (
+        "import sys\n"
+        "from minisgl.config import EngineConfig\n"
+        "from minisgl.runner.build import build_engine\n"
+        f"config = EngineConfig(model={str(tmp_path)!r}, engine='torch', load_format='dummy', num_pages=8)\n"
+        "build_engine(config, lambda text, done=0, total=0: None).close()\n"
+        "print('torch' in sys.modules, 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["True", "False"]
 
 
 def test_random_weights_are_those_of_the_seed(olmo: tuple[Path, Any]) -> None:

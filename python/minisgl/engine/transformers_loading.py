@@ -39,6 +39,10 @@ def load_their_model(config: EngineConfig, folder: Path, device: torch.device, s
     """Raises `ConfigError`."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    if config.torch_compile and device.type == "cuda":
+        raise ConfigError(
+            "--torch-compile: not with the layers of transformers, which keep it from seeing a whole forward"
+        )
     found = find_their_model(folder)
     dtype_name, why = dtypes.choose(config.dtype, found.dtype, device)
     say(f"{found.architecture}: the layers are those of transformers {transformers.__version__}")
