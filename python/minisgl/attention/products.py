@@ -28,18 +28,21 @@ class Products:
         [rows, kv_heads, n, v_dim]. `mask` is added to the scores and broadcasts to [rows, kv_heads, n, m]."""
         if self.softcap is None:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
-        # head by head: all at once torch would copy K and V, whose heads lie side by side
-        scores = q.new_empty(q.shape[1], q.shape[0], q.shape[2], k.shape[2])
-        for head in range(q.shape[1]):
-            torch.bmm(q[:, head], k[:, head].mT, out=scores[head])
+        # row by row or head by head: all at once torch would copy K and V, in which heads lie side by side
+        by_head = q.shape[0] > q.shape[1]
+        if by_head:
+            q, k, v, mask = (None if x is None else x.transpose(0, 1) for x in (q, k, v, mask))
+        scores = q.new_empty(*q.shape[:3], k.shape[2])
+        for one, (its_q, its_k) in enumerate(zip(q, k, strict=True)):
+            torch.bmm(its_q, its_k.mT, out=scores[one])
         self._cap(scores, q.shape[3])
         if mask is not None:
-            scores += mask.expand(-1, q.shape[1], -1, -1).transpose(0, 1)
+            scores += mask
         weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype)
-        out = q.new_empty(*scores.shape[:3], v.shape[3])
-        for head in range(q.shape[1]):
-            torch.bmm(weights[head], v[:, head], out=out[head])
-        return out.transpose(0, 1)
+        out = q.new_empty(*q.shape[:3], v.shape[3])
+        for one, (its_weights, its_v) in enumerate(zip(weights, v, strict=True)):
+            torch.bmm(its_weights, its_v, out=out[one])
+        return out.transpose(0, 1) if by_head else out
 
     def extend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """q [1, heads, n, k_dim], k [1, kv_heads, m, k_dim], v [1, kv_heads, m, v_dim] -> [1, heads, n, v_dim]. `mask`

@@ -185,30 +185,36 @@ class TorchSdpa:
         num_rows, heads, dim = q.shape
         kv_heads, columns = pool_k.shape[2], group.columns
         folded = q.reshape(num_rows, kv_heads, heads // kv_heads, dim)
-        per_row = columns * max(pool_k[0].numel(), pool_v[0].numel())
+        per_row = columns * self._pool.page_size * kv_heads * max(dim, pool_v.shape[3])
         at_once = max(1, SCRATCH_BYTES // (per_row * q.element_size()))
-        parts = [self._attend(group, slice(at, at + at_once), folded, layer) for at in range(0, num_rows, at_once)]
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if at_once >= num_rows:
+            out = self._attend(layer, folded, group.pages, group.length, group.mask)
+        else:
+            parts = []
+            for at in range(0, num_rows, at_once):
+                rows = slice(at, at + at_once)
+                pages = group.pages[at * columns : (at + at_once) * columns]
+                mask = None if group.mask is None else group.mask[rows]
+                parts.append(self._attend(layer, folded[rows], pages, group.length, mask))
+            out = torch.cat(parts)
         return out.reshape(num_rows, heads, -1)
 
-    def _attend(self, group: _DecodeGroup, part: slice, folded: Tensor, layer: int) -> Tensor:
-        """Of some rows: folded [rows of the group, kv_heads, n, k_dim] -> [rows of the part, kv_heads, n, v_dim]"""
-        pool_k, pool_v, q = self._pool.k[layer], self._pool.v[layer], folded[part]
-        pages = group.pages[part.start * group.columns : part.stop * group.columns]
-        k, v = self._gather(0, pool_k, pages), self._gather(1, pool_v, pages)
-        k = k.view(len(q), -1, *pool_k.shape[2:])[:, : group.length].transpose(1, 2)
-        v = v.view(len(q), -1, *pool_v.shape[2:])[:, : group.length].transpose(1, 2)
-        return self._products[layer].attend(q, k, v, None if group.mask is None else group.mask[part])
+    def _attend(self, layer: int, q: Tensor, pages: Tensor, length: int, mask: Tensor | None) -> Tensor:
+        """q [rows, kv_heads, n, k_dim], the pages of all rows one after the other -> [rows, kv_heads, n, v_dim]"""
+        k = self._gather(0, self._pool.k[layer], pages, len(q))[:, :length].transpose(1, 2)
+        v = self._gather(1, self._pool.v[layer], pages, len(q))[:, :length].transpose(1, 2)
+        return self._products[layer].attend(q, k, v, mask)
 
-    def _gather(self, which: int, pool: Tensor, pages: Tensor) -> Tensor:
-        """[n, values of a page], valid until the next gather of the same half."""
-        width = pool[0].numel()
+    def _gather(self, which: int, pool: Tensor, pages: Tensor, rows: int) -> Tensor:
+        """[rows, tokens, kv_heads, ...], valid until the next gather of the same half."""
+        _, page_size, kv_heads, dim = pool.shape
+        width = page_size * kv_heads * dim
         needed = len(pages) * width
         if len(self._scratch[which]) < needed:
             self._scratch[which] = self._scratch[which].new_empty(needed)
-        return torch.index_select(
-            pool.view(-1, width), 0, pages, out=self._scratch[which][:needed].view(len(pages), width)
-        )
+        place = self._scratch[which][:needed].view(len(pages), width)
+        torch.index_select(pool.view(-1, width), 0, pages, out=place)
+        return place.view(rows, -1, kv_heads, dim)
 
     # ----------------------------------------------------------------------------------------------------- prefill
 

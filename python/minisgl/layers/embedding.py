@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minisgl.distributed import ALONE, Cut, Group, Shard
 
-_CHUNK = 4096  # rows of the table that are converted to float32 at once
+_WIDE_BYTES = 4 * 2**20  # of the table that are float32 at once: they are still in a cache when they are multiplied
 
 
 class Embedding:
@@ -77,4 +77,9 @@ def float32_product(x: Tensor, weight: Tensor) -> Tensor:
         product: Tensor = torch.ops.aten.mm.dtype(x, weight.t(), torch.float32)
         return product
     x = x.float()
-    return torch.cat([F.linear(x, chunk.float()) for chunk in weight.split(_CHUNK)], 1)
+    at_once = max(1, _WIDE_BYTES // (4 * weight.shape[1]))
+    wide, out = x.new_empty(at_once, weight.shape[1]), x.new_empty(len(x), len(weight))
+    for at in range(0, len(weight), at_once):
+        part = weight[at : at + at_once]
+        torch.mm(x, wide[: len(part)].copy_(part).t(), out=out[:, at : at + len(part)])
+    return out

@@ -46,16 +46,15 @@ def serve(
 ) -> tuple[Tensor, None]:
     """The attention function: query [1, heads, n, k_dim], key and value [1, kv_heads, n, ...] -> [1, n, heads,
     v_dim]. What is `asked` was seen by the probe."""
-    place: Place = getattr(module, PLACE)
-    layer, n = place.layer, place.num_tokens
+    place: Place = module.__dict__[PLACE]
+    layer, n, padded = place.layer, place.num_tokens, query.shape[2]
     place.layer += 1
     assert place.attend is not None
-    out = place.attend(
-        layer, query[0, :, :n].transpose(0, 1), key[0, :, :n].transpose(0, 1), value[0, :, :n].transpose(0, 1)
-    )
-    if n < query.shape[2]:
-        out = F.pad(out, (0, 0, 0, 0, 0, query.shape[2] - n))
-    return out.unsqueeze(0), None
+    q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+    if n == padded:
+        return place.attend(layer, q, k, v).unsqueeze(0), None
+    out = place.attend(layer, q[:n], k[:n], v[:n])
+    return F.pad(out, (0, 0, 0, 0, 0, padded - n)).unsqueeze(0), None
 
 
 class _Given:
@@ -150,11 +149,10 @@ class TransformersModel:
 
 
 def _make_wide(head: Any) -> None:
-    """Have a linear output head multiply in float32. A CPU multiplies no halves into float32, so it gets a copy."""
+    """Have a linear output head multiply in float32."""
     if type(head) is not torch.nn.Linear or head.weight.dtype is torch.float32:
         return
     table = head.weight.detach()
-    table = table.float() if table.device.type == "cpu" else table
     bias = None if head.bias is None else head.bias.detach().float()
 
     def forward(x: Tensor) -> Tensor:
