@@ -34,6 +34,20 @@ class _DecodeGroup:
     columns: int  # pages that are read of a row
     length: int  # of the keys; up to columns * page_size
     mask: Tensor | None  # [g, 1, 1, length]; None if every row has that length
+    gathers: dict[tuple[int, int, int], list[_Gather]]  # by KV heads, k_dim, v_dim; made when a layer needs them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Gather:
+    """Of some rows of a group. K and V lie in the scratch buffer until the next gather of any layer."""
+
+    rows: slice
+    pages: Tensor
+    k: Tensor  # [pages, values of a page]
+    v: Tensor
+    k_heads: Tensor  # the same as [rows, kv_heads, length, k_dim]
+    v_heads: Tensor
+    mask: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,43 +192,48 @@ class TorchSdpa:
             mask[torch.from_numpy(hidden)] = float("-inf")
             mask = mask[:, None, None, :].to(self._device)
         rows = None if chosen is None else torch.from_numpy(chosen).to(self._device)
-        return _DecodeGroup(rows, pages.flatten(), columns, length, mask)
+        return _DecodeGroup(rows, pages.flatten(), columns, length, mask, {})
 
     def _decode(self, group: _DecodeGroup, q: Tensor, layer: int) -> Tensor:
         pool_k, pool_v = self._pool.k[layer], self._pool.v[layer]
         num_rows, heads, dim = q.shape
-        kv_heads, columns = pool_k.shape[2], group.columns
+        kv_heads = pool_k.shape[2]
         folded = q.reshape(num_rows, kv_heads, heads // kv_heads, dim)
-        per_row = columns * self._pool.page_size * kv_heads * max(dim, pool_v.shape[3])
-        at_once = max(1, SCRATCH_BYTES // (per_row * q.element_size()))
-        if at_once >= num_rows:
-            out = self._attend(layer, folded, group.pages, group.length, group.mask)
-        else:
-            parts = []
-            for at in range(0, num_rows, at_once):
-                rows = slice(at, at + at_once)
-                pages = group.pages[at * columns : (at + at_once) * columns]
-                mask = None if group.mask is None else group.mask[rows]
-                parts.append(self._attend(layer, folded[rows], pages, group.length, mask))
-            out = torch.cat(parts)
+        shape = (kv_heads, dim, pool_v.shape[3])
+        if (gathers := group.gathers.get(shape)) is None:
+            gathers = group.gathers[shape] = self._gathers(group, num_rows, *shape)
+        parts = []
+        for one in gathers:
+            torch.index_select(pool_k.view(-1, one.k.shape[1]), 0, one.pages, out=one.k)
+            torch.index_select(pool_v.view(-1, one.v.shape[1]), 0, one.pages, out=one.v)
+            its_q = folded if len(gathers) == 1 else folded[one.rows]
+            parts.append(self._products[layer].attend(its_q, one.k_heads, one.v_heads, one.mask))
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out.reshape(num_rows, heads, -1)
 
-    def _attend(self, layer: int, q: Tensor, pages: Tensor, length: int, mask: Tensor | None) -> Tensor:
-        """q [rows, kv_heads, n, k_dim], the pages of all rows one after the other -> [rows, kv_heads, n, v_dim]"""
-        k = self._gather(0, self._pool.k[layer], pages, len(q))[:, :length].transpose(1, 2)
-        v = self._gather(1, self._pool.v[layer], pages, len(q))[:, :length].transpose(1, 2)
-        return self._products[layer].attend(q, k, v, mask)
-
-    def _gather(self, which: int, pool: Tensor, pages: Tensor, rows: int) -> Tensor:
-        """[rows, tokens, kv_heads, ...], valid until the next gather of the same half."""
-        _, page_size, kv_heads, dim = pool.shape
-        width = page_size * kv_heads * dim
-        needed = len(pages) * width
-        if len(self._scratch[which]) < needed:
-            self._scratch[which] = self._scratch[which].new_empty(needed)
-        place = self._scratch[which][:needed].view(len(pages), width)
-        torch.index_select(pool.view(-1, width), 0, pages, out=place)
-        return place.view(rows, -1, kv_heads, dim)
+    def _gathers(self, group: _DecodeGroup, num_rows: int, kv_heads: int, k_dim: int, v_dim: int) -> list[_Gather]:
+        """As many rows at a time as the scratch buffer holds; for all layers of a step with these heads."""
+        columns, values = group.columns, self._pool.page_size * kv_heads
+        per_row = columns * values * max(k_dim, v_dim) * self._dtype.itemsize
+        at_once = min(num_rows, max(1, SCRATCH_BYTES // per_row))
+        places = []
+        for which, dim in enumerate((k_dim, v_dim)):
+            needed = at_once * columns * values * dim
+            if len(self._scratch[which]) < needed:
+                self._scratch[which] = self._scratch[which].new_empty(needed)
+            places.append(self._scratch[which][:needed].view(at_once * columns, values * dim))
+        gathers = []
+        for start in range(0, num_rows, at_once):
+            rows = slice(start, min(start + at_once, num_rows))
+            pages = group.pages[rows.start * columns : rows.stop * columns]
+            k, v = (place[: len(pages)] for place in places)
+            k_heads, v_heads = (
+                place.view(rows.stop - start, -1, kv_heads, dim)[:, : group.length].transpose(1, 2)
+                for place, dim in ((k, k_dim), (v, v_dim))
+            )
+            mask = None if group.mask is None else group.mask[rows]
+            gathers.append(_Gather(rows, pages, k, v, k_heads, v_heads, mask))
+        return gathers
 
     # ----------------------------------------------------------------------------------------------------- prefill
 
