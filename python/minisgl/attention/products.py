@@ -28,20 +28,17 @@ class Products:
         [rows, kv_heads, n, v_dim]. `mask` is added to the scores and broadcasts to [rows, kv_heads, n, m]."""
         if self.softcap is None:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
-        # row by row or head by head: all at once torch would copy K and V, in which heads lie side by side
+        # float32 row by row or head by head: all at once torch copies K and V, in which heads lie side by side. Halves
+        # are copied: their products take longer where heads do not lie apart.
+        product = _piece_by_piece if q.dtype is torch.float32 else torch.matmul
         by_head = q.shape[0] > q.shape[1]
         if by_head:
             q, k, v, mask = (None if x is None else x.transpose(0, 1) for x in (q, k, v, mask))
-        scores = q.new_empty(*q.shape[:3], k.shape[2])
-        for one, (its_q, its_k) in enumerate(zip(q, k, strict=True)):
-            torch.bmm(its_q, its_k.mT, out=scores[one])
+        scores = product(q, k.mT)
         self._cap(scores, q.shape[3])
         if mask is not None:
             scores += mask
-        weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype)
-        out = q.new_empty(*q.shape[:3], v.shape[3])
-        for one, (its_weights, its_v) in enumerate(zip(weights, v, strict=True)):
-            torch.bmm(its_weights, its_v, out=out[one])
+        out = product(scores.softmax(-1, dtype=torch.float32).to(v.dtype), v)
         return out.transpose(0, 1) if by_head else out
 
     def extend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -72,3 +69,11 @@ class Products:
         assert self.softcap is not None
         scale = k_dim**-0.5 if self.scale is None else self.scale
         scores.mul_(scale / self.softcap).tanh_().mul_(self.softcap)
+
+
+def _piece_by_piece(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b of [g, h, n, d] and [g, h, d, m], one of the g after the other."""
+    out = a.new_empty(*a.shape[:3], b.shape[3])
+    for one, (its_a, its_b) in enumerate(zip(a, b, strict=True)):
+        torch.bmm(its_a, its_b, out=out[one])
+    return out

@@ -182,7 +182,9 @@ class TorchSdpa:
             wanted = np.minimum(first[:, None] + np.arange(columns), page_table.shape[1] - 1)
             pages = page_table[slots_device[:, None], torch.from_numpy(wanted).to(self._device)]
         page_size = self._pool.page_size
-        mask, length = None, int((lens - first * page_size).max())
+        # halves on a CPU go through oneDNN, which compiles a kernel for each length: of whole pages there are fewer
+        exact = self._dtype is torch.float32
+        mask, length = None, int((lens - first * page_size).max()) if exact else columns * page_size
         if window is not None or int(lens.min()) < length:
             positions = (first * page_size)[:, None] + np.arange(length)
             hidden = positions >= lens[:, None]

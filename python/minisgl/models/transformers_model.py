@@ -106,6 +106,7 @@ class TransformersModel:
         if len(bodies) != 1:
             raise refused(type(model).__name__, f"it has {len(bodies)} bodies below its head")
         ((name, self.body),) = bodies
+        self.hidden_size = int(model.get_output_embeddings().weight.shape[1])
         self._given = _Given()
         del model._modules[name]
         model.__dict__[name] = self._given

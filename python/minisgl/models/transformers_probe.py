@@ -83,6 +83,9 @@ def look(model: TransformersModel, architecture: str, vocab_size: int) -> None:
     model.attention = tuple(place.observed)
     try:
         reason = _difference(model, vocab_size)
+        outputs = model.logits(torch.zeros(1, model.hidden_size, dtype=model.dtype, device=model.device)).shape[1]
+        if not reason and outputs != vocab_size:
+            reason = f"its head has {outputs} outputs for {vocab_size} tokens"
     except _FAILURES as error:
         reason = f"its forward fails in steps: {type(error).__name__}: {error}"
     if reason:
