@@ -33,7 +33,8 @@ class Products:
         product = _piece_by_piece if q.dtype is torch.float32 else torch.matmul
         by_head = q.shape[0] > q.shape[1]
         if by_head:
-            q, k, v, mask = (None if x is None else x.transpose(0, 1) for x in (q, k, v, mask))
+            q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+            mask = None if mask is None else mask.transpose(0, 1)
         scores = product(q, k.mT)
         self._cap(scores, q.shape[3])
         if mask is not None:

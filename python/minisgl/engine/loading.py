@@ -118,7 +118,7 @@ def _load_native(config: EngineConfig, folder: Path, device: torch.device, say: 
 
 
 def _load_theirs(config: EngineConfig, folder: Path, device: torch.device, say: Report) -> LoadedModel:
-    need("this model: its architecture is not native, so that it", "transformers")
+    need(f"--model-impl {config.model_impl}: this model, whose layers are not native ones,", "transformers")
     from minisgl.engine.transformers_loading import load_their_model
 
     return load_their_model(config, folder, device, say)
