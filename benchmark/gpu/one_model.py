@@ -29,6 +29,7 @@ import torch  # noqa: E402
 
 from benchmark.gpu import watch  # noqa: E402
 from benchmark.gpu.watch import Parts, Watched  # noqa: E402
+from minisgl.attention.api import LayerAttention  # noqa: E402
 from minisgl.attention.kv_pool import page_bytes  # noqa: E402
 from minisgl.bench.offline_run import Collector, OfflineJob, breakdown  # noqa: E402
 from minisgl.config import EngineConfig  # noqa: E402
@@ -93,7 +94,8 @@ class Bench:
         config = load_config(Path(job.work.engine.model))
         dtype = DTYPES[watched.info.dtype]
         self._weight_bytes = weight_bytes(job.work.engine, dtype)
-        self._token_bytes = page_bytes(config.num_layers, 1, config.num_kv_heads, config.head_dim, dtype)
+        layer = LayerAttention(config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim)
+        self._token_bytes = page_bytes([layer] * config.num_layers, 1, dtype)
 
     def time_left(self) -> bool:
         return time.time() + 1.2 * self._longest_s < self.job.deadline

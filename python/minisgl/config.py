@@ -17,6 +17,7 @@ from minisgl.scheduler.policies import CachePolicy
 
 EngineName = Literal["auto", "cpu", "torch", "echo", "sim"]
 ModelSource = Literal["auto", "huggingface", "modelscope"]
+ModelImpl = Literal["auto", "native", "transformers"]
 LoadFormat = Literal["auto", "dummy"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Activations = Literal["exact", "bf16", "int8"]
@@ -60,6 +61,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str = MODEL_SMOLLM2
     engine: EngineName = "auto"  # torch with a CUDA device, else cpu where it can, else torch
+    model_impl: ModelImpl = "auto"  # whose layers: native ones, else those of transformers, on the torch engine
     model_source: ModelSource = "auto"
     revision: str | None = None
     load_format: LoadFormat = "auto"
@@ -131,6 +133,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def not_of_cpu(self) -> Iterator[str]:
         """Flags, as they are set, that the CPU engine has nothing for."""
+        if self.model_impl == "transformers":
+            yield f"--model-impl {self.model_impl}"
         if self.tp > 1:
             yield f"--tp {self.tp}"
         if self.device not in ("auto", "cpu"):

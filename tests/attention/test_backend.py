@@ -7,6 +7,7 @@ import argparse
 import pytest
 import torch
 
+from minisgl.attention.api import LayerAttention
 from minisgl.attention.backend import BACKENDS, BackendError, Choice, Machine, Shape, choose
 from minisgl.cli.flags import add_engine_arguments
 
@@ -51,6 +52,34 @@ def test_auto_says_why(machine: Machine, shape: Shape, name: str, reason: str) -
 def test_a_backend_that_cannot_serve_says_what_to_do(asked: str, machine: Machine, shape: Shape, says: str) -> None:
     with pytest.raises(BackendError, match=says):
         choose(asked, machine, shape)
+
+
+PLAIN = LayerAttention(8, 2, 128, 128)
+
+
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        (LayerAttention(8, 2, 128, 128, softcap=50.0), "soft caps"),
+        (LayerAttention(8, 2, 128, 128, scale=1.0), "a scale of its own"),
+        (LayerAttention(8, 2, 256, 256), "layers of different heads"),
+        (LayerAttention(8, 2, 128, 64), "heads of K and V of different sizes"),
+    ],
+)
+def test_what_only_torch_computes_is_refused_by_others(layer: LayerAttention, says: str) -> None:
+    shape = Shape.of([PLAIN, layer], torch.bfloat16, 256)
+    choice = choose("auto", H200, shape)
+    assert choice.name == "torch_sdpa" and says in choice.reason
+    for name in ("flashinfer", "flash_attention"):
+        with pytest.raises(BackendError, match=f"{says}, which only torch_sdpa"):
+            choose(name, H200, shape)
+
+
+def test_plain_layers_are_nobodys_alone() -> None:
+    windowed = LayerAttention(8, 2, 128, 128, window=9, scale=128**-0.5)
+    shape = Shape.of([PLAIN, windowed], torch.bfloat16, 16)
+    assert shape == Shape(torch.bfloat16, 128, 16, (None, 9))
+    assert choose("auto", H200, shape).name == "flashinfer"
 
 
 def test_what_was_asked_for_is_taken() -> None:

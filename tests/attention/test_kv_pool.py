@@ -6,7 +6,8 @@ import psutil
 import pytest
 import torch
 
-from minisgl.attention import KVPool
+from minisgl.attention import KVPool, LayerAttention
+from minisgl.attention.kv_pool import page_bytes
 
 GIB = 2**30
 
@@ -32,3 +33,16 @@ def test_a_large_pool_takes_memory_only_where_it_is_written(dtype: torch.dtype) 
     pool.clear()
     assert not pool.k[3].flatten(0, 1)[out_loc].any()
     assert psutil.Process().memory_info().rss - before < GIB // 4
+
+
+def test_layers_need_not_be_alike() -> None:
+    layers = [LayerAttention(8, 2, 16, 16), LayerAttention(8, 4, 24, 8)]
+    device = torch.device("cpu")
+    pool = KVPool.of(layers, num_pages=5, page_size=4, dtype=torch.bfloat16, device=device)
+    assert [tensor.shape[1:] for tensor in (*pool.k, *pool.v)] == [(4, 2, 16), (4, 4, 24), (4, 2, 16), (4, 4, 8)]
+    held = sum(tensor[:5].nbytes for tensor in (*pool.k, *pool.v))
+    assert held == 5 * page_bytes(layers, 4, torch.bfloat16)
+    places = torch.tensor([3, 11])
+    k, v = torch.randn(2, 4, 24, dtype=torch.bfloat16), torch.randn(2, 4, 8, dtype=torch.bfloat16)
+    pool.store(1, places, k, v)
+    assert torch.equal(pool.k[1].flatten(0, 1)[places], k) and torch.equal(pool.v[1].flatten(0, 1)[places], v)

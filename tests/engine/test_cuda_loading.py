@@ -10,13 +10,14 @@ from minisgl.attention.flash_attention import FlashAttention
 from minisgl.attention.flashinfer import FlashInfer
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.cuda_loading import check_device, graphs_for, num_pages
+from minisgl.layers import experts
 
 
 def test_without_a_backend_for_them_there_are_no_graphs() -> None:
     lines: list[str] = []
 
     class Dense:
-        moe = None
+        graph_obstacle = ""
 
     config = EngineConfig(max_running_requests=4)
     tell = lambda text, done=0, total=0: lines.append(text)  # noqa: E731
@@ -31,14 +32,16 @@ def test_mixtures_of_experts_have_graphs_where_their_kernel_serves(monkeypatch: 
     lines: list[str] = []
 
     class Mixture:
-        moe = "experts"
+        @property
+        def graph_obstacle(self) -> str:
+            return experts.graph_obstacle()
 
     config = EngineConfig(max_running_requests=4)
     tell = lambda text, done=0, total=0: lines.append(text)  # noqa: E731
-    monkeypatch.setattr("minisgl.engine.cuda_loading.triton_is_installed", lambda: True)
+    monkeypatch.setattr("minisgl.layers.experts.triton_is_installed", lambda: True)
     assert graphs_for(config, Mixture(), FlashInfer, tell) == (1, 2, 4)  # type: ignore[arg-type]
     assert not lines
-    monkeypatch.setattr("minisgl.engine.cuda_loading.triton_is_installed", lambda: False)
+    monkeypatch.setattr("minisgl.layers.experts.triton_is_installed", lambda: False)
     assert graphs_for(config, Mixture(), FlashInfer, tell) == ()  # type: ignore[arg-type]
     assert lines == ["CUDA graphs: none: without Triton the host looks at which experts a step uses"]
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from minisgl.attention.api import LayerAttention
 from minisgl.attention.kv_pool import page_bytes
 from minisgl.config import ConfigError
 from minisgl.models.decoder import Attend
@@ -106,7 +107,9 @@ def test_the_pool_takes_its_share(ratio: float, tmp_path: Path) -> None:
         folder, dtype="bfloat16", num_pages=None, memory_ratio=ratio, max_running_requests=4096, max_prefill_length=64
     )
     taken = before - torch.cuda.mem_get_info()[0]
-    one = page_bytes(3, config.page_size, model.config.num_key_value_heads, model.config.head_dim, torch.bfloat16)
+    of = model.config
+    layer = LayerAttention(of.num_attention_heads, of.num_key_value_heads, of.head_dim, of.head_dim)
+    one = page_bytes([layer] * 3, config.page_size, torch.bfloat16)
     pool = engine.info.num_pages * one
     engine.close()
     assert pool == pytest.approx(ratio * before, rel=0.05)

@@ -33,7 +33,8 @@ from minisgl.engine.sampler import SamplingRows, sample
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread
 from minisgl.message import AbortRequest, AddRequest
-from minisgl.models.decoder import Attend, Decoder
+from minisgl.models.api import Attend
+from minisgl.models.decoder import Decoder
 from minisgl.runner.build import control_plane_config
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason

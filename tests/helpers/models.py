@@ -107,7 +107,7 @@ def tiny_model(variant: str, **changes: Any) -> Any:
     if transformers.__version__.startswith("4.") and "rope_parameters" in settings:  # as it was called before 5.0
         rope = dict(settings.pop("rope_parameters"))
         settings |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
-    return _random(model_class(model_class.config_class(**settings)))
+    return randomised(model_class(model_class.config_class(**settings)))
 
 
 def tiny_mistral3(tied: bool) -> Any:
@@ -125,10 +125,11 @@ def tiny_mistral3(tied: bool) -> Any:
     }
     vision = {"model_type": "pixtral", "image_size": 32, "patch_size": 16, **sizes}
     config = transformers.Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
-    return _random(transformers.Mistral3ForConditionalGeneration(config))
+    return randomised(transformers.Mistral3ForConditionalGeneration(config))
 
 
-def _random(model: Any) -> Any:
+def randomised(model: Any) -> Any:
+    """In float32, eval mode, norms and biases random, too."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):

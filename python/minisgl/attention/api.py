@@ -16,6 +16,19 @@ from torch import Tensor
 Int32Array = npt.NDArray[np.int32]
 
 
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """What one layer asks of attention. (Of a group of ranks: on one of them.)"""
+
+    heads: int
+    kv_heads: int
+    k_dim: int  # of a query and of K
+    v_dim: int  # of V and of what comes out
+    window: int | None = None  # how many tokens a token attends to, itself included; None: all
+    scale: float | None = None  # of the products q k; None: k_dim ** -0.5
+    softcap: float | None = None  # a score s becomes softcap * tanh(s / softcap); None: it stays
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceRows:
     """The same rows on the device of the KV pool, int32: views that hold the step's values once its forward runs."""
@@ -49,8 +62,8 @@ class AttentionBackend(Protocol):
         the step's updates."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [tokens, heads, d], k and v [tokens, kv_heads, d] -> [tokens, heads, d]; see `models.Attend`. Stores, then
-        reads."""
+        """q [tokens, heads, k_dim], k [tokens, kv_heads, k_dim], v [tokens, kv_heads, v_dim] -> [tokens, heads, v_dim];
+        see `models.Attend`. Stores, then reads."""
 
     def read(self, layer: int, q: Tensor) -> Tensor:
         """The second half of `attend`, once the step's K and V are stored."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from minisgl.attention.api import LayerAttention
+
 BACKENDS = ("auto", "torch_sdpa", "flashinfer", "flashinfer:fa3", "flash_attention")
 _MODULES = {"flashinfer": "flashinfer", "flash_attention": "flash_attn"}
 _HOW_TO_GET = {
@@ -44,6 +46,18 @@ class Shape:
     head_dim: int
     page_size: int
     windows: Sequence[int | None] = ()
+    beyond: str = ""  # what only torch_sdpa computes
+
+    @classmethod
+    def of(cls, layers: Sequence[LayerAttention], dtype: torch.dtype, page_size: int) -> Shape:
+        beyond = {
+            "soft caps": any(layer.softcap is not None for layer in layers),
+            "a scale of its own": any(layer.scale not in (None, layer.k_dim**-0.5) for layer in layers),
+            "layers of different heads": len({(one.heads, one.kv_heads, one.k_dim) for one in layers}) > 1,
+            "heads of K and V of different sizes": any(layer.k_dim != layer.v_dim for layer in layers),
+        }
+        named = ", ".join(name for name, there in beyond.items() if there)
+        return cls(dtype, layers[0].k_dim, page_size, tuple(layer.window for layer in layers), named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +135,8 @@ def _obstacle(asked: str, machine: Machine, shape: Shape) -> str:
         return f"fa3 needs compute capability 9.0, and this device has {major}.{minor}: use flashinfer"
     if name not in machine.installed:
         return f"not installed: {_HOW_TO_GET[name]}"
+    if shape.beyond:
+        return f"the model's attention has {shape.beyond}, which only torch_sdpa computes here"
     if shape.dtype not in _HALVES:
         return "it computes in float16 or bfloat16: use --dtype bfloat16"
     if name == "flashinfer" and shape.head_dim not in _FLASHINFER_HEAD_DIMS:

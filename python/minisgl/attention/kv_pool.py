@@ -6,11 +6,13 @@ Keeps true: a slot of the pool holds finite numbers from the start, because mask
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from minisgl.attention.api import LayerAttention
 from minisgl.kernels.kv_store import store_kv
 
 
@@ -28,13 +30,39 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self._make([(num_kv_heads, head_dim, head_dim)] * num_layers, num_pages, page_size, dtype, device)
+
+    @classmethod
+    def of(
+        cls,
+        layers: Sequence[LayerAttention],
+        *,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> KVPool:
+        """For layers that need not be alike."""
+        pool = cls.__new__(cls)
+        shapes = [(layer.kv_heads, layer.k_dim, layer.v_dim) for layer in layers]
+        pool._make(shapes, num_pages, page_size, dtype, device)
+        return pool
+
+    def _make(
+        self,
+        shapes: Sequence[tuple[int, int, int]],
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`shapes`, by layer: KV heads, sizes of a head of K and of V."""
         self.page_size = page_size
-        shape = (num_pages + 1, page_size, num_kv_heads, head_dim)
-        self.k = [_zeros(shape, dtype, device) for _ in range(num_layers)]
-        self.v = [_zeros(shape, dtype, device) for _ in range(num_layers)]
+        self.k = [_zeros((num_pages + 1, page_size, heads, k_dim), dtype, device) for heads, k_dim, _ in shapes]
+        self.v = [_zeros((num_pages + 1, page_size, heads, v_dim), dtype, device) for heads, _, v_dim in shapes]
 
     def store(self, layer: int, out_loc: Tensor, k: Tensor, v: Tensor) -> None:
-        """k and v [n, kv_heads, d] to places out_loc [n] int32 or int64."""
+        """k [n, kv_heads, k_dim] and v [n, kv_heads, v_dim] to places out_loc [n] int32 or int64."""
         store_kv(self.k[layer].flatten(0, 1), self.v[layer].flatten(0, 1), out_loc, k, v)
 
     def clear(self) -> None:
@@ -54,6 +82,6 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
-def page_bytes(num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+def page_bytes(layers: Sequence[LayerAttention], page_size: int, dtype: torch.dtype) -> int:
     """Bytes of one page over all layers."""
-    return 2 * num_layers * page_size * num_kv_heads * head_dim * dtype.itemsize
+    return page_size * dtype.itemsize * sum(layer.kv_heads * (layer.k_dim + layer.v_dim) for layer in layers)

@@ -17,11 +17,11 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.attention.api import AttentionRows
+from minisgl.attention.api import AttentionRows, LayerAttention
 from minisgl.attention.kv_pool import KVPool
+from minisgl.attention.products import Products
 
 _Int64Array = npt.NDArray[np.int64]
 SCRATCH_BYTES = 8 * 2**20  # for K, and for V
@@ -32,7 +32,22 @@ class _DecodeGroup:
     rows: Tensor | None  # [g] int64 among the decode rows; None: all of them, in order
     pages: Tensor  # [g * columns] int64
     columns: int  # pages that are read of a row
-    mask: Tensor | None  # [g, 1, 1, columns * page_size]; None if every row fills its pages
+    length: int  # of the keys; up to columns * page_size
+    mask: Tensor | None  # [g, 1, 1, length]; None if every row has that length
+    gathers: dict[tuple[int, int, int], list[_Gather]]  # by KV heads, k_dim, v_dim; made when a layer needs them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Gather:
+    """Of some rows of a group. K and V lie in the scratch buffer until the next gather of any layer."""
+
+    rows: slice
+    pages: Tensor
+    k: Tensor  # [pages, values of a page]
+    v: Tensor
+    k_heads: Tensor  # the same as [rows, kv_heads, length, k_dim]
+    v_heads: Tensor
+    mask: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,21 +68,43 @@ class _Reads:
 
 
 class TorchSdpa:
-    """`windows`, by layer: how many tokens a token attends to, itself included; None: all. Missing: None everywhere."""
+    """`windows`, `scales` and `softcaps`, by layer: what `LayerAttention` says of them. Missing: None everywhere."""
 
     graph_obstacle: ClassVar[str] = "the rows' lengths, which the host knows, decide the sizes of what it gathers"
 
     def __init__(
-        self, pool: KVPool, dtype: torch.dtype, device: torch.device, windows: Sequence[int | None] | None = None
+        self,
+        pool: KVPool,
+        dtype: torch.dtype,
+        device: torch.device,
+        windows: Sequence[int | None] | None = None,
+        *,
+        scales: Sequence[float | None] | None = None,
+        softcaps: Sequence[float | None] | None = None,
     ) -> None:
         self._pool = pool
         self._dtype = dtype
         self._device = device
         self._out_loc = torch.empty(0, dtype=torch.int64)
         self._num_decode = 0
-        self._windows = tuple(windows) if windows is not None else (None,) * len(pool.k)
+        nowhere = (None,) * len(pool.k)
+        self._windows = nowhere if windows is None else tuple(windows)
+        scores = zip(nowhere if scales is None else scales, nowhere if softcaps is None else softcaps, strict=True)
+        self._products = [Products(scale, softcap) for scale, softcap in scores]
         self._reads: dict[int | None, _Reads] = {}  # by window
-        self._scratch = torch.empty(2, 0, dtype=dtype, device=device)
+        self._scratch = [torch.empty(0, dtype=dtype, device=device) for _ in "kv"]
+
+    @classmethod
+    def of(cls, layers: Sequence[LayerAttention], pool: KVPool) -> TorchSdpa:
+        """As the layers of a model ask."""
+        return cls(
+            pool,
+            pool.k[0].dtype,
+            pool.k[0].device,
+            [layer.window for layer in layers],
+            scales=[layer.scale for layer in layers],
+            softcaps=[layer.softcap for layer in layers],
+        )
 
     def prepare(self, rows: AttentionRows, page_table: Tensor) -> None:
         self._out_loc = torch.from_numpy(rows.out_loc.astype(np.int64)).to(self._device)
@@ -86,19 +123,18 @@ class TorchSdpa:
         return self.read(layer, q)
 
     def read(self, layer: int, q: Tensor) -> Tensor:
-        pool_k, pool_v = self._pool.k[layer], self._pool.v[layer]
         reads = self._reads[self._windows[layer]]
         if not reads.prefill and len(reads.groups) == 1:
-            return self._decode(reads.groups[0], q, pool_k, pool_v)
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+            return self._decode(reads.groups[0], q, layer)
+        out = q.new_empty(*q.shape[:2], self._pool.v[layer].shape[3])
         for group in reads.groups:
             assert group.rows is not None or len(reads.groups) == 1
             if group.rows is None:
-                out[: self._num_decode] = self._decode(group, q[: self._num_decode], pool_k, pool_v)
+                out[: self._num_decode] = self._decode(group, q[: self._num_decode], layer)
             else:
-                out[group.rows] = self._decode(group, q[group.rows], pool_k, pool_v)
+                out[group.rows] = self._decode(group, q[group.rows], layer)
         for row in reads.prefill:
-            out[row.start : row.end] = self._extend(row, q[row.start : row.end], pool_k, pool_v)
+            out[row.start : row.end] = self._extend(row, q[row.start : row.end], layer)
         return out
 
     def _read(self, rows: AttentionRows, page_table: Tensor, window: int | None) -> _Reads:
@@ -146,9 +182,11 @@ class TorchSdpa:
             wanted = np.minimum(first[:, None] + np.arange(columns), page_table.shape[1] - 1)
             pages = page_table[slots_device[:, None], torch.from_numpy(wanted).to(self._device)]
         page_size = self._pool.page_size
-        mask = None
-        if window is not None or int(lens.min()) < columns * page_size:
-            positions = (first * page_size)[:, None] + np.arange(columns * page_size)
+        # halves on a CPU go through oneDNN, which compiles a kernel for each length: of whole pages there are fewer
+        exact = self._dtype is torch.float32
+        mask, length = None, int((lens - first * page_size).max()) if exact else columns * page_size
+        if window is not None or int(lens.min()) < length:
+            positions = (first * page_size)[:, None] + np.arange(length)
             hidden = positions >= lens[:, None]
             if window is not None:
                 hidden |= positions < lens[:, None] - window
@@ -156,33 +194,48 @@ class TorchSdpa:
             mask[torch.from_numpy(hidden)] = float("-inf")
             mask = mask[:, None, None, :].to(self._device)
         rows = None if chosen is None else torch.from_numpy(chosen).to(self._device)
-        return _DecodeGroup(rows, pages.flatten(), columns, mask)
+        return _DecodeGroup(rows, pages.flatten(), columns, length, mask, {})
 
-    def _decode(self, group: _DecodeGroup, q: Tensor, pool_k: Tensor, pool_v: Tensor) -> Tensor:
+    def _decode(self, group: _DecodeGroup, q: Tensor, layer: int) -> Tensor:
+        pool_k, pool_v = self._pool.k[layer], self._pool.v[layer]
         num_rows, heads, dim = q.shape
-        kv_heads, columns = pool_k.shape[2], group.columns
+        kv_heads = pool_k.shape[2]
         folded = q.reshape(num_rows, kv_heads, heads // kv_heads, dim)
-        per_row = columns * pool_k[0].numel()
-        at_once = min(num_rows, max(1, SCRATCH_BYTES // (per_row * q.element_size())))
-        out = torch.empty_like(folded)
-        for start in range(0, num_rows, at_once):
-            end = min(start + at_once, num_rows)
-            pages = group.pages[start * columns : end * columns]
-            k = self._gather(0, pool_k, pages).view(end - start, -1, kv_heads, dim).transpose(1, 2)
-            v = self._gather(1, pool_v, pages).view(end - start, -1, kv_heads, dim).transpose(1, 2)
-            mask = None if group.mask is None else group.mask[start:end]
-            out[start:end] = F.scaled_dot_product_attention(folded[start:end], k, v, attn_mask=mask)
-        return out.view(num_rows, heads, dim)
+        shape = (kv_heads, dim, pool_v.shape[3])
+        if (gathers := group.gathers.get(shape)) is None:
+            gathers = group.gathers[shape] = self._gathers(group, num_rows, *shape)
+        parts = []
+        for one in gathers:
+            torch.index_select(pool_k.view(-1, one.k.shape[1]), 0, one.pages, out=one.k)
+            torch.index_select(pool_v.view(-1, one.v.shape[1]), 0, one.pages, out=one.v)
+            its_q = folded if len(gathers) == 1 else folded[one.rows]
+            parts.append(self._products[layer].attend(its_q, one.k_heads, one.v_heads, one.mask))
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return out.reshape(num_rows, heads, -1)
 
-    def _gather(self, which: int, pool: Tensor, pages: Tensor) -> Tensor:
-        """[n, values of a page], valid until the next gather of the same half."""
-        width = pool[0].numel()
-        needed = len(pages) * width
-        if self._scratch.shape[1] < needed:
-            self._scratch = self._scratch.new_empty(2, needed)
-        return torch.index_select(
-            pool.view(-1, width), 0, pages, out=self._scratch[which, :needed].view(len(pages), width)
-        )
+    def _gathers(self, group: _DecodeGroup, num_rows: int, kv_heads: int, k_dim: int, v_dim: int) -> list[_Gather]:
+        """As many rows at a time as the scratch buffer holds; for all layers of a step with these heads."""
+        columns, values = group.columns, self._pool.page_size * kv_heads
+        per_row = columns * values * max(k_dim, v_dim) * self._dtype.itemsize
+        at_once = min(num_rows, max(1, SCRATCH_BYTES // per_row))
+        places = []
+        for which, dim in enumerate((k_dim, v_dim)):
+            needed = at_once * columns * values * dim
+            if len(self._scratch[which]) < needed:
+                self._scratch[which] = self._scratch[which].new_empty(needed)
+            places.append(self._scratch[which][:needed].view(at_once * columns, values * dim))
+        gathers = []
+        for start in range(0, num_rows, at_once):
+            rows = slice(start, min(start + at_once, num_rows))
+            pages = group.pages[rows.start * columns : rows.stop * columns]
+            k, v = (place[: len(pages)] for place in places)
+            k_heads, v_heads = (
+                place.view(rows.stop - start, -1, kv_heads, dim)[:, : group.length].transpose(1, 2)
+                for place, dim in ((k, k_dim), (v, v_dim))
+            )
+            mask = None if group.mask is None else group.mask[rows]
+            gathers.append(_Gather(rows, pages, k, v, k_heads, v_heads, mask))
+        return gathers
 
     # ----------------------------------------------------------------------------------------------------- prefill
 
@@ -202,16 +255,10 @@ class TorchSdpa:
         pages = page_table[int(rows.slots[row]), first : -(-seq_len // page_size)]
         return _PrefillRow(start, end, pages, seq_len - first * page_size, mask)
 
-    def _extend(self, row: _PrefillRow, q: Tensor, pool_k: Tensor, pool_v: Tensor) -> Tensor:
-        """q [n, heads, d] -> [n, heads, d]"""
+    def _extend(self, row: _PrefillRow, q: Tensor, layer: int) -> Tensor:
+        """q [n, heads, k_dim] -> [n, heads, v_dim]"""
+        pool_k, pool_v = self._pool.k[layer], self._pool.v[layer]
         k = pool_k.index_select(0, row.pages).flatten(0, 1)[: row.length].transpose(0, 1)
         v = pool_v.index_select(0, row.pages).flatten(0, 1)[: row.length].transpose(0, 1)
-        out = F.scaled_dot_product_attention(
-            q.transpose(0, 1).unsqueeze(0),
-            k.unsqueeze(0),
-            v.unsqueeze(0),
-            attn_mask=row.mask,
-            is_causal=row.mask is None,
-            enable_gqa=True,
-        )
+        out = self._products[layer].extend(q.transpose(0, 1).unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), row.mask)
         return out.squeeze(0).transpose(0, 1)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, get_args
 
 from minisgl import envs, spellings
 from minisgl.cli import aliases
-from minisgl.config import ENGINE_SETTINGS, MODEL_SMOLLM2, ConfigError, EngineConfig
+from minisgl.config import ENGINE_SETTINGS, MODEL_SMOLLM2, ConfigError, EngineConfig, ModelImpl
 
 T = TypeVar("T")
 TP_HELP = "processes that share each layer (tensor parallelism)"
@@ -81,6 +81,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default=_default("engine"),
         help="auto: torch with a CUDA device, else cpu where it knows the model, else torch; echo: no model, exact; "
         "sim: no model, simulated step times",
+    )
+    model.add_argument(
+        "--model-impl",
+        choices=get_args(ModelImpl),
+        default=_default("model_impl"),
+        help="whose layers compute the model; native: minisgl's, which know few architectures; transformers: those of "
+        "the package transformers, on the torch engine; auto: native ones where they are known",
     )
     model.add_argument(
         "--sim-profile",

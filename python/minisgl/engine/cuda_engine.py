@@ -44,7 +44,7 @@ from minisgl.engine.logits_processors import LogitsProcessors, Mask
 from minisgl.engine.logprobs import LogprobSlots
 from minisgl.grammar.slots import GrammarSlots
 from minisgl.kernels.pages import apply_updates
-from minisgl.models.decoder import Attend, Decoder
+from minisgl.models.api import Attend, Model
 from minisgl.progress import Report
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepLimits, StepPlan
 
@@ -55,7 +55,7 @@ ModelForward = Callable[[Tensor, Tensor, Attend], Tensor]
 class CudaEngine:
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         info: EngineInfo,
         pool: KVPool,
         attention: AttentionBackend,

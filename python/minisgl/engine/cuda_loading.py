@@ -6,26 +6,25 @@ Every failure names the flag to change; every choice made for the user is report
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from minisgl.attention import AttentionBackend, KVPool, TorchSdpa
+from minisgl.attention import AttentionBackend, KVPool, LayerAttention, TorchSdpa
 from minisgl.attention.backend import BackendError, Choice, Shape, choose, machine
 from minisgl.attention.flash_attention import FlashAttention
 from minisgl.attention.flashinfer import FlashInfer, renormalise
 from minisgl.attention.flashinfer_workspace import Heads
 from minisgl.attention.pair import Pair
 from minisgl.config import ConfigError, EngineConfig
-from minisgl.distributed import ALONE, Cut, Group
+from minisgl.distributed import ALONE, Group
 from minisgl.engine.api import EngineInfo
 from minisgl.engine.cuda_engine import CudaEngine, ModelForward
 from minisgl.engine.device_sampler import Renormalise
 from minisgl.engine.device_streams import CudaDevice, Device, InlineDevice
 from minisgl.engine.graph import Capture, CudaCapture, RunAgain, graph_sizes
-from minisgl.kernels.triton_available import triton_is_installed
-from minisgl.models import ModelConfig
-from minisgl.models.decoder import Attend, Decoder
+from minisgl.models.api import Attend, Model
 from minisgl.progress import Report
 from minisgl.step import StepLimits
 
@@ -83,16 +82,10 @@ def out_of_memory(error: torch.OutOfMemoryError, doing: str, advice: str) -> Con
     return ConfigError(f"out of device memory while {doing}: {str(error).splitlines()[0]} Try {advice}")
 
 
-def graphs_for(
-    config: EngineConfig, model_config: ModelConfig, backend: type[AttentionBackend], say: Report
-) -> tuple[int, ...]:
+def graphs_for(config: EngineConfig, model: Model, backend: type[AttentionBackend], say: Report) -> tuple[int, ...]:
     """The sizes to capture; says why there are none."""
     sizes = graph_sizes(config.cuda_graph_max_bs, config.max_running_requests)
-    obstacle = ""
-    if backend.graph_obstacle:
-        obstacle = f"{backend.__name__}: {backend.graph_obstacle}"
-    elif model_config.moe is not None and not triton_is_installed():
-        obstacle = "without Triton the host looks at which experts a step uses"
+    obstacle = f"{backend.__name__}: {backend.graph_obstacle}" if backend.graph_obstacle else model.graph_obstacle
     if sizes and obstacle:
         say(f"CUDA graphs: none: {obstacle}")
         return ()
@@ -101,8 +94,7 @@ def graphs_for(
 
 def build_cuda_engine(
     config: EngineConfig,
-    model: Decoder,
-    model_config: ModelConfig,
+    model: Model,
     info: EngineInfo,
     pool: KVPool,
     say: Report,
@@ -110,13 +102,13 @@ def build_cuda_engine(
 ) -> CudaEngine:
     """Raises `ConfigError`."""
     device, dtype = torch.device(info.device), pool.k[0].dtype
-    shape = Shape(dtype, model_config.head_dim, info.page_size, model_config.windows)
+    shape = Shape.of(model.attention, dtype, info.page_size)
     try:
         choice = choose(config.attention_backend, machine(device), shape)
     except BackendError as error:
         raise ConfigError(str(error)) from error
     say(f"attention: {choice.names} ({choice.reason})")
-    info = replace(info, graph_sizes=graphs_for(config, model_config, _BACKENDS[choice.decode or choice.name], say))
+    info = replace(info, graph_sizes=graphs_for(config, model, _BACKENDS[choice.decode or choice.name], say))
     check_agreement(group, f"{choice.names} attention, {len(info.graph_sizes)} graphs")
     max_seq_len = min(info.context_len, info.num_pages * info.page_size + 1)
     limits = StepLimits(
@@ -131,7 +123,7 @@ def build_cuda_engine(
         made: list[tuple[AttentionBackend, Renormalise | None]] = []
 
         def make_backend() -> None:
-            made.append(_backend(choice, pool, model_config, dtype, limits, info.graph_sizes, group))
+            made.append(_backend(choice, pool, model.attention, dtype, limits, info.graph_sizes))
 
         queues.forward.run("attention", make_backend)
         queues.forward.record_event().synchronize()
@@ -180,22 +172,19 @@ def check_agreement(group: Group, what: str) -> None:
 def _backend(
     choice: Choice,
     pool: KVPool,
-    model_config: ModelConfig,
+    layers: Sequence[LayerAttention],
     dtype: torch.dtype,
     limits: StepLimits,
     sizes: tuple[int, ...],
-    group: Group,
 ) -> tuple[AttentionBackend, Renormalise | None]:
     if choice.decode:
-        prefill, first = _backend(replace(choice, decode=""), pool, model_config, dtype, limits, (), group)
+        prefill, first = _backend(replace(choice, decode=""), pool, layers, dtype, limits, ())
         decode = replace(choice, name=choice.decode, decode="", prefill="fa2")
-        backend, second = _backend(decode, pool, model_config, dtype, limits, sizes, group)
+        backend, second = _backend(decode, pool, layers, dtype, limits, sizes)
         return Pair(pool, prefill, backend), first or second
-    device, windows, columns = pool.k[0].device, model_config.windows, limits.max_pages_per_request
+    device, windows, columns = pool.k[0].device, [layer.window for layer in layers], limits.max_pages_per_request
     if choice.name == "flashinfer":
-        query = Cut.of(model_config.num_heads, group.rank, group.size).length
-        kv = Cut.of_kv_heads(model_config.num_kv_heads, group.rank, group.size).length
-        heads = Heads(query, kv, model_config.head_dim)
+        heads = Heads(layers[0].heads, layers[0].kv_heads, layers[0].k_dim)
         flashinfer = FlashInfer(
             pool,
             heads,
@@ -210,10 +199,10 @@ def _backend(
         return flashinfer, renormalise
     if choice.name == "flash_attention":
         return FlashAttention(pool, device, windows, max_pages_per_row=columns, graph_sizes=sizes), None
-    return TorchSdpa(pool, dtype, device, windows), None
+    return TorchSdpa.of(layers, pool), None
 
 
-def compiled(model: Decoder) -> ModelForward:
+def compiled(model: Model) -> ModelForward:
     """The model's forward, compiled for any number of tokens; attention stays as it is, the same object each call."""
     inner = torch.compile(model.forward, dynamic=True)
     kept: list[Attend] = []  # one object: for another one the compiler would compile again

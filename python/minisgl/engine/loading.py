@@ -15,23 +15,26 @@ import torch
 from minisgl.attention import KVPool, TorchSdpa
 from minisgl.attention.backend import BackendError, Shape, choose, machine
 from minisgl.attention.kv_pool import page_bytes
-from minisgl.config import ConfigError, EngineConfig
-from minisgl.distributed import ALONE, Cut, Group
+from minisgl.config import ConfigError, EngineConfig, ModelImpl
+from minisgl.distributed import ALONE, Group
 from minisgl.engine import dtypes
 from minisgl.engine.api import EngineInfo
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.cuda_loading import INLINE, build_cuda_engine, check_device, out_of_memory
 from minisgl.engine.cuda_loading import num_pages as cuda_num_pages
 from minisgl.engine.dtypes import DTYPES
+from minisgl.engine.loaded_model import LoadedModel
 from minisgl.engine.pool_size import cpu_num_pages
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread
-from minisgl.models import ModelConfig, load_config, own_name
+from minisgl.extras import need
+from minisgl.models import ModelConfig, is_native, load_config, own_name
+from minisgl.models.api import Model
 from minisgl.models.decoder import Decoder
 from minisgl.models.registry import build_model
 from minisgl.progress import Report, counter
 from minisgl.weights.checkpoint import HEAD, TABLE, dummy_weights, has_other_head, load_weights
-from minisgl.weights.sources import resolve_model
+from minisgl.weights.sources import find_model, resolve_model
 
 
 def load_engine(config: EngineConfig, say: Report, group: Group = ALONE) -> TorchEngine | CudaEngine:
@@ -59,58 +62,71 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
     device = device_of(config, group.rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    folder = resolve_model(
-        config.model, say, source=config.model_source, revision=config.revision, load_format=config.load_format
-    )
-    model_config = _with_its_head(load_config(folder), folder, config, say)
-    dtype_name, why = dtypes.choose(config.dtype, model_config.dtype, device)
-    dtype = DTYPES[dtype_name]
-    context_len = model_config.context_len(config.max_seq_len)
-    kv_heads = Cut.of_kv_heads(model_config.num_kv_heads, group.rank, group.size).length
-    page_size = page_bytes(model_config.num_layers, config.page_size, kv_heads, model_config.head_dim, dtype)
+    folder = folder_of(config, say)
+    native = is_native(folder, config.model_impl)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     elif device.type == "cpu" and group.size > 1:  # ranks share the cores
         torch.set_num_threads(max(1, torch.get_num_threads() // group.size))
+    loaded = _load_native(config, folder, device, say, group) if native else _load_theirs(config, folder, device, say)
+    layers, dtype = loaded.model.attention, DTYPES[loaded.dtype]
+    page_size = page_bytes(layers, config.page_size, dtype)
     with torch.inference_mode():
-        model = build_model(model_config, dtype=dtype, device=device, max_position=context_len, group=group)
-        _fill(model, folder, config, say)
-        model.pack()
         group.least(0)  # what is free is known when all have loaded
-        num_pages = group.least(_num_pages(config, page_size, context_len, group.size, device))
-        pool = KVPool(
-            num_layers=model_config.num_layers,
-            num_pages=num_pages,
-            page_size=config.page_size,
-            num_kv_heads=kv_heads,
-            head_dim=model_config.head_dim,
-            dtype=dtype,
-            device=device,
-        )
+        num_pages = group.least(_num_pages(config, page_size, loaded.context_len, group.size, device))
+        pool = KVPool.of(layers, num_pages=num_pages, page_size=config.page_size, dtype=dtype, device=device)
     took = time.monotonic() - began
-    say(f"loaded {folder.name}: {model_config.architecture}, {dtype_name} ({why}), {took:.1f} s")
+    say(f"loaded {folder.name}: {loaded.architecture}, {loaded.dtype} ({loaded.why}), {took:.1f} s")
     each = "" if group.size == 1 else " on each rank"
     say(f"KV pool: {num_pages} pages of {config.page_size} tokens, {num_pages * page_size / 2**20:.0f} MiB{each}")
     info = EngineInfo(
         name="torch",
         model_dir=str(folder),
-        vocab_size=model_config.vocab_size,
-        context_len=context_len,
-        eos_ids=model_config.eos_ids,
+        vocab_size=loaded.vocab_size,
+        context_len=loaded.context_len,
+        eos_ids=loaded.eos_ids,
         num_pages=num_pages,
         page_size=config.page_size,
         device=str(device),
-        dtype=dtype_name,
+        dtype=loaded.dtype,
+        details=loaded.details,
     )
     if device.type == "cuda" or config.device == INLINE:
-        return build_cuda_engine(config, model, model_config, info, pool, say, group)
-    return _build_cpu(config, model, model_config, info, pool, say, thread, group)
+        return build_cuda_engine(config, loaded.model, info, pool, say, group)
+    return _build_cpu(config, loaded.model, info, pool, say, thread, group)
+
+
+def _load_native(config: EngineConfig, folder: Path, device: torch.device, say: Report, group: Group) -> LoadedModel:
+    model_config = _with_its_head(load_config(folder), folder, config, say)
+    dtype_name, why = dtypes.choose(config.dtype, model_config.dtype, device)
+    context_len = model_config.context_len(config.max_seq_len)
+    with torch.inference_mode():
+        model = build_model(
+            model_config, dtype=DTYPES[dtype_name], device=device, max_position=context_len, group=group
+        )
+        _fill(model, folder, config, say)
+        model.pack()
+    return LoadedModel(
+        model=model,
+        architecture=model_config.architecture,
+        vocab_size=model_config.vocab_size,
+        context_len=context_len,
+        eos_ids=model_config.eos_ids,
+        dtype=dtype_name,
+        why=why,
+    )
+
+
+def _load_theirs(config: EngineConfig, folder: Path, device: torch.device, say: Report) -> LoadedModel:
+    need(f"--model-impl {config.model_impl}: this model, whose layers are not native ones,", "transformers")
+    from minisgl.engine.transformers_loading import load_their_model
+
+    return load_their_model(config, folder, device, say)
 
 
 def _build_cpu(
     config: EngineConfig,
-    model: Decoder,
-    model_config: ModelConfig,
+    model: Model,
     info: EngineInfo,
     pool: KVPool,
     say: Report,
@@ -119,7 +135,7 @@ def _build_cpu(
 ) -> TorchEngine:
     device, dtype = torch.device(info.device), pool.k[0].dtype
     try:
-        choose(config.attention_backend, machine(device), Shape(dtype, model_config.head_dim, config.page_size))
+        choose(config.attention_backend, machine(device), Shape.of(model.attention, dtype, config.page_size))
     except BackendError as error:
         raise ConfigError(str(error)) from error
     for flag in config.of_cuda_only():
@@ -128,7 +144,7 @@ def _build_cpu(
         model,
         info,
         pool,
-        TorchSdpa(pool, dtype, device, model_config.windows),
+        TorchSdpa.of(model.attention, pool),
         max_rows=config.max_running_requests,
         max_seq_len=min(info.context_len, info.num_pages * config.page_size + 1),
         thread=thread,
@@ -147,8 +163,13 @@ def _with_its_head(model_config: ModelConfig, folder: Path, config: EngineConfig
     return replace(model_config, tie_word_embeddings=False)
 
 
-def check_ranks(model_dir: Path, ranks: int) -> None:
+def check_ranks(model_dir: Path, ranks: int, impl: ModelImpl = "auto") -> None:
     """Raises `ConfigError` if the model cannot be cut for so many ranks."""
+    if not is_native(model_dir, impl):
+        raise ConfigError(
+            f"--tp {ranks}: the layers of this model are those of transformers, which are not cut: leave it out, or "
+            f"use --dp {ranks}"
+        )
     config = load_config(model_dir)
     if problem := _uncut(config, ranks):
         good = ", ".join(str(n) for n in range(1, config.num_heads + 1) if not _uncut(config, n))
@@ -169,6 +190,19 @@ def _uncut(config: ModelConfig, ranks: int) -> str:
     if config.num_kv_heads % ranks and ranks % config.num_kv_heads:
         return f"num_key_value_heads: {config.num_kv_heads}"
     return ""
+
+
+def folder_of(config: EngineConfig, say: Report) -> Path:
+    """Where the model lies. Raises `ConfigError`."""
+    found = find_model(
+        config.model, say, source=config.model_source, revision=config.revision, load_format=config.load_format
+    )
+    if found.is_file() and config.model_impl == "transformers":
+        raise ConfigError(
+            f"--model-impl transformers: --model {config.model} is a GGUF file, which only native code reads: "
+            "give a folder of safetensors"
+        )
+    return resolve_model(str(found), say)
 
 
 def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, done=0, total=0: None) -> torch.device:

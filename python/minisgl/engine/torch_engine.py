@@ -29,7 +29,7 @@ from minisgl.engine.sampler import SamplingRows, sample
 from minisgl.engine.worker import ForwardThread
 from minisgl.grammar.slots import GrammarSlots, TokenMasks
 from minisgl.kernels.token_mask import mask_tokens
-from minisgl.models.decoder import Decoder
+from minisgl.models.api import Model
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
 
 
@@ -61,7 +61,7 @@ class _Slots:
 class TorchEngine:
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         info: EngineInfo,
         pool: KVPool,
         attention: AttentionBackend,

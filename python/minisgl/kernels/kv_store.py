@@ -11,8 +11,9 @@ from minisgl.kernels.triton_available import use_triton
 
 
 def store_kv(pool_k: Tensor, pool_v: Tensor, out_loc: Tensor, k: Tensor, v: Tensor) -> None:
-    """k and v [n, kv_heads, d] to the places out_loc [n] of the pools [places, kv_heads, d]."""
-    if use_triton(pool_k):
+    """k [n, kv_heads, k_dim] and v [n, kv_heads, v_dim] to the places out_loc [n] of the pools, which are [places,
+    kv_heads, k_dim] and [places, kv_heads, v_dim]."""
+    if use_triton(pool_k) and pool_k.shape == pool_v.shape:
         from minisgl.kernels import kv_store_triton
 
         kv_store_triton.store_kv(pool_k, pool_v, out_loc, k, v)

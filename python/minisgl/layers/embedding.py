@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minisgl.distributed import ALONE, Cut, Group, Shard
 
-_CHUNK = 4096  # rows of the table that are converted to float32 at once
+_WIDE_BYTES = 4 * 2**20  # of the table that are float32 at once: they are still in a cache when they are multiplied
 
 
 class Embedding:
@@ -45,7 +45,7 @@ class Embedding:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, size] -> [n, vocab_size] float32; ranks above 0 give their part and get zeros, a view of one number."""
-        part = _float32_product(hidden, self.weight if self._wide is None else self._wide)
+        part = float32_product(hidden, self.weight if self._wide is None else self._wide)
         if self._group.size == 1:
             return part
         longest = Cut.of(self._ids.whole, 0, self._group.size).length
@@ -69,7 +69,7 @@ class Embedding:
         return {f"{self._name}.weight": Shard(0, (self._ids,))} if self._group.size > 1 else {}
 
 
-def _float32_product(x: Tensor, weight: Tensor) -> Tensor:
+def float32_product(x: Tensor, weight: Tensor) -> Tensor:
     """x [n, in] of the dtype of `weight` [out, in], or of another if that is float32 -> [n, out] float32."""
     if weight.dtype is torch.float32:
         return F.linear(x.float(), weight)
@@ -77,4 +77,9 @@ def _float32_product(x: Tensor, weight: Tensor) -> Tensor:
         product: Tensor = torch.ops.aten.mm.dtype(x, weight.t(), torch.float32)
         return product
     x = x.float()
-    return torch.cat([F.linear(x, chunk.float()) for chunk in weight.split(_CHUNK)], 1)
+    at_once = max(1, _WIDE_BYTES // (4 * weight.shape[1]))
+    wide, out = x.new_empty(at_once, weight.shape[1]), x.new_empty(len(x), len(weight))
+    for at in range(0, len(weight), at_once):
+        part = weight[at : at + at_once]
+        torch.mm(x, wide[: len(part)].copy_(part).t(), out=out[:, at : at + len(part)])
+    return out

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from minisgl.distributed import ALONE, Cut, Group, Shard
 from minisgl.kernels import experts as kernel
+from minisgl.kernels.triton_available import triton_is_installed
 from minisgl.layers.packing import linear
 
 
@@ -53,6 +54,11 @@ def _grouped(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: 
             out[order[use]] = linear(inner, down[expert])
             start += count
     return (out.view(num_tokens, per_token, x.shape[1]) * weights.unsqueeze(-1)).sum(1)
+
+
+def graph_obstacle() -> str:
+    """Why a CUDA graph cannot hold routed experts; empty: it can."""
+    return "" if triton_is_installed() else "without Triton the host looks at which experts a step uses"
 
 
 class Experts:

@@ -4,13 +4,14 @@ What a config says is here, for whoever computes; what torch computes is in `dec
 """
 
 from minisgl.models.architectures import ARCHITECTURES
-from minisgl.models.config import ModelConfig, MoeConfig, load_config, parse_config
+from minisgl.models.config import ModelConfig, MoeConfig, is_native, load_config, parse_config
 from minisgl.models.text_half import own_name
 
 __all__ = [
     "ARCHITECTURES",
     "ModelConfig",
     "MoeConfig",
+    "is_native",
     "load_config",
     "own_name",
     "parse_config",

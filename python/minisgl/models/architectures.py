@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from minisgl.config import ConfigError
+from minisgl.config import Unsupported
 
 Bias = Literal["config", "qkv", "none"]
 """Biases of attention: on all four projections if the config's `attention_bias` says so; on q, k and v; none."""
@@ -39,9 +39,12 @@ ARCHITECTURES: dict[str, Variant] = {
 
 
 def find_variant(architecture: str) -> Variant:
-    """By `architectures[0]` of config.json. Raises `ConfigError`, which lists the known."""
+    """By `architectures[0]` of config.json. Raises `Unsupported`, which lists the known."""
     variant = ARCHITECTURES.get(architecture)
     if variant is None:
         known = ", ".join(ARCHITECTURES)
-        raise ConfigError(f"config.json: architectures: {architecture} is not supported: only {known}")
+        raise Unsupported(
+            f"config.json: architectures: {architecture} is not supported: only {known} "
+            "(others, by transformers' code: --model-impl transformers)"
+        )
     return variant

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minisgl.config import ConfigError
-from minisgl.models.architectures import Variant, find_variant
+from minisgl.config import ConfigError, ModelImpl
+from minisgl.models.architectures import ARCHITECTURES, Variant, find_variant
 from minisgl.models.rope import context_length, parse_rope
 from minisgl.models.text_half import has_text_half, text_config
 from minisgl.rope import RopeConfig
@@ -64,9 +64,7 @@ class ModelConfig:
 
 def load_config(model_dir: str | Path) -> ModelConfig:
     """From config.json, with the EOS ids of generation_config.json added. Raises `ConfigError`."""
-    folder = Path(model_dir)
-    raw = _read_json(folder / "config.json", required=True)
-    generation = _read_json(folder / "generation_config.json", required=False)
+    raw, generation = read_config(model_dir)
     try:
         return parse_config(raw, generation)
     except ConfigError:
@@ -77,14 +75,26 @@ def load_config(model_dir: str | Path) -> ModelConfig:
         raise ConfigError(f"config.json: {error}") from error
 
 
+def read_config(model_dir: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """config.json and generation_config.json as they are; the second may be missing. Raises `ConfigError`."""
+    folder = Path(model_dir)
+    raw = _read_json(folder / "config.json", required=True)
+    return raw, _read_json(folder / "generation_config.json", required=False)
+
+
+def is_native(model_dir: str | Path, impl: ModelImpl) -> bool:
+    """Whether the layers of this package compute the model, not those of transformers. Raises `ConfigError`."""
+    if impl != "auto":
+        return impl == "native"
+    return _architecture(read_config(model_dir)[0]) in ARCHITECTURES
+
+
 def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
     """`raw` as transformers writes it: 4 (rope_theta, rope_scaling, torch_dtype) or 5 (rope_parameters, dtype)."""
-    architectures = raw.get("architectures") or []
-    if not architectures:
-        raise ConfigError("config.json: architectures: missing: it says which model this is")
-    variant = find_variant(str(architectures[0]))
-    if has_text_half(str(architectures[0])):
-        raw = text_config(raw, str(architectures[0]))
+    architecture = _architecture(raw)
+    variant = find_variant(architecture)
+    if has_text_half(architecture):
+        raw = text_config(raw, architecture)
     if raw.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"config.json: hidden_act: {raw['hidden_act']!r} is not supported: only silu")
     if method := (raw.get("quantization_config") or {}).get("quant_method"):
@@ -92,9 +102,8 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
     num_heads = int(raw["num_attention_heads"])
     head_dim = raw.get("head_dim") or int(raw["hidden_size"]) // num_heads
     rope = parse_rope(raw)
-    eos = {*_ids(raw.get("eos_token_id")), *_ids((generation or {}).get("eos_token_id"))}
     return ModelConfig(
-        architecture=str(architectures[0]),
+        architecture=architecture,
         hidden_size=int(raw["hidden_size"]),
         num_layers=int(raw["num_hidden_layers"]),
         num_heads=num_heads,
@@ -112,8 +121,20 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
         windows=_windows(raw, variant),
         moe=_moe(raw) if variant.experts else None,
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
-        eos_ids=tuple(sorted(eos)),
+        eos_ids=eos_ids(raw, generation or {}),
     )
+
+
+def _architecture(raw: Mapping[str, Any]) -> str:
+    architectures = raw.get("architectures") or []
+    if not architectures:
+        raise ConfigError("config.json: architectures: missing: it says which model this is")
+    return str(architectures[0])
+
+
+def eos_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """Those of both files, in order."""
+    return tuple(sorted({*_ids(raw.get("eos_token_id")), *_ids(generation.get("eos_token_id"))}))
 
 
 def _windows(raw: Mapping[str, Any], variant: Variant) -> tuple[int | None, ...]:

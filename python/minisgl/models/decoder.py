@@ -5,21 +5,18 @@ Keeps true: pure functions of the inputs and the weights; K and V pass through `
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from minisgl.attention import LayerAttention
 from minisgl.distributed import ALONE, Cut, Group, Shard
 from minisgl.layers import Embedding, Linear, RMSNorm, Rotary, RowLinear
+from minisgl.layers.experts import graph_obstacle
+from minisgl.models.api import Attend
 from minisgl.models.architectures import Variant
 from minisgl.models.config import ModelConfig
 from minisgl.models.mlp import Mlp, SparseMlp
 from minisgl.models.text_half import own_name
-
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""attend(layer, q [n, heads, d], k [n, kv_heads, d], v [n, kv_heads, d]) -> [n, heads, d]: stores k and v of these
-tokens, then attends causally over each token's row, in the layers with a window over its end (`config.windows`)."""
 
 
 class _Attention:
@@ -135,6 +132,12 @@ class Decoder:
         group: Group = ALONE,
     ) -> None:
         self.config = config
+        heads = Cut.of(config.num_heads, group.rank, group.size).length
+        kv_heads = Cut.of_kv_heads(config.num_kv_heads, group.rank, group.size).length
+        self.attention = tuple(
+            LayerAttention(heads, kv_heads, config.head_dim, config.head_dim, window) for window in config.windows
+        )
+        self.graph_obstacle = graph_obstacle() if config.moe is not None else ""
         size, vocab_size = config.hidden_size, config.vocab_size
         self._tokens = Embedding("model.embed_tokens", vocab_size, size, dtype=dtype, device=device, group=group)
         self._layers = [_Layer(config, variant, i, dtype, device, group) for i in range(config.num_layers)]
@@ -153,7 +156,7 @@ class Decoder:
             layer.pack()
 
     def warm_up(self) -> None:
-        """Compile what `forward` may run at some number of tokens, so that no step waits for a compiler."""
+        """See `Model`, which this is."""
         for layer in self._layers:
             layer.warm_up()
 

@@ -38,10 +38,15 @@ def own_name(architecture: str, name: str) -> str | None:
     return text_name(name) if has_text_half(architecture) else name
 
 
+def is_other_half(name: str) -> bool:
+    """Whether a tensor is of the half that sees."""
+    return _OTHER_HALF.match(name) is not None
+
+
 def text_name(name: str) -> str | None:
     """What the text half alone would call a tensor of the whole; None for one of the other half. transformers has
     written `language_model.model.` and `language_model.lm_head` (4), and `model.language_model.` and `lm_head` (5)."""
-    if _OTHER_HALF.match(name):
+    if is_other_half(name):
         return None
     for prefix, own in (
         ("language_model.model.", "model."),

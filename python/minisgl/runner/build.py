@@ -88,13 +88,10 @@ def _resolve(config: EngineConfig, report: Report) -> EngineConfig:
     """Before ranks start: refuse what they could not run, download the model once, choose the device for all."""
     if config.engine != "torch":
         return config
-    from minisgl.engine.loading import check_ranks, device_of  # imports torch
-    from minisgl.weights.sources import resolve_model
+    from minisgl.engine.loading import check_ranks, device_of, folder_of  # imports torch
 
-    model = resolve_model(
-        config.model, report, source=config.model_source, revision=config.revision, load_format=config.load_format
-    )
-    check_ranks(model, config.tp)
+    model = folder_of(config, report)
+    check_ranks(model, config.tp, config.model_impl)
     device = device_of(config, say=report)
     if config.device == "auto":
         config = msgspec.structs.replace(config, device=str(device))

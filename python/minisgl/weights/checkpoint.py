@@ -45,7 +45,7 @@ def load_weights(
     folder = Path(model_dir)
     left_out = list[str]()
     missing, surplus, misshaped = set(wanted), list[str](), list[str]()
-    for file in _files(folder):
+    for file in weight_files(folder):
         try:
             with safe_open(file, framework="pt") as shard:
                 for stored in shard.keys():  # noqa: SIM118 (not a dict)
@@ -86,7 +86,7 @@ def has_other_head(model_dir: str | Path, own_name: Callable[[str], str | None] 
     """Whether the folder's `HEAD` is there and another table than its `TABLE`. Raises `ConfigError`."""
     with contextlib.ExitStack() as opened:
         found: dict[str, Any] = {}
-        for file in _files(Path(model_dir)):
+        for file in weight_files(Path(model_dir)):
             try:
                 shard = opened.enter_context(safe_open(file, framework="pt"))
                 for stored in shard.keys():  # noqa: SIM118 (not a dict)
@@ -136,7 +136,8 @@ def _is_redundant(name: str, wanted: Mapping[str, Tensor]) -> bool:
     return name.endswith(".rotary_emb.inv_freq") or (name == HEAD and name not in wanted)
 
 
-def _files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors of a folder, by its index if it has one. Raises `ConfigError`."""
     index = folder / INDEX
     if index.is_file():
         try:

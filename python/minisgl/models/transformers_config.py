@@ -1,0 +1,126 @@
+"""Which class of transformers a checkpoint asks for, and whether it can stand on this package's attention.
+
+Keeps true: what cannot be right is refused by name with the reason, before weights are read; code that a checkpoint
+brings along is never run.
+Doesn't know: what the layers ask of attention when they run; `transformers_probe` sees that.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from minisgl.config import ConfigError
+from minisgl.models.config import eos_ids, read_config
+
+_TEXT_HALVES = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
+ADAPTED = {"FalconForCausalLM"}  # classes without the registry whose attention `transformers_adapters` replaces
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_ALIBI = {"BloomForCausalLM", "MptForCausalLM"}
+_GROWING_ROPE = ("dynamic", "longrope")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TheirModel:
+    """`kind` and `config` are transformers' own; `vocab_size` is that of the tokens, `context_len` what is served at
+    most, for the reason `limited_by` if that is less than the config says."""
+
+    architecture: str
+    kind: Any
+    config: Any
+    vocab_size: int
+    context_len: int
+    limited_by: str
+    eos_ids: tuple[int, ...]
+    dtype: str
+    text_half: bool
+
+
+def find_their_model(model_dir: Path) -> TheirModel:
+    """Raises `ConfigError` with what stands against it."""
+    raw, generation = read_config(model_dir)
+    architecture = str((raw.get("architectures") or [""])[0])
+    name = _TEXT_HALVES.get(architecture, architecture)
+    kind = getattr(transformers, name, None)
+    if kind is None or not hasattr(kind, "config_class"):
+        why = "its files bring modelling code of their own (auto_map), which is not run" if "auto_map" in raw else ""
+        raise refused(architecture, why or "no such class in this version")
+    if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        raise refused(architecture, "no decoder that continues a text (an encoder, or a model for something else)")
+    if method := (raw.get("quantization_config") or {}).get("quant_method"):
+        raise refused(architecture, f"quantization_config: {method!r}: use the unquantised model")
+    try:
+        found = transformers.AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+    except (ValueError, TypeError, KeyError, OSError, StrictDataclassError) as error:
+        raise refused(architecture, " ".join(str(error).split())) from error
+    config = found.get_text_config() if name != architecture else found
+    if reason := _obstacle(name, kind, config):
+        raise refused(architecture, reason)
+    context_len, limited_by = _context(config, architecture)
+    text = raw.get("text_config") or {}
+    return TheirModel(
+        architecture=architecture,
+        kind=kind,
+        config=config,
+        vocab_size=int(config.vocab_size),
+        context_len=context_len,
+        limited_by=limited_by,
+        eos_ids=eos_ids({**text, **raw}, generation),
+        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or text.get("dtype") or "float32"),
+        text_half=name != architecture,
+    )
+
+
+def refused(architecture: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"config.json: architectures: {architecture}: it is not native, and by the code of transformers "
+        f"{transformers.__version__} it cannot be right: {reason}"
+    )
+
+
+def _obstacle(name: str, kind: Any, config: Any) -> str:
+    """Why this class cannot serve; empty: nothing is known against it."""
+    if config.is_encoder_decoder:
+        return "it is an encoder and a decoder"
+    types = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
+    if getattr(kind, "_is_stateful", False):
+        return "its layers keep a state of their own (state-space or linear attention), which no KV page holds"
+    if "chunked_attention" in types:
+        return "layer_types: chunked_attention: attention within chunks of the text"
+    if others := types - _LAYER_TYPES - {"attention"}:
+        return f"layer_types: {', '.join(sorted(others))}: layers that keep more than K and V, or none"
+    if getattr(config, "alibi", False) or name in _ALIBI:
+        return "ALiBi: biases by distance, which no attention backend here adds"
+    if not hasattr(sys.modules[kind.__module__], "ALL_ATTENTION_FUNCTIONS") and name not in ADAPTED:
+        return "its layers compute attention themselves, they ask no registry for it"
+    return ""
+
+
+def _context(config: Any, architecture: str) -> tuple[int, str]:
+    """How many positions are served. Frequencies that change once a text is longer than the original context would
+    change for every row of a step, and for K that is stored: texts end before that."""
+    whole = getattr(config, "max_position_embeddings", None)
+    if not isinstance(whole, int):
+        raise refused(architecture, "config.json has no max_position_embeddings: the length of its context is unknown")
+    for rope in _ropes(config):
+        kind = rope.get("rope_type") or rope.get("type")
+        if kind in _GROWING_ROPE:
+            named = rope.get("original_max_position_embeddings")
+            original = int(named or getattr(config, "original_max_position_embeddings", None) or whole)
+            if original < whole:
+                return original, f"rope_type {kind} has other frequencies for longer texts"
+    return whole, ""
+
+
+def _ropes(config: Any) -> Iterator[Mapping[str, Any]]:
+    """Of all layer types, in the spelling of both versions."""
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    yield found
+    yield from (each for each in found.values() if isinstance(each, Mapping))

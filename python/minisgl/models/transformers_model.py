@@ -1,0 +1,163 @@
+"""A model whose layers are transformers' own modelling code, on this package's attention.
+
+transformers' registry of attention functions lets anyone compute the scores: a function of this module is registered
+there and hands q, k and v to `attend`. A step is one sequence [1, tokens] of all rows' tokens, each with its position;
+what tells the rows apart is the page table behind `attend`. The output head, with its scales and soft caps, is the
+class's own, too: it runs with a body that returns the hidden states it is given.
+
+Keeps true: the n-th call of attention in a forward is layer n; the head multiplies in float32, whatever the weights are
+(see `layers.embedding`); nothing is kept between forwards.
+Doesn't know: which classes may do this (`transformers_config`), and what their layers ask (`transformers_probe`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel
+
+from minisgl.attention import LayerAttention
+from minisgl.layers.embedding import float32_product
+from minisgl.layers.packing import padded_rows
+from minisgl.models.api import Attend
+from minisgl.models.transformers_adapters import adapt
+from minisgl.models.transformers_config import ADAPTED, refused
+
+NAME = "minisgl"  # in the registry
+PLACE = "_minisgl_place"  # the attribute by which a module finds it
+
+
+class Place:
+    """Where the attention of a forward goes: the same for all modules of a model."""
+
+    def __init__(self) -> None:
+        self.attend: Attend | None = None
+        self.layer = 0  # the next call's
+        self.num_tokens = 0  # the rest is padding
+        self.observed: list[LayerAttention] = []  # by the probe
+
+
+def serve(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: object = None, **asked: object
+) -> tuple[Tensor, None]:
+    """The attention function: query [1, heads, n, k_dim], key and value [1, kv_heads, n, ...] -> [1, n, heads,
+    v_dim]. What is `asked` was seen by the probe."""
+    place: Place = module.__dict__[PLACE]
+    layer, n, padded = place.layer, place.num_tokens, query.shape[2]
+    place.layer += 1
+    assert place.attend is not None
+    q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+    if n == padded:
+        return place.attend(layer, q, k, v).unsqueeze(0), None
+    out = place.attend(layer, q[:n], k[:n], v[:n])
+    return F.pad(out, (0, 0, 0, 0, 0, padded - n)).unsqueeze(0), None
+
+
+class _Given:
+    """In place of the body: returns the hidden states that it was given."""
+
+    def __init__(self) -> None:
+        self.hidden = torch.empty(0)
+
+    def __call__(self, *args: object, **settings: object) -> _Output:
+        return _Output(self.hidden)
+
+    @property
+    def decoder(self) -> _Given:  # where OPT's head finds its body
+        return self
+
+
+class _Output:
+    """What a body returns, as far as a head reads it: by name or index, and None for whatever else there may be."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class TransformersModel:
+    """`model`: a causal language model of transformers with its weights, in eval mode, which from now on is this
+    object's. `attention` is empty until `transformers_probe` has seen it. Raises `ConfigError`."""
+
+    graph_obstacle = "transformers' code may ask the host at any point"
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.place = Place()
+        self.attention: Sequence[LayerAttention] = ()
+        AttentionInterface.register(NAME, serve)
+        for module in model.modules():
+            module.__dict__[PLACE] = self.place
+        if type(model).__name__ in ADAPTED:
+            adapt(model)
+        _make_wide(model.get_output_embeddings())
+        # (not by `base_model_prefix`: a text half may have the whole model's)
+        bodies = [named for named in model.named_children() if isinstance(named[1], PreTrainedModel)]
+        if len(bodies) != 1:
+            raise refused(type(model).__name__, f"it has {len(bodies)} bodies below its head")
+        ((name, self.body),) = bodies
+        self.hidden_size = int(model.get_output_embeddings().weight.shape[1])
+        self._given = _Given()
+        del model._modules[name]
+        model.__dict__[name] = self._given
+        weight = next(self.body.parameters())
+        self.device, self.dtype = weight.device, weight.dtype
+        self.use_attention(NAME)
+
+    def use_attention(self, name: str) -> None:
+        """From now on the layers ask for the function of that name."""
+        for config in {id(c): c for m in self.body.modules() if (c := getattr(m, "config", None))}.values():
+            config._attn_implementation = name
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """See `Model`, which this is. On a CPU with weights of 16 bits tokens are padded to few numbers (see
+        `layers.packing`)."""
+        place, n = self.place, len(input_ids)
+        place.attend, place.layer, place.num_tokens = attend, 0, n
+        if self.device.type == "cpu" and self.dtype is not torch.float32:
+            padding = (0, padded_rows(n) - n)
+            input_ids, positions = F.pad(input_ids, padding), F.pad(positions, padding)
+        hidden = self.run_body(input_ids, positions)
+        if place.layer != len(self.attention):
+            raise RuntimeError(f"attention was asked {place.layer} times, not {len(self.attention)}")
+        return hidden[:n]
+
+    def run_body(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """[n], [n] -> [n, hidden size], with the attention that is in use."""
+        found = self.body(input_ids=input_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False)
+        hidden: Tensor = found[0][0]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        self._given.hidden = hidden.unsqueeze(0)
+        ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
+        found: Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
+        self._given.hidden = torch.empty(0)
+        return found.float()
+
+    def warm_up(self) -> None:
+        """Nothing is compiled."""
+
+
+def _make_wide(head: Any) -> None:
+    """Have a linear output head multiply in float32."""
+    if type(head) is not torch.nn.Linear or head.weight.dtype is torch.float32:
+        return
+    table = head.weight.detach()
+    bias = None if head.bias is None else head.bias.detach().float()
+
+    def forward(x: Tensor) -> Tensor:
+        y = float32_product(x.flatten(0, -2), table).view(*x.shape[:-1], -1)
+        return y if bias is None else y + bias
+
+    head.__dict__["forward"] = forward

@@ -1,0 +1,197 @@
+"""What transformers' layers ask of attention, seen in a forward of theirs; and whether the model is then right.
+
+Two looks, when the weights are there. The first runs a few tokens and records each call: sizes, scale, soft cap, and
+the window, which is the one of the mask that transformers itself made. The second computes two short texts in pieces,
+side by side, through pages, and compares the hidden states with those of transformers' own attention for each text
+alone: a model that keeps anything else between steps, or counts positions in its own way, differs.
+
+Keeps true: whatever a layer asks that `LayerAttention` has no word for is refused by name.
+Doesn't know: windows and contexts at full length; the texts are shorter than most.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from minisgl.attention import AttentionRows, KVPool, LayerAttention, TorchSdpa
+from minisgl.models.transformers_config import refused
+from minisgl.models.transformers_model import NAME, PLACE, Place, TransformersModel
+
+_OBSERVED = "minisgl_observed"
+_OWN = "eager"  # transformers' attention without any library: the plainest, and all classes have it
+_TOKENS = 8
+_PAGE = 4
+_WITHIN = 1e-3  # relative error of a token's hidden state in float32
+_WITHIN_OF_HALVES = 0.1  # of the median token: rounding may send one to another expert
+_FAILURES = (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, AssertionError)  # of any code
+# what a call may carry that changes nothing here
+_HARMLESS = {
+    "cache_position",
+    "cu_seq_lens_k",
+    "cu_seq_lens_q",
+    "head_mask",
+    "is_causal",
+    "logits_to_keep",
+    "max_length_k",
+    "max_length_q",
+    "num_items_in_batch",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "past_key_value",
+    "past_key_values",
+    "position_ids",
+    "return_dict",
+    "seq_idx",
+    "token_type_ids",
+    "use_cache",
+}
+
+
+class _Refused(Exception):
+    """What a call asks that is not here."""
+
+
+def look(model: TransformersModel, architecture: str, vocab_size: int) -> None:
+    """Fill `model.attention`. Raises `ConfigError` with what the model needs that is not here."""
+    AttentionInterface.register(_OBSERVED, _observe)
+    AttentionMaskInterface.register(_OBSERVED, _mask)
+    if "position_ids" not in inspect.signature(model.body.forward).parameters:
+        raise refused(architecture, "its forward takes no positions of tokens")
+    place, positions = model.place, torch.arange(_TOKENS, device=model.device)
+    place.observed = []
+    model.use_attention(_OBSERVED)
+    try:
+        model.run_body(positions % vocab_size, positions)
+    except _Refused as error:
+        raise refused(architecture, str(error)) from error
+    except _FAILURES as error:
+        raise refused(architecture, f"its forward fails: {type(error).__name__}: {error}") from error
+    finally:
+        model.use_attention(NAME)
+    if not place.observed:
+        raise refused(architecture, "no layer asks the registry of attention functions")
+    model.attention = tuple(place.observed)
+    try:
+        reason = _difference(model, vocab_size)
+        outputs = model.logits(torch.zeros(1, model.hidden_size, dtype=model.dtype, device=model.device)).shape[1]
+        if not reason and outputs != vocab_size:
+            reason = f"its head has {outputs} outputs for {vocab_size} tokens"
+    except _FAILURES as error:
+        reason = f"its forward fails in steps: {type(error).__name__}: {error}"
+    if reason:
+        raise refused(architecture, reason)
+
+
+def _mask(*args: Any, **settings: Any) -> Any:
+    """transformers' own mask [1, 1, n, n], true where a token is seen; `window` is what it was made for."""
+    settings |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    made: Any = sdpa_mask(*args, **settings)
+    made.window = settings.get("local_size")
+    return made
+
+
+def _observe(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    *,
+    scaling: Any = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **asked: object,
+) -> tuple[Tensor, None]:
+    """The attention function of the first look; returns zeros."""
+    for name, value_asked in asked.items():
+        if name not in _HARMLESS and value_asked is not None and value_asked is not False:
+            raise _Refused(f"its attention is given {name}, which no backend here knows")
+    if dropout or not asked.get("is_causal", getattr(module, "is_causal", True)):
+        raise _Refused("its tokens attend to those behind them")
+    if scaling is not None and not isinstance(scaling, float):
+        raise _Refused("the scale of its attention is no constant")
+    window = sliding_window if attention_mask is None else _window(attention_mask, query.shape[2])
+    k_dim = query.shape[3]
+    place: Place = getattr(module, PLACE)
+    place.observed.append(
+        LayerAttention(
+            heads=query.shape[1],
+            kv_heads=key.shape[1],
+            k_dim=k_dim,
+            v_dim=value.shape[3],
+            window=window,
+            scale=None if scaling is None or math.isclose(scaling, k_dim**-0.5, rel_tol=1e-6) else scaling,
+            softcap=softcap or None,
+        )
+    )
+    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+def _window(mask: Any, tokens: int) -> int | None:
+    """Of a mask of `_mask`, if it shows what a window of its size shows. Raises `_Refused`."""
+    window: int | None = getattr(mask, "window", tokens)
+    behind = torch.arange(tokens)[:, None] - torch.arange(tokens)[None, :]
+    seen = (behind >= 0) & (behind < (window or tokens))
+    if not hasattr(mask, "window") or mask.shape[-2:] != seen.shape or not bool((mask.cpu() == seen).all()):
+        raise _Refused("its attention mask is neither causal nor that of a sliding window")
+    return window
+
+
+def _difference(model: TransformersModel, vocab_size: int) -> str:
+    """How what is computed here in steps differs from transformers' own; empty: it does not."""
+    lengths = (_TOKENS, _TOKENS + 1)
+    random = torch.Generator().manual_seed(0)
+    texts = [torch.randint(vocab_size, (length,), generator=random).to(model.device) for length in lengths]
+    ours = _in_steps(model, texts)
+    model.use_attention(_OWN)
+    try:
+        theirs = [model.run_body(ids, torch.arange(len(ids), device=ids.device)).float() for ids in texts]
+    finally:
+        model.use_attention(NAME)
+    errors = torch.cat([(a - b).norm(dim=-1) / b.norm(dim=-1) for a, b in zip(ours, theirs, strict=True)])
+    if not bool(errors.isfinite().all()):
+        return f"its numbers are not finite in {str(model.dtype).removeprefix('torch.')}: choose another --dtype"
+    exact = model.dtype is torch.float32
+    error = float(errors.max() if exact else errors.median())
+    if error <= (_WITHIN if exact else _WITHIN_OF_HALVES):
+        return ""
+    return f"computed in steps it differs from transformers' own attention, by {error:.1e} of a hidden state"
+
+
+def _in_steps(model: TransformersModel, texts: Sequence[Tensor]) -> list[Tensor]:
+    """Hidden states of two texts [n, size]: a chunk of each in one step, then one token of the first beside the rest
+    of the second."""
+    first, second = len(texts[0]), len(texts[1])
+    columns = -(-second // _PAGE)
+    pages = torch.arange(2 * columns).flip(0).view(columns, 2).t().contiguous()  # of both in turns, backwards
+    pool = KVPool.of(model.attention, num_pages=2 * columns, page_size=_PAGE, dtype=model.dtype, device=model.device)
+    backend = TorchSdpa.of(model.attention, pool)
+    found: list[list[Tensor]] = [[], []]
+    for starts, ends in (((0, 0), (first - 1, _PAGE)), ((first - 1, _PAGE), (first, second))):
+        places = [torch.arange(start, end) for start, end in zip(starts, ends, strict=True)]
+        out_loc = torch.cat([pages[row, at // _PAGE] * _PAGE + at % _PAGE for row, at in enumerate(places)])
+        extend_lens = np.array([len(at) for at in places], np.int32)
+        rows = AttentionRows(
+            num_decode=int(extend_lens[0] == 1),
+            slots=np.arange(2, dtype=np.int32),
+            seq_lens=np.array(ends, np.int32),
+            extend_lens=extend_lens,
+            out_loc=out_loc.numpy().astype(np.int32),
+        )
+        backend.prepare(rows, pages.to(model.device))
+        ids = torch.cat([text[at.to(text.device)] for text, at in zip(texts, places, strict=True)])
+        hidden = model.forward(ids, torch.cat(places).to(model.device), backend.attend)
+        for row, part in enumerate(hidden.float().split(extend_lens.tolist())):
+            found[row].append(part)
+    return [torch.cat(parts) for parts in found]

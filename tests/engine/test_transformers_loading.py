@@ -1,0 +1,217 @@
+"""Whole engines on transformers' layers: every token's logits beside transformers' own, and what is refused at the
+start. What is seen here is the list of docs/features.md."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from minisgl.config import ConfigError, EngineConfig
+from minisgl.engine.cuda_engine import CudaEngine
+from minisgl.engine.torch_engine import TorchEngine
+from minisgl.engine.transformers_loading import load_their_model
+from minisgl.llm import LLM
+from minisgl.runner.build import build_engine
+from minisgl.sampling_params import SamplingParams
+from minisgl.tokenizer import Tokenizer
+from tests.helpers.engines import Collector, assert_greedy, greedy, load
+from tests.helpers.gguf import write_gguf, written_model
+from tests.helpers.models import CONFIG, save
+from tests.helpers.their_models import CASES, PAGE, REFUSED, WITHIN, Case, compare, listed, names, tiny
+
+pytestmark = pytest.mark.any_cpu
+
+OLMO = Case("Olmo2ForCausalLM")
+GEMMA = next(case for case in CASES if case.architecture == "Gemma2ForCausalLM")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_logits_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
+    """Of prefill, chunks, decode, prefix hits and batches."""
+    model = tiny(case)
+    assert compare(model, save(model, tmp_path)) <= WITHIN
+
+
+def test_the_page_lists_what_is_seen() -> None:
+    """After a change: `python -m tests.helpers.their_models`."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert listed(page) == names()
+    refused = page.partition("Refused by name")[2].partition("\n\n")[0]
+    assert [one.architecture for one in REFUSED if f"`{one.architecture}`" not in refused] == []
+
+
+@pytest.fixture(scope="module")
+def olmo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    model = tiny(OLMO)
+    return save(model, tmp_path_factory.mktemp("olmo")), model
+
+
+def lines_of(config: EngineConfig) -> list[str]:
+    lines: list[str] = []
+
+    def report(text: str, done: int = 0, total: int = 0) -> None:
+        lines.append(text)
+
+    build_engine(config, report).close()
+    return lines
+
+
+def test_auto_takes_it_where_nothing_native_is(olmo: tuple[Path, Any]) -> None:
+    engine, _ = load("auto", olmo[0], num_pages=8)
+    assert isinstance(engine, TorchEngine) and "layers of transformers" in engine.info.details
+    assert engine.info.name == "torch"
+    engine.close()
+    lines = lines_of(EngineConfig(model=str(olmo[0]), num_pages=8))
+    assert any("Olmo2ForCausalLM: the layers are those of transformers" in line for line in lines)
+
+
+def test_native_layers_are_taken_where_they_are(tmp_path: Path) -> None:
+    folder = save(tiny(Case("LlamaForCausalLM")), tmp_path)
+    for impl, theirs in (("auto", False), ("native", False), ("transformers", True)):
+        engine, _ = load("torch", folder, num_pages=8, model_impl=impl)
+        assert ("transformers" in engine.info.details) == theirs
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"engine": "cpu", "model_impl": "transformers"}, "--model-impl transformers: not with --engine cpu"),
+        ({"engine": "torch", "model_impl": "native"}, "Olmo2ForCausalLM is not supported: only LlamaForCausalLM"),
+        ({"engine": "cpu"}, "Olmo2ForCausalLM is not supported.*--model-impl transformers"),
+        ({"engine": "torch", "tp": 2}, "--tp 2: .*transformers, which are not cut: .*--dp 2"),
+        ({"engine": "torch", "max_seq_len": 300}, "--max-seq-len 300: the model's context is 256"),
+        ({"engine": "torch", "attention_backend": "flashinfer"}, "--attention-backend flashinfer: .*CUDA"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_is_refused_at_the_start(olmo: tuple[Path, Any], settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        lines_of(EngineConfig(model=str(olmo[0]), num_pages=8, **settings))
+
+
+def test_a_gguf_file_is_refused(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "m.gguf", written_model("llama3-tied"))
+    with pytest.raises(ConfigError, match=r"--model-impl transformers: .*m\.gguf is a GGUF file"):
+        lines_of(EngineConfig(model=str(file), model_impl="transformers"))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("missing", r"1 missing: model\.layers\.1\.mlp\.up_proj\.weight"),
+        ("unknown", r"1 unknown: model\.layers\.9\.weight"),
+        ("misshaped", r"up_proj\.weight"),
+    ],
+)
+def test_weights_that_do_not_fit_are_an_error(change: str, says: str, olmo: tuple[Path, Any], tmp_path: Path) -> None:
+    """Where transformers would go on with random numbers."""
+    name, tensors = "model.layers.1.mlp.up_proj.weight", load_file(olmo[0] / "model.safetensors")
+    if change == "missing":
+        del tensors[name]
+    elif change == "unknown":
+        tensors["model.layers.9.weight"] = torch.zeros(2)
+    else:
+        tensors[name] = tensors[name][:-1].contiguous()
+    (tmp_path / "config.json").write_bytes((olmo[0] / "config.json").read_bytes())
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=says):
+        lines_of(EngineConfig(model=str(tmp_path), num_pages=8))
+
+
+def test_weights_that_are_not_there_are_an_error(olmo: tuple[Path, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((olmo[0] / "config.json").read_bytes())
+    with pytest.raises(ConfigError, match=r"no \*\.safetensors: convert the weights, or try --load-format dummy"):
+        lines_of(EngineConfig(model=str(tmp_path), num_pages=8))
+    with pytest.raises(ConfigError, match=r"model\.safetensors"):
+        (tmp_path / "model.safetensors").write_bytes(b"nothing")
+        lines_of(EngineConfig(model=str(tmp_path), num_pages=8))
+
+
+def test_a_context_that_is_cut_says_why(tmp_path: Path) -> None:
+    case = next(one for one in CASES if "longrope" in one.seen)
+    folder = save(tiny(case), tmp_path)
+    lines = lines_of(EngineConfig(model=str(folder), num_pages=8))
+    assert "context: 128 tokens at most: rope_type longrope has other frequencies for longer texts" in lines
+    with pytest.raises(ConfigError, match="--max-seq-len 200: the model's context is 128, because rope_type longrope"):
+        lines_of(EngineConfig(model=str(folder), num_pages=8, max_seq_len=200))
+
+
+def test_the_text_half_says_what_is_left_out(tmp_path: Path) -> None:
+    folder = save(tiny(Case("Gemma3ForConditionalGeneration")), tmp_path)
+    assert any(line.startswith("text only: ") for line in lines_of(EngineConfig(model=str(folder), num_pages=8)))
+
+
+def test_the_engine_for_devices_takes_it_too(tmp_path: Path) -> None:
+    """On a device of the CPU, where its graphs would run as they are: there are none."""
+    model = tiny(GEMMA)
+    folder, prompt = save(model, tmp_path), [5, 6, 7, 8] * 9
+    engine, config = load("torch", folder, device="inline", num_pages=64, page_size=4, max_prefill_length=16)
+    assert isinstance(engine, CudaEngine) and not engine.info.graph_sizes
+    collector = Collector(engine, config)
+    collector.run({0: (prompt, greedy(12)), 1: (prompt[:5], greedy(12))})
+    engine.close()
+    assert_greedy(model, prompt, collector.tokens[0])
+    assert_greedy(model, prompt[:5], collector.tokens[1])
+
+
+def test_nothing_is_compiled(olmo: tuple[Path, Any]) -> None:
+    config = EngineConfig(model=str(olmo[0]), torch_compile=True)
+    with pytest.raises(ConfigError, match="--torch-compile: not with the layers of transformers"):
+        load_their_model(config, olmo[0], torch.device("cuda"), lambda text, done=0, total=0: None)
+
+
+def test_who_has_native_layers_waits_for_no_transformers(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    program = (
+        "import sys\n"
+        "from minisgl.config import EngineConfig\n"
+        "from minisgl.runner.build import build_engine\n"
+        f"config = EngineConfig(model={str(tmp_path)!r}, engine='torch', load_format='dummy', num_pages=8)\n"
+        "build_engine(config, lambda text, done=0, total=0: None).close()\n"
+        "print('torch' in sys.modules, 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["True", "False"]
+
+
+def test_random_weights_are_those_of_the_seed(olmo: tuple[Path, Any]) -> None:
+    """And in bfloat16 a model serves, too."""
+    found = []
+    for seed in (1, 1, 2):
+        config = EngineConfig(model=str(olmo[0]), load_format="dummy", seed=seed, dtype="bfloat16", num_pages=8)
+        engine = build_engine(config, lambda text, done=0, total=0: None)
+        assert engine.info.dtype == "bfloat16"
+        collector = Collector(engine, config)
+        collector.run({0: ([3, 4, 5], greedy(8))})
+        engine.close()
+        found.append(collector.tokens[0])
+    assert found[0] == found[1] and len(found[0]) == 8
+
+
+def test_llm_has_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny(Case("LlamaForCausalLM"))
+    monkeypatch.setattr(Tokenizer, "load", lambda *_, **__: Tokenizer.echo())
+    settings: dict[str, Any] = {"dtype": "float32", "num_pages": 16, "log_level": "error"}
+    with LLM(str(save(model, tmp_path)), model_impl="transformers", **settings) as llm:
+        assert "transformers" in llm._engine.info.details
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        [output] = llm.generate([[9, 8, 7]], params, progress=False)
+    assert_greedy(model, [9, 8, 7], output.token_ids)
+    with pytest.raises(msgspec.ValidationError, match="model_impl"):
+        LLM(str(tmp_path), model_impl="vllm")
+
+
+def test_a_config_that_is_damaged_is_an_error(olmo: tuple[Path, Any], tmp_path: Path) -> None:
+    raw = json.loads((olmo[0] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "num_hidden_layers": None}))
+    with pytest.raises(ConfigError, match="num_hidden_layers"):
+        lines_of(EngineConfig(model=str(tmp_path), load_format="dummy", num_pages=8))
