@@ -85,8 +85,8 @@ def lose_a_freed_page(patch: Patch) -> None:
 def free_pages_that_the_tree_took(patch: Patch) -> None:
     original = RadixTree.insert
 
-    def insert(self: RadixTree, handle: Node, tokens: list[int], pages: list[int], first: int) -> tuple[Node, int]:
-        node, had = original(self, handle, tokens, pages, first)
+    def insert(self: RadixTree, handle: Node, tokens: list[int], pages: list[int], *where: int) -> tuple[Node, int]:
+        node, had = original(self, handle, tokens, pages, *where)
         return node, min(had + 1, len(pages))
 
     patch.setattr(RadixTree, "insert", insert)
@@ -102,8 +102,8 @@ def match_by_the_first_page_only(patch: Patch) -> None:
 def full_hit_computes_nothing(patch: Patch) -> None:
     original = RadixTree.match
 
-    def match(self: RadixTree, node: Node, tokens: list[int], first_page: int, max_pages: int) -> Match:
-        return original(self, node, tokens, first_page, len(tokens) // self.page_size)
+    def match(self: RadixTree, node: Node, tokens: list[int], first_page: int, _: int, namespace: int = 0) -> Match:
+        return original(self, node, tokens, first_page, len(tokens) // self.page_size, namespace)
 
     patch.setattr(RadixTree, "match", match)
 

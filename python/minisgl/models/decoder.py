@@ -78,6 +78,9 @@ class _Attention:
     def shards(self) -> dict[str, Shard]:
         return self._qkv.shards() | self._out.shards()
 
+    def linears(self) -> list[Linear | RowLinear]:
+        return [self._qkv, self._out]
+
 
 class _Layer:
     def __init__(
@@ -118,6 +121,9 @@ class _Layer:
 
     def stacked(self) -> dict[str, tuple[Tensor, list[str]]]:
         return self._mlp.stacked()
+
+    def linears(self) -> list[Linear | RowLinear]:
+        return [*self._attention.linears(), *self._mlp.linears()]
 
 
 class Decoder:
@@ -175,6 +181,10 @@ class Decoder:
         for layer in self._layers:
             found |= layer.checkpoint()
         return found
+
+    def linears(self) -> list[Linear | RowLinear]:
+        """Those that adapters may change."""
+        return [one for layer in self._layers for one in layer.linears()]
 
     def own_name(self, name: str) -> str | None:
         """What `checkpoint` calls a tensor of a checkpoint; None for one that is no part of the model."""

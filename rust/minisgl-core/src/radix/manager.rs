@@ -67,7 +67,7 @@ impl RadixCacheManager {
     /// `Error::Broken`.
     pub fn match_prefix(&mut self, tokens: &[i32]) -> Result<(Handle, Vec<Page>)> {
         let size = self.tree.page_size();
-        let found = self.tree.find(ROOT, tokens, 0, tokens.len() / size);
+        let found = self.tree.find(ROOT, 0, tokens, 0, tokens.len() / size);
         let node = self.tree.descend(ROOT, &found)?;
         self.tree.release(node)?;
         let handle = Handle {
@@ -117,9 +117,9 @@ impl RadixCacheManager {
             let reason = format!("{} tokens do not fill {} pages", tokens.len(), pages.len());
             return argument("pages", reason);
         }
-        let had = self.tree.find(ROOT, tokens, 0, pages.len()).pages.len();
+        let had = self.tree.find(ROOT, 0, tokens, 0, pages.len()).pages.len();
         self.hold(&pages[had..])?;
-        let (handle, _) = self.tree.insert(ROOT, tokens, pages, 0)?;
+        let (handle, _) = self.tree.insert(ROOT, 0, tokens, pages, 0)?;
         self.tree.release(handle)?;
         Ok(had)
     }

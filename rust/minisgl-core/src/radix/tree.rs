@@ -1,12 +1,12 @@
 //! The radix tree: which pages hold the KV of which token prefixes.
 //!
-//! Keeps true: edges cover whole pages; no two nodes stand for the same tokens (siblings differ in their first page); a
-//! node's lock count is the number of handles on it and below it; locked nodes are never trimmed or removed, though a
+//! Keeps true: edges cover whole pages; no two nodes stand for the same tokens of the same namespace (siblings differ in it
+//! or in their first page), and nothing is found from another namespace; a node's lock count is the number of handles on it and below it; locked nodes are never trimmed or removed, though a
 //! split may cut one in two.
 //! Doesn't know: requests. A *handle* is a node that someone has locked from the root down to it.
 
 use super::evict::EvictionOrder;
-use super::nodes::{NO_NODE, Node, NodeId, Nodes, ROOT};
+use super::nodes::{NO_NODE, Namespace, Node, NodeId, Nodes, ROOT};
 use crate::api::{CachePolicy, Result, broken};
 use crate::numbers::ToU64;
 use crate::page_pool::{Page, PagePool};
@@ -110,9 +110,16 @@ impl RadixTree {
 
     // ------------------------------------------------------------------------------------------------- read only
 
-    /// Follow `tokens` below `node`, which stands for the first `first_page` pages of them, as far as they are cached,
-    /// to at most `max_pages` pages of `tokens` in all. O(matched tokens).
-    pub fn find(&self, node: NodeId, tokens: &[i32], first_page: usize, max_pages: usize) -> Match {
+    /// Follow `tokens` below `node`, which stands for the first `first_page` pages of them, as far as they are cached in
+    /// `namespace`, to at most `max_pages` pages of `tokens` in all. O(matched tokens).
+    pub fn find(
+        &self,
+        node: NodeId,
+        namespace: Namespace,
+        tokens: &[i32],
+        first_page: usize,
+        max_pages: usize,
+    ) -> Match {
         let size = self.page_size;
         let mut found = Match {
             node,
@@ -123,7 +130,8 @@ impl RadixTree {
         };
         let mut at = first_page;
         while at < max_pages {
-            let Some(id) = self.nodes.child(found.node, &tokens[at * size..(at + 1) * size]) else {
+            let first = &tokens[at * size..(at + 1) * size];
+            let Some(id) = self.nodes.child(found.node, namespace, first) else {
                 break;
             };
             let child = self.nodes.get(id);
@@ -145,11 +153,9 @@ impl RadixTree {
     }
 
     /// Whether page `column` of `tokens` is cached below `node`, which ends right before it.
-    pub fn has_page(&self, node: NodeId, tokens: &[i32], column: usize) -> bool {
-        let size = self.page_size;
-        self.nodes
-            .child(node, &tokens[column * size..(column + 1) * size])
-            .is_some()
+    pub fn has_page(&self, node: NodeId, namespace: Namespace, tokens: &[i32], column: usize) -> bool {
+        let page = &tokens[column * self.page_size..(column + 1) * self.page_size];
+        self.nodes.child(node, namespace, page).is_some()
     }
 
     /// All nodes but the root, in no order.
@@ -198,15 +204,21 @@ impl RadixTree {
     // ----------------------------------------------------------------------------------------- growing, shrinking
 
     /// Link `pages`, the KV of `tokens`, below `handle` and move the handle onto them. The tree has nothing of it yet.
-    pub fn append(&mut self, handle: NodeId, tokens: &[i32], pages: &[Page]) -> Result<NodeId> {
+    pub fn append(
+        &mut self,
+        handle: NodeId,
+        namespace: Namespace,
+        tokens: &[i32],
+        pages: &[Page],
+    ) -> Result<NodeId> {
         if pages.is_empty() || tokens.len() != pages.len() * self.page_size {
             return broken(format!("{} tokens do not fill {} pages", tokens.len(), pages.len()));
         }
-        if self.nodes.child(handle, &tokens[..self.page_size]).is_some() {
+        if self.has_page(handle, namespace, tokens, 0) {
             return broken("the radix tree holds these tokens already");
         }
         self.count(tokens.len());
-        let id = self.nodes.create(handle);
+        let id = self.nodes.create(handle, namespace);
         let node = self.nodes.get_mut(id);
         node.tokens.extend_from_slice(tokens);
         node.pages.extend_from_slice(pages);
@@ -224,16 +236,17 @@ impl RadixTree {
     pub fn insert(
         &mut self,
         handle: NodeId,
+        namespace: Namespace,
         tokens: &[i32],
         pages: &[Page],
         first_page: usize,
     ) -> Result<(NodeId, usize)> {
-        let found = self.find(handle, tokens, first_page, pages.len());
+        let found = self.find(handle, namespace, tokens, first_page, pages.len());
         let mut handle = self.descend(handle, &found)?;
         let had = first_page + found.pages.len();
         if had < pages.len() {
             let size = self.page_size;
-            handle = self.append(handle, &tokens[had * size..pages.len() * size], &pages[had..])?;
+            handle = self.append(handle, namespace, &tokens[had * size..pages.len() * size], &pages[had..])?;
         }
         Ok((handle, had))
     }
@@ -354,7 +367,8 @@ impl RadixTree {
         }
         let cut = num_pages * self.page_size;
         self.nodes.unlink(id);
-        let upper_id = self.nodes.create(parent);
+        let namespace = self.nodes.get(id).namespace;
+        let upper_id = self.nodes.create(parent, namespace);
         let Some([upper, lower]) = self.nodes.two(upper_id, id) else {
             return broken("a node of the radix tree is its own parent");
         };

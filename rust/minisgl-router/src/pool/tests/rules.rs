@@ -162,7 +162,7 @@ fn one_of_which_nothing_was_heard_is_moved_three_times() {
 }
 
 #[test]
-fn prefixes_are_told_to_one_that_comes_back() {
+fn prefixes_and_adapters_are_told_to_one_that_comes_back() {
     let mut world = World::new(config(2), true);
     let number = world.come();
     let prefix = |prefix_id, pin| ToEngine::AddPrefix {
@@ -170,27 +170,40 @@ fn prefixes_are_told_to_one_that_comes_back() {
         tokens: vec![1, 2],
         pin,
     };
+    let adapter = |number| ToEngine::LoadAdapter {
+        adapter: number,
+        name: "a".into(),
+        path: "b".into(),
+    };
     for message in [
         prefix(1, true),
         prefix(2, false),
         prefix(3, true),
         ToEngine::RemovePrefix(2),
         ToEngine::ClearCache,
+        adapter(1),
+        adapter(2),
+        adapter(3),
+        ToEngine::UnloadAdapter(2),
     ] {
         world.say(number, message);
     }
-    assert_eq!(world.engines[0].as_ref().unwrap().heard.len(), 5);
+    assert_eq!(world.engines[0].as_ref().unwrap().heard.len(), 9);
     let refused = FromEngine::PrefixChanged {
         prefix_id: 3,
         state: "refused".into(),
     };
-    world.engines[0].as_mut().unwrap().said.push_back(refused);
-    world.deliver(0, 1);
+    let not_read = FromEngine::AdapterChanged {
+        adapter: 3,
+        state: "refused".into(),
+    };
+    world.engines[0].as_mut().unwrap().said.extend([refused, not_read]);
+    world.deliver(0, 2);
     world.lose(1, false);
     world.say(number, ToEngine::ClearCache); // has nothing to clear there
     world.start(1);
     world.deliver(1, 1);
-    assert_eq!(world.engines[1].as_ref().unwrap().heard, [prefix(1, true)]);
+    assert_eq!(world.engines[1].as_ref().unwrap().heard, [adapter(1), prefix(1, true)]);
     let says = |engine: i64| FromEngine::EngineSays {
         engine,
         messages: b"\x91\xa3raw".to_vec(),

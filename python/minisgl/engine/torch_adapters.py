@@ -1,0 +1,63 @@
+"""Adapters of a torch model: their numbers, and whose rows want which.
+
+Keeps true: a step computes with the adapters that its rows were assigned, all rows of a step in one forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl.engine.adapters import find_adapter
+from minisgl.engine.api import SlotAssignment
+from minisgl.layers.adapters import AdapterRows
+from minisgl.models.config import ModelConfig
+from minisgl.models.decoder import Decoder
+from minisgl.step import Int32Array
+
+Pairs = Mapping[str, tuple[Tensor, Tensor]]
+"""A and scale * B by layer, float32."""
+
+
+class TorchAdapters:
+    def __init__(self, model: Decoder, num_slots: int) -> None:
+        self._model = model
+        self._rows = AdapterRows()
+        self._by_slot = np.zeros(num_slots, np.int64)
+        self._numbers: set[int] = set()
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._model.config
+
+    def assign(self, assignment: SlotAssignment) -> None:
+        self._by_slot[assignment.slot] = assignment.sampling.adapter
+
+    def prepare(self, slots: Int32Array, extend_lens: Int32Array, device: torch.device) -> None:
+        """For the forward of these rows."""
+        by_row = self._by_slot[slots]
+        if missing := set(by_row.tolist()) - self._numbers - {0}:
+            raise RuntimeError(f"adapter {missing.pop()} is not there")
+        self._rows.set(np.repeat(by_row, extend_lens), device)
+
+    def uses_any(self, slots: Int32Array) -> bool:
+        return bool(self._numbers) and bool(self._by_slot[slots].any())
+
+    def read(self, folder: str) -> Pairs:
+        """Raises `ConfigError`, `OSError`."""
+        found = find_adapter(folder, self.config).read()
+        return {name: (torch.from_numpy(a), torch.from_numpy(b)) for name, (a, b) in found.items()}
+
+    def add(self, number: int, pairs: Pairs) -> None:
+        for layer in self._model.linears():
+            if mine := {name: pairs[name] for name in layer.names() if name in pairs}:
+                layer.put_adapter(self._rows, number, mine)
+        self._numbers.add(number)
+
+    def remove(self, number: int) -> None:
+        for layer in self._model.linears():
+            layer.drop_adapter(number)
+        self._numbers.discard(number)
