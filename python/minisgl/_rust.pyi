@@ -374,6 +374,9 @@ class Gateway:
     ) -> None:
         """What waits in the Python server: limits count both."""
 
+    def set_adapters(self, any: bool) -> None:
+        """Whether there are: then other models than that of the configuration are passed on."""
+
     @property
     def num_open(self) -> int:
         """Requests that it is answering."""

@@ -1,5 +1,5 @@
-"""Adapters on the engines that compute models: against transformers with merged weights, in mixed batches, in the prefix
-cache, at several ranks."""
+"""Adapters on the engines that compute models: against transformers with merged weights, in mixed batches, in the
+prefix cache."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def with_adapter(sampling: SamplingParams, number: int) -> SamplingParams:
 
 @pytest.mark.parametrize("engine", MODEL_ENGINES)
 def test_each_adapter_is_what_merging_it_is(world: World, engine: str) -> None:
-    """Log probabilities of every token of the prompt, and of what is generated, within 1e-4: decode, prefill, chunks."""
+    """Log probabilities of what is generated, within 1e-4: prefill in chunks, decode."""
     made, config = load(engine, world.folder, max_prefill_length=16)
     collector = started(world, made, config)
     asks = SamplingParams(temperature=0, max_tokens=6, seed=0, logprobs=5)

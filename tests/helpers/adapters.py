@@ -1,4 +1,5 @@
-"""Tiny random adapters as peft saves them, and what they make of a model: W + scale * B A, merged into transformers' own.
+"""Tiny random adapters as peft saves them, and what they make of a model: W + scale * B A, merged into
+transformers' own.
 
 peft itself is no dependency; `tests/weights/test_adapter_peft.py` compares with it where it is installed.
 """

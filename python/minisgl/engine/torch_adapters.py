@@ -16,7 +16,7 @@ from minisgl.engine.api import SlotAssignment
 from minisgl.layers.adapters import AdapterRows
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
-from minisgl.step import Int32Array
+from minisgl.step import Int32Array, Int64Array
 
 Pairs = Mapping[str, tuple[Tensor, Tensor]]
 """A and scale * B by layer, float32."""
@@ -36,15 +36,21 @@ class TorchAdapters:
     def assign(self, assignment: SlotAssignment) -> None:
         self._by_slot[assignment.slot] = assignment.sampling.adapter
 
-    def prepare(self, slots: Int32Array, extend_lens: Int32Array, device: torch.device) -> None:
-        """For the forward of these rows."""
+    def of_tokens(self, slots: Int32Array, extend_lens: Int32Array) -> Int64Array | None:
+        """Of rows: their adapters by token, 0: none; None: of no token any."""
+        if not self._numbers and not self._by_slot.any():
+            return None
         by_row = self._by_slot[slots]
-        if missing := set(by_row.tolist()) - self._numbers - {0}:
-            raise RuntimeError(f"adapter {missing.pop()} is not there")
-        self._rows.set(np.repeat(by_row, extend_lens), device)
+        return np.repeat(by_row, extend_lens) if by_row.any() else None
 
-    def uses_any(self, slots: Int32Array) -> bool:
-        return bool(self._numbers) and bool(self._by_slot[slots].any())
+    def prepare(self, by_token: Int64Array | None, device: torch.device) -> None:
+        """For the forward of these tokens. Raises `RuntimeError`."""
+        if by_token is None:
+            self._rows.clear()
+            return
+        if missing := set(by_token.tolist()) - self._numbers - {0}:
+            raise RuntimeError(f"adapter {missing.pop()} is not there")
+        self._rows.set(by_token, device)
 
     def read(self, folder: str) -> Pairs:
         """Raises `ConfigError`, `OSError`."""

@@ -150,7 +150,8 @@ class TorchEngine:
         ids = torch.from_numpy(entry.input_ids[:num_tokens].astype(np.int64)).to(self._device)
         ids = torch.where(ids < 0, self._last_token[(-1 - ids).clamp_(min=0)], ids)
         positions = torch.from_numpy(entry.positions[:num_tokens].astype(np.int64)).to(self._device)
-        self._adapters.prepare(entry.req_slots[:rows], entry.extend_lens[:rows], self._device)
+        adapters = self._adapters.of_tokens(entry.req_slots[:rows], entry.extend_lens[:rows])
+        self._adapters.prepare(adapters, self._device)
         hidden = self._model.forward(ids, positions, self._attention.attend)
         if not bool(hidden.isfinite().all()):
             raise EngineStepError("the model's output is not finite (overflow? try --dtype bfloat16 or float32)")

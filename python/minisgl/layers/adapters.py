@@ -34,11 +34,12 @@ class AdapterRows:
         self.groups: list[Group] = []
         self.order: Tensor | None = None  # [m] int64, tokens with an adapter, those of one side by side; None: all are
 
+    def clear(self) -> None:
+        """No token has one."""
+        self.groups, self.order = [], None
+
     def set(self, adapters: npt.NDArray[np.int64], device: torch.device) -> None:
-        """`adapters` [n]: by token, 0: none."""
-        if not adapters.any():
-            self.groups, self.order = [], None
-            return
+        """`adapters` [n]: by token, 0: none; not all."""
         order = np.argsort(adapters, kind="stable")
         order = order[np.count_nonzero(adapters == 0) :]
         numbers, starts = np.unique(adapters[order], return_index=True)

@@ -27,7 +27,7 @@ Float32Array = npt.NDArray[np.float32]
 _MAX_HEADER_BYTES = 100_000_000
 _KINDS = {"F32": 4, "F16": 2, "BF16": 2}
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<kind>[AB])(?:\.default)?\.weight")
-_NOTHING = (None, False, 0, "", "none", [], {})
+_NOTHING: tuple[Any, ...] = (None, False, 0, "", "none", [], {})
 # fields that change what is computed, or what is stored -> what they would mean
 _REFUSED = {
     "use_dora": "DoRA's magnitudes are not computed",

@@ -68,15 +68,17 @@ pub(crate) fn check_tree(tree: &RadixTree) -> Result<()> {
             protected += node.pages.len();
         }
         *children.entry(node.parent).or_default() += 1;
-        need(siblings.insert((node.parent, node.namespace, &node.tokens[..tree.page_size()])), || {
-            "two siblings begin alike".into()
-        })?;
+        need(
+            siblings.insert((node.parent, node.namespace, &node.tokens[..tree.page_size()])),
+            || "two siblings begin alike".into(),
+        )?;
         need(tree.has_page(node.parent, node.namespace, &node.tokens, 0), || {
             "a node is not linked under the key that its tokens begin with".into()
         })?;
-        need(node.parent == ROOT || node.namespace == tree.node(node.parent).namespace, || {
-            "a node is of another namespace than its parent".into()
-        })?;
+        need(
+            node.parent == ROOT || node.namespace == tree.node(node.parent).namespace,
+            || "a node is of another namespace than its parent".into(),
+        )?;
         need(node.parent == ROOT || node.lock <= tree.node(node.parent).lock, || {
             "a node has more locks than its parent".into()
         })?;

@@ -197,3 +197,20 @@ impl RadixCacheManager {
         })
     }
 }
+
+impl RadixTree {
+    /// As `take` of one page, so many times: what the pool has, then evicted pages one by one.
+    pub fn take_each(&mut self, num_pages: usize, into: &mut Vec<Page>) -> Result<()> {
+        let free = self.pool.num_free().min(num_pages);
+        self.pool.pop_many(free, into)?;
+        let mut missing = num_pages - free;
+        while missing > 0 {
+            let (id, kept) = self.next_cut(missing)?;
+            let pages = &self.node(id).pages[kept..];
+            missing -= pages.len();
+            into.extend(pages.iter().rev());
+            self.cut(id, kept);
+        }
+        Ok(())
+    }
+}

@@ -204,13 +204,7 @@ impl RadixTree {
     // ----------------------------------------------------------------------------------------- growing, shrinking
 
     /// Link `pages`, the KV of `tokens`, below `handle` and move the handle onto them. The tree has nothing of it yet.
-    pub fn append(
-        &mut self,
-        handle: NodeId,
-        namespace: Namespace,
-        tokens: &[i32],
-        pages: &[Page],
-    ) -> Result<NodeId> {
+    pub fn append(&mut self, handle: NodeId, namespace: Namespace, tokens: &[i32], pages: &[Page]) -> Result<NodeId> {
         if pages.is_empty() || tokens.len() != pages.len() * self.page_size {
             return broken(format!("{} tokens do not fill {} pages", tokens.len(), pages.len()));
         }
@@ -246,7 +240,12 @@ impl RadixTree {
         let had = first_page + found.pages.len();
         if had < pages.len() {
             let size = self.page_size;
-            handle = self.append(handle, namespace, &tokens[had * size..pages.len() * size], &pages[had..])?;
+            handle = self.append(
+                handle,
+                namespace,
+                &tokens[had * size..pages.len() * size],
+                &pages[had..],
+            )?;
         }
         Ok((handle, had))
     }
@@ -258,21 +257,6 @@ impl RadixTree {
             self.evict(num_pages - free)?;
         }
         self.pool.pop_many(num_pages, into)
-    }
-
-    /// As `take` of one page, so many times: what the pool has, then evicted pages one by one.
-    pub fn take_each(&mut self, num_pages: usize, into: &mut Vec<Page>) -> Result<()> {
-        let free = self.pool.num_free().min(num_pages);
-        self.pool.pop_many(free, into)?;
-        let mut missing = num_pages - free;
-        while missing > 0 {
-            let (id, kept) = self.next_cut(missing)?;
-            let pages = &self.nodes.get(id).pages[kept..];
-            missing -= pages.len();
-            into.extend(pages.iter().rev());
-            self.cut(id, kept);
-        }
-        Ok(())
     }
 
     /// Trim the oldest unlocked leaf from its end, page by page, then the next, until `num_pages` are freed.
@@ -304,7 +288,7 @@ impl RadixTree {
     }
 
     /// The leaf that goes next, and how many of its pages stay if `num_pages` are wanted.
-    fn next_cut(&self, num_pages: usize) -> Result<(NodeId, usize)> {
+    pub(super) fn next_cut(&self, num_pages: usize) -> Result<(NodeId, usize)> {
         self.count(1);
         match self.order.next() {
             Some(id) => {
@@ -316,7 +300,7 @@ impl RadixTree {
     }
 
     /// Take the pages from `kept` on off an unlocked leaf.
-    fn cut(&mut self, id: NodeId, kept: usize) {
+    pub(super) fn cut(&mut self, id: NodeId, kept: usize) {
         let size = self.page_size;
         let leaf = self.nodes.get_mut(id);
         self.num_evictable -= leaf.pages.len() - kept;
