@@ -98,7 +98,7 @@ class EngineAdapters:
         if number in self._loaded:
             self._say(number, LOADED)
         elif not isinstance(engine, Adapts):
-            self._say(number, REFUSED, f"--engine {engine.info.name}: adapters need --engine torch")
+            self._say(number, REFUSED, f"--engine {engine.info.name}: has no adapters")
         elif number not in self._held:
             self._held[number] = []
             work = partial(self._read, engine, order)
