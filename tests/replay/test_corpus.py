@@ -63,7 +63,7 @@ def test_scenarios_reach_what_they_are_for(control_plane: Factory) -> None:
         assert retracts == (stats.num_retracted_total > 2), name
         if "namespaces" in name:
             shared = scenario_without_namespaces(scenario, control_plane)
-            assert 0 < stats.num_cached_tokens_total < shared.num_cached_tokens_total / 2, "prefixes were shared"
+            assert 0 < stats.num_cached_tokens_total < 2 * shared.num_cached_tokens_total / 3, "prefixes were shared"
         if "pins" in name:
             assert stats.num_pinned_pages > 0
         if "limits" in name:
