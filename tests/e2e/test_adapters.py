@@ -24,7 +24,7 @@ PROMPT = "The same words for all of them."
 
 
 def made(folder: Path, **config: object) -> str:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, **config}))
     return str(folder)
 
@@ -171,10 +171,10 @@ def test_a_folder_that_is_none_ends_the_start(place: Path) -> None:
         pass
 
 
-@pytest.mark.usefixtures("front_end")
-def test_they_are_behind_the_key_and_unknown_ones_are_404(place: Path) -> None:
+def test_they_are_behind_the_key_and_unknown_ones_are_404(front_end: str, place: Path) -> None:
     path = made(place / "keyed")
-    with serving(*POOL, "--api-key", "secret", "--served-model-name", "base") as running:
+    flags = ("--api-key", "secret", "--served-model-name", "base", "--frontend", front_end)
+    with serving(*POOL, *flags) as running:
         body = {"lora_name": "x", "lora_path": path}
         assert httpx.post(running.url + LOAD, json=body).status_code == 401
         assert httpx.post(running.url + UNLOAD, json=body).status_code == 401
