@@ -31,7 +31,7 @@ from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.weights.adapter import CONFIG, WEIGHTS
 
-PROMPT_LEN = 64
+PROMPT_LEN = 8
 
 
 def write_adapter(folder: Path, model: ModelConfig, rank: int, seed: int) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from minisgl.engine.adapters import find_adapter
 from minisgl.engine.api import SlotAssignment
-from minisgl.layers.adapters import AdapterRows
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.step import Int32Array, Int64Array
@@ -25,7 +24,6 @@ Pairs = Mapping[str, tuple[Tensor, Tensor]]
 class TorchAdapters:
     def __init__(self, model: Decoder, num_slots: int) -> None:
         self._model = model
-        self._rows = AdapterRows()
         self._by_slot = np.zeros(num_slots, np.int64)
         self._numbers: set[int] = set()
 
@@ -46,11 +44,11 @@ class TorchAdapters:
     def prepare(self, by_token: Int64Array | None, device: torch.device) -> None:
         """For the forward of these tokens. Raises `RuntimeError`."""
         if by_token is None:
-            self._rows.clear()
+            self._model.adapter_rows.clear()
             return
         if missing := set(by_token.tolist()) - self._numbers - {0}:
             raise RuntimeError(f"adapter {missing.pop()} is not there")
-        self._rows.set(by_token, device)
+        self._model.adapter_rows.set(by_token, device)
 
     def read(self, folder: str) -> Pairs:
         """Raises `ConfigError`, `OSError`."""
@@ -58,12 +56,9 @@ class TorchAdapters:
         return {name: (torch.from_numpy(a), torch.from_numpy(b)) for name, (a, b) in found.items()}
 
     def add(self, number: int, pairs: Pairs) -> None:
-        for layer in self._model.linears():
-            if mine := {name: pairs[name] for name in layer.names() if name in pairs}:
-                layer.put_adapter(self._rows, number, mine)
+        self._model.put_adapter(number, pairs)
         self._numbers.add(number)
 
     def remove(self, number: int) -> None:
-        for layer in self._model.linears():
-            layer.drop_adapter(number)
+        self._model.drop_adapter(number)
         self._numbers.discard(number)

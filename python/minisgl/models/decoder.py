@@ -5,13 +5,13 @@ Keeps true: pure functions of the inputs and the weights; K and V pass through `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from minisgl.distributed import ALONE, Cut, Group, Shard
-from minisgl.layers import Embedding, Linear, RMSNorm, Rotary, RowLinear
+from minisgl.layers import AdapterRows, Embedding, Linear, RMSNorm, Rotary, RowLinear
 from minisgl.models.architectures import Variant
 from minisgl.models.config import ModelConfig
 from minisgl.models.mlp import Mlp, SparseMlp
@@ -141,6 +141,8 @@ class Decoder:
         group: Group = ALONE,
     ) -> None:
         self.config = config
+        self.adapter_rows = AdapterRows()
+        """Whoever calls `forward` says before which tokens want which adapter."""
         size, vocab_size = config.hidden_size, config.vocab_size
         self._tokens = Embedding("model.embed_tokens", vocab_size, size, dtype=dtype, device=device, group=group)
         self._layers = [_Layer(config, variant, i, dtype, device, group) for i in range(config.num_layers)]
@@ -182,9 +184,17 @@ class Decoder:
             found |= layer.checkpoint()
         return found
 
-    def linears(self) -> list[Linear | RowLinear]:
-        """Those that adapters may change."""
-        return [one for layer in self._layers for one in layer.linears()]
+    def put_adapter(self, number: int, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """`pairs`: A [r, in] and scaled B [out, r] of whole layers, by name; of these each rank takes its part."""
+        for layer in self._layers:
+            for linear in layer.linears():
+                if mine := {name: pairs[name] for name in linear.names() if name in pairs}:
+                    linear.put_adapter(self.adapter_rows, number, mine)
+
+    def drop_adapter(self, number: int) -> None:
+        for layer in self._layers:
+            for linear in layer.linears():
+                linear.drop_adapter(number)
 
     def own_name(self, name: str) -> str | None:
         """What `checkpoint` calls a tensor of a checkpoint; None for one that is no part of the model."""

@@ -30,6 +30,6 @@ pub mod threads;
 pub mod weights;
 
 pub use engine::Engine;
-pub use model::{Adapter, Pair};
 pub use error::{Error, Result};
+pub use model::{Adapter, Pair};
 pub use step::{Embedding, PromptLogprobs, Sampled, Step, StepLogprobs};

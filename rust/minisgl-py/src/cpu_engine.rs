@@ -62,7 +62,8 @@ impl CpuAdapter {
 
 #[pymethods]
 impl CpuAdapter {
-    /// For the model of `settings`, see `CpuEngine`. `pairs`: layer, part such as "q_proj", A and B as bytes of float32.
+    /// For the model of `settings`, see `CpuEngine`. `pairs`: layer, part such as "q_proj", A and B as bytes of
+    /// float32.
     #[new]
     fn new(
         py: Python<'_>,

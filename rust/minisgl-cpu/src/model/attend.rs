@@ -74,7 +74,13 @@ impl Worker<'_, '_> {
         }
         self.lap(3);
         let width = config.num_heads * config.head_dim;
-        self.lower(index, (Phase::LowerOut, Site::Out), &buffers.attended, None, width);
+        self.lower(
+            index,
+            (Phase::LowerOut, Site::Out),
+            &buffers.attended,
+            None,
+            width,
+        );
         let acts = self.prepare(
             index,
             Phase::PrepareOut,

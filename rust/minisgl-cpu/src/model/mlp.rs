@@ -53,7 +53,13 @@ impl Worker<'_, '_> {
         }
         self.barrier.wait();
         self.lap(5);
-        self.lower(index, (Phase::LowerDown, Site::Down), &buffers.inner, None, mlp.inner);
+        self.lower(
+            index,
+            (Phase::LowerDown, Site::Down),
+            &buffers.inner,
+            None,
+            mlp.inner,
+        );
         let acts = self.prepare(
             index,
             Phase::PrepareDown,
@@ -67,8 +73,8 @@ impl Worker<'_, '_> {
         self.lap(6);
     }
 
-    /// silu(gate) * up of the rows `rows` of `acts`, into rows of `out` from `first` on, columns of the panel pairs. `layer`:
-    /// where these are the tokens of the step, with adapters.
+    /// silu(gate) * up of the rows `rows` of `acts`, into rows of `out` from `first` on, columns of the panel pairs.
+    /// `layer`: where these are the tokens of the step, with adapters.
     #[allow(clippy::too_many_arguments)] // a product has as many
     pub(super) fn gate_and_up(
         &mut self,
@@ -96,7 +102,13 @@ impl Worker<'_, '_> {
                 false,
             );
             if let Some(index) = layer {
-                shared.raise((index, Site::GateUp), panels.clone(), rows.clone(), both, width);
+                shared.raise(
+                    (index, Site::GateUp),
+                    panels.clone(),
+                    rows.clone(),
+                    both,
+                    width,
+                );
             }
             for row in 0..rows.len() {
                 let at = both.add(row * width);
