@@ -50,14 +50,12 @@ class Linear:
             row += part.length
         a = torch.cat([pairs[name][0] for name in self._parts if name in pairs]).to(self.weight)
         self._adapters = self._adapters or Adapters(rows)
-        self._adapters.by_number[number] = Factors(a, b)
+        self._adapters.put(number, Factors(a, b))
 
     def drop_adapter(self, number: int) -> None:
         """No-op for one that has no part here."""
-        if self._adapters is not None:
-            self._adapters.by_number.pop(number, None)
-            if not self._adapters.by_number:
-                self._adapters = None
+        if self._adapters is not None and not self._adapters.drop(number):
+            self._adapters = None
 
     def pack(self) -> None:
         """The weights are loaded: bring them into the fastest layout and drop the plain one."""
