@@ -358,7 +358,7 @@ class LoadAdapterRequest(Body):
     lora_path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
         description="A folder on the server, as peft saves an adapter."
     )
-    NOT_YET: ClassVar[refused.Table] = {"load_inplace": (False,)}
+    load_inplace: Literal[False] | None = described("Not done: unload the old one first.")
 
 
 class UnloadAdapterRequest(Body):
