@@ -243,7 +243,16 @@ class Router:
     def engine_up(self, engine: int, num_pages: int | None = None) -> None: ...
     def engine_down(self, engine: int) -> list[int]: ...
     def report(self, engine: int, num_waiting: int, num_running: int) -> None: ...
-    def add(self, req_id: int, tokens: Int32Array, priority: int = 0, key: int = 0, *, again: bool = False) -> None: ...
+    def add(
+        self,
+        req_id: int,
+        tokens: Int32Array,
+        priority: int = 0,
+        key: int = 0,
+        *,
+        again: bool = False,
+        namespace: int = 0,
+    ) -> None: ...
     def place(self) -> list[Placed]: ...
     def remove(self, req_id: int, num_generated: int = 0) -> None: ...
     def loads(self) -> list[int]: ...
@@ -302,6 +311,12 @@ def make_metadata_buffers(
 ) -> dict[str, Int32Array]: ...
 
 @final
+class CpuAdapter:
+    """An adapter as the CPU engine computes it. `pairs`: layer, part such as "q_proj", A and B as bytes of float32."""
+
+    def __new__(cls, settings: str, pairs: Sequence[tuple[int, str, bytes, bytes]]) -> CpuAdapter: ...
+
+@final
 class CpuEngine:
     """The CPU engine's tensors, kernels and sampling. Failed loads raise `ValueError` of (fault, text), failed steps
     `RuntimeError`."""
@@ -311,6 +326,8 @@ class CpuEngine:
     def page_bytes(settings: str) -> int: ...
     def about(self) -> dict[str, Any]: ...
     def times(self) -> dict[str, float]: ...
+    def add_adapter(self, number: int, adapter: CpuAdapter) -> None: ...
+    def remove_adapter(self, number: int) -> None: ...
     def step(
         self,
         input_ids: Int32Array,
@@ -364,6 +381,9 @@ class Gateway:
         self, num_waiting: int, num_waiting_tokens: int, num_live: int, keys: Sequence[tuple[int, int]]
     ) -> None:
         """What waits in the Python server: limits count both."""
+
+    def set_adapters(self, any: bool) -> None:
+        """Whether there are: then other models than that of the configuration are passed on."""
 
     @property
     def num_open(self) -> int:

@@ -87,6 +87,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache_max_prompt: int | None = None  # longer prompts are not kept after their end; None: all are
     max_pinned_ratio: float = 0.5  # share of the pages that prefixes may pin
     warm_prefixes: tuple[str, ...] = ()  # texts that are computed and pinned before anything else
+    lora: tuple[tuple[str, str], ...] = ()  # adapters that are loaded before anything else: name, folder
     cpu_backend: str = "auto"  # python, rust_hotpath, or auto: the latter if the extension loads
     overlap: bool = True
     num_threads: int | None = None
@@ -121,6 +122,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"max_pinned_ratio: {self.max_pinned_ratio}: must be at least 0 and at most 1")
         if self.cache == "naive" and self.warm_prefixes:
             raise ConfigError("--warm-prefix: not with --cache naive: it keeps nothing")
+        names = [name for name, _ in self.lora]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"--lora: {twice[0]}: two adapters of one name")
         if self.memory_ratio is not None and not 0.0 < self.memory_ratio <= 1.0:
             raise ConfigError(f"memory_ratio: {self.memory_ratio}: must be above 0 and at most 1")
         if self.engine == "cpu":

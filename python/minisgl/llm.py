@@ -14,6 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
 import numpy as np
 
 from minisgl import envs, spellings
@@ -115,6 +116,8 @@ class LLM:
             has_budget=self.config.cache_token_budget is not None,
             compiler=self._compiler,
         )
+        for name, folder in self.config.lora:
+            self.load_lora(name, folder)
         self.tokenizer = early.take(info.model_dir, _say)
         self.default_params = SamplingParams(**read_defaults(info.model_dir, self.config.generation_config))
         """What a call without `params` samples with: the model's generation_config.json."""
@@ -129,18 +132,26 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora: str | Sequence[str | None] | None = None,
         progress: bool = True,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
         """Complete each prompt (text, or token ids). `params`: one for all, or one for each; None: `default_params`.
-        `on_text` gets new text as it comes, with the output it belongs to.
+        `lora`: the name of an adapter, one for all, or one or None for each. `on_text` gets new text as it comes, with
+        the output it belongs to.
 
         Raises `ParamError` for a bad prompt or parameter before anything is computed."""
         batch: list[Prompt] = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)  # type: ignore[arg-type, list-item]
         each = [params or self.default_params] * len(batch) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(batch):
             raise ParamError("params", len(each), f"one for all or one for each of {len(batch)} prompts")
-        prepared = [(self._encode(prompt), self._prepared(one)) for prompt, one in zip(batch, each, strict=True)]
+        names = [lora] * len(batch) if lora is None or isinstance(lora, str) else list(lora)
+        if len(names) != len(batch):
+            raise ParamError("lora", len(names), f"one for all or one for each of {len(batch)} prompts")
+        prepared = [
+            (self._encode(prompt), self._prepared(self._adapted(one, name)))
+            for prompt, one, name in zip(batch, each, names, strict=True)
+        ]
         for ids, one in prepared:
             self._check_fits(ids, one)
         texts = [prompt if isinstance(prompt, str) else None for prompt in batch]
@@ -153,6 +164,7 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | None = None,
         *,
+        lora: str | Sequence[str | None] | None = None,
         progress: bool = True,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
@@ -160,7 +172,24 @@ class LLM:
         chats = [messages] if messages and isinstance(messages[0], dict) else messages
         rendered = [self.tokenizer.apply_chat_template(list(chat)) for chat in chats]  # type: ignore[arg-type]
         prompts = [self.tokenizer.encode(text, add_special_tokens=False) for text in rendered]
-        return self.generate([p.tolist() for p in prompts], params, progress=progress, on_text=on_text)
+        return self.generate([p.tolist() for p in prompts], params, lora=lora, progress=progress, on_text=on_text)
+
+    def load_lora(self, name: str, folder: str) -> None:
+        """Load an adapter, a folder as peft saves it, for calls with this `lora`. Raises `ParamError`."""
+        book = self._client.adapters
+        if name in book.by_name:
+            raise ParamError("lora", name, "is loaded already")
+        adapter = book.load(name, folder)
+        self._settle()
+        if adapter.refusal is not None:
+            raise ParamError("lora", name, adapter.refusal)
+
+    def unload_lora(self, name: str) -> None:
+        """Raises `ParamError` if it is not loaded."""
+        if (adapter := self._client.adapters.by_name.get(name)) is None:
+            raise ParamError("lora", name, "is not loaded")
+        self._client.adapters.unload(adapter)
+        self._settle()
 
     def insert_prefix(self, prefix: Prompt | Sequence[Message], *, pin: bool = True) -> Prefix:
         """Compute a text, token ids, or the beginning of a conversation, and keep it in the prefix cache: with `pin`
@@ -223,6 +252,13 @@ class LLM:
     def _prepared(self, params: SamplingParams) -> SamplingParams:
         """Checked, and as the engine knows it."""
         return with_bad_words(params.check(), self.tokenizer, self._engine.info.vocab_size)
+
+    def _adapted(self, params: SamplingParams, name: str | None) -> SamplingParams:
+        if name is None:
+            return params
+        if (number := self._client.adapters.number(name)) is None:
+            raise ParamError("lora", name, "is not loaded")
+        return msgspec.structs.replace(params, adapter=number)
 
     def _check_fits(self, ids: Int32Array, params: SamplingParams) -> None:
         limit = self._control_plane.buffers.limits.max_seq_len

@@ -78,6 +78,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None  # the same for every prompt token but the first; computes the whole prompt
     grammar: str | None = None
     embedding: str | None = None  # of the prompt, the only thing wanted: "mean" of all its tokens, or the "last" one
+    adapter: int = 0  # number of the adapter that changes the model for it; 0: none. Whoever knows names fills it in
 
     def check(self) -> SamplingParams:
         """Raise `ParamError` at the first bad field, else return self."""
@@ -115,6 +116,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             need(not self.allowed_token_ids, "allowed_token_ids", self.allowed_token_ids, reason)
         pooling = self.embedding
         need(pooling in (None, "mean", "last"), "embedding", pooling, "must be 'mean' or 'last'")
+        need(0 <= self.adapter < 2**31, "adapter", self.adapter, "must be an unsigned 31-bit integer")
         self._check_logits_processors()
         return self
 

@@ -25,7 +25,7 @@ from minisgl import managed
 from minisgl.config import MODEL_SMOLLM2, ServerConfig
 from minisgl.early_tokenizer import EarlyTokenizer
 from minisgl.frontend.engine_client import SHUTTING_DOWN, EngineGone, ProcessClient
-from minisgl.frontend.warming import NotKept, warm
+from minisgl.frontend.warming import NotKept, load_adapters, warm
 from minisgl.generation_config import read_defaults, show_defaults
 from minisgl.memory import give_back
 from minisgl.message import EngineReady
@@ -155,10 +155,19 @@ async def _until_ready(client: ProcessClient, process: Engines, stopping: asynci
 async def _warmed(
     config: ServerConfig, client: ProcessClient, ready: EngineReady, tokenizer: Tokenizer, stopping: asyncio.Event
 ) -> bool:
-    """Compute the prefixes of the configuration. False if a signal came first. Raises `NotKept`, `EngineGone`."""
-    if not (texts := config.engine.warm_prefixes):
+    """Load the adapters and compute the prefixes of the configuration. False if a signal came first. Raises `NotKept`,
+    `EngineGone`."""
+    texts, adapters = config.engine.warm_prefixes, config.engine.lora
+    if not texts and not adapters:
         return True
-    warming = asyncio.ensure_future(warm(client, tokenizer, texts, ready.max_seq_len, client.on_progress))
+
+    async def work() -> None:
+        if adapters:
+            await load_adapters(client, adapters, client.on_progress)
+        if texts:
+            await warm(client, tokenizer, texts, ready.max_seq_len, client.on_progress)
+
+    warming = asyncio.ensure_future(work())
     signal_came = asyncio.ensure_future(stopping.wait())
     try:
         await asyncio.wait({warming, signal_came}, return_when=asyncio.FIRST_COMPLETED)

@@ -6,6 +6,7 @@ Doesn't know: flags (cli/aliases.py has theirs). docs/from-mini-sglang.md is the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,21 @@ def text_or_file(text: str) -> str:
         raise ConfigError(f"{text}: cannot be read: {reason}") from error
 
 
+def adapter(text: str) -> tuple[str, str]:
+    """Name and folder of NAME=PATH, or of vLLM's {"name": ..., "path": ...}. Raises `ConfigError`."""
+    if text.startswith("{"):
+        try:
+            said = json.loads(text)
+            name, path = said["name"], said["path"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{text}: must have a name and a path: {error!r}") from error
+    else:
+        name, _, path = text.partition("=")
+    if not isinstance(name, str) or not isinstance(path, str) or not name.strip() or not path:
+        raise ConfigError(f"{text}: must be NAME=PATH: what requests call the adapter, and its folder")
+    return name.strip(), str(Path(path).expanduser())
+
+
 def settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `EngineConfig` from what a caller of `LLM` gave. Raises `TypeError`, `ConfigError`."""
     found: dict[str, Any] = {}
@@ -132,6 +148,8 @@ def settings(given: Mapping[str, Any]) -> dict[str, Any]:
         found["cache"] = CACHES[found["cache"]]
     if isinstance(texts := found.get("warm_prefixes"), (list, tuple)):
         found["warm_prefixes"] = tuple(text_or_file(one) if isinstance(one, str) else one for one in texts)
+    if isinstance(lora := found.get("lora"), Mapping):
+        found["lora"] = tuple(adapter(f"{name}={path}") for name, path in lora.items())
     if isinstance(backend := found.get("attention_backend"), str):
         try:
             found["attention_backend"] = attention_backend(backend)

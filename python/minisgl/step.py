@@ -56,6 +56,7 @@ class Arrival:
     no_match: bool = False  # compute every prompt token (prompt logprobs)
     background: bool = False  # gets only what nobody else could: it delays no other request
     pin: bool = False  # when it ends by itself, the full pages of its prompt stay in the tree until `Unpin`
+    namespace: int = 0  # cached prefixes are found by requests of the same one only (an adapter's; 0: the model's own)
 
 
 @dataclass(frozen=True, slots=True)

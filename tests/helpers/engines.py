@@ -14,7 +14,7 @@ from minisgl import _rust
 from minisgl.config import EngineConfig
 from minisgl.engine.api import Engine
 from minisgl.grammar.compiler import GrammarCompiler
-from minisgl.message import AddRequest, FromEngine, StepTokens
+from minisgl.message import AdapterChanged, AddRequest, FromEngine, StepTokens
 from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
@@ -43,6 +43,8 @@ class Collector:
         self.plane = build_control_plane(config, engine.info)
         self.loop = StepLoop(self.plane, engine, self._take, overlap=overlap, compiler=compiler)
         self.errors: dict[int, str] = {}
+        self.adapters: dict[int, str] = {}
+        self.reasons_of_adapters: dict[int, str] = {}
         self.embeddings: dict[int, bytes] = {}
         self.tokens: dict[int, list[int]] = {}
         self.reasons: dict[int, FinishReason] = {}
@@ -51,6 +53,10 @@ class Collector:
 
     def _take(self, messages: Sequence[FromEngine]) -> None:
         for message in messages:
+            if isinstance(message, AdapterChanged):
+                self.adapters[message.adapter] = message.state
+                self.reasons_of_adapters[message.adapter] = message.reason
+                continue
             assert isinstance(message, StepTokens)
             self.errors |= message.errors
             self.embeddings |= {one.req_id: one.numbers for one in message.embeddings}
@@ -69,9 +75,12 @@ class Collector:
                 if reason:
                     self.reasons[req_id] = FinishReason(reason)
 
-    def run(self, requests: dict[int, tuple[list[int], SamplingParams]]) -> None:
+    def add(self, requests: dict[int, tuple[list[int], SamplingParams]]) -> None:
         adds = [AddRequest(i, np.array(p, np.int32).tobytes(), params) for i, (p, params) in requests.items()]
         self.loop.step(adds)
+
+    def run(self, requests: dict[int, tuple[list[int], SamplingParams]]) -> None:
+        self.add(requests)
         while not self.loop.idle:
             self.loop.step([])
             self.plane.check()

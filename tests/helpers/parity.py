@@ -173,6 +173,7 @@ def draw_arrival(draw: Draw, req_id: int, limit: int, sequences: list[list[int]]
         no_overlap=draw(0, 7) == 0,
         no_match=draw(0, 7) == 0,
         background=draw(0, 3) == 0,
+        namespace=draw(0, 2) if draw(0, 3) == 0 else 0,
     )
 
 

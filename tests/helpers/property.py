@@ -68,6 +68,7 @@ class Spec:
     background: bool = False
     pin: bool = False
     unpin_step: int = -1
+    adapter: int = 0
 
 
 @dataclass(slots=True)
@@ -119,6 +120,7 @@ def make_scenario(draw: Draw) -> Scenario:
             background=draw(0, 4) == 0,
             pin=draw(0, 2) == 0,
             unpin_step=draw(1, 60) if draw(0, 2) == 0 else -1,
+            adapter=draw(0, 2) if draw(0, 2) == 0 else 0,
         )
         specs.append(spec)
         if len(prompt) < limit:
@@ -141,7 +143,7 @@ def _prompt(draw: Draw, sequences: list[list[int]], limit: int) -> list[int]:
 
 def alone(spec: Spec, limit: int) -> list[int]:
     """What the request yields with nobody else there."""
-    model = EchoModel(eos_ids=(EOS,), alphabet=ALPHABET, seed=spec.seed)
+    model = EchoModel(eos_ids=(EOS,), alphabet=ALPHABET, seed=spec.seed, adapter=spec.adapter)
     return model.generate(
         spec.prompt,
         min(spec.max_tokens, limit - len(spec.prompt)),
@@ -269,6 +271,7 @@ class Driver:
                     no_match=spec.no_match,
                     background=spec.background,
                     pin=spec.pin,
+                    namespace=spec.adapter,
                 )
             )
         for req_id, seen in self.seen.items():
@@ -310,7 +313,7 @@ class Driver:
         for i in range(plan.num_assigned):
             spec = self.specs[int(entry.assigned_ids[i])]
             tokens = np.array(spec.prompt, np.int32)
-            sampling = SamplingParams(seed=spec.seed)
+            sampling = SamplingParams(seed=spec.seed, adapter=spec.adapter)
             found.append(SlotAssignment(int(entry.assigned[i, 0]), spec.req_id, sampling, tokens, len(tokens)))
         return found
 
@@ -366,23 +369,25 @@ class Driver:
             return
         size = self.scenario.config.page_size
         for path, page in self.plane.tree_pages():
-            assert self.engine.page_kv(page) == EchoModel.kv(path)[-size:], f"page {page} does not hold {path}"
-        paths = {path for path, _ in self.plane.tree_pages()}
+            adapter, tokens = split_path(path)
+            want = EchoModel.kv(tokens, adapter)[-size:]
+            assert self.engine.page_kv(page) == want, f"page {page} does not hold {path}"
+        paths = {split_path(path) for path, _ in self.plane.tree_pages()}
         for req_id in self.pinned:
-            prompt = self.specs[req_id].prompt
-            full = tuple(prompt[: len(prompt) // size * size])
-            assert not full or full in paths, f"the pin of request {req_id} is gone"
+            prompt, adapter = self.specs[req_id].prompt, self.specs[req_id].adapter
+            full = adapter, tuple(prompt[: len(prompt) // size * size])
+            assert not full[1] or full in paths, f"the pin of request {req_id} is gone"
 
     def follow_up(self) -> None:
         """A prompt made of a cached path and one token more finds exactly that path, but for the last whole page."""
-        paths = [path for path, _ in self.plane.tree_pages()]
+        paths = [split_path(path) for path, _ in self.plane.tree_pages()]
         if not paths:
             return
-        longest = max(paths, key=len)
+        adapter, longest = max(paths, key=lambda path: len(path[1]))
         prompt = [*longest, 0][: self.limit - 1]
         size = self.scenario.config.page_size
         usable = (len(prompt) - 1) // size * size
-        spec = Spec(10_000, self.step, prompt, 1, seed=0)
+        spec = Spec(10_000, self.step, prompt, 1, seed=0, adapter=adapter)
         self.specs[spec.req_id], self.seen[spec.req_id] = spec, Seen()
         self.engine.fail_steps = set()
         self.scenario.clear_steps = set()
@@ -392,6 +397,11 @@ class Driver:
             arrivals = []
         assert self.cached[spec.req_id] == min(len(longest), usable), "a cached path was not found"
         self.judge(spec)
+
+
+def split_path(path: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """The namespace and the tokens of a path of `tree_pages`."""
+    return (-path[0], path[1:]) if path[0] < 0 else (0, path)
 
 
 def run(scenario: Scenario, factory: Factory) -> Driver:

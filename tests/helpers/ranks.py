@@ -139,6 +139,15 @@ class _Worker:
         handle = self._engine.launch(plan, buffers, assignments)
         return _Step(handle, plan.step, self._failed, getattr(self._engine, "_device", None))
 
+    def read_adapter(self, folder: str) -> Any:
+        return self._engine.read_adapter(folder)  # type: ignore[attr-defined]
+
+    def add_adapter(self, number: int, adapter: Any) -> None:
+        self._engine.add_adapter(number, adapter)  # type: ignore[attr-defined]
+
+    def remove_adapter(self, number: int) -> None:
+        self._engine.remove_adapter(number)  # type: ignore[attr-defined]
+
     def close(self) -> None:
         self._engine.close()
 

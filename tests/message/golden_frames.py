@@ -14,6 +14,7 @@ from minisgl.message import (
     ID_LIMIT,
     SCHEMA_VERSION,
     AbortRequest,
+    AdapterChanged,
     AddPrefix,
     AddRequest,
     CacheCleared,
@@ -28,6 +29,7 @@ from minisgl.message import (
     FromEngine,
     Heartbeat,
     Hello,
+    LoadAdapter,
     LoadProgress,
     MeterReading,
     Narration,
@@ -43,6 +45,7 @@ from minisgl.message import (
     ToEngine,
     TokenLogprobs,
     TreeView,
+    UnloadAdapter,
     Watch,
     Watched,
     encode,
@@ -84,6 +87,7 @@ EVERY_FIELD = SamplingParams(
     logprobs=0,
     prompt_logprobs=20,
     embedding="last",
+    adapter=3,
 )
 WITH_GRAMMAR = SamplingParams(max_tokens=5, seed=0, grammar="start: /ä/")
 
@@ -99,6 +103,7 @@ TO_ENGINE: dict[str, list[ToEngine]] = {
     "abort": [AbortRequest(128), AbortRequest(65536)],
     "finish": [FinishRequest(2**32)],
     "prefixes": [AddPrefix(3, int32(1, 70000), True), AddPrefix(2**40, int32()), RemovePrefix(3), ClearCache()],
+    "adapters": [LoadAdapter(3, "sql", "adapters/ä"), UnloadAdapter(70000)],
     "watch": [Watch(True, False), SlowMotion(2000)],
     "shutdown": [Shutdown()],
     "nothing_to_engine": [],
@@ -181,6 +186,7 @@ FROM_ENGINE: dict[str, list[FromEngine]] = {
     "narration": [Narration(("step 1: 2 rows", "step 2"))],
     "prefix_changed": [PrefixChanged(3, "ready"), PrefixChanged(2**40, "refused", "no room", True)],
     "cleared": [CacheCleared(70000)],
+    "adapter_changed": [AdapterChanged(3, "loaded"), AdapterChanged(70000, "refused", "no such folder")],
     "watched": [Watched(70000, [STEP_VIEW], TreeView(2, 48, [(1, 0, 32, 32, 2, 0, 1, True, [5, 70000])]))],
     "says": [EngineSays(1, encode([STATS])[2:])],
     "engine_state": [EngineState(0, "ready"), EngineState(63, "dead", "exit code -9")],

@@ -25,6 +25,7 @@ from minisgl.message import (
     FromEngine,
     Heartbeat,
     Hello,
+    LoadAdapter,
     LoadProgress,
     PromptLogprobs,
     RemovePrefix,
@@ -32,6 +33,7 @@ from minisgl.message import (
     StepTokens,
     ToEngine,
     TokenLogprobs,
+    UnloadAdapter,
     decode_to_engine,
     encode,
     framed,
@@ -76,6 +78,7 @@ SAMPLING = st.builds(
     logprobs=st.integers(0, 20) | st.none(),
     prompt_logprobs=st.integers(0, 20) | st.none(),
     embedding=st.sampled_from([None, "mean", "last"]),
+    adapter=st.sampled_from([0, 0, 1, 2**31 - 1]),
 )
 # only what ends by itself can have one
 WITH_GRAMMAR = st.builds(SamplingParams, grammar=st.text(max_size=300), temperature=between(0, 2), seed=I64)
@@ -86,6 +89,8 @@ TO: st.SearchStrategy[ToEngine] = st.one_of(
     st.builds(FinishRequest, REQ_IDS),
     st.builds(AddPrefix, I64, ARRAYS, st.booleans()),
     st.builds(RemovePrefix, I64),
+    st.builds(LoadAdapter, I64, TEXTS, TEXTS),
+    st.builds(UnloadAdapter, I64),
     st.just(ClearCache()),
     st.just(Shutdown()),
 )

@@ -11,6 +11,8 @@ from minisgl.scheduler import inputs
 from minisgl.scheduler.reference import admission, decode_set, retraction, scheduler
 from minisgl.scheduler.reference.page_pool import PagePool
 from minisgl.scheduler.reference.pins import Pins
+from minisgl.scheduler.reference.radix import tree as radix_tree
+from minisgl.scheduler.reference.radix.nodes import page_key
 from minisgl.scheduler.reference.radix.tree import Match, Node, RadixTree
 from minisgl.scheduler.reference.request import Request, State
 from minisgl.scheduler.reference.slots import SlotTable
@@ -35,16 +37,20 @@ def publish_a_page_too_many(patch: Patch) -> None:
 def hang_under_the_wrong_parent(patch: Patch) -> None:
     original = RadixTree.append
 
-    def append(self: RadixTree, handle: Node, tokens: list[int], pages: list[int]) -> Node:
-        parent = handle.parent
-        if parent is not None and tuple(tokens[: self.page_size]) not in parent.children:
-            child = original(self, handle, tokens, pages)
-            del handle.children[tuple(tokens[: self.page_size])]
-            parent.children[tuple(tokens[: self.page_size])] = child
+    def append(self: RadixTree, handle: Node, tokens: list[int], pages: list[int], namespace: int = 0) -> Node:
+        parent, key = handle.parent, page_key(namespace, tokens[: self.page_size])
+        if parent is not None and key not in parent.children:
+            child = original(self, handle, tokens, pages, namespace)
+            del handle.children[key]
+            parent.children[key] = child
             return child
-        return original(self, handle, tokens, pages)
+        return original(self, handle, tokens, pages, namespace)
 
     patch.setattr(RadixTree, "append", append)
+
+
+def share_prefixes_of_all_namespaces(patch: Patch) -> None:
+    patch.setattr(radix_tree, "page_key", lambda namespace, tokens: tuple(tokens))
 
 
 def skip_the_lock_of_a_match(patch: Patch) -> None:
@@ -85,8 +91,8 @@ def lose_a_freed_page(patch: Patch) -> None:
 def free_pages_that_the_tree_took(patch: Patch) -> None:
     original = RadixTree.insert
 
-    def insert(self: RadixTree, handle: Node, tokens: list[int], pages: list[int], first: int) -> tuple[Node, int]:
-        node, had = original(self, handle, tokens, pages, first)
+    def insert(self: RadixTree, handle: Node, tokens: list[int], pages: list[int], *where: int) -> tuple[Node, int]:
+        node, had = original(self, handle, tokens, pages, *where)
         return node, min(had + 1, len(pages))
 
     patch.setattr(RadixTree, "insert", insert)
@@ -102,8 +108,8 @@ def match_by_the_first_page_only(patch: Patch) -> None:
 def full_hit_computes_nothing(patch: Patch) -> None:
     original = RadixTree.match
 
-    def match(self: RadixTree, node: Node, tokens: list[int], first_page: int, max_pages: int) -> Match:
-        return original(self, node, tokens, first_page, len(tokens) // self.page_size)
+    def match(self: RadixTree, node: Node, tokens: list[int], first_page: int, _: int, namespace: int = 0) -> Match:
+        return original(self, node, tokens, first_page, len(tokens) // self.page_size, namespace)
 
     patch.setattr(RadixTree, "match", match)
 
@@ -260,6 +266,7 @@ def lose_a_page_in_the_background(patch: Patch) -> None:
 MUTATIONS: tuple[Callable[[Patch], None], ...] = (
     publish_a_page_too_many,
     hang_under_the_wrong_parent,
+    share_prefixes_of_all_namespaces,
     skip_the_lock_of_a_match,
     unlock_twice,
     keep_the_lock,

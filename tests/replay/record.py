@@ -53,7 +53,7 @@ class Scenario:
     requests so far is told to end, ended or not: by `Finish` if its id is odd and `finishes` is set, else by `Abort`.
     One sampled token in `eos_every` ends a sequence. `background` and `pins`: so many of them (of those with a short
     prompt), in percent, are of that kind; `unpin_every` n: at each n-th step one of the requests so far is unpinned; at
-    the steps `clear_at` the cache is emptied."""
+    the steps `clear_at` the cache is emptied. `num_namespaces`: each request is of one of so many."""
 
     num_requests: int
     prompt_len: tuple[int, int]
@@ -69,6 +69,7 @@ class Scenario:
     background: int = 0
     pins: int = 0
     unpin_every: int = 0
+    num_namespaces: int = 1
     clear_at: tuple[int, ...] = ()
     stops: bool = False  # some have stop ids, a minimum length, or go on after an end of sequence
     eos_every: int = 40
@@ -160,6 +161,7 @@ SCENARIOS: dict[str, Scenario] = {
         num_priorities=2,
         config={"num_pages": 96, "cache_token_budget": 130, "cache_max_prompt": 40},
     ),
+    "namespaces-page4-lru": Scenario(50, (1, 40), (1, 20), shared_len=40, follow_ups=40, num_namespaces=5),
     "naive-page4": Scenario(30, (1, 40), (1, 20), shared_len=20, config={"cache": "naive", "num_pages": 64}),
 }
 
@@ -196,6 +198,7 @@ def arrival(scenario: Scenario, prompts: list[list[int]], numbers: Numbers) -> A
         priority=numbers.below(scenario.num_priorities),
         background=scenario.background > 0 and numbers.below(100) < scenario.background,
         pin=scenario.pins > 0 and len(tokens) <= MAX_PINNED and numbers.below(100) < scenario.pins,
+        namespace=numbers.below(scenario.num_namespaces) if scenario.num_namespaces > 1 else 0,
     )
 
 

@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
-from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
+from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, Stats
 from minisgl.scheduler.reference import ReferenceControlPlane, admission, request, scheduler
 from minisgl.scheduler.reference.pins import Pins
+from minisgl.scheduler.reference.radix import tree
 from minisgl.scheduler.reference.radix.tree import RadixTree
 from minisgl.scheduler.reference.request import Request, RequestQueue, make_request
 from minisgl.scheduler.trace import read_trace, replay
 from minisgl.step import FinishReason
-from tests.replay.record import CORPUS, DIGESTS, DIGITS, SCENARIOS, SUFFIX, drive, record, shortened
+from tests.replay.record import CORPUS, DIGESTS, DIGITS, SCENARIOS, SUFFIX, Scenario, drive, record, shortened
 
 Factory = Callable[[ControlPlaneConfig], ControlPlane]
 RECORDED: dict[str, str] = json.loads(DIGESTS.read_text())
@@ -60,6 +61,9 @@ def test_scenarios_reach_what_they_are_for(control_plane: Factory) -> None:
         plane.check()
         retracts = name.split("-")[0] in ("retraction", "seldom_retracted", "background")
         assert retracts == (stats.num_retracted_total > 2), name
+        if "namespaces" in name:
+            shared = scenario_without_namespaces(scenario, control_plane)
+            assert 0 < stats.num_cached_tokens_total < 2 * shared.num_cached_tokens_total / 3, "prefixes were shared"
         if "pins" in name:
             assert stats.num_pinned_pages > 0
         if "limits" in name:
@@ -70,6 +74,10 @@ def test_scenarios_reach_what_they_are_for(control_plane: Factory) -> None:
             assert stats.num_cached_tokens_total == 0
         if name.split("-")[0] in ("long", "bursty"):
             assert stats.num_free_pages < 4, f"{name}: nothing was evicted"
+
+
+def scenario_without_namespaces(scenario: Scenario, control_plane: Factory) -> Stats:
+    return drive(dataclasses.replace(scenario, num_namespaces=1), control_plane(scenario.control_plane_config()))
 
 
 # ------------------------------------------------------------------------------------ one decision changed a little
@@ -130,13 +138,18 @@ def match_a_page_less(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         RadixTree,
         "match",
-        lambda self, handle, tokens, first, last: original(self, handle, tokens, first, max(first, last - 1)),
+        lambda self, at, tokens, first, last, *where: original(self, at, tokens, first, max(first, last - 1), *where),
     )
+
+
+def one_namespace_for_all(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tree, "page_key", lambda namespace, tokens: tuple(tokens))
 
 
 @pytest.mark.parametrize(
     "change",
     [
+        one_namespace_for_all,
         newest_first,
         length_wins_over_stop,
         quicker_to_forget,

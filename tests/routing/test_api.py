@@ -69,6 +69,14 @@ def test_the_deepest_match_wins_while_the_load_is_near(make: Make) -> None:
     assert router.place() == [Placed(4, 0, 16), Placed(5, 1, 0)]  # 4 beside 1: more than 2 above
 
 
+def test_no_prefix_is_found_from_another_namespace(make: Make) -> None:
+    router = up(make(config("cache_aware", 1)), 1)
+    tokens = prompt(*range(9))
+    for req_id, (namespace, expected) in enumerate([(0, 0), (1, 0), (2, 0), (1, 8), (0, 8)]):
+        router.add(req_id, tokens, namespace=namespace)
+        assert router.place() == [Placed(req_id, 0, expected)]
+
+
 def test_the_threshold_grows_with_the_load(make: Make) -> None:
     """Half of the least load, if that is more than `balance_requests`."""
     router = up(make(config("cache_aware", 2)), 2)

@@ -36,7 +36,9 @@ CONFIGS = st.builds(
 # a prompt is a walk down a small tree: (how long, which branches)
 PROMPTS = st.tuples(st.integers(0, 24), st.integers(0, 2**5 - 1))
 ENGINES, SMALL = st.integers(0, 4), st.integers(0, 6)
-ADD = st.tuples(st.just("add"), PROMPTS, st.integers(-2, 2), st.integers(0, 3), st.booleans())
+ADD = st.tuples(
+    st.just("add"), PROMPTS, st.integers(-2, 2), st.integers(0, 3), st.booleans(), st.sampled_from([0, 0, 0, 1, 2])
+)
 REMOVE = st.tuples(st.just("remove"), st.integers(0, 100), st.integers(0, 50))
 CALLS = st.one_of(
     ADD,
@@ -98,9 +100,10 @@ def run_call(router: Router, model: Model, call: Call) -> Any:
     """Its result; `model` says what its numbers mean now, and is not changed."""
     config, live = model.config, sorted(model.waiting | model.placed.keys())
     match call:
-        case ("add", (length, branches), priority, key, again):
+        case ("add", (length, branches), priority, key, again, namespace):
             key %= len(config.keys) + 1
-            return router.add(model.next_id, tokens_of(length, branches), priority, key, again=again)
+            tokens = tokens_of(length, branches)
+            return router.add(model.next_id, tokens, priority, key, again=again, namespace=namespace)
         case ("remove", which, num_generated):
             return router.remove(live[which % len(live)] if live else 12345, num_generated)
         case ("up", engine, tree_pages):
@@ -116,7 +119,7 @@ def follow(model: Model, call: Call, result: Any) -> None:
     """Change `model` as the call should have changed the router, and hold its result against it."""
     live = sorted(model.waiting | model.placed.keys())
     match call:
-        case ("add", _, _, key, _):
+        case ("add", _, _, key, *_):
             model.keys[model.next_id] = key % (len(model.config.keys) + 1)
             model.waiting.add(model.next_id)
             model.next_id += 1

@@ -6,6 +6,7 @@ import pytest
 
 from minisgl.scheduler.api import ControlPlaneError
 from minisgl.scheduler.reference import ReferenceControlPlane
+from minisgl.scheduler.reference.radix.nodes import page_key
 from minisgl.step import Events
 from tests.helpers.scheduler import Driver, arrival
 
@@ -34,7 +35,7 @@ def _wrong_tokens(plane: ReferenceControlPlane) -> None:
 
 def _wrong_key(plane: ReferenceControlPlane) -> None:
     children = plane.tree.root.children
-    children[9, 9, 9, 9] = children.pop((1, 1, 1, 1))
+    children[page_key(0, [9] * 4)] = children.pop(page_key(0, [1] * 4))
 
 
 def _wrong_count(plane: ReferenceControlPlane) -> None:

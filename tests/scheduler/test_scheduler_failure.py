@@ -98,6 +98,8 @@ BAD_ARRIVALS = {
     "output used up": (Arrival(2, GOOD, 2, 2, num_generated=2), "max_tokens"),
     "negative min_tokens": (Arrival(2, GOOD, 4, 4, min_tokens=-1), "min_tokens"),
     "priority too large": (Arrival(2, GOOD, 4, 4, priority=2**31), "priority"),
+    "namespace too large": (Arrival(2, GOOD, 4, 4, namespace=2**31), "namespace"),
+    "negative namespace": (Arrival(2, GOOD, 4, 4, namespace=-1), "namespace"),
 }
 
 

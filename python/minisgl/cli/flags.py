@@ -215,6 +215,17 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT|@FILE",
         help="a prefix to compute before the server is ready, and to pin; may be given several times (default: none)",
     )
+    memory.add_argument(
+        "--lora",
+        "--lora-modules",
+        dest="lora",
+        action="extend",
+        nargs="+",
+        type=checked(spellings.adapter),
+        metavar="NAME=PATH",
+        help="an adapter (a folder as peft saves it) that requests may name as their model; several may be given "
+        "(default: none)",
+    )
     steps = parser.add_argument_group("scheduling")
     steps.add_argument(
         "--max-running-requests",
@@ -256,6 +267,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     """Resolve flags, then environment, then defaults. Raises `ConfigError`, `EnvError`."""
     fields = {name: getattr(args, name) for name in ENGINE_SETTINGS if hasattr(args, name)}
     fields["warm_prefixes"] = tuple(getattr(args, "warm_prefixes", None) or ())
+    fields["lora"] = tuple(getattr(args, "lora", None) or ())
     fields["cache"] = spellings.CACHES.get(args.cache, args.cache)
     fields["cpu_backend"] = args.cpu_backend or envs.cpu_backend() or _default("cpu_backend")
     fields["overlap"] = not (args.disable_overlap_schedule or envs.disable_overlap_scheduling())

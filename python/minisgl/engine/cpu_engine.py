@@ -12,7 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from minisgl._rust import CpuAdapter
 from minisgl._rust import CpuEngine as RustEngine
+from minisgl.engine.adapters import find_adapter
 from minisgl.engine.api import (
     Embedding,
     EngineInfo,
@@ -24,13 +26,19 @@ from minisgl.engine.api import (
     StepResult,
 )
 from minisgl.engine.worker import ForwardThread
+from minisgl.models.config import ModelConfig
 from minisgl.step import RingEntry, StepBuffers, StepPlan
 
 
 class CpuEngine:
-    def __init__(self, rust: RustEngine, info: EngineInfo, *, threaded: bool = True) -> None:
+    def __init__(
+        self, rust: RustEngine, info: EngineInfo, model: ModelConfig, settings: str, *, threaded: bool = True
+    ) -> None:
+        """`settings`: those that `rust` was made of."""
         self._rust = rust
         self._info = info
+        self._model = model
+        self._settings = settings
         self._thread = ForwardThread("cpu-forward", threaded=threaded)
 
     @property
@@ -45,6 +53,19 @@ class CpuEngine:
     def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
         entry, assigned = buffers.ring[plan.ring_index], list(assignments)
         return self._thread.submit(lambda: self._run(plan, entry, assigned))
+
+    def read_adapter(self, folder: str) -> CpuAdapter:
+        pairs = []
+        for name, (a, b) in find_adapter(folder, self._model).read().items():
+            layer, part = int(name.split(".")[2]), name.rpartition(".")[2]  # model.layers.N.self_attn.q_proj
+            pairs.append((layer, part, a.tobytes(), b.tobytes()))
+        return CpuAdapter(self._settings, pairs)
+
+    def add_adapter(self, number: int, adapter: CpuAdapter) -> None:
+        self._thread.submit(lambda: self._rust.add_adapter(number, adapter))
+
+    def remove_adapter(self, number: int) -> None:
+        self._thread.submit(lambda: self._rust.remove_adapter(number))
 
     def close(self) -> None:
         self._thread.close()

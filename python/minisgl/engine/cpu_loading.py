@@ -73,7 +73,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         dtype=about["forms"][0][0],
         details=_details(config, about["isa"], about["threads"]),
     )
-    return CpuEngine(rust, info)
+    return CpuEngine(rust, info, model, _json(settings))
 
 
 def _details(config: EngineConfig, isa: str, threads: int) -> str:

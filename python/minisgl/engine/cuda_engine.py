@@ -42,6 +42,7 @@ from minisgl.engine.graph import Capture, Graph, Outputs, capture_all
 from minisgl.engine.launched_step import LaunchedStep
 from minisgl.engine.logits_processors import LogitsProcessors, Mask
 from minisgl.engine.logprobs import LogprobSlots
+from minisgl.engine.torch_adapters import Pairs, TorchAdapters
 from minisgl.grammar.slots import GrammarSlots
 from minisgl.kernels.pages import apply_updates
 from minisgl.models.api import Attend, Model
@@ -98,6 +99,7 @@ class CudaEngine:
         self._limits = limits
         self._grammars = GrammarSlots(info.vocab_size, info.eos_ids)  # as of the last step that was resolved
         self._grammar_slots: set[int] = set()  # as of the last step that was launched
+        self._adapters = TorchAdapters(model, slots)
         self._masks = DeviceMasks(device, place, info.vocab_size, limits.max_rows, NUM_BUFFERS)
         self._prompt_slots: set[int] = set()  # whose requests want log probabilities of their prompts
         self._graphs: dict[int, Graph] = {}
@@ -141,6 +143,15 @@ class CudaEngine:
     def record(self, step: LaunchedStep, tokens: Int32Array) -> dict[int, str]:
         return self._grammars.record(step.slots, tokens)
 
+    def read_adapter(self, folder: str) -> Pairs:
+        return self._adapters.read(folder)
+
+    def add_adapter(self, number: int, adapter: Pairs) -> None:
+        self._device.forward.run("adapter", lambda: self._adapters.add(number, adapter))
+
+    def remove_adapter(self, number: int) -> None:
+        self._device.forward.run("adapter", lambda: self._adapters.remove(number))
+
     def wipe(self) -> None:
         """Zero the KV pool, in the forward stream."""
 
@@ -183,7 +194,8 @@ class CudaEngine:
         needs = self._sampler.needs(sampled_slots)
         if self._grammar_slots and not self._grammar_slots.isdisjoint(slots := sampled_slots.tolist()):
             step.slots = slots
-        if (graph := self._graph_for(plan, entry)) is not None:
+        step.adapters = self._adapters.of_tokens(entry.req_slots[: layout.rows], entry.extend_lens[: layout.rows])
+        if step.adapters is None and (graph := self._graph_for(plan, entry)) is not None:
             rows = self._rows(entry, inputs, layout.rows)
             device.forward.run("prepare", lambda: self._attention.prepare(rows, self._page_table))
             device.forward.run("graph", graph.replay)
@@ -223,6 +235,7 @@ class CudaEngine:
             self._grammar_slots.difference_update(assignment.slot for assignment in assignments)
             self._grammar_slots |= new
         for assignment in assignments:
+            self._adapters.assign(assignment)
             self._prompt_slots.discard(assignment.slot)
             if assignment.sampling.prompt_logprobs is not None:
                 self._prompt_slots.add(assignment.slot)
@@ -264,7 +277,9 @@ class CudaEngine:
         layout = inputs.layout
         num_decode = layout.rows if layout.tokens == layout.rows else step.plan.num_decode_rows
         self._attention.prepare(self._rows(step.entry, inputs, num_decode), self._page_table)
-        hidden = self._hidden(inputs, self._forward_model)
+        self._adapters.prepare(step.adapters, torch.device(self._info.device))
+        # what was compiled knows no adapters
+        hidden = self._hidden(inputs, self._forward_model if step.adapters is None else self._model.forward)
         last = inputs.qo_indptr[1:][inputs.sample_rows.long()].long() - 1
         step.outputs = Outputs(self._model.logits(hidden[last]), hidden.isfinite().all().reshape(1))
         step.hidden = hidden

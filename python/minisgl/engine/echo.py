@@ -4,6 +4,8 @@ Its KV has two layers. The first stores (token, position) at out_loc. The second
 first-layer history, read through the page table. The next token is a hash of the row's whole second-layer history, the
 request's seed and the position. So a page under the wrong parent, read too early or overwritten too soon changes it.
 
+An adapter has no weights either: its number is stored beside each token, so a page of another one changes the text.
+
 With several ranks each keeps all of that, and adds one share of each sum over a history to those of the others, so that
 a plan that is wrong on any rank changes the text; rank 0 makes the tokens and broadcasts them.
 
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -36,12 +39,14 @@ from minisgl.engine.api import (
 from minisgl.engine.worker import ForwardThread
 from minisgl.grammar.slots import GrammarSlots, Matcher
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
+from minisgl.weights.adapter import load_adapter_config
 
 U64 = npt.NDArray[np.uint64]
 MASK = 2**64 - 1
 
 VOCAB_SIZE = 258  # bytes, end and beginning of sequence: the ids of the echo tokenizer
 EOS_ID = 256
+ADAPTER_BITS = 32  # of a stored token, those above it are the adapter
 ALPHABET = tuple(b"etaoinshrdlucmfw      ")
 EOS_ONE_IN = 64
 
@@ -115,6 +120,7 @@ class EchoEngine:
         self._page_table[max_rows] = num_pages
         self._last_token = np.zeros(max_rows + 1, np.int32)
         self._seeds = np.zeros(max_rows + 1, np.uint64)
+        self._adapters = np.zeros(max_rows + 1, np.uint64)
         self._grammars = GrammarSlots(vocab_size, eos_ids)
         self._scored: dict[int, SlotAssignment] = {}  # those that asked for log probabilities, by slot
         self._thread = ForwardThread("echo-forward", threaded=worker_thread)
@@ -126,6 +132,16 @@ class EchoEngine:
     def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
         entry, assigned = buffers.ring[plan.ring_index], list(assignments)
         return self._thread.submit(lambda: self._forward(plan, entry, assigned))
+
+    def read_adapter(self, folder: str) -> None:
+        """Raises `ConfigError` where there is no adapter."""
+        load_adapter_config(Path(folder))
+
+    def add_adapter(self, number: int, adapter: None) -> None:
+        """Its number is all that there is of it."""
+
+    def remove_adapter(self, number: int) -> None:
+        pass
 
     def close(self) -> None:
         self._thread.close()
@@ -153,7 +169,8 @@ class EchoEngine:
         history = pages * self._page_size + index % self._page_size
         salt = index.astype(np.uint64)
 
-        self._tokens[out_loc] = ids.astype(np.uint64)
+        adapters = np.repeat(self._adapters[slots], entry.extend_lens[:rows])
+        self._tokens[out_loc] = ids.astype(np.uint64) + (adapters << np.uint64(ADAPTER_BITS))
         self._positions[out_loc] = entry.positions[:num_tokens].astype(np.uint64)
         seen = self._share(_mix(_mix(self._tokens[history], self._positions[history]), salt))
         first = np.cumsum(seen, dtype=np.uint64)
@@ -184,6 +201,7 @@ class EchoEngine:
             if assignment.sampling.logprobs is not None or assignment.sampling.prompt_logprobs is not None:
                 self._scored[assignment.slot] = assignment
             self._seeds[assignment.slot] = (assignment.sampling.seed or 0) & MASK
+            self._adapters[assignment.slot] = assignment.sampling.adapter
         at = 0
         for slot, column, count in entry.page_table_updates[: plan.num_page_table_updates].tolist():
             self._page_table[slot, column : column + count] = entry.page_ids[at : at + count]
@@ -258,7 +276,7 @@ class EchoEngine:
     # ------------------------------------------------------------------------------------------------------- audit
 
     def page_kv(self, page: int) -> list[tuple[int, int, int]]:
-        """(token, position, hash) of each slot of a page. Only with nothing in flight."""
+        """(token with its adapter, position, hash) of each slot of a page. Only with nothing in flight."""
         at = slice(page * self._page_size, (page + 1) * self._page_size)
         return list(
             zip(self._tokens[at].tolist(), self._positions[at].tolist(), self._hashes[at].tolist(), strict=True)
@@ -270,17 +288,23 @@ class EchoModel:
     chunks."""
 
     def __init__(
-        self, *, eos_ids: tuple[int, ...] = (EOS_ID,), alphabet: Sequence[int] = ALPHABET, seed: int = 0
+        self,
+        *,
+        eos_ids: tuple[int, ...] = (EOS_ID,),
+        alphabet: Sequence[int] = ALPHABET,
+        seed: int = 0,
+        adapter: int = 0,
     ) -> None:
         self._eos_ids = eos_ids
         self._alphabet = tuple(alphabet)
         self._seed = seed & MASK
+        self._adapter = adapter << ADAPTER_BITS
 
     @staticmethod
-    def kv(tokens: Sequence[int]) -> list[tuple[int, int, int]]:
-        """(token, position, hash) of every position."""
+    def kv(tokens: Sequence[int], adapter: int = 0) -> list[tuple[int, int, int]]:
+        """(token with its adapter, position, hash) of every position."""
         total, entries = 0, []
-        for i, token in enumerate(tokens):
+        for i, token in enumerate(token + (adapter << ADAPTER_BITS) for token in tokens):
             total = (total + mix(mix(token, i), i)) & MASK
             entries.append((token, i, mix(total, i)))
         return entries
@@ -302,7 +326,7 @@ class EchoModel:
         pending = list(prompt)
         while len(out) < max_tokens:
             for token in pending:
-                total = (total + mix(mix(token, length), length)) & MASK
+                total = (total + mix(mix(token + self._adapter, length), length)) & MASK
                 sums = (sums + mix(mix(total, length), length)) & MASK
                 length += 1
             state = mix(mix(sums, self._seed), length)

@@ -20,7 +20,7 @@ from minisgl.engine.cuda_errors import EngineDeadError
 from minisgl.engine.device_buffers import StagingBuffer
 from minisgl.engine.device_streams import DeviceEvent
 from minisgl.engine.graph import Outputs
-from minisgl.step import Int32Array, RingEntry, StepPlan
+from minisgl.step import Int32Array, Int64Array, RingEntry, StepPlan
 
 _NOT_FINITE = "the model's output is not finite (overflow? try --dtype bfloat16 or float32)"
 
@@ -60,6 +60,7 @@ class LaunchedStep:
         self.slots: list[int] = []  # of the sampled rows, if one of them has a grammar
         self.outputs: Outputs | None = None  # of its forward, until it is sampled
         self.hidden: Tensor | None = None
+        self.adapters: Int64Array | None = None  # by token, if any has one
         self.tail: Callable[[], None] | None = None  # queues its sampling, which a grammar makes wait
         self._before: LaunchedStep | None = None
         self._after: LaunchedStep | None = None

@@ -26,6 +26,7 @@ from minisgl.engine.embeddings import EmbeddingSlots
 from minisgl.engine.logits_processors import LogitsProcessors, Mask
 from minisgl.engine.logprobs import LogprobSlots
 from minisgl.engine.sampler import SamplingRows, sample
+from minisgl.engine.torch_adapters import Pairs, TorchAdapters
 from minisgl.engine.worker import ForwardThread
 from minisgl.grammar.slots import GrammarSlots, TokenMasks
 from minisgl.kernels.token_mask import mask_tokens
@@ -87,6 +88,7 @@ class TorchEngine:
         self._logits_processors = LogitsProcessors(info.vocab_size, info.eos_ids, self._sampling_device)
         self._logprobs = LogprobSlots(max_rows + 1)
         self._embeddings = EmbeddingSlots()
+        self._adapters = TorchAdapters(model, max_rows + 1)
         self._group = group
         self._thread = thread or ForwardThread("torch-forward")
 
@@ -97,6 +99,15 @@ class TorchEngine:
     def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
         entry, assigned = buffers.ring[plan.ring_index], list(assignments)
         return self._thread.submit(lambda: self._run(plan, entry, assigned))
+
+    def read_adapter(self, folder: str) -> Pairs:
+        return self._adapters.read(folder)
+
+    def add_adapter(self, number: int, adapter: Pairs) -> None:
+        self._thread.submit(lambda: self._adapters.add(number, adapter))
+
+    def remove_adapter(self, number: int) -> None:
+        self._thread.submit(lambda: self._adapters.remove(number))
 
     def close(self) -> None:
         self._thread.close()
@@ -125,6 +136,7 @@ class TorchEngine:
             self._grammars.assign(assignment.slot, assignment.grammar, assignment.generated())
             self._logprobs.assign(assignment)
             self._embeddings.assign(assignment)
+            self._adapters.assign(assignment)
         at = 0
         pages = torch.from_numpy(entry.page_ids[: plan.num_page_ids].astype(np.int64)).to(self._device)
         for slot, column, count in entry.page_table_updates[: plan.num_page_table_updates].tolist():
@@ -138,6 +150,8 @@ class TorchEngine:
         ids = torch.from_numpy(entry.input_ids[:num_tokens].astype(np.int64)).to(self._device)
         ids = torch.where(ids < 0, self._last_token[(-1 - ids).clamp_(min=0)], ids)
         positions = torch.from_numpy(entry.positions[:num_tokens].astype(np.int64)).to(self._device)
+        adapters = self._adapters.of_tokens(entry.req_slots[:rows], entry.extend_lens[:rows])
+        self._adapters.prepare(adapters, self._device)
         hidden = self._model.forward(ids, positions, self._attention.attend)
         if not bool(hidden.isfinite().all()):
             raise EngineStepError("the model's output is not finite (overflow? try --dtype bfloat16 or float32)")

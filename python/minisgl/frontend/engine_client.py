@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from minisgl.frontend.adapters import AdapterBook
 from minisgl.frontend.engine_socket import EngineSocket
 from minisgl.frontend.engine_views import READY, EngineView, EngineViews
 from minisgl.frontend.output_processor import Before, OutputProcessor, RequestState, Subscriber, request_states
@@ -22,6 +23,7 @@ from minisgl.frontend.prefixes import PrefixBook
 from minisgl.heartbeat import Watchdog
 from minisgl.message import (
     AbortRequest,
+    AdapterChanged,
     AddRequest,
     CacheCleared,
     Codec,
@@ -69,6 +71,7 @@ class EngineClient(ABC):
     def __init__(self) -> None:
         self.processor = OutputProcessor()
         self.prefixes = PrefixBook(self._post, self.serving)
+        self.adapters = AdapterBook(self._post, self.serving, self.prefixes.tell)
         self._next_id = 0
         self._failure: str | None = None
 
@@ -80,9 +83,12 @@ class EngineClient(ABC):
         """The numbers of the engines behind this that serve now, with their last figures."""
         return {ENGINE: None}
 
-    def on_cache(self, engine: int, message: PrefixChanged | CacheCleared) -> None:
-        """What an engine says of its cache."""
-        self.prefixes.take(engine, message)
+    def on_kept(self, engine: int, message: PrefixChanged | CacheCleared | AdapterChanged) -> None:
+        """What it says of its cache, and of adapters."""
+        if isinstance(message, AdapterChanged):
+            self.adapters.take(engine, message)
+        else:
+            self.prefixes.take(engine, message)
 
     @property
     def failure(self) -> str | None:
@@ -154,8 +160,8 @@ class InProcessClient(EngineClient):
         for message in messages:
             if isinstance(message, StepTokens):
                 self.processor.process(message)
-            elif isinstance(message, PrefixChanged | CacheCleared):
-                self.on_cache(ENGINE, message)
+            elif isinstance(message, PrefixChanged | CacheCleared | AdapterChanged):
+                self.on_kept(ENGINE, message)
 
     def step(self, step: Callable[[Sequence[ToEngine]], None]) -> None:
         """Let the loop take one step (`StepLoop.step`) and notify whom it concerns."""
@@ -361,13 +367,14 @@ class ProcessClient(EngineClient):
             case EngineState(engine, state, reason):
                 self._views.change(engine, state, reason)
                 if state != READY:
+                    self.adapters.lost(engine)
                     self.prefixes.lost(engine)
                 self.on_engine_state(engine, state)
             case EngineSays(engine, messages):
                 for said in decode_said(messages):
                     self._take_of(engine, said)
-            case PrefixChanged() | CacheCleared():
-                self.on_cache(ENGINE, message)
+            case PrefixChanged() | CacheCleared() | AdapterChanged():
+                self.on_kept(ENGINE, message)
             case Watched():
                 self._take_watched(ENGINE, message)
             case EngineFailed(text):
@@ -384,8 +391,8 @@ class ProcessClient(EngineClient):
                 self.on_progress(name + text, done, total)
             case Narration(lines):
                 self.on_narration([name + line for line in lines])
-            case PrefixChanged() | CacheCleared():
-                self.on_cache(engine, message)
+            case PrefixChanged() | CacheCleared() | AdapterChanged():
+                self.on_kept(engine, message)
             case Watched():
                 self._take_watched(engine, message)
 

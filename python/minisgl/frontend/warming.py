@@ -1,4 +1,4 @@
-"""Prefixes that are computed and pinned before a server takes requests.
+"""Adapters that are loaded, and prefixes that are computed and pinned, before a server takes requests.
 
 Keeps true: all that were asked for, or an error that says which and why not.
 Doesn't know: HTTP, where the texts come from.
@@ -14,7 +14,21 @@ from minisgl.tokenizer import NotEncodable, Tokenizer, TooManyTokens
 
 
 class NotKept(RuntimeError):
-    """A prefix cannot be kept."""
+    """A prefix cannot be kept, or an adapter not loaded."""
+
+
+async def load_adapters(
+    client: ProcessClient, adapters: Sequence[tuple[str, str]], report: Callable[[str, int, int], None]
+) -> None:
+    """`adapters`: names and folders. Raises `NotKept`, `EngineGone`. `report`: a `progress.Report`."""
+    book = client.adapters
+    found = [book.load(name, path) for name, path in adapters]
+    for i, adapter in enumerate(found):
+        report("loading adapters", i, len(found))
+        await client.until(lambda adapter=adapter: book.is_settled(adapter))  # type: ignore[misc]
+        if (refusal := adapter.refusal) is not None:
+            raise NotKept(f"--lora {adapter.name}={adapter.path}: {refusal}")
+    report("loading adapters", len(found), len(found))
 
 
 async def warm(

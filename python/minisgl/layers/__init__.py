@@ -6,6 +6,7 @@ all that a loader must know.
 """
 
 from minisgl.kernels.routing import route
+from minisgl.layers.adapters import AdapterRows
 from minisgl.layers.embedding import Embedding
 from minisgl.layers.experts import Experts
 from minisgl.layers.linear import Linear, RowLinear
@@ -13,6 +14,7 @@ from minisgl.layers.norm import RMSNorm
 from minisgl.layers.rotary import Rotary
 
 __all__ = [
+    "AdapterRows",
     "Embedding",
     "Experts",
     "Linear",

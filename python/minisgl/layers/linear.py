@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from minisgl.distributed import Cut, Group, Shard
+from minisgl.layers.adapters import AdapterRows, Adapters, Factors
 from minisgl.layers.packing import linear, pack
 
 
@@ -21,12 +22,40 @@ class Linear:
         self._parts = {name: Cut.all(part) if isinstance(part, int) else part for name, part in parts.items()}
         out_size = sum(part.length for part in self._parts.values())
         self._packed: Tensor | None = None
+        self._adapters: Adapters | None = None
         self.weight = torch.empty(out_size, in_size, dtype=dtype, device=device)
         self.bias = torch.empty(out_size, dtype=dtype, device=device) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[n, in_size] -> [n, sum(out_sizes)]"""
-        return linear(x, self.weight, self.bias, self._packed)
+        y = linear(x, self.weight, self.bias, self._packed)
+        if self._adapters is not None:
+            self._adapters.add_to(y, x)
+        return y
+
+    def names(self) -> list[str]:
+        """Of the layers that lie side by side here, as a checkpoint calls them."""
+        return list(self._parts)
+
+    def put_adapter(self, rows: AdapterRows, number: int, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """`pairs`: A [r, in_size] and B [its whole outputs, r], scaled, of some of `names`."""
+        rank, out_size = sum(len(a) for a, _ in pairs.values()), sum(part.length for part in self._parts.values())
+        b = self.weight.new_zeros(out_size, rank)
+        row = column = 0
+        for name, part in self._parts.items():
+            if (pair := pairs.get(name)) is not None:
+                width = len(pair[0])
+                b[row : row + part.length, column : column + width] = pair[1].narrow(0, part.start, part.length)
+                column += width
+            row += part.length
+        a = torch.cat([pairs[name][0] for name in self._parts if name in pairs]).to(self.weight)
+        self._adapters = self._adapters or Adapters(rows)
+        self._adapters.put(number, Factors(a, b))
+
+    def drop_adapter(self, number: int) -> None:
+        """No-op for one that has no part here."""
+        if self._adapters is not None and not self._adapters.drop(number):
+            self._adapters = None
 
     def pack(self) -> None:
         """The weights are loaded: bring them into the fastest layout and drop the plain one."""
@@ -86,6 +115,18 @@ class RowLinear:
             if self._bias is not None:
                 y += self._bias
         return y
+
+    def names(self) -> list[str]:
+        return [self._name]
+
+    def put_adapter(self, rows: AdapterRows, number: int, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """`pairs`: A [r, its whole inputs] and B [out_size, r]. Each rank has a share of the sum over the inputs."""
+        ((a, b),) = pairs.values()
+        mine = a.narrow(1, self._inputs.start, self._inputs.length)
+        self._linear.put_adapter(rows, number, {self._name: (mine, b)})
+
+    def drop_adapter(self, number: int) -> None:
+        self._linear.drop_adapter(number)
 
     def pack(self) -> None:
         self._linear.pack()

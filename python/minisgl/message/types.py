@@ -10,7 +10,7 @@ import msgspec
 
 from minisgl.sampling_params import SamplingParams
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 ID_BITS = 40  # of a front end's request ids; the engine process uses those above
 ID_LIMIT = 1 << ID_BITS
 WATCH_S = 3.0  # how long one `Watch` lasts
@@ -67,6 +67,22 @@ class ClearCache(msgspec.Struct, tag="clear_cache", frozen=True, array_like=True
     """Empty the prefix cache, but for what live requests and pins hold. Answered by `CacheCleared`."""
 
 
+class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True, array_like=True):
+    """Read the adapter in the folder `path`: from then on requests may name its number, `SamplingParams.adapter`. It is
+    the sender's, above 0, of the engine, and never used again; those that name it before it is read wait. `name`: for
+    people. Answered by `AdapterChanged`."""
+
+    adapter: int
+    name: str
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, tag="unload_adapter", frozen=True, array_like=True):
+    """No request will name it any more; those that do end as if nothing had happened. Answered by `AdapterChanged`."""
+
+    adapter: int
+
+
 class Watch(msgspec.Struct, tag="watch", frozen=True, array_like=True):
     """Somebody looks: with `steps`, tell for the next `WATCH_S` what each step does; with `tree`, tell once what the
     prefix cache holds. Said again while somebody looks; nobody says that nobody does any more. Answered by `Watched`
@@ -94,6 +110,8 @@ ToEngine = (
     | AddPrefix
     | RemovePrefix
     | ClearCache
+    | LoadAdapter
+    | UnloadAdapter
     | Watch
     | SlowMotion
     | Shutdown
@@ -263,6 +281,14 @@ class CacheCleared(msgspec.Struct, tag="cleared", frozen=True, array_like=True):
     num_pages: int
 
 
+class AdapterChanged(msgspec.Struct, tag="adapter", frozen=True, array_like=True):
+    """`state`: loaded, refused (for `reason`), unloaded (at once, although its last requests may still run)."""
+
+    adapter: int
+    state: str
+    reason: str = ""
+
+
 class StepView(msgspec.Struct, frozen=True, array_like=True):
     """What a step that was committed did. `at_ms`: Unix time when its turn of the loop began; `phases`: milliseconds of
     that turn: schedule, forward, commit, send. A row: request, whether it decodes, new tokens, tokens that were cached
@@ -331,6 +357,7 @@ FromEngine = (
     | Narration
     | PrefixChanged
     | CacheCleared
+    | AdapterChanged
     | Watched
     | EngineSays
     | EngineState

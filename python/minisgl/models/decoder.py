@@ -5,12 +5,14 @@ Keeps true: pure functions of the inputs and the weights; K and V pass through `
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from minisgl.attention import LayerAttention
 from minisgl.distributed import ALONE, Cut, Group, Shard
-from minisgl.layers import Embedding, Linear, RMSNorm, Rotary, RowLinear
+from minisgl.layers import AdapterRows, Embedding, Linear, RMSNorm, Rotary, RowLinear
 from minisgl.layers.experts import graph_obstacle
 from minisgl.models.api import Attend
 from minisgl.models.architectures import Variant
@@ -75,6 +77,9 @@ class _Attention:
     def shards(self) -> dict[str, Shard]:
         return self._qkv.shards() | self._out.shards()
 
+    def linears(self) -> list[Linear | RowLinear]:
+        return [self._qkv, self._out]
+
 
 class _Layer:
     def __init__(
@@ -116,6 +121,9 @@ class _Layer:
     def stacked(self) -> dict[str, tuple[Tensor, list[str]]]:
         return self._mlp.stacked()
 
+    def linears(self) -> list[Linear | RowLinear]:
+        return [*self._attention.linears(), *self._mlp.linears()]
+
 
 class Decoder:
     """Parameters are uninitialised until a loader has filled every tensor of `checkpoint`. Of a `group` of several it
@@ -138,6 +146,8 @@ class Decoder:
             LayerAttention(heads, kv_heads, config.head_dim, config.head_dim, window) for window in config.windows
         )
         self.graph_obstacle = graph_obstacle() if config.moe is not None else ""
+        self.adapter_rows = AdapterRows()
+        """Whoever calls `forward` says before which tokens want which adapter."""
         size, vocab_size = config.hidden_size, config.vocab_size
         self._tokens = Embedding("model.embed_tokens", vocab_size, size, dtype=dtype, device=device, group=group)
         self._layers = [_Layer(config, variant, i, dtype, device, group) for i in range(config.num_layers)]
@@ -178,6 +188,18 @@ class Decoder:
         for layer in self._layers:
             found |= layer.checkpoint()
         return found
+
+    def put_adapter(self, number: int, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """`pairs`: A [r, in] and scaled B [out, r] of whole layers, by name; of these each rank takes its part."""
+        for layer in self._layers:
+            for linear in layer.linears():
+                if mine := {name: pairs[name] for name in linear.names() if name in pairs}:
+                    linear.put_adapter(self.adapter_rows, number, mine)
+
+    def drop_adapter(self, number: int) -> None:
+        for layer in self._layers:
+            for linear in layer.linears():
+                linear.drop_adapter(number)
 
     def own_name(self, name: str) -> str | None:
         """What `checkpoint` calls a tensor of a checkpoint; None for one that is no part of the model."""

@@ -54,6 +54,9 @@ class Mlp:
     def stacked(self) -> dict[str, tuple[Tensor, list[str]]]:
         return {}
 
+    def linears(self) -> list[Linear | RowLinear]:
+        return [self._gate_up, self._down]
+
 
 class SparseMlp:
     """The `experts_per_token` experts that a linear router finds most likely, weighted by their probabilities. The
@@ -87,3 +90,7 @@ class SparseMlp:
 
     def stacked(self) -> dict[str, tuple[Tensor, list[str]]]:
         return self._experts.stacked()
+
+    def linears(self) -> list[Linear | RowLinear]:
+        """None that an adapter could change: each token would need its own."""
+        return []

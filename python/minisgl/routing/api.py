@@ -86,9 +86,18 @@ class Router(Protocol):
     def report(self, engine: int, num_waiting: int, num_running: int) -> None:
         """What the engine itself said last of its load."""
 
-    def add(self, req_id: int, tokens: Int32Array, priority: int = 0, key: int = 0, *, again: bool = False) -> None:
-        """At its place in the line; with `again` before all that are not. Raises `ValueError` for an id in use, and
-        for a key that is not there, as the others do for an engine."""
+    def add(
+        self,
+        req_id: int,
+        tokens: Int32Array,
+        priority: int = 0,
+        key: int = 0,
+        *,
+        again: bool = False,
+        namespace: int = 0,
+    ) -> None:
+        """At its place in the line; with `again` before all that are not. Its prefix counts in `namespace` alone.
+        Raises `ValueError` for an id in use, and for a key that is not there, as the others do for an engine."""
 
     def place(self) -> list[Placed]:
         """Whoever may go now, in order."""

@@ -107,7 +107,16 @@ class ReferenceRouter:
     def num_waiting(self) -> int:
         return sum(len(key.waiting) for key in self._keys)
 
-    def add(self, req_id: int, tokens: Int32Array, priority: int = 0, key: int = 0, *, again: bool = False) -> None:
+    def add(
+        self,
+        req_id: int,
+        tokens: Int32Array,
+        priority: int = 0,
+        key: int = 0,
+        *,
+        again: bool = False,
+        namespace: int = 0,
+    ) -> None:
         if req_id in self._requests:
             raise ValueError(f"req_id {req_id}: is in use")
         if not 0 <= key < len(self._keys):
@@ -115,7 +124,7 @@ class ReferenceRouter:
         arrival = self._num_arrivals
         self._num_arrivals += 1
         place = (not again, arrival if again else priority * AGE + arrival, arrival)
-        request = _Request(req_id, key, len(tokens), self._pages(tokens), place)
+        request = _Request(req_id, key, len(tokens), self._pages(tokens, namespace), place)
         self._requests[req_id] = request
         self._keys[key].waiting.append(request)
         self._refresh(key)
@@ -225,11 +234,11 @@ class ReferenceRouter:
 
     # ---------------------------------------------------------------------------------------------------- prefixes
 
-    def _pages(self, tokens: Int32Array) -> list[bytes]:
-        """Of each full page: what stands for all tokens up to its end."""
+    def _pages(self, tokens: Int32Array, namespace: int) -> list[bytes]:
+        """Of each full page: what stands for all tokens up to its end, in `namespace`."""
         if self._config.policy != "cache_aware":
             return []
-        size, digest, found = self._config.page_size, b"", []
+        size, digest, found = self._config.page_size, str(namespace).encode(), list[bytes]()
         for end in range(size, len(tokens) + 1, size):
             digest = blake2b(digest + tokens[end - size : end].tobytes(), digest_size=16).digest()
             found.append(digest)

@@ -25,6 +25,10 @@ class Compiling:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def adapters(self) -> set[int]:
+        """That those who wait name."""
+        return {message.sampling.adapter for message in self._waiting.values()}
+
     def add(self, message: AddRequest) -> str:
         """Why it is refused at once; empty if it is not."""
         grammar = message.sampling.grammar

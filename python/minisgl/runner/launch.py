@@ -63,7 +63,7 @@ class EngineProcess:
         return self._ended.done()
 
     def start(self) -> None:
-        engine = msgspec.structs.replace(self._config, warm_prefixes=())  # a front end computes them
+        engine = msgspec.structs.replace(self._config, warm_prefixes=(), lora=())  # a front end sees to them
         config = ProcessConfig(engine=engine, address=self.address, step_timeout=self._step_timeout)
         process = subprocess.Popen([sys.executable, "-m", "minisgl.runner.process"], stdin=subprocess.PIPE, bufsize=0)
         self._process = process

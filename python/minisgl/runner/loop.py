@@ -32,6 +32,7 @@ from minisgl.message import (
     Watch,
 )
 from minisgl.metrics.steps import StepTimers
+from minisgl.runner.adapters import EngineAdapters
 from minisgl.runner.compiling import Compiling
 from minisgl.runner.failover import UncommittedStep, ends_of, take_tokens
 from minisgl.runner.prefixes import Prefixes
@@ -78,6 +79,7 @@ class StepLoop:
         keeps_prefixes: bool = True,
         has_budget: bool = False,
         compiler: GrammarCompiler | None = None,
+        wake: Callable[[], None] | None = None,
     ) -> None:
         self._control_plane = control_plane
         self._engine = engine
@@ -98,6 +100,8 @@ class StepLoop:
         self._failed_ids: set[int] = set()  # with a row in the failed step
         self._replay: list[Event] = []  # for the next schedule
         self._compiling = Compiling(compiler)
+        in_use = lambda: self._requests.adapters() | self._compiling.adapters()  # noqa: E731
+        self.adapters = EngineAdapters(engine, send, self._end_early, in_use, wake)
         self._has_budget = has_budget
         self._left_something = False  # in the cache, by the last output: the next step sees to the budget
         self.num_failovers = 0
@@ -126,7 +130,7 @@ class StepLoop:
         """A step would change nothing until a message comes, or a grammar is compiled."""
         if self._in_flight is not None or self._failed_step is not None or self._replay or self.prefixes.events:
             return False
-        if self._left_something:
+        if self._left_something or self.adapters.any_leaves:
             return False
         return self._control_plane.stats().num_live == 0
 
@@ -176,7 +180,7 @@ class StepLoop:
                 self._refuse(request.req_id, f"{GRAMMAR_REFUSED}{error}")
             elif (arrival := self._arrival(request, matcher)) is not None:
                 events.add(arrival)
-        for message in messages:
+        for message in self.adapters.intake(messages):
             match message:
                 case AddRequest() if message.sampling.grammar is not None:
                     if error := self._compiling.add(message):
@@ -207,7 +211,7 @@ class StepLoop:
     def _end(self, events: Events, event: Abort | Finish, reason: FinishReason) -> None:
         """A client asks for it."""
         if self._compiling.drop(event.req_id):
-            self._send([ended(self._next_step, event.req_id, reason)])
+            self._end_early(event.req_id, reason)
             return
         events.add(event)
         self._ending.setdefault(event.req_id, reason)
@@ -386,4 +390,8 @@ class StepLoop:
         self._send([message])
 
     def _refuse(self, req_id: int, reason: str) -> None:
-        self._send([ended(self._next_step, req_id, FinishReason.ERROR, reason)])
+        self._end_early(req_id, FinishReason.ERROR, reason)
+
+    def _end_early(self, req_id: int, reason: FinishReason, text: str = "") -> None:
+        """Of a request of which the scheduler has not heard."""
+        self._send([ended(self._next_step, req_id, reason, text)])

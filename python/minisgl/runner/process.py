@@ -123,11 +123,13 @@ def serve(config: ProcessConfig, link: Link) -> None:
             keeps_prefixes=config.engine.cache != "naive",
             has_budget=config.engine.cache_token_budget is not None,
             compiler=compiler,
+            wake=link.wake,
         )
         collections = GcWatch(link.timers.meters["gc"])
         collections.start()
         _run(loop, chosen, engine, link)
         collections.stop()
+        loop.adapters.close()
     finally:
         link.timers.close()
         if compiler is not None:

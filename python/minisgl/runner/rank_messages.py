@@ -63,11 +63,18 @@ class RankStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     in_flight: int = 0
 
 
+class RankAdapter(msgspec.Struct, frozen=True, array_like=True, tag="adapter"):
+    """Of the steps from now on: read the adapter in `folder` and have it, None: have it no more."""
+
+    number: int
+    folder: str | None
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     pass
 
 
-ToRank = NewBuffers | RankStep | Stop
+ToRank = NewBuffers | RankStep | RankAdapter | Stop
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(ToRank).decode
 

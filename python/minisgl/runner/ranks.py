@@ -18,18 +18,21 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
 
 from minisgl.config import EngineConfig, Limits
 from minisgl.distributed import Group, GroupError
+from minisgl.engine.adapters import Adapts
 from minisgl.engine.api import Engine, EngineInfo, EngineStepError, SlotAssignment, StepHandle, StepResult
 from minisgl.heartbeat import Watchdog, look_every_s
 from minisgl.message import EngineFailed, Heartbeat, RankUsage
 from minisgl.runner.rank_messages import (
     FromRank,
     NewBuffers,
+    RankAdapter,
     RankConfig,
     Stop,
     encode,
@@ -302,6 +305,24 @@ class RankEngine:
         with _all_or_none(self._ranks):
             handle = self._engine.launch(plan, buffers, assigned)
         return _Handle(handle, self._ranks, lambda: self._in_flight.discard(step))
+
+    def read_adapter(self, folder: str) -> tuple[str, Any]:
+        """Of rank 0; the others read theirs when it is added."""
+        assert isinstance(self._engine, Adapts)
+        return folder, self._engine.read_adapter(folder)
+
+    def add_adapter(self, number: int, adapter: tuple[str, Any]) -> None:
+        """Raises `RankDied`."""
+        assert isinstance(self._engine, Adapts)
+        folder, own = adapter
+        self._ranks.send(encode(RankAdapter(number, folder)))
+        self._engine.add_adapter(number, own)
+
+    def remove_adapter(self, number: int) -> None:
+        """Raises `RankDied`."""
+        assert isinstance(self._engine, Adapts)
+        self._ranks.send(encode(RankAdapter(number, None)))
+        self._engine.remove_adapter(number)
 
     def usage(self) -> list[RankUsage]:
         """Of the ranks above 0."""

@@ -49,6 +49,7 @@ class TrackedRequest:
             no_match=sampling.prompt_logprobs is not None or sampling.embedding is not None,
             background=self.background,
             pin=self.pin,
+            namespace=sampling.adapter,
         )
 
     def assignment(self, slot: int) -> SlotAssignment:
@@ -107,6 +108,11 @@ class RequestTracker:
         """In order of arrival, with their sequences up to date."""
         self.flush()
         return list(self._live.values())
+
+    def adapters(self) -> set[int]:
+        """That live requests name."""
+        self.flush()
+        return {request.sampling.adapter for request in self._live.values()}
 
     def flush(self) -> None:
         """Bring every sequence up to date, and forget what has ended."""

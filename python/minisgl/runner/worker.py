@@ -27,6 +27,7 @@ import zmq
 
 from minisgl.config import ConfigError
 from minisgl.distributed import GroupError
+from minisgl.engine.adapters import Adapts
 from minisgl.engine.api import Engine, EngineStepError, StepHandle
 from minisgl.heartbeat import Activity, HeartbeatThread
 from minisgl.message import EngineFailed, Heartbeat
@@ -34,6 +35,7 @@ from minisgl.metrics.meters import cpu_seconds, resident_bytes
 from minisgl.runner.build import build_rank, join_group
 from minisgl.runner.rank_messages import (
     FromRank,
+    RankAdapter,
     RankConfig,
     RankReady,
     RankStep,
@@ -98,6 +100,8 @@ def work(engine: Engine, jobs: Jobs, launched: Callable[[int], None], activity: 
             plan, assignments = unpack(job, buffers)
             in_flight.append((job.step, engine.launch(plan, buffers, assignments)))
             launched(plan.step)
+        elif isinstance(job, RankAdapter):
+            _change_adapter(engine, job)
         elif isinstance(job, Stop):
             break
         elif job is not None:
@@ -106,6 +110,15 @@ def work(engine: Engine, jobs: Jobs, launched: Callable[[int], None], activity: 
             finish()
     while in_flight:
         finish()
+
+
+def _change_adapter(engine: Engine, job: RankAdapter) -> None:
+    """Rank 0 has read the same folder just now."""
+    assert isinstance(engine, Adapts)
+    if job.folder is None:
+        engine.remove_adapter(job.number)
+    else:
+        engine.add_adapter(job.number, engine.read_adapter(job.folder))
 
 
 def _receive(inbox: zmq.Socket[bytes], jobs: Jobs) -> None:

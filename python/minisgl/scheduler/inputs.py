@@ -101,6 +101,7 @@ def _check_arrival(index: int, arrival: Arrival) -> None:
     need(arrival.max_tokens > arrival.num_generated, "max_tokens", "must exceed num_generated")
     need(arrival.min_tokens >= 0, "min_tokens", "must be at least 0")
     need(-MAX_INT32 <= arrival.priority <= MAX_INT32, "priority", "must be a signed 32-bit integer")
+    need(0 <= arrival.namespace <= MAX_INT32, "namespace", "must be an unsigned 31-bit integer")
 
 
 def _check_pin(index: int, arrival: Arrival, num_pinned: int, config: ControlPlaneConfig) -> None:

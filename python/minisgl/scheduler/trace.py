@@ -76,6 +76,7 @@ class _Arrival(msgspec.Struct, tag="arrival", array_like=True):
     no_match: bool
     background: bool = False
     pin: bool = False
+    namespace: int = 0
 
 
 class _Finish(msgspec.Struct, tag="finish", array_like=True):

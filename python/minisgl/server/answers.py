@@ -236,6 +236,7 @@ class ModelCard(_Answer):
     created: int
     owned_by: str
     root: str
+    parent: str | None = None
     max_model_len: int
 
 

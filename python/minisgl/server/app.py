@@ -21,19 +21,23 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl import ids
 from minisgl.config import ServerConfig
+from minisgl.frontend.adapters import Adapter
 from minisgl.frontend.engine_client import ProcessClient
 from minisgl.frontend.output_processor import Delta
 from minisgl.metrics.chrome_trace import ChromeTrace
 from minisgl.metrics.server_metrics import Metrics
+from minisgl.server.adapters import LOAD, UNLOAD, load_adapter_endpoint, unload_adapter_endpoint
 from minisgl.server.api_keys import KeyUse
 from minisgl.server.bodies import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     GenerateRequest,
+    LoadAdapterRequest,
     PrefixRequest,
     SlowMotionRequest,
     TokenizeRequest,
+    UnloadAdapterRequest,
 )
 from minisgl.server.chat import chat_endpoint
 from minisgl.server.completions import completion_endpoint
@@ -92,6 +96,8 @@ OTHER: dict[str, tuple[type[Any], Endpoint]] = {
     "/detokenize": (DetokenizeRequest, detokenize_endpoint),
     SLOW_MOTION: (SlowMotionRequest, slow_motion_endpoint),
     PREFIXES: (PrefixRequest, insert_prefix_endpoint),
+    LOAD: (LoadAdapterRequest, load_adapter_endpoint),
+    UNLOAD: (UnloadAdapterRequest, unload_adapter_endpoint),
 }
 
 
@@ -230,7 +236,7 @@ class _Posts:
             context.check_accepts(request.key)
             async with asyncio.timeout(limits.request_timeout):
                 body = await request.read(receive, model, context)
-                context.check_model(body.model)
+                request.model = context.check_model(body.model)
                 with ids.of(None if request.resumable is None else request.resumable.source):
                     return await endpoint(context, body, request)
         except TimeoutError as error:
@@ -266,14 +272,15 @@ async def _stream(
         return formatter.error(internal_error(error))
 
 
-def _card(context: ServerContext, root: str) -> dict[str, object]:
+def _card(context: ServerContext, root: str, adapter: Adapter | None = None) -> dict[str, object]:
     """`root`: what was loaded, whatever it is called."""
     return {
-        "id": context.model_name,
+        "id": context.model_name if adapter is None else adapter.name,
         "object": "model",
         "created": context.created,
         "owned_by": "minisgl",
-        "root": root,
+        "root": root if adapter is None else adapter.path,
+        **({} if adapter is None else {"parent": context.model_name}),
         "max_model_len": context.info.max_seq_len,
         **({"simulated": context.info.simulated} if context.info.simulated else {}),
     }
@@ -281,7 +288,8 @@ def _card(context: ServerContext, root: str) -> dict[str, object]:
 
 def model_list(context: ServerContext, root: str) -> Response:
     """The answer to GET /v1/models."""
-    return json_response({"object": "list", "data": [_card(context, root)]})
+    adapters = [_card(context, root, adapter) for adapter in context.client.adapters.ready()]
+    return json_response({"object": "list", "data": [_card(context, root), *adapters]})
 
 
 def _add_models(app: FastAPI, context: ServerContext, root: str) -> None:
@@ -295,8 +303,8 @@ def _add_models(app: FastAPI, context: ServerContext, root: str) -> None:
 
     @app.get("/v1/models/{model_id:path}")
     async def model(model_id: str) -> Response:
-        context.check_model(model_id)
-        return json_response(_card(context, root))
+        name = context.check_model(model_id)
+        return json_response(_card(context, root, context.client.adapters.by_name.get(name)))
 
 
 def _add_docs(app: FastAPI) -> None:

@@ -37,7 +37,11 @@ class ChatFormatter(TurnFormatter):
         self._with_token_ids = bool(chat.return_token_ids)
         self._has_begun = False
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands around the text
-        self._head = {"id": f"chatcmpl-{ids.new_id()}", "created": ids.created(), "model": context.model_name}
+        self._head = {
+            "id": f"chatcmpl-{ids.new_id()}",
+            "created": ids.created(),
+            "model": context.check_model(chat.model),
+        }
 
     def _logprobs(self, tokens: Sequence[Logprob]) -> dict[str, Any] | None:
         return chat_logprobs(self._tokenizer, tokens) if self._with_logprobs else None

@@ -126,7 +126,7 @@ class CompletionFormatter(Formatter):
             "id": f"cmpl-{ids.new_id()}",
             "object": "text_completion",
             "created": ids.created(),
-            "model": context.model_name,
+            "model": context.check_model(completion.model),
         }
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:

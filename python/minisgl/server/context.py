@@ -78,6 +78,9 @@ class ServerContext:
         self.parsing = parsing or Parsing(tokenizer)
         self.queue = Queue(client.processor, self.turns, limits, gateway, self.keys)
         self.gateway = gateway
+        if gateway is not None:
+            client.adapters.on_change = gateway.set_adapters
+            gateway.set_adapters(bool(client.adapters.ready()))
         self.responses = ResponseStore()
         self.draining = False
         self.opening = gateway is not None  # the gateway does not answer yet: who waits for a fast answer waits longer
@@ -158,15 +161,27 @@ class ServerContext:
         except NotEncodable as error:
             raise ApiError(400, f"{field}: {error}", param=field, code="invalid_value") from None
 
-    def check_model(self, name: str | None) -> None:
-        """A request may leave the model out; another name than ours is 404, unless all are taken for it."""
-        if name is not None and name != self.model_name and not self._any_model_name:
-            raise ApiError(
-                404,
-                f"model: {name[:80]!r} does not exist here: this server serves {self.model_name!r}",
-                param="model",
-                code="model_not_found",
-            )
+    def check_model(self, name: str | None) -> str:
+        """Whose answer a request gets that names this model: an adapter's name, or ours, also if it is left out.
+        Another one is 404, unless all are taken for ours."""
+        if name is None or name == self.model_name:
+            return self.model_name
+        if self.client.adapters.number(name) is not None:
+            return name
+        if self._any_model_name:
+            return self.model_name
+        served = " and ".join(repr(one) for one in (self.model_name, *(a.name for a in self.client.adapters.ready())))
+        text = f"model: {name[:80]!r} does not exist here: this server serves {served}"
+        raise ApiError(404, text, param="model", code="model_not_found")
+
+    def with_model(self, sampling: SamplingParams, name: str) -> SamplingParams:
+        """`name`: what `check_model` found. Raises `ApiError` for an adapter that has gone since then."""
+        if name == self.model_name:
+            return sampling
+        number = self.client.adapters.number(name)
+        if number is None:
+            self.check_model(name)  # 404, but for a name that is now taken for ours
+        return msgspec.structs.replace(sampling, adapter=number or 0)
 
     def _num_kept(self, asked: int | None, max_tokens: int | None, name: str) -> int | None:
         """How many of a prompt's last tokens are kept; None: all, if they fit."""

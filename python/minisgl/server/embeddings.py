@@ -34,7 +34,7 @@ async def embeddings_endpoint(context: ServerContext, asked: EmbeddingRequest) -
         raise bad_value("dimensions", asked.dimensions, "must be at least 1")
     sampling = SamplingParams(max_tokens=1, temperature=0.0, seed=0, embedding=asked.pooling or MEAN)
     prompts, sampling = await context.encode(asked.inputs(), sampling, asked.truncate_prompt_tokens, "input")
-    return EmbeddingFormatter(context.model_name, asked, prompts, sampling)
+    return EmbeddingFormatter(context.check_model(asked.model), asked, prompts, sampling)
 
 
 class EmbeddingFormatter(Formatter):

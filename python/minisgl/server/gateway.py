@@ -54,6 +54,11 @@ class Gateway(Protocol):
         used: limits count both sides."""
         ...
 
+    def set_adapters(self, any: bool) -> None:
+        """Whether there are: then it passes on requests that name another model than the one of the configuration, and
+        the list of models."""
+        ...
+
     def readings(self) -> Readings: ...
 
 

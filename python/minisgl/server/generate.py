@@ -26,7 +26,8 @@ from minisgl.step import Int32Array
 async def generate_endpoint(context: ServerContext, generate: GenerateRequest) -> Formatter:
     field, given = _prompt(generate)
     fields, names = _merged(generate)
-    context.check_model(fields.model)
+    if context.check_model(fields.model) != context.check_model(generate.model):
+        raise bad_value("model", fields.model, "name an adapter beside sampling_params, not in it")
     with _named(names):
         sampling = _sampling(fields, context.defaults, **generate.logprob_fields())
         if sampling.n != 1 and field == "prompt":

@@ -59,9 +59,10 @@ class Generation:
         self._timer: asyncio.TimerHandle | None = None
         self._is_replaying = False
         self._keys = context.keys
+        sampling = context.with_model(sampling, request.model or context.model_name)
         resumable, before = request.resumable, None
         if resumable is not None:
-            sampling = resumable.seeded(sampling, fingerprint(context.model_name, context.info))
+            sampling = resumable.seeded(sampling, fingerprint(request.model or context.model_name, context.info))
             before = resumable.before(len(prompts) * sampling.n)
         max_seq_len, subscriber = context.info.max_seq_len, Subscriber(self.notify)
         room, in_flight = [max_seq_len - len(prompt) for prompt in prompts], context.queue.num_in_flight

@@ -39,6 +39,8 @@ class Later:
 
 
 async def insert_prefix_endpoint(context: ServerContext, asked: PrefixRequest) -> Later:
+    if context.check_model(asked.model) != context.model_name:
+        raise bad_value("model", asked.model, "prefixes are kept of the model itself, not of its adapters")
     tokens = await _tokens(context, asked)
     pin, waits = asked.pin is not False, asked.wait is not False
     return Later(lambda: _insert(context, tokens, pin=pin, waits=waits))

@@ -70,6 +70,7 @@ class HttpRequest:
     path: str
     request_id: str
     content_length: int | None = None
+    model: str = ""  # whose answer it gets
     body: bytearray = field(default_factory=bytearray)  # what has come, until it is parsed
     arrival_time: float = field(default_factory=time.monotonic)
     status: int = 0

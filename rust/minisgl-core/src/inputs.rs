@@ -160,6 +160,9 @@ fn arrival_error(arrival: &Arrival) -> Option<(&'static str, String)> {
     if arrival.priority.abs() > i64::from(i32::MAX) {
         return Some(("priority", "must be a signed 32-bit integer".into()));
     }
+    if !(0..=i64::from(i32::MAX)).contains(&arrival.namespace) {
+        return Some(("namespace", "must be an unsigned 31-bit integer".into()));
+    }
     None
 }
 

@@ -64,7 +64,8 @@ impl Pins {
         if pin.handle.is_some() || request.kv_len.to_usize() < pin.num_pages * tree.page_size() {
             return Ok(());
         }
-        let found = tree.find(ROOT, requests.tokens(index), 0, pin.num_pages);
+        let namespace = requests.cold(index).namespace;
+        let found = tree.find(ROOT, namespace, requests.tokens(index), 0, pin.num_pages);
         let (got, wanted) = (found.pages.len(), pin.num_pages);
         if got != wanted {
             return broken(format!("request {}: {got} of {wanted} pages to pin", request.req_id));

@@ -10,7 +10,7 @@
 use crate::api::{Result, broken};
 use crate::numbers::{MAX_U32, ToU32, ToUsize};
 use crate::page_pool::Page;
-use crate::radix::{NO_NODE, NodeId};
+use crate::radix::{NO_NODE, Namespace, NodeId};
 use crate::step::{Arrival, FinishReason, RESERVED_OUTPUT};
 
 /// Index of a request.
@@ -63,6 +63,7 @@ pub(crate) struct Sequence {
 pub(crate) struct ColdPart {
     pub num_tree_pages: usize, // of its page table, the first ones belong to the tree
     pub handle: Option<NodeId>,
+    pub namespace: Namespace, // whose prefixes it shares
     pub order: OrderKey,
     pub num_admissions: u32,
     pub num_found_pages: Option<usize>, // cached when it was first admitted to the tree of now
@@ -174,6 +175,7 @@ impl Requests {
         let cold = self.cold_mut(index);
         cold.num_tree_pages = 0;
         cold.handle = None;
+        cold.namespace = u32::try_from(arrival.namespace).unwrap_or(0);
         cold.order = (arrival.background, arrival.priority * AGE + count, arrival.req_id);
         cold.num_admissions = 0;
         cold.num_found_pages = None;

@@ -40,7 +40,8 @@ pub(crate) fn give_up_pages(requests: &mut Requests, index: Index, tree: &mut Ra
                 request.req_id
             ));
         }
-        let (end, had) = tree.insert(handle, requests.tokens(index), &requests.pages(index)[..full], first)?;
+        let pages = &requests.pages(index)[..full];
+        let (end, had) = tree.insert(handle, cold.namespace, requests.tokens(index), pages, first)?;
         handle = end;
         let pages = requests.pages(index);
         let freed = pages[first..had].iter().chain(&pages[full..]);
@@ -60,7 +61,8 @@ pub(crate) fn give_up_pages(requests: &mut Requests, index: Index, tree: &mut Ra
 pub(crate) fn drop_pages(requests: &mut Requests, index: Index, tree: &mut RadixTree) -> Result<()> {
     let (cold, tokens) = (requests.cold(index), requests.tokens(index));
     let (handle, first) = (cold.handle.unwrap_or(ROOT), cold.num_tree_pages);
-    let found = tree.find(handle, tokens, first, tokens.len() / tree.page_size());
+    let max_pages = tokens.len() / tree.page_size();
+    let found = tree.find(handle, cold.namespace, tokens, first, max_pages);
     tree.pool.push(requests.pages(index)[first..].iter().copied())?;
     tree.release(handle)?;
     if let (true, Some(end), Some(keep)) = (requests.get(index).uses_cache, found.end(), cold.num_found_pages) {

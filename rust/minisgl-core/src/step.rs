@@ -20,6 +20,7 @@ pub struct Arrival {
     pub no_match: bool,
     pub background: bool,
     pub pin: bool,
+    pub namespace: i64,
 }
 
 /// An input of `schedule`.

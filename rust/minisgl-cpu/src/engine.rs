@@ -8,6 +8,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
+use crate::adapters::Adapters;
 use crate::attention::Rows;
 use crate::error::{Error, Result};
 use crate::kv::KvPool;
@@ -31,6 +32,7 @@ pub struct Engine {
     columns: usize,
     last_token: Vec<u32>,
     slots: Slots,
+    adapters: Adapters,
     pools: Pools,
     logits: Grid,
     scratch: Vec<Mutex<Scratch>>,
@@ -54,6 +56,7 @@ impl Engine {
             columns,
             last_token: vec![0; sizes.max_rows + 1],
             slots: Slots::new(sizes.max_rows + 1, config.vocab_size, eos_ids),
+            adapters: Adapters::new(sizes.max_rows + 1),
             pools: Pools::new(sizes.max_rows + 1),
             logits: Grid::new(config.vocab_size),
             scratch: (0..pool.threads())
@@ -65,6 +68,11 @@ impl Engine {
             memory,
             sizes,
         })
+    }
+
+    /// The adapters that requests may name.
+    pub fn adapters(&mut self) -> &mut Adapters {
+        &mut self.adapters
     }
 
     /// The model.
@@ -95,6 +103,7 @@ impl Engine {
                 )));
             }
             self.pools.bind(slot, &binding);
+            self.adapters.bind(slot, &binding);
             self.slots.bind(slot, binding);
         }
         self.change_pages(step)?;
@@ -252,7 +261,9 @@ impl Engine {
             columns: self.columns,
             slots: &slots,
         };
+        let runs = self.adapters.runs(step, &starts)?;
         let tokens = Tokens {
+            runs: &runs,
             ids,
             positions: &positions,
             slots: &locations,

@@ -12,6 +12,7 @@
 #![deny(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod adapters;
 #[allow(unsafe_code)]
 pub mod attention;
 pub mod engine;
@@ -30,4 +31,5 @@ pub mod weights;
 
 pub use engine::Engine;
 pub use error::{Error, Result};
+pub use model::{Adapter, Pair};
 pub use step::{Embedding, PromptLogprobs, Sampled, Step, StepLogprobs};

@@ -1,7 +1,7 @@
 //! What the gateway's thread and its owner's threads both see.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::metrics::{Metrics, Windows};
@@ -29,6 +29,8 @@ pub struct Shared {
     pub others_waiting_tokens: AtomicUsize,
     /// Requests of the Python server in the engine.
     pub others_live: AtomicUsize,
+    /// Other models than the one of the configuration are served: what names another, or asks for all, is passed on.
+    pub has_adapters: AtomicBool,
     early: Mutex<Option<Early>>,
     loaded: Mutex<Option<Arc<Loaded>>>,
     windows: Mutex<Windows>,
@@ -48,6 +50,7 @@ impl Shared {
             others_waiting: zero(),
             others_waiting_tokens: zero(),
             others_live: zero(),
+            has_adapters: AtomicBool::new(false),
             early: Mutex::new(None),
             loaded: Mutex::new(None),
             windows: Mutex::new(Windows::new()),

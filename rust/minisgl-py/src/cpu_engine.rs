@@ -9,9 +9,10 @@ use minisgl_cpu::error::Fault;
 use minisgl_cpu::load::{Settings, load};
 use minisgl_cpu::model::PARTS;
 use minisgl_cpu::sampling::TokenLogprobs;
-use minisgl_cpu::{Engine, Error, Sampled, Step};
+use minisgl_cpu::{Adapter, Engine, Error, Pair, Sampled, Step};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyList};
 
 use crate::arrays::{Int32s, to_numpy};
@@ -42,6 +43,54 @@ impl CpuEngine {
 
 fn closed() -> PyErr {
     PyRuntimeError::new_err("the engine is closed")
+}
+
+/// What changes a model for requests that name it, ready to be computed.
+#[pyclass(module = "minisgl._rust")]
+pub(crate) struct CpuAdapter {
+    inner: Mutex<Option<Adapter>>,
+}
+
+impl CpuAdapter {
+    fn take(&self) -> Option<Adapter> {
+        self.inner
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+}
+
+#[pymethods]
+impl CpuAdapter {
+    /// For the model of `settings`, see `CpuEngine`. `pairs`: layer, part such as "q_proj", A and B as bytes of
+    /// float32.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        settings: &str,
+        pairs: Vec<(usize, String, PyBackedBytes, PyBackedBytes)>,
+    ) -> PyResult<Self> {
+        let settings = Settings::parse(settings).map_err(|error| to_python(&error))?;
+        let made = py.detach(|| {
+            let pairs: Vec<Pair> = pairs
+                .into_iter()
+                .map(|(layer, part, a, b)| Pair {
+                    layer,
+                    part,
+                    a: float32s(&a),
+                    b: float32s(&b),
+                })
+                .collect();
+            Adapter::new(&settings.model, &pairs)
+        });
+        let inner = Mutex::new(Some(made.map_err(|error| to_python(&error))?));
+        Ok(Self { inner })
+    }
+}
+
+fn float32s(bytes: &[u8]) -> Vec<f32> {
+    let (numbers, _) = bytes.as_chunks::<4>();
+    numbers.iter().map(|one| f32::from_le_bytes(*one)).collect()
 }
 
 #[pymethods]
@@ -97,6 +146,23 @@ impl CpuEngine {
             found.set_item(part, seconds)?;
         }
         Ok(found)
+    }
+
+    /// Have an adapter from the next step on. `adapter` is used up.
+    fn add_adapter(&self, number: u32, adapter: &CpuAdapter) -> PyResult<()> {
+        let used = || PyValueError::new_err(("setting", "the adapter was added already"));
+        let made = adapter.take().ok_or_else(used)?;
+        let mut guard = self.locked();
+        let engine = guard.as_mut().ok_or_else(closed)?;
+        engine.adapters().add(number, made);
+        Ok(())
+    }
+
+    /// Have it no more.
+    fn remove_adapter(&self, number: u32) {
+        if let Some(engine) = self.locked().as_mut() {
+            engine.adapters().remove(number);
+        }
     }
 
     /// Run a step: its arrays without padding rows, `page_table_updates` flat, bindings of slots, slots that are free.

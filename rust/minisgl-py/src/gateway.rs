@@ -77,6 +77,10 @@ impl Gateway {
         shared.publish(num_waiting, num_waiting_tokens, num_live, &keys);
     }
 
+    fn set_adapters(&self, any: bool) {
+        self.served.shared().has_adapters.store(any, Relaxed);
+    }
+
     #[getter]
     fn num_open(&self) -> usize {
         self.served.shared().num_open.load(Relaxed)

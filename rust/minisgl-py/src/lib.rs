@@ -40,6 +40,7 @@ fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(gguf::quantize_weights, module)?)?;
     module.add_function(wrap_pyfunction!(gguf::decode_blocks, module)?)?;
     module.add_class::<control_plane::ControlPlane>()?;
+    module.add_class::<cpu_engine::CpuAdapter>()?;
     module.add_class::<cpu_engine::CpuEngine>()?;
     module.add_class::<gateway::Gateway>()?;
     module.add_class::<grammar::GrammarTokenizer>()?;

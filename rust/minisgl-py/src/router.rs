@@ -74,7 +74,7 @@ impl Router {
     }
 
     /// At its place in the line; with `again` before all that are not.
-    #[pyo3(signature = (req_id, tokens, priority=0, key=0, *, again=false))]
+    #[pyo3(signature = (req_id, tokens, priority=0, key=0, *, again=false, namespace=0))]
     fn add(
         &mut self,
         req_id: i64,
@@ -82,10 +82,11 @@ impl Router {
         priority: i64,
         key: i64,
         again: bool,
+        namespace: u32,
     ) -> PyResult<()> {
         let key = below("key", key, self.num_keys)?;
         self.inner
-            .add(req_id, tokens.as_slice(), priority, key, again)
+            .add(req_id, tokens.as_slice(), priority, key, again, namespace)
             .map_err(PyValueError::new_err)
     }
 

@@ -66,9 +66,11 @@ pub(crate) fn params_from_python(sampling: &Bound<'_, PyAny>) -> PyResult<Params
 /// The slot and the rest of a `minisgl.engine.api.SlotBinding`.
 pub(crate) fn binding_from_python(binding: &Bound<'_, PyAny>) -> PyResult<(usize, Binding)> {
     let tokens = binding.getattr("tokens")?;
+    let sampling = binding.getattr("sampling")?;
     let made = Binding {
+        adapter: sampling.getattr("adapter")?.extract()?,
         req_id: binding.getattr("req_id")?.extract()?,
-        params: params_from_python(&binding.getattr("sampling")?)?,
+        params: params_from_python(&sampling)?,
         tokens: tokens.extract::<Int32s<'_>>()?.as_slice().to_vec(),
         num_prompt: binding.getattr("num_prompt")?.extract()?,
         grammar: grammar_of(&binding.getattr("grammar")?)?,

@@ -88,7 +88,7 @@ fn router(engines: usize, tree_pages: usize, policy: Policy, chat: bool, warm: u
     for id in 0..(warm + count) as i64 {
         let tokens = prompts.next();
         let began = Instant::now();
-        router.add(id, &tokens, 0, 0, false).expect("a new id");
+        router.add(id, &tokens, 0, 0, false, 0).expect("a new id");
         out.clear();
         router.place(&mut out);
         if inflight.len() >= INFLIGHT * engines {

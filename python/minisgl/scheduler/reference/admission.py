@@ -49,7 +49,7 @@ def size_chunk(request: Request, tree: RadixTree, budget: int, max_page_changes:
     length = request.prefill_len if request.handle is not None else len(request.tokens)
     num_pages = len(request.pages)
     max_match = (length - 1) // size if request.uses_cache else 0
-    match = tree.match(request.handle or tree.root, request.tokens, num_pages, max_match)
+    match = tree.match(request.handle or tree.root, request.tokens, num_pages, max_match, request.namespace)
     remaining = length - (num_pages + len(match.pages)) * size
     num_tokens = min(budget, remaining)
     if num_tokens < remaining:
@@ -85,8 +85,9 @@ def apply_chunk(request: Request, chunk: Chunk, tree: RadixTree) -> None:
     if request.uses_cache:
         request.num_tree_pages = first
         full = chunk.num_tokens // size
-        if full and not tree.has_page(handle, request.tokens, first):
-            handle = tree.append(handle, request.tokens[first * size : (first + full) * size], new_pages[:full])
+        if full and not tree.has_page(handle, request.tokens, first, request.namespace):
+            tokens = request.tokens[first * size : (first + full) * size]
+            handle = tree.append(handle, tokens, new_pages[:full], request.namespace)
             request.num_tree_pages = first + full
     request.handle = handle
 

@@ -52,7 +52,7 @@ class Pins:
         pin = self._pins.get(request.req_id)
         if pin is None or pin.handle is not None or request.kv_len < pin.num_pages * tree.page_size:
             return
-        found = tree.match(tree.root, request.tokens, 0, pin.num_pages)
+        found = tree.match(tree.root, request.tokens, 0, pin.num_pages, request.namespace)
         if len(found.pages) != pin.num_pages:
             raise ControlPlaneError(f"request {request.req_id}: {len(found.pages)} of {pin.num_pages} pages to pin")
         pin.handle = tree.descend(tree.root, found)

@@ -44,6 +44,7 @@ class Request:
     min_len: int  # total length before which no stop id ends it
     no_overlap: bool
     uses_cache: bool  # match prefixes, and share prompt pages as soon as they are scheduled
+    namespace: int  # whose prefixes it shares
     state: State = State.WAITING
     num_admissions: int = 0
     num_found_pages: int | None = None  # cached when it was first admitted to the tree of now
@@ -96,6 +97,7 @@ def make_request(arrival: Arrival, count: int, max_seq_len: int, eos_ids: tuple[
         min_len=arrival.num_prompt + arrival.min_tokens,
         no_overlap=arrival.no_overlap,
         uses_cache=caches and not arrival.no_match,
+        namespace=arrival.namespace,
     )
 
 

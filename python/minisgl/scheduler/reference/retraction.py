@@ -39,7 +39,7 @@ def give_up_pages(request: Request, tree: RadixTree) -> None:
     if tree.policy != "naive" and full > first:
         if request.kv_len > len(request.tokens):
             raise ControlPlaneError(f"request {request.req_id}: KV of unknown tokens would enter the cache")
-        handle, had = tree.insert(handle, request.tokens, request.pages[:full], first)
+        handle, had = tree.insert(handle, request.tokens, request.pages[:full], first, request.namespace)
         freed = request.pages[first:had] + request.pages[full:]
     tree.pool.push(freed)
     tree.release(handle)
@@ -51,7 +51,7 @@ def drop_pages(request: Request, tree: RadixTree) -> None:
     brought into the tree, beyond what it found there when it was first admitted, as far as nobody else has it. (What a
     retraction put there of a request that matches nothing stays: it does not know what it had found.)"""
     handle, first = request.handle or tree.root, request.num_tree_pages
-    found = tree.match(handle, request.tokens, first, len(request.tokens) // tree.page_size)
+    found = tree.match(handle, request.tokens, first, len(request.tokens) // tree.page_size, request.namespace)
     tree.pool.push(request.pages[first:])
     tree.release(handle)
     if request.uses_cache and request.num_found_pages is not None and found.partial is None:

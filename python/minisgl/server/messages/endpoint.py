@@ -17,7 +17,7 @@ COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 
 
 async def messages_endpoint(context: ServerContext, asked: MessagesRequest, request: HttpRequest) -> MessagesFormatter:
-    return MessagesFormatter(context.model_name, asked, await _turn(context, asked, request))
+    return MessagesFormatter(context.check_model(asked.model), asked, await _turn(context, asked, request))
 
 
 async def count_tokens_endpoint(context: ServerContext, asked: CountTokensRequest, request: HttpRequest) -> Response:

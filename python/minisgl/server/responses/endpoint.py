@@ -161,7 +161,7 @@ def _head(context: ServerContext, asked: ResponsesRequest, turn: Turn) -> dict[s
         "max_output_tokens": asked.max_output_tokens,
         "max_tool_calls": asked.max_tool_calls,
         "metadata": asked.metadata or {},
-        "model": context.model_name,
+        "model": context.check_model(asked.model),
         "output": [],
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "previous_response_id": asked.previous_response_id,

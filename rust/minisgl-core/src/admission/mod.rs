@@ -61,6 +61,7 @@ pub(crate) fn size_chunk(
     let max_match = if request.uses_cache { (length - 1) / size } else { 0 };
     let found = tree.find(
         cold.handle.unwrap_or(ROOT),
+        cold.namespace,
         requests.tokens(index),
         num_pages,
         max_match,
@@ -124,9 +125,9 @@ pub(crate) fn apply_chunk(requests: &mut Requests, index: Index, chunk: &Chunk, 
     if uses_cache {
         cold.num_tree_pages = first;
         let full = chunk.num_tokens / size;
-        if full > 0 && !tree.has_page(handle, &sequence.tokens, first) {
+        if full > 0 && !tree.has_page(handle, cold.namespace, &sequence.tokens, first) {
             let tokens = &sequence.tokens[first * size..(first + full) * size];
-            handle = tree.append(handle, tokens, &sequence.pages[first..first + full])?;
+            handle = tree.append(handle, cold.namespace, tokens, &sequence.pages[first..first + full])?;
             cold.num_tree_pages = first + full;
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::nodes::{NO_NODE, NodeId, ROOT};
+use super::nodes::{NO_NODE, Namespace, NodeId, ROOT};
 use super::tree::RadixTree;
 use crate::api::{CachePolicy, Result, need};
 use crate::numbers::ToU64;
@@ -25,15 +25,19 @@ impl RadixTree {
         (tokens, pages)
     }
 
-    /// Each cached page, with all tokens from the start of the sequence to the page's end, in no order.
+    /// Each cached page, with all tokens from the start of the sequence to the page's end, in no order; in a namespace
+    /// behind its negative number, which is no token.
     pub fn tree_pages(&self) -> Vec<(Vec<i32>, Page)> {
         let size = self.page_size();
         let mut found = Vec::new();
         for id in self.ids() {
             let (tokens, pages) = self.path(id);
             let own = self.node(id).pages.len();
+            let namespace = self.node(id).namespace;
+            let before = (namespace > 0).then(|| -namespace.cast_signed());
             for column in pages.len() - own..pages.len() {
-                found.push((tokens[..(column + 1) * size].to_vec(), pages[column]));
+                let path = before.iter().chain(&tokens[..(column + 1) * size]);
+                found.push((path.copied().collect(), pages[column]));
             }
         }
         found
@@ -46,7 +50,7 @@ pub(crate) fn check_tree(tree: &RadixTree) -> Result<()> {
     let mut leaves = BTreeSet::new();
     let mut unlocked = BTreeSet::new();
     let mut children: HashMap<NodeId, u32> = HashMap::new();
-    let mut siblings: BTreeSet<(NodeId, &[i32])> = BTreeSet::new();
+    let mut siblings: BTreeSet<(NodeId, Namespace, &[i32])> = BTreeSet::new();
     for id in tree.ids() {
         let node = tree.node(id);
         count += 1;
@@ -64,12 +68,17 @@ pub(crate) fn check_tree(tree: &RadixTree) -> Result<()> {
             protected += node.pages.len();
         }
         *children.entry(node.parent).or_default() += 1;
-        need(siblings.insert((node.parent, &node.tokens[..tree.page_size()])), || {
-            "two siblings begin alike".into()
-        })?;
-        need(tree.has_page(node.parent, &node.tokens, 0), || {
+        need(
+            siblings.insert((node.parent, node.namespace, &node.tokens[..tree.page_size()])),
+            || "two siblings begin alike".into(),
+        )?;
+        need(tree.has_page(node.parent, node.namespace, &node.tokens, 0), || {
             "a node is not linked under the key that its tokens begin with".into()
         })?;
+        need(
+            node.parent == ROOT || node.namespace == tree.node(node.parent).namespace,
+            || "a node is of another namespace than its parent".into(),
+        )?;
         need(node.parent == ROOT || node.lock <= tree.node(node.parent).lock, || {
             "a node has more locks than its parent".into()
         })?;

@@ -67,7 +67,7 @@ impl RadixCacheManager {
     /// `Error::Broken`.
     pub fn match_prefix(&mut self, tokens: &[i32]) -> Result<(Handle, Vec<Page>)> {
         let size = self.tree.page_size();
-        let found = self.tree.find(ROOT, tokens, 0, tokens.len() / size);
+        let found = self.tree.find(ROOT, 0, tokens, 0, tokens.len() / size);
         let node = self.tree.descend(ROOT, &found)?;
         self.tree.release(node)?;
         let handle = Handle {
@@ -117,9 +117,9 @@ impl RadixCacheManager {
             let reason = format!("{} tokens do not fill {} pages", tokens.len(), pages.len());
             return argument("pages", reason);
         }
-        let had = self.tree.find(ROOT, tokens, 0, pages.len()).pages.len();
+        let had = self.tree.find(ROOT, 0, tokens, 0, pages.len()).pages.len();
         self.hold(&pages[had..])?;
-        let (handle, _) = self.tree.insert(ROOT, tokens, pages, 0)?;
+        let (handle, _) = self.tree.insert(ROOT, 0, tokens, pages, 0)?;
         self.tree.release(handle)?;
         Ok(had)
     }
@@ -195,5 +195,22 @@ impl RadixCacheManager {
         need(held == self.held, || {
             "the pages of the tree and those held differ".into()
         })
+    }
+}
+
+impl RadixTree {
+    /// As `take` of one page, so many times: what the pool has, then evicted pages one by one.
+    pub fn take_each(&mut self, num_pages: usize, into: &mut Vec<Page>) -> Result<()> {
+        let free = self.pool.num_free().min(num_pages);
+        self.pool.pop_many(free, into)?;
+        let mut missing = num_pages - free;
+        while missing > 0 {
+            let (id, kept) = self.next_cut(missing)?;
+            let pages = &self.node(id).pages[kept..];
+            missing -= pages.len();
+            into.extend(pages.iter().rev());
+            self.cut(id, kept);
+        }
+        Ok(())
     }
 }

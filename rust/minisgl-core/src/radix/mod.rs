@@ -12,6 +12,6 @@ mod view;
 
 pub(crate) use check::check_tree;
 pub use manager::{Handle, RadixCacheManager};
-pub(crate) use nodes::{NO_NODE, NodeId, ROOT};
+pub(crate) use nodes::{NO_NODE, Namespace, NodeId, ROOT};
 pub(crate) use tree::{Match, RadixTree};
 pub use view::{TreeNode, TreeView};

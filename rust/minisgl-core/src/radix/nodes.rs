@@ -1,11 +1,12 @@
 //! The nodes of the radix tree, and the table that finds a node's child by its first page.
 //!
-//! Keeps true: a node is linked below its parent under the tokens of its first page, by which siblings differ.
+//! Keeps true: a node is linked below its parent under its namespace and the tokens of its first page, by which
+//! siblings differ.
 //! Doesn't know: locks, the order of eviction.
 //!
-//! Children are found by (parent, hash of their first page's tokens) in one table for the whole tree: heads of chains
-//! that go through the nodes. Hashes may collide, so tokens are always compared. The table is as large as the pool at
-//! start and touched then, up to `MAX_HEADS`, and doubles when there are more nodes.
+//! Children are found by (parent, hash of namespace and first page's tokens) in one table for the whole tree: heads of
+//! chains that go through the nodes. Hashes may collide, so tokens are always compared. The table is as large as the
+//! pool at start and touched then, up to `MAX_HEADS`, and doubles when there are more nodes.
 
 use crate::numbers::{LowBits, ToU32, ToUsize};
 use crate::page_pool::Page;
@@ -14,6 +15,8 @@ use crate::page_pool::Page;
 pub(crate) type NodeId = u32;
 pub(crate) const NO_NODE: NodeId = NodeId::MAX;
 pub(crate) const ROOT: NodeId = 0;
+/// Whose prefixes; 0: the model's own.
+pub(crate) type Namespace = u32;
 const MAX_HEADS: usize = 1 << 20;
 
 /// An edge and its lower end: `pages` hold the KV of `tokens`.
@@ -24,6 +27,7 @@ pub(crate) struct Node {
     pub pages: Vec<Page>,
     pub num_children: u32,
     pub lock: u32,
+    pub namespace: Namespace, // of a whole branch; that of the root says nothing
     pub(super) stamp: u64,
     pub(super) frequency: u64,
     key: u64,      // of parent and first page
@@ -83,13 +87,14 @@ impl Nodes {
     }
 
     /// A node without tokens that is not linked yet.
-    pub fn create(&mut self, parent: NodeId) -> NodeId {
+    pub fn create(&mut self, parent: NodeId, namespace: Namespace) -> NodeId {
         let id = self.unused.pop().unwrap_or_else(|| {
             self.nodes.push(Node::default());
             self.nodes.len().to_u32() - 1
         });
         let node = self.get_mut(id);
         node.parent = parent;
+        node.namespace = namespace;
         node.num_children = 0;
         node.chain = NO_NODE;
         node.lock = 0;
@@ -108,16 +113,19 @@ impl Nodes {
         self.unused.push(id);
     }
 
-    /// The child of `parent` that begins with the tokens of `first_page`.
-    pub fn child(&self, parent: NodeId, first_page: &[i32]) -> Option<NodeId> {
+    /// The child of `parent` in `namespace` that begins with the tokens of `first_page`.
+    pub fn child(&self, parent: NodeId, namespace: Namespace, first_page: &[i32]) -> Option<NodeId> {
         if self.get(parent).num_children == 0 {
             return None;
         }
-        let key = key(parent, first_page);
+        let key = key(parent, namespace, first_page);
         let mut at = self.heads[self.head(key)];
         while at != NO_NODE {
             let node = self.get(at);
-            if node.key == key && node.parent == parent && node.tokens[..self.page_size] == *first_page {
+            if node.key == key
+                && (node.parent, node.namespace) == (parent, namespace)
+                && node.tokens[..self.page_size] == *first_page
+            {
                 return Some(at);
             }
             at = node.chain;
@@ -131,7 +139,8 @@ impl Nodes {
             self.double();
         }
         let node = self.get(id);
-        let (parent, key) = (node.parent, key(node.parent, &node.tokens[..self.page_size]));
+        let parent = node.parent;
+        let key = key(parent, node.namespace, &node.tokens[..self.page_size]);
         self.get_mut(id).key = key;
         self.chain(id);
         self.get_mut(parent).num_children += 1;
@@ -194,8 +203,8 @@ fn root() -> Node {
     }
 }
 
-fn key(parent: NodeId, first_page: &[i32]) -> u64 {
-    let mut hash = u64::from(parent);
+fn key(parent: NodeId, namespace: Namespace, first_page: &[i32]) -> u64 {
+    let mut hash = u64::from(parent) | u64::from(namespace) << 32;
     for &token in first_page {
         hash = mix(hash ^ u64::from(token.cast_unsigned()));
     }

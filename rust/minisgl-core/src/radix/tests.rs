@@ -16,7 +16,7 @@ fn grown(num_leaves: usize, policy: CachePolicy) -> RadixTree {
         let tokens: Vec<i32> = (0..8).map(|i| (8 * leaf + i).to_i32()).collect();
         let mut pages = Vec::new();
         tree.take(8, &mut pages).expect("pages");
-        let (handle, _) = tree.insert(ROOT, &tokens, &pages, 0).expect("new tokens");
+        let (handle, _) = tree.insert(ROOT, 0, &tokens, &pages, 0).expect("new tokens");
         tree.release(handle).expect("locked");
     }
     tree
@@ -34,7 +34,7 @@ fn a_match_costs_what_it_matches_whatever_the_tree_holds() {
         for num_leaves in [10, MANY] {
             let mut tree = grown(num_leaves, policy);
             let tokens: Vec<i32> = (40..48).chain([-1; 100]).collect();
-            assert_eq!(cost(&mut tree, |tree| tree.find(ROOT, &tokens, 0, tokens.len())), 8);
+            assert_eq!(cost(&mut tree, |tree| tree.find(ROOT, 0, &tokens, 0, tokens.len())), 8);
         }
     }
 }
@@ -44,10 +44,10 @@ fn an_insert_costs_its_new_tokens() {
     for num_leaves in [10, MANY] {
         let mut tree = grown(num_leaves, CachePolicy::Lru);
         let tokens: Vec<i32> = (40..48).chain(1_000_000..1_001_000).collect();
-        let mut pages = tree.find(ROOT, &tokens, 0, 8).pages;
+        let mut pages = tree.find(ROOT, 0, &tokens, 0, 8).pages;
         tree.take(1000, &mut pages).expect("pages");
         let spent = cost(&mut tree, |tree| {
-            tree.insert(ROOT, &tokens, &pages, 0).expect("new tokens")
+            tree.insert(ROOT, 0, &tokens, &pages, 0).expect("new tokens")
         });
         assert!((1008..=1016).contains(&spent), "{spent}");
     }
@@ -70,7 +70,7 @@ fn the_table_of_children_grows_with_the_nodes() {
     let first_page = |child: i32| [child / 10, child % 10];
     let ids: Vec<_> = (0..1000)
         .map(|child| {
-            let id = nodes.create(ROOT);
+            let id = nodes.create(ROOT, 0);
             nodes.get_mut(id).tokens.extend(first_page(child));
             nodes.link(id);
             id
@@ -81,7 +81,7 @@ fn the_table_of_children_grows_with_the_nodes() {
     }
     for (child, id) in (0..).zip(ids) {
         let expected = (child % 3 != 0).then_some(id);
-        assert_eq!(nodes.child(ROOT, &first_page(child)), expected);
+        assert_eq!(nodes.child(ROOT, 0, &first_page(child)), expected);
     }
     assert_eq!(nodes.len(), 666);
 }

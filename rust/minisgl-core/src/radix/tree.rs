@@ -1,12 +1,12 @@
 //! The radix tree: which pages hold the KV of which token prefixes.
 //!
-//! Keeps true: edges cover whole pages; no two nodes stand for the same tokens (siblings differ in their first page); a
-//! node's lock count is the number of handles on it and below it; locked nodes are never trimmed or removed, though a
-//! split may cut one in two.
+//! Keeps true: edges cover whole pages; no two nodes stand for the same tokens of the same namespace (siblings differ
+//! in it or in their first page), and nothing is found from another; a node's lock count is the number of handles on it
+//! and below it; locked nodes are never trimmed or removed, though a split may cut one in two.
 //! Doesn't know: requests. A *handle* is a node that someone has locked from the root down to it.
 
 use super::evict::EvictionOrder;
-use super::nodes::{NO_NODE, Node, NodeId, Nodes, ROOT};
+use super::nodes::{NO_NODE, Namespace, Node, NodeId, Nodes, ROOT};
 use crate::api::{CachePolicy, Result, broken};
 use crate::numbers::ToU64;
 use crate::page_pool::{Page, PagePool};
@@ -110,9 +110,16 @@ impl RadixTree {
 
     // ------------------------------------------------------------------------------------------------- read only
 
-    /// Follow `tokens` below `node`, which stands for the first `first_page` pages of them, as far as they are cached,
-    /// to at most `max_pages` pages of `tokens` in all. O(matched tokens).
-    pub fn find(&self, node: NodeId, tokens: &[i32], first_page: usize, max_pages: usize) -> Match {
+    /// Follow `tokens` below `node`, which stands for the first `first_page` pages of them, as far as they are cached
+    /// in `namespace`, to at most `max_pages` pages of `tokens` in all. O(matched tokens).
+    pub fn find(
+        &self,
+        node: NodeId,
+        namespace: Namespace,
+        tokens: &[i32],
+        first_page: usize,
+        max_pages: usize,
+    ) -> Match {
         let size = self.page_size;
         let mut found = Match {
             node,
@@ -123,7 +130,8 @@ impl RadixTree {
         };
         let mut at = first_page;
         while at < max_pages {
-            let Some(id) = self.nodes.child(found.node, &tokens[at * size..(at + 1) * size]) else {
+            let first = &tokens[at * size..(at + 1) * size];
+            let Some(id) = self.nodes.child(found.node, namespace, first) else {
                 break;
             };
             let child = self.nodes.get(id);
@@ -145,11 +153,9 @@ impl RadixTree {
     }
 
     /// Whether page `column` of `tokens` is cached below `node`, which ends right before it.
-    pub fn has_page(&self, node: NodeId, tokens: &[i32], column: usize) -> bool {
-        let size = self.page_size;
-        self.nodes
-            .child(node, &tokens[column * size..(column + 1) * size])
-            .is_some()
+    pub fn has_page(&self, node: NodeId, namespace: Namespace, tokens: &[i32], column: usize) -> bool {
+        let page = &tokens[column * self.page_size..(column + 1) * self.page_size];
+        self.nodes.child(node, namespace, page).is_some()
     }
 
     /// All nodes but the root, in no order.
@@ -198,15 +204,15 @@ impl RadixTree {
     // ----------------------------------------------------------------------------------------- growing, shrinking
 
     /// Link `pages`, the KV of `tokens`, below `handle` and move the handle onto them. The tree has nothing of it yet.
-    pub fn append(&mut self, handle: NodeId, tokens: &[i32], pages: &[Page]) -> Result<NodeId> {
+    pub fn append(&mut self, handle: NodeId, namespace: Namespace, tokens: &[i32], pages: &[Page]) -> Result<NodeId> {
         if pages.is_empty() || tokens.len() != pages.len() * self.page_size {
             return broken(format!("{} tokens do not fill {} pages", tokens.len(), pages.len()));
         }
-        if self.nodes.child(handle, &tokens[..self.page_size]).is_some() {
+        if self.has_page(handle, namespace, tokens, 0) {
             return broken("the radix tree holds these tokens already");
         }
         self.count(tokens.len());
-        let id = self.nodes.create(handle);
+        let id = self.nodes.create(handle, namespace);
         let node = self.nodes.get_mut(id);
         node.tokens.extend_from_slice(tokens);
         node.pages.extend_from_slice(pages);
@@ -224,16 +230,22 @@ impl RadixTree {
     pub fn insert(
         &mut self,
         handle: NodeId,
+        namespace: Namespace,
         tokens: &[i32],
         pages: &[Page],
         first_page: usize,
     ) -> Result<(NodeId, usize)> {
-        let found = self.find(handle, tokens, first_page, pages.len());
+        let found = self.find(handle, namespace, tokens, first_page, pages.len());
         let mut handle = self.descend(handle, &found)?;
         let had = first_page + found.pages.len();
         if had < pages.len() {
             let size = self.page_size;
-            handle = self.append(handle, &tokens[had * size..pages.len() * size], &pages[had..])?;
+            handle = self.append(
+                handle,
+                namespace,
+                &tokens[had * size..pages.len() * size],
+                &pages[had..],
+            )?;
         }
         Ok((handle, had))
     }
@@ -245,21 +257,6 @@ impl RadixTree {
             self.evict(num_pages - free)?;
         }
         self.pool.pop_many(num_pages, into)
-    }
-
-    /// As `take` of one page, so many times: what the pool has, then evicted pages one by one.
-    pub fn take_each(&mut self, num_pages: usize, into: &mut Vec<Page>) -> Result<()> {
-        let free = self.pool.num_free().min(num_pages);
-        self.pool.pop_many(free, into)?;
-        let mut missing = num_pages - free;
-        while missing > 0 {
-            let (id, kept) = self.next_cut(missing)?;
-            let pages = &self.nodes.get(id).pages[kept..];
-            missing -= pages.len();
-            into.extend(pages.iter().rev());
-            self.cut(id, kept);
-        }
-        Ok(())
     }
 
     /// Trim the oldest unlocked leaf from its end, page by page, then the next, until `num_pages` are freed.
@@ -291,7 +288,7 @@ impl RadixTree {
     }
 
     /// The leaf that goes next, and how many of its pages stay if `num_pages` are wanted.
-    fn next_cut(&self, num_pages: usize) -> Result<(NodeId, usize)> {
+    pub(super) fn next_cut(&self, num_pages: usize) -> Result<(NodeId, usize)> {
         self.count(1);
         match self.order.next() {
             Some(id) => {
@@ -303,7 +300,7 @@ impl RadixTree {
     }
 
     /// Take the pages from `kept` on off an unlocked leaf.
-    fn cut(&mut self, id: NodeId, kept: usize) {
+    pub(super) fn cut(&mut self, id: NodeId, kept: usize) {
         let size = self.page_size;
         let leaf = self.nodes.get_mut(id);
         self.num_evictable -= leaf.pages.len() - kept;
@@ -354,7 +351,8 @@ impl RadixTree {
         }
         let cut = num_pages * self.page_size;
         self.nodes.unlink(id);
-        let upper_id = self.nodes.create(parent);
+        let namespace = self.nodes.get(id).namespace;
+        let upper_id = self.nodes.create(parent, namespace);
         let Some([upper, lower]) = self.nodes.two(upper_id, id) else {
             return broken("a node of the radix tree is its own parent");
         };

@@ -7,6 +7,7 @@
 
 use crate::attention::Call;
 use crate::kernels::Mode;
+use crate::model::adapter::Site;
 use crate::model::forward::{Phase, Worker};
 use crate::model::products::{FEW, each, mode_for};
 use crate::model::weights::Layer;
@@ -21,6 +22,13 @@ impl Worker<'_, '_> {
             .iter()
             .all(|(_, part)| mode_for(shared.mode, part) == shared.mode);
         let mode = if whole { shared.mode } else { Mode::Exact };
+        self.lower(
+            index,
+            (Phase::LowerQkv, Site::Qkv),
+            &buffers.x,
+            Some(&layer.attention_norm),
+            config.hidden_size,
+        );
         let acts = self.prepare(
             index,
             Phase::Prepare,
@@ -66,6 +74,13 @@ impl Worker<'_, '_> {
         }
         self.lap(3);
         let width = config.num_heads * config.head_dim;
+        self.lower(
+            index,
+            (Phase::LowerOut, Site::Out),
+            &buffers.attended,
+            None,
+            width,
+        );
         let acts = self.prepare(
             index,
             Phase::PrepareOut,
@@ -74,7 +89,7 @@ impl Worker<'_, '_> {
             width,
             mode_for(shared.mode, &layer.out.weight),
         );
-        self.add_product(index, Phase::Out, &layer.out, acts);
+        self.add_product(index, (Phase::Out, Site::Out), &layer.out, acts);
         self.barrier.wait();
         self.lap(4);
     }

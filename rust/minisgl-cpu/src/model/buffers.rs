@@ -4,6 +4,7 @@
 //! Doesn't know: what is computed.
 
 use crate::kernels::{Acts, Mode};
+use crate::model::adapter::{Between, OwnBetween};
 use crate::model::config::ModelConfig;
 use crate::model::experts::ExpertBuffers;
 use crate::model::forward::PHASES;
@@ -26,9 +27,12 @@ pub struct Buffers {
     pub acts: Acts,
     /// One for each phase of each layer, and two more.
     pub counters: Vec<Counter>,
+    /// Of adapters.
+    pub between: Between,
     /// Of routed experts, if there are any.
     pub experts: Option<ExpertBuffers>,
-    widest: usize,
+    /// Numbers of the widest input of a product.
+    pub widest: usize,
     mode: Mode,
     tokens: usize,
 }
@@ -41,6 +45,8 @@ pub struct Own {
     pub row: Grid,
     /// Gate and up of some rows, side by side.
     pub both: Grid,
+    /// Of adapters.
+    pub between: OwnBetween,
 }
 
 impl Buffers {
@@ -62,6 +68,7 @@ impl Buffers {
             counters: (0..config.num_layers * PHASES + 2)
                 .map(|_| Counter::default())
                 .collect(),
+            between: Between::default(),
             experts: config
                 .moe
                 .as_ref()
@@ -102,6 +109,7 @@ impl Buffers {
             acts: Acts::new(1, self.widest, self.mode),
             row,
             both: Grid::new(32 * 16),
+            between: OwnBetween::new(self.widest),
         }
     }
 }

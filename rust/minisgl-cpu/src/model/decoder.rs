@@ -95,6 +95,16 @@ impl Decoder {
     ) -> Result<()> {
         memory.buffers.begin(tokens.ids.len(), &self.config);
         memory.plan.build(rows)?;
+        if !tokens.runs.is_empty() {
+            let (rank, widest) = (
+                memory.buffers.between.reserve(tokens.runs),
+                memory.buffers.widest,
+            );
+            for own in &memory.threads {
+                let mut own = own.lock().unwrap_or_else(|e| e.into_inner());
+                own.0.between.reserve(rank, widest);
+            }
+        }
         let forward = Forward {
             config: &self.config,
             weights: &self.weights,

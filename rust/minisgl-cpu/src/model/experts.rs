@@ -132,6 +132,7 @@ impl Worker<'_, '_> {
                     rows,
                     &buffers.inner,
                     first,
+                    None,
                 );
             },
         );

@@ -16,6 +16,7 @@ use std::time::Instant;
 use crate::attention::{Attention, Plan, Rows, Scratch};
 use crate::kernels::{Kernels, Mode};
 use crate::kv::KvPool;
+use crate::model::adapter::Run;
 use crate::model::buffers::{Buffers, Own};
 use crate::model::config::ModelConfig;
 use crate::model::products::{FEW, TOKENS, each};
@@ -38,9 +39,13 @@ pub(super) enum Phase {
     Down,
     Route,
     Combine,
+    LowerQkv,
+    LowerOut,
+    LowerMlp,
+    LowerDown,
 }
 
-pub(super) const PHASES: usize = 13;
+pub(super) const PHASES: usize = 17;
 
 /// Parts that time is told by.
 pub const PARTS: [&str; 8] = [
@@ -66,6 +71,8 @@ pub struct Tokens<'a> {
     pub slots: &'a [u32],
     /// How many of them, from the first on, are rows that decode.
     pub decode: usize,
+    /// Those that have an adapter, in order; a run is of rows that decode or of others.
+    pub runs: &'a [Run<'a>],
 }
 
 /// What all threads share in a forward.

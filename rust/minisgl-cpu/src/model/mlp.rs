@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use crate::kernels::{ActsPtr, Kernels};
+use crate::model::adapter::Site;
 use crate::model::forward::{Phase, Worker};
 use crate::model::grid::Grid;
 use crate::model::products::{Groups, mode_for};
@@ -18,6 +19,13 @@ impl Worker<'_, '_> {
     pub(super) fn dense(&mut self, index: usize, layer: &Layer, mlp: &Mlp) {
         let shared = self.shared;
         let buffers = shared.buffers;
+        self.lower(
+            index,
+            (Phase::LowerMlp, Site::GateUp),
+            &buffers.x,
+            Some(&layer.mlp_norm),
+            shared.config.hidden_size,
+        );
         let acts = self.prepare(
             index,
             Phase::PrepareMlp,
@@ -40,10 +48,18 @@ impl Worker<'_, '_> {
                 rows.clone(),
                 &buffers.inner,
                 rows.start,
+                Some(index),
             );
         }
         self.barrier.wait();
         self.lap(5);
+        self.lower(
+            index,
+            (Phase::LowerDown, Site::Down),
+            &buffers.inner,
+            None,
+            mlp.inner,
+        );
         let acts = self.prepare(
             index,
             Phase::PrepareDown,
@@ -52,12 +68,13 @@ impl Worker<'_, '_> {
             mlp.inner,
             mode_for(shared.mode, &mlp.down.weight),
         );
-        self.add_product(index, Phase::Down, &mlp.down, acts);
+        self.add_product(index, (Phase::Down, Site::Down), &mlp.down, acts);
         self.barrier.wait();
         self.lap(6);
     }
 
     /// silu(gate) * up of the rows `rows` of `acts`, into rows of `out` from `first` on, columns of the panel pairs.
+    /// `layer`: where these are the tokens of the step, with adapters.
     #[allow(clippy::too_many_arguments)] // a product has as many
     pub(super) fn gate_and_up(
         &mut self,
@@ -68,8 +85,9 @@ impl Worker<'_, '_> {
         rows: Range<usize>,
         out: &Grid,
         first: usize,
+        layer: Option<usize>,
     ) {
-        let width = panels.len() * PANEL;
+        let (shared, width) = (self.shared, panels.len() * PANEL);
         self.own.both.reserve(rows.len());
         let both = self.own.both.at(0, 0);
         // SAFETY: `both` is this thread's; `acts` was written before a barrier.
@@ -83,6 +101,15 @@ impl Worker<'_, '_> {
                 width,
                 false,
             );
+            if let Some(index) = layer {
+                shared.raise(
+                    (index, Site::GateUp),
+                    panels.clone(),
+                    rows.clone(),
+                    both,
+                    width,
+                );
+            }
             for row in 0..rows.len() {
                 let at = both.add(row * width);
                 if let Some(bias) = &mlp.gate_up.bias {

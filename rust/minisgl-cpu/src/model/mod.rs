@@ -3,6 +3,7 @@
 //! Keeps true: what differs between architectures is in `ModelConfig`; weights come from `Tensors`, whatever their file.
 //! Doesn't know: requests, sampling, pages of whom.
 
+mod adapter;
 mod attend;
 mod buffers;
 mod config;
@@ -17,6 +18,7 @@ mod products;
 mod tensors;
 mod weights;
 
+pub use adapter::{Adapter, Pair, RUN, Run};
 pub use config::{ModelConfig, MoeConfig};
 pub use decoder::{Decoder, Memory};
 pub use forward::{PARTS, Times, Tokens};

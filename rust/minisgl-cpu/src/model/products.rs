@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use crate::kernels::{ActsPtr, Mode};
+use crate::model::adapter::Site;
 use crate::model::forward::{Phase, Worker};
 use crate::model::grid::Grid;
 use crate::model::weights::Linear;
@@ -68,7 +69,7 @@ impl Worker<'_, '_> {
         acts
     }
 
-    /// The products of several matrices with the same activations, side by side in `out`.
+    /// Queries, keys and values: the products of several matrices with the same activations, side by side in `out`.
     pub(super) fn project_all(
         &mut self,
         index: usize,
@@ -92,7 +93,12 @@ impl Worker<'_, '_> {
                     let panels = groups.panels(group);
                     let to = out.at(rows.start, column + panels.start * PANEL);
                     // SAFETY: its piece: these columns of these rows; `acts` was written before a barrier.
-                    unsafe { kernels.matmul(matrix, panels, acts, rows, to, out.stride(), false) };
+                    unsafe {
+                        let (from, stride) = (column / PANEL, out.stride());
+                        let its = from + panels.start..from + panels.end;
+                        kernels.matmul(matrix, panels, acts, rows.clone(), to, stride, false);
+                        shared.raise((index, Site::Qkv), its, rows, to, stride);
+                    }
                     break;
                 }
                 group -= groups.count;
@@ -104,7 +110,7 @@ impl Worker<'_, '_> {
     pub(super) fn add_product(
         &mut self,
         index: usize,
-        phase: Phase,
+        (phase, site): (Phase, Site),
         linear: &Linear,
         acts: ActsPtr,
     ) {
@@ -122,13 +128,14 @@ impl Worker<'_, '_> {
             unsafe {
                 kernels.matmul(
                     &linear.weight,
-                    panels,
+                    panels.clone(),
                     acts,
                     rows.clone(),
                     to,
                     x.stride(),
                     true,
                 );
+                shared.raise((index, site), panels, rows.clone(), to, x.stride());
                 if let Some(bias) = &linear.bias {
                     for row in rows {
                         shared

@@ -37,6 +37,8 @@ pub struct Binding {
     pub num_prompt: usize,
     /// What its tokens have to follow.
     pub grammar: Option<SharedGrammar>,
+    /// Number of the adapter that changes the model for it; 0: none.
+    pub adapter: u32,
 }
 
 #[derive(Debug, Default)]
@@ -105,6 +107,7 @@ impl Slots {
             mut tokens,
             num_prompt,
             grammar,
+            ..
         } = binding;
         let (prompt, output) = tokens.split_at(num_prompt.min(tokens.len()));
         let changes = params

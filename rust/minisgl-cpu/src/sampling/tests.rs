@@ -15,7 +15,7 @@ fn bound(params: Params, prompt: &[i32], output: &[i32], vocab: usize) -> Slots 
             params,
             tokens: [prompt, output].concat(),
             num_prompt: prompt.len(),
-            grammar: None,
+            ..Binding::default()
         },
     );
     slots

@@ -59,6 +59,8 @@ pub enum Input {
 pub struct Plan {
     /// Where it came to.
     pub endpoint: Endpoint,
+    /// Another model than the configuration's.
+    pub names_other: bool,
     /// Checked; `seed` and `max_tokens` may be open, `n` is that of the body.
     pub sampling: SamplingParams,
     /// `max_tokens` is the client's, no default.
@@ -267,12 +269,8 @@ fn finished(
 ) -> Result<Plan, NotSure> {
     sure(common.response_format.as_deref().is_none_or(|kind| kind == "text"))?;
     sure(common.stream_options.continuous_usage_stats != Some(true))?;
-    sure(
-        common
-            .model
-            .as_ref()
-            .is_none_or(|name| config.any_model_name || *name == config.model_name),
-    )?;
+    let names_other = common.model.as_ref().is_some_and(|name| *name != config.model_name);
+    sure(config.any_model_name || !names_other)?;
     sure(common.priority > i32::MIN)?;
     let n = common.n.or_else(|| default(config, "n", Value::as_i64)).unwrap_or(1);
     let (stream, priority) = (common.stream, i64::from(common.priority));
@@ -282,6 +280,7 @@ fn finished(
     let n = usize::try_from(n).map_err(|_| NotSure)?;
     Ok(Plan {
         endpoint,
+        names_other,
         sampling,
         names_length,
         n,

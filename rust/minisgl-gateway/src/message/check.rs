@@ -66,6 +66,8 @@ impl SamplingParams {
         let pooling = p.embedding.as_deref();
         let ok = pooling.is_none_or(|name| name == "mean" || name == "last");
         need(ok, "embedding", pooling, "must be 'mean' or 'last'")?;
+        let ok = (0..1 << 31).contains(&p.adapter);
+        need(ok, "adapter", p.adapter, "must be an unsigned 31-bit integer")?;
         self.check_lists()
     }
 

@@ -106,6 +106,10 @@ fn message(reader: &mut Reader<'_>) -> Read<FromEngine> {
             state: fields.text()?,
         },
         "cleared" => FromEngine::CacheCleared,
+        "adapter" => FromEngine::AdapterChanged {
+            adapter: fields.next()?.int()?,
+            state: fields.text()?,
+        },
         "watched" => FromEngine::Watched,
         "says" => FromEngine::EngineSays {
             engine: fields.next()?.int()?,

@@ -28,6 +28,12 @@ fn message(reader: &mut Reader<'_>) -> Read<ToEngine> {
         },
         "remove_prefix" => ToEngine::RemovePrefix(fields.next()?.int()?),
         "clear_cache" => ToEngine::ClearCache,
+        "load_adapter" => ToEngine::LoadAdapter {
+            adapter: fields.next()?.int()?,
+            name: fields.text()?,
+            path: fields.text()?,
+        },
+        "unload_adapter" => ToEngine::UnloadAdapter(fields.next()?.int()?),
         "watch" => ToEngine::Watch {
             steps: fields.next()?.bool()?,
             tree: fields.next()?.bool()?,
@@ -96,6 +102,7 @@ fn sampling(reader: &mut Reader<'_>) -> Read<SamplingParams> {
             "prompt_logprobs" => p.prompt_logprobs = reader.optional_int()?,
             "grammar" => p.grammar = Some(text(reader)?),
             "embedding" => p.embedding = Some(text(reader)?),
+            "adapter" => p.adapter = reader.int()?,
             _ => reader.skip(1)?,
         }
     }

@@ -148,6 +148,16 @@ impl Bytes {
                 self.int(*prefix_id);
             }
             ToEngine::ClearCache => self.tagged("clear_cache", 0),
+            ToEngine::LoadAdapter { adapter, name, path } => {
+                self.tagged("load_adapter", 3);
+                self.int(*adapter);
+                self.str(name);
+                self.str(path);
+            }
+            ToEngine::UnloadAdapter(adapter) => {
+                self.tagged("unload_adapter", 1);
+                self.int(*adapter);
+            }
             ToEngine::Watch { steps, tree } => {
                 self.tagged("watch", 2);
                 let _ = put::write_bool(&mut self.0, *steps);
@@ -233,6 +243,7 @@ impl Fields<'_> {
             self.name("embedding");
             self.out.str(pooling);
         }
+        self.int("adapter", p.adapter, 0);
     }
 
     fn name(&mut self, name: &str) {

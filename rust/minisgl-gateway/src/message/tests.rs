@@ -65,6 +65,7 @@ fn every_field() -> SamplingParams {
         prompt_logprobs: Some(20),
         grammar: None,
         embedding: Some("last".into()),
+        adapter: 3,
     }
 }
 
@@ -123,6 +124,17 @@ fn what_is_written_is_what_python_writes() {
                 prefix(1 << 40, vec![], false),
                 ToEngine::RemovePrefix(3),
                 ToEngine::ClearCache,
+            ],
+        ),
+        (
+            "adapters",
+            vec![
+                ToEngine::LoadAdapter {
+                    adapter: 3,
+                    name: "sql".into(),
+                    path: "adapters/ä".into(),
+                },
+                ToEngine::UnloadAdapter(70000),
             ],
         ),
         (
@@ -269,6 +281,14 @@ fn what_else_the_engine_says_is_read() {
     assert_eq!(
         decode(&frame("prefix_changed")).unwrap(),
         [changed(3, "ready"), changed(1 << 40, "refused")]
+    );
+    let adapter = |adapter, state: &str| FromEngine::AdapterChanged {
+        adapter,
+        state: state.into(),
+    };
+    assert_eq!(
+        decode(&frame("adapter_changed")).unwrap(),
+        [adapter(3, "loaded"), adapter(70000, "refused")]
     );
     assert_eq!(only("cleared"), FromEngine::CacheCleared);
     assert_eq!(only("watched"), FromEngine::Watched);

@@ -24,6 +24,13 @@ pub enum FromEngine {
     },
     /// The cache was emptied: for the Python server.
     CacheCleared,
+    /// What became of an adapter: for the Python server.
+    AdapterChanged {
+        /// Of its [`ToEngine::LoadAdapter`].
+        adapter: i64,
+        /// `loaded`, `refused` or `unloaded`.
+        state: String,
+    },
     /// What the last steps did: for the Python server.
     Watched,
     /// From a pool: what one of its engines said, a list of messages in msgpack.
@@ -215,6 +222,17 @@ pub enum ToEngine {
     RemovePrefix(i64),
     /// Empty the prefix cache.
     ClearCache,
+    /// Read an adapter, so that requests may name its number.
+    LoadAdapter {
+        /// The sender's, never used again; above 0.
+        adapter: i64,
+        /// What clients call it.
+        name: String,
+        /// Its folder.
+        path: String,
+    },
+    /// No request will name it any more.
+    UnloadAdapter(i64),
     /// Tell what steps do, or the tree, for a few seconds.
     Watch {
         /// The batches of steps.
@@ -286,6 +304,8 @@ pub struct SamplingParams {
     pub prompt_logprobs: Option<i64>,
     pub grammar: Option<String>,
     pub embedding: Option<String>,
+    /// 0: none.
+    pub adapter: i64,
 }
 
 impl Default for SamplingParams {
@@ -313,6 +333,7 @@ impl Default for SamplingParams {
             prompt_logprobs: None,
             grammar: None,
             embedding: None,
+            adapter: 0,
         }
     }
 }

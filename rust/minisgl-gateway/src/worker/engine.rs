@@ -53,6 +53,7 @@ impl Worker {
                 | FromEngine::EngineStats(_)
                 | FromEngine::Narration(_)
                 | FromEngine::PrefixChanged { .. }
+                | FromEngine::AdapterChanged { .. }
                 | FromEngine::CacheCleared
                 | FromEngine::Watched
                 | FromEngine::EngineSays { .. }

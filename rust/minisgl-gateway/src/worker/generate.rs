@@ -128,7 +128,8 @@ impl Worker {
             self.tell_waiting();
         });
         let prepared = self.prepare(&loaded, endpoint, body).await;
-        let Some(prepared) = prepared.filter(|_| self.serving().is_some()) else {
+        let is_mine = |one: &Prepared| !(one.plan.names_other && self.shared.has_adapters.load(Relaxed));
+        let Some(prepared) = prepared.filter(|one| self.serving().is_some() && is_mine(one)) else {
             return Outcome::PassOn;
         };
         let tokens: usize = prepared.prompts.iter().map(Vec::len).sum();

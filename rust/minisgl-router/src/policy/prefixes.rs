@@ -156,8 +156,8 @@ impl Prefixes {
     }
 
     /// One for each full page of `tokens`.
-    pub fn hashes(&self, tokens: &[i32]) -> Vec<u64> {
-        let mut chain = 0;
+    pub fn hashes(&self, tokens: &[i32], namespace: u32) -> Vec<u64> {
+        let mut chain = u64::from(namespace);
         let next = |page: &[i32]| {
             chain = page.iter().fold(chain, |hash: u64, &token| {
                 let mixed = (hash ^ u64::from(token.cast_unsigned())).wrapping_mul(0x9E37_79B9_7F4A_7C15);

@@ -99,11 +99,19 @@ impl Router {
         self.engines.report(engine, num_waiting.saturating_add(num_running));
     }
 
-    /// At its place in the line; with `again` before all that are not.
+    /// At its place in the line; with `again` before all that are not. Its prefix counts in `namespace` alone.
     ///
     /// # Errors
     /// The id is in use, or there is no such key.
-    pub fn add(&mut self, req_id: i64, tokens: &[i32], priority: i64, key: usize, again: bool) -> Result<(), String> {
+    pub fn add(
+        &mut self,
+        req_id: i64,
+        tokens: &[i32],
+        priority: i64,
+        key: usize,
+        again: bool,
+        namespace: u32,
+    ) -> Result<(), String> {
         if self.requests.contains_key(&req_id) {
             return Err(format!("req_id {req_id}: is in use"));
         }
@@ -111,7 +119,7 @@ impl Router {
             return Err(format!("key {key}: must be below {}", self.line.num_keys()));
         }
         let hashes = match self.config.policy {
-            Policy::CacheAware => self.prefixes.hashes(tokens),
+            Policy::CacheAware => self.prefixes.hashes(tokens, namespace),
             _ => Vec::new(),
         };
         let place = Where::Waits(self.line.push(req_id, priority, key, again));

@@ -24,7 +24,7 @@ fn placed(router: &mut Router) -> Vec<(i64, usize)> {
 
 fn add(router: &mut Router, ids: std::ops::Range<i64>) {
     for id in ids {
-        router.add(id, &[1; 10], 0, 0, false).expect("a new id");
+        router.add(id, &[1; 10], 0, 0, false, 0).expect("a new id");
     }
 }
 
@@ -60,7 +60,7 @@ fn a_lost_engine_gives_back_what_it_had_and_they_go_first() {
     let lost = router.engine_down(0);
     assert_eq!(lost, [0, 2]);
     for id in lost {
-        router.add(id, &[1; 12], 0, 0, true).expect("forgotten");
+        router.add(id, &[1; 12], 0, 0, true, 0).expect("forgotten");
     }
     assert!(placed(&mut router).is_empty());
     router.engine_up(0, None);
@@ -73,7 +73,7 @@ fn the_deepest_match_wins_until_its_engine_has_too_much() {
     let mut engines = Vec::new();
     let prompt: Vec<i32> = (0..17).collect();
     for id in 0..5 {
-        router.add(id, &prompt, 0, 0, false).expect("a new id");
+        router.add(id, &prompt, 0, 0, false, 0).expect("a new id");
         let mut out: Vec<Placed> = Vec::new();
         router.place(&mut out);
         engines.push((out[0].engine, out[0].matched_len));
@@ -90,7 +90,7 @@ fn a_key_at_its_limit_holds_up_nobody_else() {
         }];
     });
     for (id, key) in [(0, 1), (1, 1), (2, 0)] {
-        router.add(id, &[1], 0, key, false).expect("a new id");
+        router.add(id, &[1], 0, key, false, 0).expect("a new id");
     }
     assert_eq!(placed(&mut router), [(2, 0), (0, 0)]);
     router.remove(0, 0);

@@ -53,6 +53,12 @@ impl Switchboard {
                 }
                 self.pass_on(engine, raw, false);
             }
+            FromEngine::AdapterChanged { adapter, state } => {
+                if state == "refused" {
+                    self.adapters.remove(&adapter);
+                }
+                self.pass_on(engine, raw, false);
+            }
             FromEngine::CacheCleared => {
                 if one.state == State::Ready {
                     self.take_up(engine); // as it is already, but with an empty cache
@@ -79,6 +85,11 @@ impl Switchboard {
         self.take_up(engine);
         if self.slow_motion_ms != 0 {
             let message = ToEngine::SlowMotion(self.slow_motion_ms);
+            self.out.push(Out::Engine(engine, message));
+        }
+        for (&adapter, (name, path)) in &self.adapters {
+            let (name, path) = (name.clone(), path.clone());
+            let message = ToEngine::LoadAdapter { adapter, name, path };
             self.out.push(Out::Engine(engine, message));
         }
         for (&prefix_id, (tokens, pin)) in &self.prefixes {

@@ -42,6 +42,7 @@ pub struct Switchboard {
     next_link_id: i64,
     next_front_end: u32,
     pub(super) prefixes: BTreeMap<i64, (Vec<i32>, bool)>,
+    pub(super) adapters: BTreeMap<i64, (String, String)>,
     pub(super) slow_motion_ms: i64,
     pub(super) said_ready: Option<minisgl_gateway::message::EngineReady>,
     pub(super) is_shutting_down: bool,
@@ -68,6 +69,7 @@ impl Switchboard {
             next_link_id: 0,
             next_front_end: 0,
             prefixes: BTreeMap::new(),
+            adapters: BTreeMap::new(),
             slow_motion_ms: 0,
             said_ready: None,
             is_shutting_down: false,
@@ -180,6 +182,14 @@ impl Switchboard {
                 self.tell_ready(&ToEngine::RemovePrefix(prefix_id));
             }
             ToEngine::ClearCache => self.tell_ready(&ToEngine::ClearCache),
+            ToEngine::LoadAdapter { adapter, name, path } => {
+                self.adapters.insert(adapter, (name.clone(), path.clone()));
+                self.tell_ready(&ToEngine::LoadAdapter { adapter, name, path });
+            }
+            ToEngine::UnloadAdapter(adapter) => {
+                self.adapters.remove(&adapter);
+                self.tell_ready(&ToEngine::UnloadAdapter(adapter));
+            }
             ToEngine::Watch { steps, tree } => self.tell_ready(&ToEngine::Watch { steps, tree }),
             ToEngine::SlowMotion(step_ms) => {
                 self.slow_motion_ms = step_ms;
@@ -253,7 +263,9 @@ impl Switchboard {
         let Ok(key) = usize::try_from(request.key) else {
             return Err(format!("key: {}: there is no such key", request.key));
         };
-        self.router.add(id, &request.tokens, request.priority, key, again)
+        let namespace = u32::try_from(request.sampling.adapter).unwrap_or(0);
+        self.router
+            .add(id, &request.tokens, request.priority, key, again, namespace)
     }
 
     /// Its front end does not wait for more of it.

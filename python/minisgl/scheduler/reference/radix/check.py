@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minisgl.scheduler.api import need
-from minisgl.scheduler.reference.radix.nodes import Node
+from minisgl.scheduler.reference.radix.nodes import Node, page_key
 from minisgl.scheduler.reference.radix.tree import RadixTree
 
 
@@ -22,7 +22,8 @@ def check_tree(tree: RadixTree) -> None:
             leaves.add(id(node))
         _check_links(node, tree.page_size)
     for key, child in tree.root.children.items():
-        need(child.parent is tree.root and tuple(child.tokens[: tree.page_size]) == key, "a child of the root is lost")
+        own = page_key(child.namespace, child.tokens[: tree.page_size])
+        need(child.parent is tree.root and own == key, "a child of the root is lost")
     need(evictable == tree.num_evictable, f"{evictable} pages are evictable, counted {tree.num_evictable}")
     need(protected == tree.num_protected, f"{protected} pages are protected, counted {tree.num_protected}")
     entered = tree.num_inserted_total - tree.num_evicted_total
@@ -37,5 +38,7 @@ def _check_links(node: Node, page_size: int) -> None:
     """Children are found by the tokens of their first page, so no two siblings can begin alike."""
     for key, child in node.children.items():
         need(child.parent is node, "a node does not know its parent")
-        need(tuple(child.tokens[:page_size]) == key, "a node hangs under a key that its tokens don't begin with")
+        own = page_key(child.namespace, child.tokens[:page_size])
+        need(own == key, "a node hangs under a key that its tokens don't begin with")
+        need(child.namespace == node.namespace, "a node is of another namespace than its parent")
         need(child.lock <= node.lock, "a node has more locks than its parent")

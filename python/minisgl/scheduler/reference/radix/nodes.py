@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-PageKey = tuple[int, ...]  # the tokens of one page
+PageKey = tuple[int, ...]  # the namespace and the tokens of one page
+
+
+def page_key(namespace: int, tokens: list[int]) -> PageKey:
+    """Under which a node hangs whose first page has these `tokens`."""
+    return (namespace, *tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -18,6 +23,7 @@ class Node:
     lock: int = 0
     stamp: int = 0
     frequency: int = 0
+    namespace: int = 0  # of a whole branch; that of the root says nothing
 
     @property
     def is_evictable_leaf(self) -> bool:

@@ -1,6 +1,7 @@
 """The radix tree: which pages hold the KV of which token prefixes.
 
-Keeps true: edges cover whole pages; no two nodes stand for the same tokens (siblings differ in their first page); a
+Keeps true: edges cover whole pages; no two nodes stand for the same tokens of the same namespace (siblings differ in
+it or in their first page), and nothing is found from another namespace; a
 node's lock count is the number of handles on it and below it, so an unlocked node has no locked descendant; locked
 nodes are never trimmed or removed, though a split may cut one in two.
 Doesn't know: requests. A *handle* is a node that someone has locked from the root down to it.
@@ -22,7 +23,7 @@ from minisgl.scheduler.api import ControlPlaneError
 from minisgl.scheduler.policies import CachePolicy
 from minisgl.scheduler.reference.page_pool import PagePool
 from minisgl.scheduler.reference.radix.evict import EvictionHeap
-from minisgl.scheduler.reference.radix.nodes import Node, PageKey
+from minisgl.scheduler.reference.radix.nodes import Node, PageKey, page_key
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,15 +56,15 @@ class RadixTree:
 
     # ------------------------------------------------------------------------------------------------ read only
 
-    def match(self, node: Node, tokens: list[int], first_page: int, max_pages: int) -> Match:
+    def match(self, node: Node, tokens: list[int], first_page: int, max_pages: int, namespace: int = 0) -> Match:
         """Follow `tokens` below `node`, which stands for the first `first_page` pages of them, as far as they are
-        cached, to at most `max_pages` pages of `tokens` in all. O(matched tokens)."""
+        cached in `namespace`, to at most `max_pages` pages of `tokens` in all. O(matched tokens)."""
         size = self.page_size
         pages: list[int] = []
         num_unlocked = 0
         at = first_page
         while at < max_pages:
-            child = node.children.get(tuple(tokens[at * size : (at + 1) * size]))
+            child = node.children.get(page_key(namespace, tokens[at * size : (at + 1) * size]))
             if child is None:
                 break
             common = self._num_common_pages(child, tokens, at, max_pages)
@@ -76,9 +77,9 @@ class RadixTree:
             node = child
         return Match(node, None, 0, pages, num_unlocked)
 
-    def has_page(self, node: Node, tokens: list[int], column: int) -> bool:
+    def has_page(self, node: Node, tokens: list[int], column: int, namespace: int = 0) -> bool:
         """Whether page `column` of `tokens` is cached below `node`, which ends right before it."""
-        return tuple(tokens[column * self.page_size : (column + 1) * self.page_size]) in node.children
+        return page_key(namespace, tokens[column * self.page_size : (column + 1) * self.page_size]) in node.children
 
     def nodes(self) -> Iterator[Node]:
         """All nodes but the root, parents first."""
@@ -88,12 +89,15 @@ class RadixTree:
             yield node
             stack.extend(node.children.values())
 
-    def tree_pages(self) -> list[tuple[PageKey, int]]:
-        """Each cached page with all tokens from the root to its end. For tests: quadratic in the depth."""
-        found: list[tuple[PageKey, int]] = []
-        stack: list[tuple[Node, PageKey]] = [(self.root, ())]
+    def tree_pages(self) -> list[tuple[tuple[int, ...], int]]:
+        """Each cached page with all tokens from the root to its end, in a namespace behind its negative number, which
+        is no token. For tests: quadratic in the depth."""
+        found: list[tuple[tuple[int, ...], int]] = []
+        stack: list[tuple[Node, tuple[int, ...]]] = [(self.root, ())]
         while stack:
             node, path = stack.pop()
+            if node.parent is self.root and node.namespace:
+                path = (-node.namespace,)
             for i, page in enumerate(node.pages):
                 found.append((path + tuple(node.tokens[: (i + 1) * self.page_size]), page))
             below = path + tuple(node.tokens)
@@ -128,15 +132,15 @@ class RadixTree:
 
     # ---------------------------------------------------------------------------------------- growing, shrinking
 
-    def append(self, handle: Node, tokens: list[int], pages: list[int]) -> Node:
+    def append(self, handle: Node, tokens: list[int], pages: list[int], namespace: int = 0) -> Node:
         """Hang `pages`, the KV of `tokens`, below `handle` and move the handle onto them. The tree has nothing of
         it yet (`has_page` is false). Returns the new handle."""
         if not pages or len(tokens) != len(pages) * self.page_size:
             raise ControlPlaneError(f"{len(tokens)} tokens do not fill {len(pages)} pages")
-        key = tuple(tokens[: self.page_size])
+        key = page_key(namespace, tokens[: self.page_size])
         if key in handle.children:
             raise ControlPlaneError("the radix tree holds these tokens already")
-        child = Node(handle, tokens, pages)
+        child = Node(handle, tokens, pages, namespace=namespace)
         handle.children[key] = child
         self.num_nodes += 1
         self.num_evictable += len(pages)
@@ -144,17 +148,19 @@ class RadixTree:
         self._lock(handle, child)
         return child
 
-    def insert(self, handle: Node, tokens: list[int], pages: list[int], first_page: int) -> tuple[Node, int]:
+    def insert(
+        self, handle: Node, tokens: list[int], pages: list[int], first_page: int, namespace: int = 0
+    ) -> tuple[Node, int]:
         """Move a handle to the end of `tokens` (whole pages), of which it covers `first_page` pages: over what the
         tree has already, then over `pages` of whose columns it lacks (`pages` [num_pages of tokens], by column).
         Returns the new handle and the number of columns that the tree had: the caller keeps its pages of those."""
         num_pages = len(pages)
-        match = self.match(handle, tokens, first_page, num_pages)
+        match = self.match(handle, tokens, first_page, num_pages, namespace)
         handle = self.descend(handle, match)
         had = first_page + len(match.pages)
         if had < num_pages:
             size = self.page_size
-            handle = self.append(handle, tokens[had * size : num_pages * size], pages[had:num_pages])
+            handle = self.append(handle, tokens[had * size : num_pages * size], pages[had:num_pages], namespace)
         return handle, had
 
     @property
@@ -198,6 +204,9 @@ class RadixTree:
 
     # -------------------------------------------------------------------------------------------------- helpers
 
+    def _key(self, node: Node) -> PageKey:
+        return page_key(node.namespace, node.tokens[: self.page_size])
+
     def _num_common_pages(self, child: Node, tokens: list[int], at: int, max_pages: int) -> int:
         """How many pages of `child` equal those of `tokens` from page `at` on; the first does."""
         size = self.page_size
@@ -219,11 +228,11 @@ class RadixTree:
         if parent is None:
             raise ControlPlaneError("a removed node was split")
         cut = num_pages * self.page_size
-        upper = Node(parent, node.tokens[:cut], node.pages[:num_pages])
+        upper = Node(parent, node.tokens[:cut], node.pages[:num_pages], namespace=node.namespace)
         upper.lock, upper.stamp, upper.frequency = node.lock, node.stamp, node.frequency
-        parent.children[tuple(upper.tokens[: self.page_size])] = upper
+        parent.children[self._key(upper)] = upper
         del node.tokens[:cut], node.pages[:num_pages]
-        upper.children[tuple(node.tokens[: self.page_size])] = node
+        upper.children[self._key(node)] = node
         node.parent = upper
         self.num_nodes += 1
         return upper
@@ -256,7 +265,7 @@ class RadixTree:
         parent = leaf.parent
         if parent is None:
             raise ControlPlaneError("a removed node was evicted")
-        del parent.children[tuple(leaf.tokens[: self.page_size])]
+        del parent.children[self._key(leaf)]
         leaf.parent = None
         leaf.pages.clear()
         self.num_nodes -= 1

@@ -137,7 +137,8 @@ class ReferenceControlPlane(StepPass):
     # -------------------------------------------------------------------------------------------------- for tests
 
     def tree_pages(self) -> list[tuple[tuple[int, ...], int]]:
-        """Each cached page, with all tokens from the start of the sequence to the page's end."""
+        """Each cached page, with all tokens from the start of the sequence to the page's end; see
+        `RadixTree.tree_pages`."""
         return self.tree.tree_pages()
 
     def page_table(self, req_id: int) -> list[int]:

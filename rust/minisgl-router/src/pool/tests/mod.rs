@@ -4,4 +4,5 @@
 
 mod random;
 mod rules;
+mod told;
 mod world;

@@ -8,7 +8,7 @@ use super::super::steps::Owned;
 use super::world::{World, undisturbed};
 use crate::policy::{Policy, RouterConfig};
 
-fn config(num_engines: usize) -> RouterConfig {
+pub(super) fn config(num_engines: usize) -> RouterConfig {
     RouterConfig {
         policy: Policy::RoundRobin,
         num_engines,
@@ -159,63 +159,6 @@ fn one_of_which_nothing_was_heard_is_moved_three_times() {
         world.deliver(0, 9);
     }
     assert_eq!(world.front_ends[&number].requests[&id].end, Some(ERROR));
-}
-
-#[test]
-fn prefixes_are_told_to_one_that_comes_back() {
-    let mut world = World::new(config(2), true);
-    let number = world.come();
-    let prefix = |prefix_id, pin| ToEngine::AddPrefix {
-        prefix_id,
-        tokens: vec![1, 2],
-        pin,
-    };
-    for message in [
-        prefix(1, true),
-        prefix(2, false),
-        prefix(3, true),
-        ToEngine::RemovePrefix(2),
-        ToEngine::ClearCache,
-    ] {
-        world.say(number, message);
-    }
-    assert_eq!(world.engines[0].as_ref().unwrap().heard.len(), 5);
-    let refused = FromEngine::PrefixChanged {
-        prefix_id: 3,
-        state: "refused".into(),
-    };
-    world.engines[0].as_mut().unwrap().said.push_back(refused);
-    world.deliver(0, 1);
-    world.lose(1, false);
-    world.say(number, ToEngine::ClearCache); // has nothing to clear there
-    world.start(1);
-    world.deliver(1, 1);
-    assert_eq!(world.engines[1].as_ref().unwrap().heard, [prefix(1, true)]);
-    let says = |engine: i64| FromEngine::EngineSays {
-        engine,
-        messages: b"\x91\xa3raw".to_vec(),
-    };
-    assert!(world.front_ends[&number].other.contains(&says(0)));
-}
-
-#[test]
-fn slow_motion_is_told_to_one_that_comes_back_and_a_watch_is_not() {
-    let mut world = World::new(config(2), true);
-    let number = world.come();
-    let watch = || ToEngine::Watch {
-        steps: true,
-        tree: false,
-    };
-    world.say(number, watch());
-    world.say(number, ToEngine::SlowMotion(5));
-    assert_eq!(
-        world.engines[1].as_ref().unwrap().heard,
-        [watch(), ToEngine::SlowMotion(5)]
-    );
-    world.lose(1, false);
-    world.start(1);
-    world.deliver(1, 1);
-    assert_eq!(world.engines[1].as_ref().unwrap().heard, [ToEngine::SlowMotion(5)]);
 }
 
 #[test]

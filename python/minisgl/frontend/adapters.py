@@ -1,0 +1,94 @@
+"""The adapters that a front end has its engines load, by the names that clients call them.
+
+Keeps true: each engine is told the same; numbers are never reused, so what one left in a prefix cache is found by no
+other; a name is there for requests when every engine that serves has its adapter.
+Doesn't know: HTTP; whether there is a pool between it and the engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from minisgl.message import AdapterChanged, LoadAdapter, ToEngine, UnloadAdapter
+
+LOADED, REFUSED = "loaded", "refused"
+
+
+@dataclass(slots=True, eq=False)
+class Adapter:
+    """`said`: what each engine said of it last."""
+
+    number: int
+    name: str
+    path: str
+    said: dict[int, AdapterChanged] = field(default_factory=dict)
+    is_ready: bool = False
+
+    @property
+    def refusal(self) -> str | None:
+        return next((one.reason for one in self.said.values() if one.state == REFUSED), None)
+
+
+class AdapterBook:
+    """`serving`: the numbers of the engines that serve now. `changed` is called when something has."""
+
+    def __init__(
+        self, post: Callable[[ToEngine], None], serving: Callable[[], Collection[int]], changed: Callable[[], None]
+    ) -> None:
+        self._post = post
+        self._serving = serving
+        self._changed = changed
+        self._next_number = 1
+        self.by_name: dict[str, Adapter] = {}  # those that are being loaded, too
+        self.on_change: Callable[[bool], None] = lambda any_ready: None
+
+    def ready(self) -> list[Adapter]:
+        return [one for one in self.by_name.values() if one.is_ready]
+
+    def number(self, name: str) -> int | None:
+        """For requests; None: there is none of this name that is ready."""
+        found = self.by_name.get(name)
+        return found.number if found is not None and found.is_ready else None
+
+    def load(self, name: str, path: str) -> Adapter:
+        """Ask every engine for it. The name is not there yet."""
+        adapter = self.by_name[name] = Adapter(self._next_number, name, path)
+        self._next_number += 1
+        self._post(LoadAdapter(adapter.number, name, path))
+        return adapter
+
+    def is_settled(self, adapter: Adapter) -> bool:
+        """It is ready, or an engine has refused it: then it is unloaded everywhere."""
+        return adapter.is_ready or adapter.refusal is not None
+
+    def unload(self, adapter: Adapter) -> None:
+        """Nobody finds it any more; requests that have it keep it. Idempotent."""
+        if self.by_name.get(adapter.name) is adapter:
+            del self.by_name[adapter.name]
+            adapter.is_ready = False
+            self._post(UnloadAdapter(adapter.number))
+            self.on_change(bool(self.ready()))
+
+    def take(self, engine: int, message: AdapterChanged) -> None:
+        """What an engine says."""
+        for adapter in tuple(self.by_name.values()):
+            if adapter.number == message.adapter:
+                adapter.said[engine] = message
+                self._look(adapter)
+        self._changed()
+
+    def lost(self, engine: int) -> None:
+        """It has gone; should it come back, it is told before it gets requests. Who waited for it need not."""
+        for adapter in tuple(self.by_name.values()):
+            adapter.said.pop(engine, None)
+            self._look(adapter)
+
+    def _look(self, adapter: Adapter) -> None:
+        if adapter.refusal is not None:
+            self.unload(adapter)
+            return
+        serving = self._serving()
+        if not adapter.is_ready and serving and all(engine in adapter.said for engine in serving):
+            adapter.is_ready = True
+            self.on_change(True)

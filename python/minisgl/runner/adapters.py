@@ -1,0 +1,169 @@
+"""Adapters of the engine process: read beside the steps, put into the engine between two, taken out when nobody is left
+who names them.
+
+Keeps true: a request that names an adapter comes to the scheduler when that is in the engine, or is refused; one that
+has come keeps it to its end; steps wait for no file.
+Doesn't know: names of adapters, what is in one.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from minisgl.engine.adapters import Adapts
+from minisgl.engine.api import Engine
+from minisgl.message import (
+    AbortRequest,
+    AdapterChanged,
+    AddRequest,
+    FinishRequest,
+    FromEngine,
+    LoadAdapter,
+    ToEngine,
+    UnloadAdapter,
+)
+from minisgl.step import FinishReason
+
+LOADED, REFUSED, UNLOADED = "loaded", "refused", "unloaded"
+End = Callable[[int, FinishReason, str], None]
+"""(request id, how, why)"""
+
+
+class EngineAdapters:
+    """`end` answers a request that the scheduler never hears of; `in_use` are the numbers that requests of the loop
+    name. `wake` is called in another thread when a message's work is done; None: everything is done at once."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        send: Callable[[Sequence[FromEngine]], None],
+        end: End,
+        in_use: Callable[[], set[int]],
+        wake: Callable[[], None] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._send = send
+        self._end = end
+        self._in_use = in_use
+        self._wake = wake
+        self._reader: ThreadPoolExecutor | None = None
+        self._done: queue.SimpleQueue[tuple[int, Any, str]] = queue.SimpleQueue()
+        self._loaded: set[int] = set()
+        self._held: dict[int, list[AddRequest]] = {}  # by adapter that is being read: who waits for it
+        self._leaving: set[int] = set()
+
+    @property
+    def any_leaves(self) -> bool:
+        """A step will see whether it still must stay."""
+        return bool(self._leaving)
+
+    def intake(self, messages: Sequence[ToEngine]) -> Sequence[ToEngine]:
+        """Those of `messages` that are not for here, and requests that need not wait any more, in order."""
+        if not self._loaded and not self._held and not any(_is_own(message) for message in messages):
+            return messages
+        found: list[ToEngine] = self._take_done()
+        for message in messages:
+            match message:
+                case LoadAdapter():
+                    self._load(message)
+                case UnloadAdapter(number):
+                    self._unload(number)
+                case AddRequest() if message.sampling.adapter in self._held:
+                    self._held[message.sampling.adapter].append(message)
+                case AddRequest() if (number := message.sampling.adapter) and number not in self._loaded:
+                    self._end(message.req_id, FinishReason.ERROR, f"adapter {number} is not loaded")
+                case AbortRequest(req_id) if self._drop(req_id):
+                    self._end(req_id, FinishReason.ABORT, "")
+                case FinishRequest(req_id) if self._drop(req_id):
+                    self._end(req_id, FinishReason.STOP, "")
+                case _:
+                    found.append(message)
+        found += self._take_done() if self._wake is None else []
+        if self._leaving:
+            self._let_go(found)
+        return found
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.shutdown()
+
+    # --------------------------------------------------------------------------------------------------------- orders
+
+    def _load(self, order: LoadAdapter) -> None:
+        number, engine = order.adapter, self._engine
+        if number in self._loaded:
+            self._say(number, LOADED)
+        elif not isinstance(engine, Adapts):
+            self._say(number, REFUSED, f"--engine {engine.info.name}: has no adapters")
+        elif number not in self._held:
+            self._held[number] = []
+            work = partial(self._read, engine, order)
+            if self._wake is None:
+                work()
+                return
+            self._reader = self._reader or ThreadPoolExecutor(1, "adapters")
+            self._reader.submit(work)
+
+    def _read(self, engine: Adapts, order: LoadAdapter) -> None:
+        """In the reader's thread."""
+        try:
+            self._done.put((order.adapter, engine.read_adapter(order.path), ""))
+        except (ValueError, OSError, RuntimeError, MemoryError) as error:
+            self._done.put((order.adapter, None, str(error)))
+        if self._wake is not None:
+            self._wake()
+
+    def _take_done(self) -> list[ToEngine]:
+        """Of adapters that were read: the requests that waited."""
+        found: list[ToEngine] = []
+        while not self._done.empty():
+            number, adapter, error = self._done.get()
+            waiting = self._held.pop(number)
+            if error:
+                self._leaving.discard(number)
+                self._say(number, REFUSED, error)
+                for request in waiting:
+                    self._end(request.req_id, FinishReason.ERROR, f"adapter: {error}")
+                continue
+            assert isinstance(self._engine, Adapts)
+            self._engine.add_adapter(number, adapter)
+            self._loaded.add(number)
+            found += waiting
+            if number not in self._leaving:
+                self._say(number, LOADED)
+        return found
+
+    def _unload(self, number: int) -> None:
+        if number in self._loaded or number in self._held:
+            self._leaving.add(number)
+        self._say(number, UNLOADED)
+
+    def _let_go(self, coming: Sequence[ToEngine]) -> None:
+        assert isinstance(self._engine, Adapts)
+        named = self._in_use() | {one.sampling.adapter for one in coming if isinstance(one, AddRequest)}
+        for number in self._leaving & self._loaded - named:
+            self._engine.remove_adapter(number)
+            self._loaded.discard(number)
+            self._leaving.discard(number)
+
+    def _drop(self, req_id: int) -> bool:
+        """Whether the request waited here."""
+        for waiting in self._held.values():
+            for place, request in enumerate(waiting):
+                if request.req_id == req_id:
+                    del waiting[place]
+                    return True
+        return False
+
+    def _say(self, number: int, state: str, reason: str = "") -> None:
+        self._send([AdapterChanged(number, state, reason)])
+
+
+def _is_own(message: ToEngine) -> bool:
+    return isinstance(message, LoadAdapter | UnloadAdapter) or (
+        isinstance(message, AddRequest) and message.sampling.adapter > 0
+    )

@@ -1,0 +1,353 @@
+//! Adapters: B (A x) beside the products of a layer, for each token its own or none.
+//!
+//! Keeps true: what a token gets is computed as a product of exact numbers, whatever the others of the step have and
+//! whatever the weights are multiplied with.
+//! Doesn't know: requests, files.
+
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::files::{Kind, TensorView};
+use crate::kernels::{Acts, Mode};
+use crate::model::config::ModelConfig;
+use crate::model::forward::{Forward, Phase, Worker};
+use crate::model::grid::Grid;
+use crate::weights::{Form, Matrix, Part};
+
+/// Tokens of a run.
+pub const RUN: usize = 32;
+
+/// A and B of one linear layer of the model, as they come: A [rank, inputs], B [outputs, rank] with its scale.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    /// Of the model.
+    pub layer: usize,
+    /// Such as `q_proj`.
+    pub part: String,
+    /// Row after row.
+    pub a: Vec<f32>,
+    /// Row after row.
+    pub b: Vec<f32>,
+}
+
+/// Where the products of a layer are that several linear layers share.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Site {
+    /// Queries, keys, values.
+    Qkv,
+    /// Out of attention.
+    Out,
+    /// Gate and up.
+    GateUp,
+    /// Out of the MLP.
+    Down,
+}
+
+/// All A of a site side by side, and B with the columns of the site's output.
+struct Factors {
+    a: Matrix,
+    b: Matrix,
+}
+
+/// What changes a model for those who name it.
+pub struct Adapter {
+    layers: Vec<[Option<Factors>; 4]>,
+    rank: usize,
+}
+
+/// Tokens side by side that have the same one.
+pub struct Run<'a> {
+    /// Theirs.
+    pub adapter: &'a Adapter,
+    /// Of the step.
+    pub tokens: Range<usize>,
+}
+
+/// What is between A and B: by run, and of a thread.
+#[derive(Default)]
+pub struct Between {
+    runs: Vec<Acts>,
+    rank: usize,
+}
+
+/// Of one thread.
+pub struct OwnBetween {
+    from: Acts,
+    low: Grid,
+    rank: usize,
+}
+
+impl Adapter {
+    /// Of `pairs` that fit the model: the caller has seen to the sizes, and they are checked again.
+    pub fn new(config: &ModelConfig, pairs: &[Pair]) -> Result<Self> {
+        let mut layers = Vec::with_capacity(config.num_layers);
+        for layer in 0..config.num_layers {
+            let of = |part: &'static str, inputs, outputs| {
+                let found = pairs
+                    .iter()
+                    .find(|one| one.layer == layer && one.part == part);
+                Block::of(found, part, inputs, outputs)
+            };
+            let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+            let (q, kv) = (
+                config.num_heads * config.head_dim,
+                config.num_kv_heads * config.head_dim,
+            );
+            let qkv = [
+                of("q_proj", hidden, q)?,
+                of("k_proj", hidden, kv)?,
+                of("v_proj", hidden, kv)?,
+            ];
+            let mut sites = [
+                joined(&qkv, false)?,
+                joined(&[of("o_proj", q, hidden)?], false)?,
+                None,
+                None,
+            ];
+            if config.experts_of(layer).is_none() {
+                let both = [
+                    of("gate_proj", hidden, inner)?,
+                    of("up_proj", hidden, inner)?,
+                ];
+                sites[2] = joined(&both, true)?;
+                sites[3] = joined(&[of("down_proj", inner, hidden)?], false)?;
+            }
+            layers.push(sites);
+        }
+        let all = layers.iter().flatten().flatten();
+        let rank = all.map(|one| one.a.n()).max().unwrap_or(0);
+        if rank == 0 {
+            return Err(Error::setting(
+                "an adapter without any A and B for this model",
+            ));
+        }
+        Ok(Self { layers, rank })
+    }
+
+    fn at(&self, layer: usize, site: Site) -> Option<&Factors> {
+        self.layers[layer][site as usize].as_ref()
+    }
+}
+
+/// One linear layer of a site.
+struct Block<'a> {
+    pair: Option<&'a Pair>,
+    rank: usize,
+    inputs: usize,
+    outputs: usize,
+}
+
+impl<'a> Block<'a> {
+    fn of(pair: Option<&'a Pair>, part: &str, inputs: usize, outputs: usize) -> Result<Self> {
+        let rank = pair.map_or(0, |pair| pair.a.len() / inputs);
+        if let Some(pair) = pair
+            && (rank == 0 || pair.a.len() != rank * inputs || pair.b.len() != outputs * rank)
+        {
+            let (a, b) = (pair.a.len(), pair.b.len());
+            return Err(Error::setting(format!(
+                "{part}: {a} and {b} numbers do not fit {outputs} x {inputs}"
+            )));
+        }
+        Ok(Self {
+            pair,
+            rank,
+            inputs,
+            outputs,
+        })
+    }
+
+    /// B in the columns from `first` on of `width`.
+    fn spread(&self, first: usize, width: usize) -> Vec<f32> {
+        let mut rows = vec![0.0; self.outputs * width];
+        if let Some(pair) = self.pair {
+            for (to, from) in rows
+                .chunks_exact_mut(width)
+                .zip(pair.b.chunks_exact(self.rank))
+            {
+                to[first..first + self.rank].copy_from_slice(from);
+            }
+        }
+        rows
+    }
+}
+
+/// Of the linear layers of a site, whose output they share side by side, or panel by panel in turns.
+fn joined(blocks: &[Block<'_>], interleave: bool) -> Result<Option<Factors>> {
+    let rank: usize = blocks.iter().map(|block| block.rank).sum();
+    if rank == 0 {
+        return Ok(None);
+    }
+    let (mut a, mut b, mut first) = (Vec::new(), Vec::new(), 0);
+    for block in blocks {
+        a.extend(block.pair.iter().flat_map(|pair| &pair.a).copied());
+        b.push(block.spread(first, rank));
+        first += block.rank;
+    }
+    let bytes =
+        |numbers: &[f32]| -> Vec<u8> { numbers.iter().flat_map(|one| one.to_le_bytes()).collect() };
+    let (a, b): (Vec<u8>, Vec<Vec<u8>>) = (bytes(&a), b.iter().map(|one| bytes(one)).collect());
+    let shapes: Vec<[usize; 2]> = blocks.iter().map(|block| [block.outputs, rank]).collect();
+    let parts = b
+        .iter()
+        .zip(&shapes)
+        .map(|(data, shape)| {
+            Ok(Part::new(TensorView::new(
+                "lora_B",
+                Kind::F32,
+                shape,
+                data,
+            )?))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let shape = [rank, blocks[0].inputs];
+    let whole = Part::new(TensorView::new("lora_A", Kind::F32, &shape, &a)?);
+    Ok(Some(Factors {
+        a: Matrix::pack(&[whole], false, Some(Form::F32))?,
+        b: Matrix::pack(&parts, interleave, Some(Form::F32))?,
+    }))
+}
+
+impl Between {
+    /// Before a step with these runs.
+    pub fn reserve(&mut self, runs: &[Run<'_>]) -> usize {
+        let rank = widest(runs);
+        if rank > self.rank {
+            self.runs.clear();
+            self.rank = rank;
+        }
+        while self.runs.len() < runs.len() {
+            self.runs.push(Acts::new(RUN, self.rank, Mode::Exact));
+        }
+        self.rank
+    }
+}
+
+fn widest(runs: &[Run<'_>]) -> usize {
+    runs.iter().map(|run| run.adapter.rank).max().unwrap_or(0)
+}
+
+impl OwnBetween {
+    /// For products whose widest input is `widest`.
+    pub fn new(widest: usize) -> Self {
+        Self {
+            from: Acts::new(1, widest, Mode::Exact),
+            low: Grid::new(1),
+            rank: 0,
+        }
+    }
+
+    /// Before a step with adapters of up to `rank`.
+    pub fn reserve(&mut self, rank: usize, widest: usize) {
+        if rank > self.rank {
+            self.rank = rank;
+            self.from = Acts::new(RUN, widest, Mode::Exact);
+            self.low = Grid::new(rank);
+            self.low.reserve(RUN);
+        }
+    }
+}
+
+impl Worker<'_, '_> {
+    /// A x of the tokens that have an adapter here; x are the rows of `from`, perhaps normalised. Before the `prepare`
+    /// of the same numbers, whose barrier serves both.
+    pub(super) fn lower(
+        &mut self,
+        index: usize,
+        (phase, site): (Phase, Site),
+        from: &Grid,
+        norm: Option<&[f32]>,
+        width: usize,
+    ) {
+        let shared = self.shared;
+        let runs = shared.tokens.runs;
+        if runs.is_empty() {
+            return;
+        }
+        while let Some(piece) = shared.counter(index, phase).take(runs.len()) {
+            let run = &runs[piece];
+            let Some(factors) = run.adapter.at(index, site) else {
+                continue;
+            };
+            let (kernels, count) = (shared.kernels_of(run.tokens.start), run.tokens.len());
+            let (normed, low) = (self.own.row.at(0, 0), &self.own.between.low);
+            let acts = self.own.between.from.writer_as(count, width, Mode::Exact);
+            let to =
+                shared.buffers.between.runs[piece].writer_as(count, factors.a.n(), Mode::Exact);
+            // SAFETY: `acts`, `low` and `normed` are this thread's, `to` its piece; `from` was written before a
+            // barrier.
+            unsafe {
+                for (row, token) in run.tokens.clone().enumerate() {
+                    let mut at = from.at(token, 0);
+                    if let Some(norm) = norm {
+                        let eps = shared.config.rms_norm_eps;
+                        shared
+                            .kernels
+                            .rms_norm(at, norm.as_ptr(), width, eps, normed);
+                        at = normed;
+                    }
+                    kernels.prepare(at, acts, row);
+                }
+                let (out, stride) = (low.at(0, 0), low.stride());
+                kernels.matmul(
+                    &factors.a,
+                    0..factors.a.panels(),
+                    acts,
+                    0..count,
+                    out,
+                    stride,
+                    false,
+                );
+                for row in 0..count {
+                    kernels.prepare(low.at(row, 0), to, row);
+                }
+            }
+        }
+        if shared.count() == 1 {
+            self.barrier.wait(); // `prepare` has none then
+        }
+    }
+}
+
+impl Forward<'_> {
+    /// Add B of what `lower` made to the `panels` of the site's output of the tokens `rows`, which begin at `out`.
+    ///
+    /// # Safety
+    /// They are the caller's piece; `lower` was called for this layer and site before a barrier.
+    pub(super) unsafe fn raise(
+        &self,
+        (index, site): (usize, Site),
+        panels: Range<usize>,
+        rows: Range<usize>,
+        out: *mut f32,
+        stride: usize,
+    ) {
+        let runs = self.tokens.runs;
+        let begin = runs.partition_point(|run| run.tokens.end <= rows.start);
+        for (piece, run) in runs.iter().enumerate().skip(begin) {
+            if run.tokens.start >= rows.end {
+                return;
+            }
+            let Some(factors) = run.adapter.at(index, site) else {
+                continue;
+            };
+            let (start, end) = (
+                run.tokens.start.max(rows.start),
+                run.tokens.end.min(rows.end),
+            );
+            let own = start - run.tokens.start..end - run.tokens.start;
+            let kernels = self.kernels_of(start);
+            let acts = self.buffers.between.runs[piece].writer_as(
+                run.tokens.len(),
+                factors.a.n(),
+                Mode::Exact,
+            );
+            // SAFETY: the caller's.
+            unsafe {
+                let to = out.add((start - rows.start) * stride);
+                kernels.matmul(&factors.b, panels.clone(), acts, own, to, stride, true);
+            }
+        }
+    }
+}

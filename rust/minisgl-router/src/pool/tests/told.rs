@@ -1,0 +1,76 @@
+//! What is said to all engines, and again to one that comes back.
+
+use minisgl_gateway::message::{FromEngine, ToEngine};
+
+use super::rules::config;
+use super::world::World;
+
+#[test]
+fn prefixes_and_adapters_are_told_to_one_that_comes_back() {
+    let mut world = World::new(config(2), true);
+    let number = world.come();
+    let prefix = |prefix_id, pin| ToEngine::AddPrefix {
+        prefix_id,
+        tokens: vec![1, 2],
+        pin,
+    };
+    let adapter = |number| ToEngine::LoadAdapter {
+        adapter: number,
+        name: "a".into(),
+        path: "b".into(),
+    };
+    for message in [
+        prefix(1, true),
+        prefix(2, false),
+        prefix(3, true),
+        ToEngine::RemovePrefix(2),
+        ToEngine::ClearCache,
+        adapter(1),
+        adapter(2),
+        adapter(3),
+        ToEngine::UnloadAdapter(2),
+    ] {
+        world.say(number, message);
+    }
+    assert_eq!(world.engines[0].as_ref().unwrap().heard.len(), 9);
+    let refused = FromEngine::PrefixChanged {
+        prefix_id: 3,
+        state: "refused".into(),
+    };
+    let not_read = FromEngine::AdapterChanged {
+        adapter: 3,
+        state: "refused".into(),
+    };
+    world.engines[0].as_mut().unwrap().said.extend([refused, not_read]);
+    world.deliver(0, 2);
+    world.lose(1, false);
+    world.say(number, ToEngine::ClearCache); // has nothing to clear there
+    world.start(1);
+    world.deliver(1, 1);
+    assert_eq!(world.engines[1].as_ref().unwrap().heard, [adapter(1), prefix(1, true)]);
+    let says = |engine: i64| FromEngine::EngineSays {
+        engine,
+        messages: b"\x91\xa3raw".to_vec(),
+    };
+    assert!(world.front_ends[&number].other.contains(&says(0)));
+}
+
+#[test]
+fn slow_motion_is_told_to_one_that_comes_back_and_a_watch_is_not() {
+    let mut world = World::new(config(2), true);
+    let number = world.come();
+    let watch = || ToEngine::Watch {
+        steps: true,
+        tree: false,
+    };
+    world.say(number, watch());
+    world.say(number, ToEngine::SlowMotion(5));
+    assert_eq!(
+        world.engines[1].as_ref().unwrap().heard,
+        [watch(), ToEngine::SlowMotion(5)]
+    );
+    world.lose(1, false);
+    world.start(1);
+    world.deliver(1, 1);
+    assert_eq!(world.engines[1].as_ref().unwrap().heard, [ToEngine::SlowMotion(5)]);
+}
