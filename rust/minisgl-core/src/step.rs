@@ -20,6 +20,7 @@ pub struct Arrival {
     pub no_match: bool,
     pub background: bool,
     pub pin: bool,
+    pub no_drafts: bool,
 }
 
 /// An input of `schedule`.

@@ -131,6 +131,7 @@ fn convert_arrival(index: usize, event: &Bound<'_, PyAny>) -> PyResult<Arrival> 
         no_match: flag(intern!(py, "no_match"))?,
         background: flag(intern!(py, "background"))?,
         pin: flag(intern!(py, "pin"))?,
+        no_drafts: flag(intern!(py, "no_drafts"))?,
     })
 }
 
