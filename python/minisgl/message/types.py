@@ -10,7 +10,7 @@ import msgspec
 
 from minisgl.sampling_params import SamplingParams
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 ID_BITS = 40  # of a front end's request ids; the engine process uses those above
 ID_LIMIT = 1 << ID_BITS
 WATCH_S = 3.0  # how long one `Watch` lasts
@@ -187,6 +187,8 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     num_misses_total: int = 0
     prefixes: tuple[PrefixState, ...] = ()
     slow_motion_ms: int = 0
+    num_drafted_total: int = 0  # tokens that were guessed and computed
+    num_accepted_total: int = 0  # of them, those that were right
 
 
 class Heartbeat(msgspec.Struct, tag="beat", frozen=True, array_like=True):

@@ -28,7 +28,7 @@ pub use types::{
 };
 
 /// Both sides must agree on it.
-pub const SCHEMA_VERSION: u16 = 9;
+pub const SCHEMA_VERSION: u16 = 10;
 /// Request ids are a front end's own, from 0 to below this.
 pub const ID_LIMIT: i64 = 1 << 40;
 /// In front of each frame: its length, little-endian.
