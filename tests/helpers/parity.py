@@ -147,6 +147,7 @@ def draw_config(draw: Draw) -> ControlPlaneConfig:
         graph_sizes=((), (1, 2, 4, 8))[draw(0, 1)],
         cache_token_budget=draw(0, 3) * 20 if draw(0, 3) == 0 else 0,
         cache_max_prompt=draw(1, 30) if draw(0, 3) == 0 else 0,
+        max_draft_len=draw(1, 5) if draw(0, 1) else 0,
     )
     return replace(config, max_pinned_pages=draw(0, config.num_pinnable_pages))
 
@@ -173,6 +174,7 @@ def draw_arrival(draw: Draw, req_id: int, limit: int, sequences: list[list[int]]
         no_overlap=draw(0, 7) == 0,
         no_match=draw(0, 7) == 0,
         background=draw(0, 3) == 0,
+        no_drafts=draw(0, 7) == 0,
     )
 
 
