@@ -158,9 +158,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def depends_on_output(self) -> bool:
-        """Whether logits are changed by what was generated before, other than through the model."""
+        """Whether logits are changed by what was generated before. (By a grammar they are, too.)"""
         penalized = self.repetition_penalty != 1.0 or self.frequency_penalty or self.presence_penalty
-        return bool(penalized or self.bad_token_ids or self.grammar is not None)
+        return bool(penalized or self.bad_token_ids)
 
     @property
     def has_logits_processors(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from minisgl.scheduler.faulty import make_faulty
 from minisgl.step import FinishReason
 
 CONFIG = ControlPlaneConfig(96, 4, 8, 24, 200, (256,))
+DRAFTING = replace(CONFIG, max_draft_len=5)
 NUM_REQUESTS = 64
 
 
@@ -62,18 +64,24 @@ def requests(seed: int) -> list[tuple[int, list[int], SamplingParams]]:
 
 
 def drive(
-    order: str | None, primary: str | ControlPlane, seed: int, *, overlap: bool, fail_steps: Sequence[int] = ()
+    order: str | None,
+    primary: str | ControlPlane,
+    seed: int,
+    *,
+    overlap: bool,
+    fail_steps: Sequence[int] = (),
+    config: ControlPlaneConfig = CONFIG,
 ) -> tuple[Clients, StepLoop]:
     engine = EchoEngine(num_pages=96, page_size=4, max_rows=8, max_seq_len=200, context_len=200, worker_thread=False)
     engine.fail_steps.update(fail_steps)
-    plane = make_control_plane(primary, CONFIG) if isinstance(primary, str) else primary
+    plane = make_control_plane(primary, config) if isinstance(primary, str) else primary
     clients = Clients()
     loop = StepLoop(
         plane if order is None else make_faulty(plane, order),
         engine,
         clients.take,
         overlap=overlap,
-        fallback=lambda: make_control_plane("python", CONFIG),
+        fallback=lambda: make_control_plane("python", config),
     )
     plan = requests(seed)
     rng = random.Random(seed + 1)
@@ -131,6 +139,21 @@ def test_no_stream_notices(primary: str, overlap: bool) -> None:
             assert stats.num_free_pages + stats.num_evictable_pages == 96
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, {order}: {error}") from error
+
+
+@pytest.mark.parametrize("primary", ["python", "rust_hotpath"])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_drafts_in_flight_are_taken_as_the_scheduler_would_have(primary: str, overlap: bool) -> None:
+    """Whatever step it breaks at, texts are those without drafts."""
+    accepted = 0
+    for seed in range(8):
+        rng = random.Random(f"{primary} {overlap} {seed}")
+        order = f"commit:{rng.randrange(20, 120)}:before"
+        clients, loop = drive(order, primary, seed, overlap=overlap, config=DRAFTING)
+        check(clients, seed)
+        assert loop.num_failovers == 1
+        accepted += loop.control_plane.stats().num_accepted_total
+    assert accepted
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -49,7 +49,7 @@ class TrackedRequest:
             no_match=sampling.prompt_logprobs is not None or sampling.embedding is not None,
             background=self.background,
             pin=self.pin,
-            no_drafts=sampling.depends_on_output,
+            no_drafts=sampling.depends_on_output or self.grammar is not None,
         )
 
     def assignment(self, slot: int) -> SlotAssignment:
