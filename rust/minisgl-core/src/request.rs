@@ -229,8 +229,8 @@ impl Requests {
         self.sequence_mut(index).pages.reserve(length.div_ceil(page_size));
     }
 
-    /// Whether it gets a row only when no token of it is in flight: it asks for that, its draft is in flight, or one may
-    /// follow the token that is.
+    /// Whether it gets a row only when no token of it is in flight: it asks for that, its draft is in flight, or one
+    /// may follow the token that is.
     pub fn awaits_token(&self, index: Index) -> bool {
         let drafter = self.cold(index).drafter.as_ref();
         let waits = drafter.is_some_and(|drafter| drafter.draft.len() > 1 || !drafter.in_flight.is_empty());

@@ -32,7 +32,7 @@ pub(crate) struct RadixTree {
     pub pool: PagePool,
     page_size: usize,
     policy: CachePolicy,
-    nodes: Nodes,
+    pub(super) nodes: Nodes,
     num_evictable: usize,
     num_protected: usize,
     pub(super) clock: u64,
@@ -150,29 +150,6 @@ impl RadixTree {
         self.nodes
             .child(node, &tokens[column * size..(column + 1) * size])
             .is_some()
-    }
-
-    /// Up to `count` tokens that come after `tokens` in the edge below `node` in which they end; `node` stands for their
-    /// first `first_page` pages. None of an edge that they do not fill a page of: children are known by whole pages.
-    pub fn following(&self, mut node: NodeId, tokens: &[i32], first_page: usize, count: usize) -> &[i32] {
-        let size = self.page_size;
-        let mut at = first_page * size;
-        while at + size <= tokens.len() {
-            let Some(id) = self.nodes.child(node, &tokens[at..at + size]) else {
-                break;
-            };
-            let edge = &self.nodes.get(id).tokens[..];
-            let rest = &tokens[at..tokens.len().min(at + edge.len())];
-            self.count(rest.len());
-            if !edge.starts_with(rest) {
-                break;
-            }
-            if rest.len() < edge.len() {
-                return &edge[rest.len()..edge.len().min(rest.len() + count)];
-            }
-            (at, node) = (at + edge.len(), id);
-        }
-        &[]
     }
 
     /// All nodes but the root, in no order.
