@@ -180,9 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tqdm(total=2 * args.rounds * groups, unit="answer", disable=None) as bar:
         for clients in args.clients:
             found[clients] = [
-                one
-                for kind in chosen
-                for one in measure(llms, kind, clients, args.rounds, args.num_out, bar.update)
+                one for kind in chosen for one in measure(llms, kind, clients, args.rounds, args.num_out, bar.update)
             ]
     for llm in llms.values():
         llm.close()
