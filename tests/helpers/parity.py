@@ -235,6 +235,16 @@ class Player:
         """Rows of the step that is to be committed now, if one is."""
         return self._in_flight[0].num_rows if len(self._in_flight) > self.overlap else None
 
+    def guessed(self) -> dict[int, int]:
+        """Of the step that is to be committed now: by row, the token that would make its draft's next one right."""
+        plan = self._in_flight[0]
+        entry = self.pair.ours.buffers.ring[plan.ring_index]
+        columns = (entry.req_slots, entry.seq_lens, entry.input_ids)  # decode rows have a token each
+        rows = list(zip(*(column[: plan.num_decode_rows].tolist() for column in columns), strict=True))
+        inputs = {(slot, seq_len): token for slot, seq_len, token in rows}
+        wanted = {row: inputs.get((slot, seq_len + 1)) for row, (slot, seq_len, _) in enumerate(rows)}
+        return {row: token for row, token in wanted.items() if token is not None}
+
     def commit(self, tokens: Sequence[int]) -> None:
         plan = self._in_flight.pop(0)
         ended = set(self.pair.commit(plan.step, np.array(tokens, np.int32)))
@@ -304,7 +314,8 @@ def _run(draw: Draw, num_steps: int, script: Script) -> Pair:
             player.fail()
             continue
         if (num_rows := player.num_rows_due) is not None:
-            tokens = [draw(0, 2) for _ in range(num_rows)]
+            guessed = player.guessed() if draw(0, 2) else {}
+            tokens = [guessed.get(row, draw(0, 2)) for row in range(num_rows)]
             script.steps[-1] = replace(script.steps[-1], tokens=tuple(tokens))
             player.commit(tokens)
         if draw(0, 7) == 0:
