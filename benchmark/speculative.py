@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="benchmark.speculative", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for raw.json and a report")
-    parser.add_argument("--speculative", default="ngram:6", metavar="ngram:K")
+    parser.add_argument("--speculative", default="ngram:8", metavar="ngram:K")
     parser.add_argument("--prompts", type=int, default=10, help="of each kind, at most (default: 10)")
     parser.add_argument("--clients", type=int, nargs="+", default=[1], help="prompts answered at once (default: 1)")
     parser.add_argument("--rounds", type=int, default=2, help="(default: 2)")

@@ -153,12 +153,15 @@ def draw_config(draw: Draw) -> ControlPlaneConfig:
 
 
 def draw_arrival(draw: Draw, req_id: int, limit: int, sequences: list[list[int]]) -> Arrival:
-    """A vocabulary of three, and prompts that go on from earlier ones, so that prefixes collide."""
+    """A vocabulary of three, and prompts that go on from earlier ones, so that prefixes collide; some repeat, so that
+    what follows is guessed."""
     start: list[int] = []
     if sequences and draw(0, 2):
         chosen = sequences[draw(0, len(sequences) - 1)]
         start = chosen[: draw(0, len(chosen))]
     tokens = start + [draw(0, 2) for _ in range(draw(0 if start else 1, min(limit, 40)))]
+    if draw(0, 2) == 0:
+        tokens += tokens[-draw(1, 4) :] * 6
     tokens = tokens[: limit + 1]
     generated = draw(0, min(3, len(tokens) - 1)) if draw(0, 5) == 0 else 0
     return Arrival(

@@ -131,11 +131,14 @@ def make_scenario(draw: Draw) -> Scenario:
 
 
 def _prompt(draw: Draw, sequences: list[list[int]], limit: int) -> list[int]:
-    """Few tokens of a tiny vocabulary, or a follow-up of an earlier request's whole sequence, or one too long."""
+    """Few tokens of a tiny vocabulary, or a follow-up of an earlier request's whole sequence, or one too long; some
+    repeat."""
     fresh = [draw(0, 1) for _ in range(draw(1, 24))]
     if sequences and draw(0, 1):
         base = sequences[draw(0, len(sequences) - 1)]
         fresh = base[: draw(1, len(base))] + fresh[: draw(0, 3)]
+    if draw(0, 2) == 0:  # it may be guessed how it goes on
+        fresh += fresh[-draw(1, 4) :] * 4
     if draw(0, 15) == 0:
         return [0] * limit
     return fresh[: limit - 1]

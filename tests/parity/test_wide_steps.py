@@ -29,7 +29,7 @@ def arrival(draw: random.Random, req_id: int, shared: list[list[int]]) -> Arriva
         priority=draw.choice((0, 0, 0, 1, -1)),
         no_overlap=draw.random() < 0.05,
         no_match=draw.random() < 0.05,
-        no_drafts=draw.random() < 0.2,
+        no_drafts=req_id % 5 == 0,
     )
 
 
@@ -63,10 +63,13 @@ def test_wide_steps(page_size: int, tight: bool, overlap: bool, max_draft_len: i
             widest = max(widest, rows)
             guessed = player.guessed()
             tokens = [draw.randint(2, 9) for _ in range(rows)]
+            if max_draft_len:  # of few words texts repeat
+                tokens = [token if token in (2, 9) else 3 + token % 2 for token in tokens]
             player.commit([guessed[row] if row in guessed and token < 9 else token for row, token in enumerate(tokens)])
     player.pair.check()
     stats = player.pair.theirs.stats()
     assert widest > 32, "the steps are not wide"
-    assert (stats.num_accepted_total > 10) == (max_draft_len > 0)
+    if tight or overlap:  # else all rows are taken
+        assert (stats.num_accepted_total > 50) == (max_draft_len > 0)
     if not max_draft_len:  # drafts end requests earlier
         assert bool(stats.num_retracted_total) == tight, "there is pressure, or there is not"

@@ -10,12 +10,12 @@ from minisgl.scheduler.reference.drafter import make_drafter
 @pytest.mark.parametrize(
     ("tokens", "guess"),
     [
-        ([1, 2, 3, 4, 1, 2, 3, 5, 6, 1, 2, 3], [5, 6, 1]),  # the last time, not the first
-        ([1, 2, 3, 4, 5], []),
-        ([2, 3, 4, 1, 2, 3], []),  # two of three
+        ([1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 7, 8, 1, 2, 3, 4, 5], [7, 8, 1]),  # the last time, not the first
+        ([1, 2, 3, 4, 5, 6, 7, 8], []),
+        ([2, 3, 4, 5, 6, 1, 2, 3, 4, 5], []),  # four of five
         ([1, 2], []),
-        ([7, 7, 7, 7], [7, 7, 7]),  # what repeats goes on repeating
-        ([9, 1, 2, 1, 2, 1], [2, 1, 2]),
+        ([7, 7, 7, 7, 7, 7], [7, 7, 7]),  # what repeats goes on repeating
+        ([9, 1, 2, 1, 2, 1, 2, 1], [2, 1, 2]),
     ],
 )
 def test_what_came_after_the_same_tokens_the_last_time_comes_again(tokens: list[int], guess: list[int]) -> None:

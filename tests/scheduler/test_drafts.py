@@ -76,14 +76,13 @@ def test_tokens_count_up_to_the_first_wrong_guess_and_pages_are_given_back() -> 
 
 
 def test_where_guesses_are_wrong_there_are_none_for_a_while() -> None:
-    text = [1, 2, 3, 4, 5] * 60
 
     def misleads(req_id: int, position: int) -> int:
-        """Three known tokens, then one that they were not followed by."""
-        return text[position % 4] if position % 4 < 3 else 100 + position
+        """Five known tokens, then one that they were not followed by."""
+        return position % 6 if position % 6 < 5 else 100 + position
 
     one = driver(misleads, num_pages=400, context_len=1000)
-    one.step(arrival(1, [1, 2, 3, 4, 1, 2, 3, 8], max_tokens=400))
+    one.step(arrival(1, [0, 1, 2, 3, 4, 7, 0, 1, 2, 3, 4, 8], max_tokens=400))
     one.run()
     stats = one.plane.stats()
     assert stats.num_accepted_total == 0

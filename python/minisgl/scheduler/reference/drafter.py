@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-NGRAM = 3  # tokens that must have stood in the text
+NGRAM = 5  # tokens that must have stood in the text
 FIRST_LEN = 2  # of a draft of a text whose guesses were not right yet
 MAX_PAUSE = 256  # tokens without a draft, at most
 
