@@ -23,7 +23,7 @@ def test_a_round_of_each_kind() -> None:
     for llm in llms.values():
         llm.close()
     assert [one["prompts"] for one in found] == [2, 1, 2, 1] and len(turns) == 16
-    assert all(len(one["ratios"]) == len(one["rates"][PLAIN]) == 2 for one in found)
+    assert all(len(times) == 2 for one in found for of in one["seconds"].values() for times in of.values())
     once, again = rows(found)
     assert once[0] == "once" and again[0] == "again"
     accepted = [one["accepted"] for one in found]
