@@ -4,9 +4,8 @@
 
 MT-Bench's questions, in chat form, to SmolLM2 on the CPU engine: texts to be summarised, texts to be corrected, code to
 be edited (the model's own first answer), chats, and chats sampled at temperature 1, whose text repeats least. Each
-prompt
-is answered with and without, in turns, there and back, from an empty prefix cache: what is guessed comes from the text
-alone. "asked again" is chats whose answers the cache still has.
+prompt is answered with and without, in turns, there and back, from an empty prefix cache: what is guessed comes from
+the text alone. "asked again" is chats whose answers the cache still has.
 
 Answers must be the same, token by token: the program stops where they are not. Ratios are of tokens a second: from the
 first text on; with the prefill; and by CPU time, prefill included, which others on the machine disturb least. Those of

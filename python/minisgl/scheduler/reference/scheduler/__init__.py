@@ -286,7 +286,7 @@ class ReferenceControlPlane(StepPass):
 
     def _propose(self, done: InFlight) -> None:
         if self.config.max_draft_len:
-            for request in done.rows:
+            for request in dict.fromkeys(done.rows):
                 if request.state is State.STARTED and not request.is_prefilling:
                     drafts.propose(request, self.tree)
 
