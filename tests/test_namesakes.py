@@ -12,6 +12,7 @@ from tests.test_layering_rust import CORE
 PLACES = (PACKAGE, PACKAGE / "scheduler", PACKAGE / "scheduler" / "reference")
 ONLY_RUST = {
     "numbers": "integers of Python have no size",
+    "radix/following": "a method of Python's tree",
     "radix/lru": "the list behind `evict`, which has a heap in Python",
     "radix/manager": "the tree by itself, for who builds on it",
     "radix/tests": "what the tree's operations cost",

@@ -31,6 +31,7 @@ ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
 Routing = Literal["round_robin", "least_load", "random", "cache_aware"]
 MODEL_SMOLLM2 = "smollm2"
 _HOST_NAME = re.compile(r"\*|[^\s:/,@\[\]]+|[0-9a-fA-F]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*|\[[0-9a-fA-F:.]+\]")
+_SPECULATIVE = re.compile(r"ngram:[1-9][0-9]?")
 _ORIGIN = re.compile(r"\*|null|[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@,]+")
 
 
@@ -88,6 +89,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_pinned_ratio: float = 0.5  # share of the pages that prefixes may pin
     warm_prefixes: tuple[str, ...] = ()  # texts that are computed and pinned before anything else
     lora: tuple[tuple[str, str], ...] = ()  # adapters that are loaded before anything else: name, folder
+    speculative: str | None = None  # ngram:K: up to K tokens of a row are guessed and computed with it
     cpu_backend: str = "auto"  # python, rust_hotpath, or auto: the latter if the extension loads
     overlap: bool = True
     num_threads: int | None = None
@@ -120,6 +122,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         at_least("cache_max_prompt", 1)
         if not 0.0 <= self.max_pinned_ratio <= 1.0:
             raise ConfigError(f"max_pinned_ratio: {self.max_pinned_ratio}: must be at least 0 and at most 1")
+        if self.speculative is not None:
+            if not _SPECULATIVE.fullmatch(self.speculative):
+                raise ConfigError(f"--speculative {self.speculative}: must be ngram:K, with K from 1 to 99")
+            if self.max_draft_len >= self.max_running_requests:
+                raise ConfigError(
+                    f"--speculative {self.speculative}: each guessed token takes the place of a row: "
+                    f"--max-running-requests must be above {self.max_draft_len}"
+                )
         if self.cache == "naive" and self.warm_prefixes:
             raise ConfigError("--warm-prefix: not with --cache naive: it keeps nothing")
         names = [name for name, _ in self.lora]
@@ -134,6 +144,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             for flag in self.of_cpu_only():
                 raise ConfigError(f"{flag}: not with --engine {self.engine}: only --engine cpu has it")
         return self
+
+    @property
+    def max_draft_len(self) -> int:
+        """Tokens of a row that are guessed; 0: none."""
+        return int(self.speculative.removeprefix("ngram:")) if self.speculative else 0
 
     def not_of_cpu(self) -> Iterator[str]:
         """Flags, as they are set, that the CPU engine has nothing for."""

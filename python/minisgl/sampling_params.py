@@ -159,6 +159,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature < LEAST_TEMPERATURE or self.top_p == 0
 
     @property
+    def depends_on_output(self) -> bool:
+        """Whether logits are changed by what was generated before. (By a grammar they are, too.)"""
+        penalized = self.repetition_penalty != 1.0 or self.frequency_penalty or self.presence_penalty
+        return bool(penalized or self.bad_token_ids)
+
+    @property
     def has_logits_processors(self) -> bool:
         """Whether anything happens to the logits before temperature."""
         return bool(

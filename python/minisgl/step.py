@@ -57,6 +57,7 @@ class Arrival:
     background: bool = False  # gets only what nobody else could: it delays no other request
     pin: bool = False  # when it ends by itself, the full pages of its prompt stay in the tree until `Unpin`
     namespace: int = 0  # cached prefixes are found by requests of the same one only (an adapter's; 0: the model's own)
+    no_drafts: bool = False  # each token is sampled by those before it, whatever the forward computes (penalties)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class StepPlan:
     step: int = 0
     ring_index: int = 0
     num_rows: int = 0  # decode rows come first, then prefill rows; each part in request order
-    num_decode_rows: int = 0
+    num_decode_rows: int = 0  # of them behind all others those of drafts: a slot again, at its next positions
     padded_rows: int = 0  # >= num_rows; more only if every row has extend_len 1 and a graph size is configured
     num_tokens: int = 0  # sum of extend_lens of the real rows
     num_samples: int = 0
@@ -243,7 +244,8 @@ class StepBuffers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutput:
-    """What one commit tells the clients: entries without a token first, then one per live sampling row, in row order.
+    """What one commit tells the clients: entries without a token first, then one per live sampling row, in row order
+    (none of a refused draft's row; several of a request of which one was accepted).
 
     All arrays have the same length. `tokens` is -1 for an end without a token, and `rows` (the row of the committed
     step, by which logprobs are joined) is -1 with it.

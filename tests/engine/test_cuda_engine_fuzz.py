@@ -13,7 +13,7 @@ from tests.helpers.device_fuzz import make_scenario, run
 from tests.helpers.property import draw_from
 
 NUM_SEEDS, NUM_SEEDS_SLOW = 40, 300
-BROUGHT_ABOUT = {"retracted", "cached", "aborted", "failed", "in graphs", "sampled", "masked"}
+BROUGHT_ABOUT = {"retracted", "cached", "aborted", "failed", "in graphs", "sampled", "masked", "drafted"}
 
 
 def run_seeds(first: int, count: int) -> Counter[str]:

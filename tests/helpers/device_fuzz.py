@@ -99,6 +99,10 @@ def make_scenario(draw: Draw) -> Scenario:
         scenario.requests.append(Request(req_id, arrives, prompt, _sampling(draw), aborted))
     if draw(0, 5) == 0:
         scenario.broken = frozenset(draw(0, 30) for _ in range(draw(1, 2)))
+    if rows > 1 and draw(0, 1):
+        scenario.config = msgspec.structs.replace(config, speculative=f"ngram:{draw(1, rows - 1)}")
+        first, number = scenario.requests[0], len(scenario.requests) + 1
+        scenario.requests.append(replace(first, req_id=number, arrives=first.arrives + 30))  # the cache knows it
     return scenario
 
 
@@ -300,5 +304,6 @@ def run(scenario: Scenario, *, heed: bool = True) -> dict[str, int]:
         "failed": reasons.count(FinishReason.ERROR),
         "in graphs": sum(graph.count for graph in graphs),
         "masked": sum(len(got.tokens.get(request.req_id, [])) for request in masked),
+        "drafted": got.plane.stats().num_drafted_total,
         "sampled": sum(r.sampling.temperature > 0 for r in scenario.requests),
     }

@@ -147,17 +147,21 @@ def draw_config(draw: Draw) -> ControlPlaneConfig:
         graph_sizes=((), (1, 2, 4, 8))[draw(0, 1)],
         cache_token_budget=draw(0, 3) * 20 if draw(0, 3) == 0 else 0,
         cache_max_prompt=draw(1, 30) if draw(0, 3) == 0 else 0,
+        max_draft_len=draw(1, 5) if draw(0, 1) else 0,
     )
     return replace(config, max_pinned_pages=draw(0, config.num_pinnable_pages))
 
 
 def draw_arrival(draw: Draw, req_id: int, limit: int, sequences: list[list[int]]) -> Arrival:
-    """A vocabulary of three, and prompts that go on from earlier ones, so that prefixes collide."""
+    """A vocabulary of three, and prompts that go on from earlier ones, so that prefixes collide; some repeat, so that
+    what follows is guessed."""
     start: list[int] = []
     if sequences and draw(0, 2):
         chosen = sequences[draw(0, len(sequences) - 1)]
         start = chosen[: draw(0, len(chosen))]
     tokens = start + [draw(0, 2) for _ in range(draw(0 if start else 1, min(limit, 40)))]
+    if draw(0, 2) == 0:
+        tokens += tokens[-draw(1, 4) :] * 6
     tokens = tokens[: limit + 1]
     generated = draw(0, min(3, len(tokens) - 1)) if draw(0, 5) == 0 else 0
     return Arrival(
@@ -174,6 +178,7 @@ def draw_arrival(draw: Draw, req_id: int, limit: int, sequences: list[list[int]]
         no_match=draw(0, 7) == 0,
         background=draw(0, 3) == 0,
         namespace=draw(0, 2) if draw(0, 3) == 0 else 0,
+        no_drafts=draw(0, 7) == 0,
     )
 
 
@@ -233,6 +238,16 @@ class Player:
     def num_rows_due(self) -> int | None:
         """Rows of the step that is to be committed now, if one is."""
         return self._in_flight[0].num_rows if len(self._in_flight) > self.overlap else None
+
+    def guessed(self) -> dict[int, int]:
+        """Of the step that is to be committed now: by row, the token that would make its draft's next one right."""
+        plan = self._in_flight[0]
+        entry = self.pair.ours.buffers.ring[plan.ring_index]
+        columns = (entry.req_slots, entry.seq_lens, entry.input_ids)  # decode rows have a token each
+        rows = list(zip(*(column[: plan.num_decode_rows].tolist() for column in columns), strict=True))
+        inputs = {(slot, seq_len): token for slot, seq_len, token in rows}
+        wanted = {row: inputs.get((slot, seq_len + 1)) for row, (slot, seq_len, _) in enumerate(rows)}
+        return {row: token for row, token in wanted.items() if token is not None}
 
     def commit(self, tokens: Sequence[int]) -> None:
         plan = self._in_flight.pop(0)
@@ -303,7 +318,8 @@ def _run(draw: Draw, num_steps: int, script: Script) -> Pair:
             player.fail()
             continue
         if (num_rows := player.num_rows_due) is not None:
-            tokens = [draw(0, 2) for _ in range(num_rows)]
+            guessed = player.guessed() if draw(0, 2) else {}
+            tokens = [guessed.get(row, draw(0, 2)) for row in range(num_rows)]
             script.steps[-1] = replace(script.steps[-1], tokens=tuple(tokens))
             player.commit(tokens)
         if draw(0, 7) == 0:

@@ -29,6 +29,7 @@ from minisgl.step import (
     Finish,
     FinishReason,
     ForwardFailed,
+    RingEntry,
     StepOutput,
     StepPlan,
     Unpin,
@@ -127,15 +128,19 @@ def make_scenario(draw: Draw) -> Scenario:
             sequences.append(prompt + alone(spec, limit))
     fail_steps = {draw(1, 40)} if draw(0, 5) == 0 else set()
     clear_steps = {draw(1, 60)} if draw(0, 3) == 0 else set()
+    config = replace(config, max_draft_len=draw(1, 5) if draw(0, 1) else 0)
     return Scenario(config, bool(draw(0, 1)), specs, fail_steps, clear_steps)
 
 
 def _prompt(draw: Draw, sequences: list[list[int]], limit: int) -> list[int]:
-    """Few tokens of a tiny vocabulary, or a follow-up of an earlier request's whole sequence, or one too long."""
+    """Few tokens of a tiny vocabulary, or a follow-up of an earlier request's whole sequence, or one too long; some
+    repeat."""
     fresh = [draw(0, 1) for _ in range(draw(1, 24))]
     if sequences and draw(0, 1):
         base = sequences[draw(0, len(sequences) - 1)]
         fresh = base[: draw(1, len(base))] + fresh[: draw(0, 3)]
+    if draw(0, 2) == 0:  # it may be guessed how it goes on
+        fresh += fresh[-draw(1, 4) :] * 4
     if draw(0, 15) == 0:
         return [0] * limit
     return fresh[: limit - 1]
@@ -295,7 +300,7 @@ class Driver:
         assert (entry.extend_lens[: plan.num_rows] >= 1).all()
         assert (entry.seq_lens[: plan.num_rows] < self.limit).all(), "a row passed the limit"
         slots = set(entry.req_slots[: plan.num_rows].tolist())
-        assert len(slots) == plan.num_rows, "two rows share a slot"
+        self._inspect_drafts(plan, entry)
         bound = set(entry.assigned[: plan.num_assigned, 0].tolist())
         if self.previous is not None:
             assert not bound & self.slots_in_flight, "a slot is bound while a step in flight holds a row of it"
@@ -306,6 +311,17 @@ class Driver:
             self.cached.setdefault(req_id, cached_len)
             assert cached_len % self.scenario.config.page_size == 0
             assert cached_len < len(self.specs[req_id].prompt) + len(self.seen[req_id].tokens) + 1
+
+    def _inspect_drafts(self, plan: StepPlan, entry: RingEntry) -> None:
+        """Two rows share a slot only if the second computes what may follow the first: a known token."""
+        lens: dict[int, int] = {}
+        rows = zip(entry.req_slots[: plan.num_rows].tolist(), entry.seq_lens[: plan.num_rows].tolist(), strict=True)
+        for row, (slot, seq_len) in enumerate(rows):
+            if slot in lens:
+                assert seq_len == lens[slot] + 1, "two rows share a slot"
+                assert row < plan.num_decode_rows and entry.input_ids[row] >= 0
+                assert self.scenario.config.max_draft_len
+            lens[slot] = seq_len
 
     def _assignments(self, plan: StepPlan) -> list[SlotAssignment]:
         entry = self.plane.buffers.ring[plan.ring_index]

@@ -49,6 +49,7 @@ class EngineView:
     """What an engine knows after applying plans in order: whose slot it is and the slot's page table."""
 
     buffers: StepBuffers
+    drafts: bool = False  # pages that a refused draft had are followed by others in the same columns
     owner: dict[int, int] = field(default_factory=dict)
     cached_len: dict[int, int] = field(default_factory=dict)
     table: dict[int, list[int]] = field(default_factory=dict)
@@ -65,8 +66,9 @@ class EngineView:
             self.owner[slot], self.table[slot], self.cached_len[req_id] = req_id, [], cached
         at = 0
         for slot, column, count in entry.page_table_updates[: plan.num_page_table_updates].tolist():
-            assert column == len(self.table[slot]), "a page table did not grow at its end"
-            self.table[slot] += entry.page_ids[at : at + count].tolist()
+            grows = column <= len(self.table[slot]) if self.drafts else column == len(self.table[slot])
+            assert grows, "a page table did not grow at its end"
+            self.table[slot][column:] = entry.page_ids[at : at + count].tolist()
             at += count
         assert at == plan.num_page_ids
         return self._rows(plan)
@@ -108,7 +110,7 @@ class Driver:
         }
         self.config = ControlPlaneConfig(**(values | config))  # type: ignore[arg-type]
         self.plane: Any = MAKE[PLANE](self.config, buffers)
-        self.view = EngineView(self.plane.buffers)
+        self.view = EngineView(self.plane.buffers, drafts=self.config.max_draft_len > 0)
         self.sampler: Sampler = sampler or (lambda req_id, position: 1000 + position)
         self.next_step = 0
         self.plans: list[StepPlan] = []

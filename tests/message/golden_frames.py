@@ -162,6 +162,8 @@ FROM_ENGINE: dict[str, list[FromEngine]] = {
             num_misses_total=20,
             prefixes=(PrefixState(3, 200, True, False, 70000),),
             slow_motion_ms=250,
+            num_drafted_total=21,
+            num_accepted_total=22,
         )
     ],
     "heartbeat": [Heartbeat("idle", 0.5), Heartbeat("forward", 1.25, 17, 2.5, 4096)],

@@ -18,7 +18,8 @@ def _stats() -> EngineStats:
     sim = Sim()
     sim.run([request(0, 3, 4)])
     readings = sim.loop.timers.meters.readings()
-    return EngineStats(2, 3, 64, 40, 8, 10, 6, 5, 700, 300, 900, meters=readings, cpu_s=1.5, resident_bytes=7)
+    own = {"cpu_s": 1.5, "resident_bytes": 7, "num_drafted_total": 9, "num_accepted_total": 4}
+    return EngineStats(2, 3, 64, 40, 8, 10, 6, 5, 700, 300, 900, meters=readings, **own)  # type: ignore[arg-type]
 
 
 def test_aliases_have_the_same_values() -> None:
@@ -32,7 +33,7 @@ def test_aliases_have_the_same_values() -> None:
     metrics.queue.observe(0.1)
     families = {one.name: one for one in text_string_to_metric_families(metrics.render().decode())}
     aliases = {name: one for name, one in families.items() if name.startswith("vllm:")}
-    assert len(aliases) == 17
+    assert len(aliases) == 19
     labels = {"model_name": "some/model", "engine": "0"}
     assert all(sample.labels.items() >= labels.items() for one in aliases.values() for sample in one.samples)
     values = {name: one.samples[0].value for name, one in aliases.items() if len(one.samples) == 1}
@@ -46,6 +47,8 @@ def test_aliases_have_the_same_values() -> None:
         "vllm:prefix_cache_queries": 700,
         "vllm:prefix_cache_hits": 300,
         "vllm:generation_tokens": 6,
+        "vllm:spec_decode_num_draft_tokens": 9,
+        "vllm:spec_decode_num_accepted_tokens": 4,
     }
     reasons = {one.labels["finished_reason"]: one.value for one in aliases["vllm:request_success"].samples}
     assert reasons == {"stop": 1, "length": 1, "abort": 0}

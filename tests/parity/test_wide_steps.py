@@ -29,16 +29,20 @@ def arrival(draw: random.Random, req_id: int, shared: list[list[int]]) -> Arriva
         priority=draw.choice((0, 0, 0, 1, -1)),
         no_overlap=draw.random() < 0.05,
         no_match=draw.random() < 0.05,
+        no_drafts=req_id % 5 == 0,
     )
 
 
+@pytest.mark.parametrize("max_draft_len", [0, 6])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("tight", [False, True])
 @pytest.mark.parametrize("page_size", [1, 3, 4, 16])
-def test_wide_steps(page_size: int, tight: bool, overlap: bool) -> None:
+def test_wide_steps(page_size: int, tight: bool, overlap: bool, max_draft_len: int) -> None:
     draw = random.Random(f"{page_size} {tight} {overlap}")
     pages = (1600 if tight else 9000) // page_size
-    config = ControlPlaneConfig(pages, page_size, ROWS, 300, 200, eos_ids=(2,), graph_sizes=(1, 8, 64))
+    config = ControlPlaneConfig(
+        pages, page_size, ROWS, 300, 200, eos_ids=(2,), graph_sizes=(1, 8, 64), max_draft_len=max_draft_len
+    )
     player = Player(config, overlap)
     shared = [[draw.randint(3, 9) for _ in range(30)] for _ in range(4)]
     widest = 0
@@ -57,8 +61,15 @@ def test_wide_steps(page_size: int, tight: bool, overlap: bool) -> None:
             player.fail()
         elif (rows := player.num_rows_due) is not None:
             widest = max(widest, rows)
-            player.commit([draw.randint(2, 9) for _ in range(rows)])
+            guessed = player.guessed()
+            tokens = [draw.randint(2, 9) for _ in range(rows)]
+            if max_draft_len:  # of few words texts repeat
+                tokens = [token if token in (2, 9) else 3 + token % 2 for token in tokens]
+            player.commit([guessed[row] if row in guessed and token < 9 else token for row, token in enumerate(tokens)])
     player.pair.check()
     stats = player.pair.theirs.stats()
     assert widest > 32, "the steps are not wide"
-    assert bool(stats.num_retracted_total) == tight, "there is pressure, or there is not"
+    if tight or overlap:  # else all rows are taken
+        assert (stats.num_accepted_total > 50) == (max_draft_len > 0)
+    if not max_draft_len:  # drafts end requests earlier
+        assert bool(stats.num_retracted_total) == tight, "there is pressure, or there is not"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minisgl.scheduler import inputs
-from minisgl.scheduler.reference import admission, decode_set, retraction, scheduler
+from minisgl.scheduler.reference import admission, decode_set, drafts, retraction, scheduler
 from minisgl.scheduler.reference.page_pool import PagePool
 from minisgl.scheduler.reference.pins import Pins
 from minisgl.scheduler.reference.radix import tree as radix_tree
@@ -16,6 +16,7 @@ from minisgl.scheduler.reference.radix.nodes import page_key
 from minisgl.scheduler.reference.radix.tree import Match, Node, RadixTree
 from minisgl.scheduler.reference.request import Request, State
 from minisgl.scheduler.reference.slots import SlotTable
+from minisgl.scheduler.reference.state import InFlight
 from minisgl.step import FinishReason, StepOutput, step_output
 
 Patch = pytest.MonkeyPatch
@@ -178,7 +179,7 @@ def lose_the_token_of_a_retracted_row(patch: Patch) -> None:
 
 def schedule_past_the_limit(patch: Patch) -> None:
     def is_eligible(request: Request) -> bool:
-        return request.kv_len >= request.prefill_len and not (request.no_overlap and request.num_pending)
+        return request.kv_len >= request.prefill_len and not (request.num_pending and request.awaits_token)
 
     patch.setattr(decode_set, "is_eligible", is_eligible)
 
@@ -263,6 +264,61 @@ def lose_a_page_in_the_background(patch: Patch) -> None:
     patch.setattr(retraction, "give_up_pages", give_up_pages)
 
 
+def believe_every_draft(patch: Patch) -> None:
+    patch.setattr(InFlight, "counts", lambda self, row: True)
+
+
+def believe_a_draft_after_a_refused_one(patch: Patch) -> None:
+    """A row's token counts if its input is what the text ends with, wherever that is."""
+
+    def counts(self: InFlight, row: int) -> bool:
+        return row not in self.drafts or self.rows[row].tokens[-1] == self.drafts[row][1]
+
+    patch.setattr(InFlight, "counts", counts)
+
+
+def keep_the_pages_of_a_refused_draft(patch: Patch) -> None:
+    def settle(request: Request, tree: RadixTree) -> None:
+        drafter = request.drafter
+        assert drafter is not None
+        request.kv_len = len(request.tokens) - 1
+        drafter.in_flight = []
+
+    patch.setattr(drafts, "settle", settle)
+
+
+def take_a_refused_token_for_computed(patch: Patch) -> None:
+    """The KV behind the text, which a refused draft left there, counts as that of the next token."""
+    original = drafts.settle
+
+    def settle(request: Request, tree: RadixTree) -> None:
+        drafted = request.drafter is not None and len(request.drafter.in_flight)
+        refused = drafted > len(request.tokens) - 1 - request.kv_len
+        original(request, tree)
+        request.kv_len += refused and request.kv_len % tree.page_size > 0
+
+    patch.setattr(drafts, "settle", settle)
+
+
+def go_on_before_a_draft_is_committed(patch: Patch) -> None:
+    def awaits_token(self: Request) -> bool:
+        return self.no_overlap or (self.drafter is not None and len(self.drafter.draft) > 1)
+
+    patch.setattr(Request, "awaits_token", property(awaits_token))
+
+
+def draft_past_the_limit(patch: Patch) -> None:
+    def draft_len(request: Request) -> int:
+        return len(request.drafter.draft) if request.drafter is not None and request.num_pending == 1 else 0
+
+    patch.setattr(drafts, "draft_len", draft_len)
+
+
+def draft_with_pages_of_others(patch: Patch) -> None:
+    """However few pages there are."""
+    patch.setattr(scheduler.ReferenceControlPlane, "_draft_with_pages", lambda self, request, decided, count: count)
+
+
 MUTATIONS: tuple[Callable[[Patch], None], ...] = (
     publish_a_page_too_many,
     hang_under_the_wrong_parent,
@@ -291,4 +347,11 @@ MUTATIONS: tuple[Callable[[Patch], None], ...] = (
     pin_beyond_the_limit,
     drop_what_others_hold,
     lose_a_page_in_the_background,
+    believe_every_draft,
+    believe_a_draft_after_a_refused_one,
+    keep_the_pages_of_a_refused_draft,
+    take_a_refused_token_for_computed,
+    go_on_before_a_draft_is_committed,
+    draft_past_the_limit,
+    draft_with_pages_of_others,
 )

@@ -73,6 +73,7 @@ class Scenario:
     clear_at: tuple[int, ...] = ()
     stops: bool = False  # some have stop ids, a minimum length, or go on after an end of sequence
     eos_every: int = 40
+    num_words: int = 50  # the fewer, the more a text repeats
     overlap: bool = True
     config: dict[str, object] = field(default_factory=dict)
 
@@ -162,6 +163,32 @@ SCENARIOS: dict[str, Scenario] = {
         config={"num_pages": 96, "cache_token_budget": 130, "cache_max_prompt": 40},
     ),
     "namespaces-page4-lru": Scenario(50, (1, 40), (1, 20), shared_len=40, follow_ups=40, num_namespaces=5),
+    "drafts-page1-lfu": Scenario(
+        40,
+        (1, 30),
+        (1, 40),
+        burst=2,
+        gap=3,
+        num_words=2,
+        follow_ups=30,
+        background=20,
+        config={"page_size": 1, "num_pages": 200, "cache": "lfu", "max_draft_len": 6},
+    ),
+    "drafts-page4-lru": Scenario(
+        40,
+        (1, 30),
+        (1, 40),
+        gap=2,
+        num_words=2,
+        follow_ups=50,
+        told_every=9,
+        fail_at=(25,),
+        stops=True,
+        config={"num_pages": 60, "max_draft_len": 4, "graph_sizes": (1, 2, 4, 8)},
+    ),
+    "drafts-page16-lru": Scenario(
+        30, (1, 30), (1, 60), burst=3, gap=9, num_words=2, overlap=False, config={"page_size": 16, "max_draft_len": 7}
+    ),
     "naive-page4": Scenario(30, (1, 40), (1, 20), shared_len=20, config={"cache": "naive", "num_pages": 64}),
 }
 
@@ -184,7 +211,7 @@ def arrival(scenario: Scenario, prompts: list[list[int]], numbers: Numbers) -> A
     start = list(range(scenario.shared_len))
     if prompts and numbers.below(100) < scenario.follow_ups:
         start = prompts[numbers.below(len(prompts))]
-    tokens = start + [numbers.below(50) for _ in range(numbers.between(*scenario.prompt_len))]
+    tokens = start + [numbers.below(scenario.num_words) for _ in range(numbers.between(*scenario.prompt_len))]
     tokens = tokens[: scenario.control_plane_config().context_len - 1]
     prompts.append(tokens)
     return Arrival(
@@ -215,7 +242,10 @@ def drive(scenario: Scenario, plane: ControlPlane) -> Stats:
         idle = plane.stats().num_live == 0
         while len(in_flight) > scenario.overlap or (in_flight and idle):
             done, num_rows = in_flight.pop(0)
-            tokens = [EOS if sampled.below(scenario.eos_every) == 0 else sampled.below(50) for _ in range(num_rows)]
+            tokens = [
+                EOS if sampled.below(scenario.eos_every) == 0 else sampled.below(scenario.num_words)
+                for _ in range(num_rows)
+            ]
             plane.commit(done, np.array(tokens, np.int32))
         if idle and plane.stats().num_live == 0 and len(prompts) == scenario.num_requests:
             return plane.stats()

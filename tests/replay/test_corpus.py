@@ -16,6 +16,7 @@ import pytest
 
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, Stats
 from minisgl.scheduler.reference import ReferenceControlPlane, admission, request, scheduler
+from minisgl.scheduler.reference.drafter import Drafter
 from minisgl.scheduler.reference.pins import Pins
 from minisgl.scheduler.reference.radix import tree
 from minisgl.scheduler.reference.radix.tree import RadixTree
@@ -70,6 +71,7 @@ def test_scenarios_reach_what_they_are_for(control_plane: Factory) -> None:
             assert stats.num_free_pages > 32, "the cache is kept small"
         if "shared_prefix" in name:
             assert stats.num_cached_tokens_total > stats.num_prompt_tokens_total / 2, name
+        assert (stats.num_drafted_total > stats.num_accepted_total > 20) == ("drafts" in name), name
         if "naive" in name:
             assert stats.num_cached_tokens_total == 0
         if name.split("-")[0] in ("long", "bursty"):
@@ -133,6 +135,12 @@ def evict_pages_in_the_other_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RadixTree, "evict", evict)
 
 
+def trust_less(patch: pytest.MonkeyPatch) -> None:
+    """A draft is as long as what was right of the one before."""
+    original = Drafter.learn
+    patch.setattr(Drafter, "learn", lambda self, accepted, length: original(self, accepted // 2, length))
+
+
 def match_a_page_less(patch: pytest.MonkeyPatch) -> None:
     original = RadixTree.match
     patch.setattr(
@@ -159,6 +167,7 @@ def one_namespace_for_all(patch: pytest.MonkeyPatch) -> None:
         background_counts_as_started,
         evict_pages_in_the_other_order,
         match_a_page_less,
+        trust_less,
     ],
 )
 def test_a_changed_decision_is_seen(

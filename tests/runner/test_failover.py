@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ from minisgl.scheduler.faulty import make_faulty
 from minisgl.step import FinishReason
 
 CONFIG = ControlPlaneConfig(96, 4, 8, 24, 200, (256,))
+DRAFTING = replace(CONFIG, max_draft_len=5)
 NUM_REQUESTS = 64
+LATER = 60  # steps
 
 
 class Clients:
@@ -44,8 +47,9 @@ class Clients:
                     self.reasons[req_id] = FinishReason(reason)
 
 
-def requests(seed: int) -> list[tuple[int, list[int], SamplingParams]]:
-    """(step of arrival, prompt, sampling): shared prefixes, mixed lengths; more than fit at once."""
+def requests(seed: int, again: bool = False) -> list[tuple[int, list[int], SamplingParams]]:
+    """(step of arrival, prompt, sampling): shared prefixes, mixed lengths; more than fit at once. `again`: the second
+    half is the first once more, so that the cache knows how its texts go on."""
     rng = random.Random(seed)
     found = []
     for i in range(NUM_REQUESTS):
@@ -58,27 +62,36 @@ def requests(seed: int) -> list[tuple[int, list[int], SamplingParams]]:
             stop_token_ids=(32,) if rng.random() < 0.2 else (),
         )
         found.append((rng.randrange(30), prompt, sampling))
+    if again:
+        half = found[: NUM_REQUESTS // 2]
+        return half + [(at + LATER, prompt, sampling) for at, prompt, sampling in half]
     return found
 
 
 def drive(
-    order: str | None, primary: str | ControlPlane, seed: int, *, overlap: bool, fail_steps: Sequence[int] = ()
+    order: str | None,
+    primary: str | ControlPlane,
+    seed: int,
+    *,
+    overlap: bool,
+    fail_steps: Sequence[int] = (),
+    config: ControlPlaneConfig = CONFIG,
 ) -> tuple[Clients, StepLoop]:
     engine = EchoEngine(num_pages=96, page_size=4, max_rows=8, max_seq_len=200, context_len=200, worker_thread=False)
     engine.fail_steps.update(fail_steps)
-    plane = make_control_plane(primary, CONFIG) if isinstance(primary, str) else primary
+    plane = make_control_plane(primary, config) if isinstance(primary, str) else primary
     clients = Clients()
     loop = StepLoop(
         plane if order is None else make_faulty(plane, order),
         engine,
         clients.take,
         overlap=overlap,
-        fallback=lambda: make_control_plane("python", CONFIG),
+        fallback=lambda: make_control_plane("python", config),
     )
-    plan = requests(seed)
+    plan = requests(seed, config is DRAFTING)
     rng = random.Random(seed + 1)
     step = 0
-    while step <= 30 or not loop.idle:
+    while step <= 30 + LATER or not loop.idle:
         messages: list[ToEngine] = []
         for req_id, (at, prompt, sampling) in enumerate(plan):
             if at == step:
@@ -94,11 +107,11 @@ def drive(
     return clients, loop
 
 
-def check(clients: Clients, seed: int, failed: bool = False) -> None:
+def check(clients: Clients, seed: int, failed: bool = False, again: bool = False) -> None:
     """Each stream is that of the request alone, or the beginning of it if it was told to end."""
     assert set(clients.reasons) == set(range(NUM_REQUESTS))
-    for req_id, (_, prompt, sampling) in enumerate(requests(seed)):
-        alone = EchoModel(seed=req_id).generate(
+    for req_id, (_, prompt, sampling) in enumerate(requests(seed, again)):
+        alone = EchoModel(seed=sampling.seed or 0).generate(
             prompt,
             min(sampling.max_tokens or 0, 200 - len(prompt)),
             stop_ids=sampling.stop_token_ids,
@@ -131,6 +144,21 @@ def test_no_stream_notices(primary: str, overlap: bool) -> None:
             assert stats.num_free_pages + stats.num_evictable_pages == 96
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, {order}: {error}") from error
+
+
+@pytest.mark.parametrize("primary", ["python", "rust_hotpath"])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_drafts_in_flight_are_taken_as_the_scheduler_would_have(primary: str, overlap: bool) -> None:
+    """Whatever step it breaks at, texts are those without drafts."""
+    accepted = 0
+    for seed in range(8):
+        rng = random.Random(f"{primary} {overlap} {seed}")
+        order = f"commit:{rng.randrange(80, 150)}:before"
+        clients, loop = drive(order, primary, seed, overlap=overlap, config=DRAFTING)
+        check(clients, seed, again=True)
+        assert loop.num_failovers == 1
+        accepted += loop.control_plane.stats().num_accepted_total
+    assert accepted > 20
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.faulty import make_faulty
-from minisgl.scheduler.trace import RecordingControlPlane, TraceError, read_trace, replay
+from minisgl.scheduler.trace import RecordingControlPlane, TraceError, parse_trace, read_trace, replay
 from minisgl.step import Abort, Events
 from tests.helpers.e2e import serving
 from tests.helpers.parity import draw_arrival
@@ -66,6 +67,30 @@ def test_a_trace_that_was_cut_off_is_read_up_to_the_cut(tmp_path: Path) -> None:
     (tmp_path / "none").write_bytes(b"\x05\x00\x00\x00hello" + whole)
     with pytest.raises(TraceError, match="none"):
         read_trace(tmp_path / "none")
+
+
+def test_a_trace_from_before_drafts_is_one_without(tmp_path: Path) -> None:
+    """Its frames are as long as they were then."""
+    record(tmp_path / "trace")
+    data, at, old = (tmp_path / "trace").read_bytes(), 0, b""
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 4], "little")
+        frame = msgspec.msgpack.decode(data[at + 4 : at + 4 + size])
+        if frame[0] == "trace":
+            assert frame.pop() == 0
+        if frame[0] == "schedule":
+            for event in frame[2]:
+                if event[0] == "arrival":
+                    event.pop()
+        packed = msgspec.msgpack.encode(frame)
+        old += len(packed).to_bytes(4, "little") + packed
+        at += 4 + size
+    assert len(old) < len(data)
+    trace = parse_trace(old, "old")
+    assert trace.config == CONFIG and trace.config.max_draft_len == 0
+    found = replay(trace, make_control_plane("python", CONFIG))
+    arrivals = [event for _, given in trace.calls if isinstance(given, Events) for event in given]
+    assert not found.error and not any(getattr(event, "no_drafts", False) for event in arrivals)
 
 
 def test_a_server_records_what_replay_drives(tmp_path: Path) -> None:

@@ -241,6 +241,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens that one step computes at most; longer prompts are cut into chunks",
     )
     steps.add_argument(
+        "--speculative",
+        metavar="ngram:K",
+        help="guess up to K tokens a row from the text so far and the prefix cache, and compute them with it; answers "
+        "stay the same (default: none)",
+    )
+    steps.add_argument(
         "--cpu-backend",
         choices=("python", "rust_hotpath"),
         help="scheduler (default: MINISGL_CPU_BACKEND, else rust_hotpath if the extension loads)",

@@ -205,6 +205,8 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     num_misses_total: int = 0
     prefixes: tuple[PrefixState, ...] = ()
     slow_motion_ms: int = 0
+    num_drafted_total: int = 0  # tokens that were guessed and computed
+    num_accepted_total: int = 0  # of them, those that were right
 
 
 class Heartbeat(msgspec.Struct, tag="beat", frozen=True, array_like=True):

@@ -19,6 +19,8 @@ VLLM: dict[str, tuple[str, ...]] = {
     "minisgl:retractions": ("vllm:num_preemptions",),
     "minisgl:prompt_tokens": ("vllm:prompt_tokens", "vllm:prefix_cache_queries"),
     "minisgl:cached_tokens": ("vllm:prefix_cache_hits",),
+    "minisgl:drafted_tokens": ("vllm:spec_decode_num_draft_tokens",),
+    "minisgl:accepted_tokens": ("vllm:spec_decode_num_accepted_tokens",),
     "minisgl:generated_tokens": ("vllm:generation_tokens",),
     "minisgl:requests_finished": ("vllm:request_success",),
     "minisgl:ttft_seconds": ("vllm:time_to_first_token_seconds",),

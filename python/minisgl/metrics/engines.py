@@ -33,6 +33,8 @@ COUNTERS: Table = (
     ("cache_misses", "admitted requests of which nothing was", lambda s: s.num_misses_total),
     ("cache_inserted_pages", "pages that entered its prefix cache", lambda s: s.num_inserted_pages_total),
     ("cache_evicted_pages", "pages that left it for others", lambda s: s.num_evicted_pages_total),
+    ("drafted_tokens", "tokens that it guessed and computed", lambda s: s.num_drafted_total),
+    ("accepted_tokens", "of these, those that were right", lambda s: s.num_accepted_total),
     ("steps", "steps", lambda s: s.num_steps_total),
     ("step_tokens", "tokens that its steps computed", lambda s: s.num_step_tokens_total),
     ("step_rows", "rows of its steps", lambda s: s.num_rows_total),

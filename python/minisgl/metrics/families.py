@@ -81,6 +81,8 @@ def _requests_and_pages(stats: EngineStats) -> Iterable[Metric]:
         ("cache_misses", "requests that found nothing of it", stats.num_misses_total),
         ("cache_inserted_pages", "pages that came into the prefix cache", stats.num_inserted_pages_total),
         ("cache_evicted_pages", "pages that left it", stats.num_evicted_pages_total),
+        ("drafted_tokens", "tokens that were guessed and computed", stats.num_drafted_total),
+        ("accepted_tokens", "of these, those that were right", stats.num_accepted_total),
         ("retractions", "requests put back to waiting for lack of pages", stats.num_retracted_total),
         ("control_plane_calls", "calls of the scheduler", stats.num_control_plane_calls_total),
         ("control_plane_failovers", "times that it broke and was replaced", stats.num_failovers_total),

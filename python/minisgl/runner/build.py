@@ -164,6 +164,7 @@ def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlane
         graph_sizes=info.graph_sizes,
         cache_token_budget=config.cache_token_budget or 0,
         cache_max_prompt=config.cache_max_prompt or 0,
+        max_draft_len=config.max_draft_len,
     )
     pinnable = min(int(config.max_pinned_ratio * info.num_pages), plain.num_pinnable_pages)
     return replace(plain, max_pinned_pages=0 if config.cache == "naive" else max(0, pinnable))

@@ -217,6 +217,8 @@ def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
         num_evicted_pages_total=stats.num_evicted_pages_total,
         num_hits_total=stats.num_hits_total,
         num_misses_total=stats.num_misses_total,
+        num_drafted_total=stats.num_drafted_total,
+        num_accepted_total=stats.num_accepted_total,
         prefixes=loop.prefixes.states(),
         slow_motion_ms=loop.slow_motion_ms,
     )

@@ -50,6 +50,7 @@ class TrackedRequest:
             background=self.background,
             pin=self.pin,
             namespace=sampling.adapter,
+            no_drafts=sampling.depends_on_output or self.grammar is not None,
         )
 
     def assignment(self, slot: int) -> SlotAssignment:

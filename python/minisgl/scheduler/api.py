@@ -29,7 +29,8 @@ class ControlPlaneConfig:
     `max_prefill_length` is the token budget of a step; `graph_sizes` are the padded row counts, ascending.
 
     `max_pinned_pages` limits what requests with `pin` keep in the tree; `cache_token_budget` what the tree keeps for
-    nobody, `cache_max_prompt` the prompts that it keeps: 0 is no limit for these two."""
+    nobody, `cache_max_prompt` the prompts that it keeps: 0 is no limit for these two. Of each request up to
+    `max_draft_len` tokens are guessed and computed in one step: 0 is none."""
 
     num_pages: int
     page_size: int
@@ -42,6 +43,7 @@ class ControlPlaneConfig:
     max_pinned_pages: int = 0
     cache_token_budget: int = 0  # tokens, in whole pages
     cache_max_prompt: int = 0  # tokens
+    max_draft_len: int = 0
 
     @property
     def num_pinnable_pages(self) -> int:
@@ -79,6 +81,8 @@ class Stats:
     num_evicted_pages_total: int = 0  # that have left the tree, for whatever reason
     num_hits_total: int = 0  # requests of whose prompt some was cached at their first admission
     num_misses_total: int = 0  # the other requests that were admitted
+    num_drafted_total: int = 0  # tokens that were guessed and computed
+    num_accepted_total: int = 0  # of them, those that were right
 
     @property
     def num_live(self) -> int:

@@ -24,7 +24,7 @@ def check_config(config: ControlPlaneConfig) -> None:
     for name in ("num_pages", "page_size", "max_running_requests", "max_prefill_length", "context_len"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name}: {getattr(config, name)}: at least 1")
-    for name in ("max_pinned_pages", "cache_token_budget", "cache_max_prompt"):
+    for name in ("max_pinned_pages", "cache_token_budget", "cache_max_prompt", "max_draft_len"):
         if getattr(config, name) < 0:
             raise ValueError(f"{name}: {getattr(config, name)}: at least 0")
     if config.max_pinned_pages > config.num_pinnable_pages:

@@ -60,6 +60,7 @@ class _Header(msgspec.Struct, tag="trace", array_like=True):
     max_pinned_pages: int = 0
     cache_token_budget: int = 0
     cache_max_prompt: int = 0
+    max_draft_len: int = 0
 
 
 class _Arrival(msgspec.Struct, tag="arrival", array_like=True):
@@ -77,6 +78,7 @@ class _Arrival(msgspec.Struct, tag="arrival", array_like=True):
     background: bool = False
     pin: bool = False
     namespace: int = 0
+    no_drafts: bool = False
 
 
 class _Finish(msgspec.Struct, tag="finish", array_like=True):

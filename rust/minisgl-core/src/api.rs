@@ -40,6 +40,8 @@ pub struct Config {
     pub cache_token_budget: usize,
     /// Tokens of the longest prompt that the tree keeps after its request; 0 for no limit.
     pub cache_max_prompt: usize,
+    /// Tokens of a request that are guessed and computed in one step; 0 for none.
+    pub max_draft_len: usize,
 }
 
 impl Config {
@@ -75,6 +77,8 @@ pub struct Stats {
     pub num_evicted_pages_total: u64,
     pub num_hits_total: u64,
     pub num_misses_total: u64,
+    pub num_drafted_total: u64,
+    pub num_accepted_total: u64,
 }
 
 /// An error of a call.

@@ -116,17 +116,16 @@ fn check_started(state: &SchedulerState, index: Index) -> Result<()> {
     let (request, cold) = (state.requests.get(index), state.requests.cold(index));
     let who = || format!("request {}", request.req_id);
     let size = state.tree.page_size();
-    need(
-        state.requests.pages(index).len() == request.kv_len.to_usize().div_ceil(size),
-        || {
-            format!(
-                "{}: {} pages, {} KV",
-                who(),
-                state.requests.pages(index).len(),
-                request.kv_len
-            )
-        },
-    )?;
+    let drafted = cold.drafter.as_ref().map_or(0, |drafter| drafter.in_flight.len());
+    let covered = request.kv_len.to_usize() + drafted;
+    let num_pages = state.requests.pages(index).len();
+    need(num_pages == covered.div_ceil(size), || {
+        format!("{}: {num_pages} pages, {covered} KV", who())
+    })?;
+    let end = request.len.to_usize() + request.num_pending.to_usize() + drafted;
+    need(end <= request.max_len.to_usize(), || {
+        format!("{}: {end} tokens with {drafted} drafted of {}", who(), request.max_len)
+    })?;
     let row = state.started.find(index).map(|at| state.started.row(at));
     need(row.is_some_and(|row| row.is_of(index, &state.requests)), || {
         format!("{}: its row differs from its record", who())
@@ -218,7 +217,7 @@ fn check_pending(state: &SchedulerState) -> Result<()> {
                 format!("request {} has a row that it does not know of", request.req_id)
             })?;
         }
-        for &row in &flight.sample_rows {
+        for &row in flight.sample_rows.iter().filter(|&&row| flight.draft(row).is_none()) {
             *pending.entry(flight.rows[row.to_usize()]).or_default() += 1;
         }
     }
@@ -233,7 +232,8 @@ fn check_pending(state: &SchedulerState) -> Result<()> {
     })
 }
 
-/// Remembers page tables from one check to the next: they only grow, from one admission to its end.
+/// Remembers page tables from one check to the next: they only grow, from one admission to its end, but for pages of
+/// drafts.
 #[derive(Default)]
 pub(crate) struct TableWatch {
     seen: BTreeMap<(i64, u32), Vec<Page>>,
@@ -250,7 +250,13 @@ impl TableWatch {
                     format!("the page table of request {} changed", key.0)
                 })?;
             }
-            tables.insert(key, state.requests.pages(index).to_vec());
+            let num_pages = state
+                .requests
+                .get(index)
+                .kv_len
+                .to_usize()
+                .div_ceil(state.tree.page_size());
+            tables.insert(key, state.requests.pages(index)[..num_pages].to_vec());
         }
         self.seen = tables;
         Ok(())

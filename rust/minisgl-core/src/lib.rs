@@ -9,6 +9,8 @@
 mod admission;
 mod api;
 mod decode_set;
+mod drafter;
+mod drafts;
 mod faulty;
 mod inputs;
 mod invariants;

@@ -8,6 +8,7 @@
 //! While it decodes its row in the decode set is the truth, and what is here is as old as the last `synchronize`.
 
 use crate::api::{Result, broken};
+use crate::drafter::Drafter;
 use crate::numbers::{MAX_U32, ToU32, ToUsize};
 use crate::page_pool::Page;
 use crate::radix::{NO_NODE, Namespace, NodeId};
@@ -35,7 +36,7 @@ pub(crate) enum State {
 pub(crate) struct Request {
     pub req_id: i64,
     pub last_step: i64,   // the last step that holds a row of it
-    pub kv_len: u32,      // tokens whose KV is computed, or scheduled to be
+    pub kv_len: u32,      // tokens whose KV is computed, or scheduled to be; those of a draft not
     pub prefill_len: u32, // tokens known at this admission
     pub len: u32,         // committed tokens, prompt first
     pub max_len: u32,     // total length at which it ends
@@ -59,7 +60,7 @@ pub(crate) struct Sequence {
 }
 
 /// The cold part, for its start and its end.
-#[derive(Clone, Debug, Default)]
+#[derive(Default)]
 pub(crate) struct ColdPart {
     pub num_tree_pages: usize, // of its page table, the first ones belong to the tree
     pub handle: Option<NodeId>,
@@ -68,6 +69,7 @@ pub(crate) struct ColdPart {
     pub num_admissions: u32,
     pub num_found_pages: Option<usize>, // cached when it was first admitted to the tree of now
     pub stop_ids: Vec<i32>,
+    pub drafter: Option<Box<Drafter>>, // of a request with drafts
 }
 
 impl Request {
@@ -128,11 +130,19 @@ impl Requests {
     }
 
     /// The request of a valid `arrival`, the `count`-th of its kind: those in the background are counted by
-    /// themselves. `caches` is false without a prefix cache.
+    /// themselves, and have no drafts. `caches` is false without a prefix cache.
     ///
     /// Counting arrivals makes a request older with each that comes later: one of priority p is overtaken by at most
     /// (p - q) * AGE later ones of priority q, however many come.
-    pub fn add(&mut self, arrival: Arrival, count: i64, max_seq_len: usize, caches: bool) -> Index {
+    pub fn add(
+        &mut self,
+        arrival: Arrival,
+        count: i64,
+        max_seq_len: usize,
+        caches: bool,
+        max_draft_len: usize,
+    ) -> Index {
+        let drafts = max_draft_len > 0 && !arrival.no_drafts && !arrival.background;
         let limit = length(arrival.num_prompt.saturating_add(arrival.max_tokens)).min(max_seq_len);
         let request = Request {
             req_id: arrival.req_id,
@@ -180,12 +190,14 @@ impl Requests {
         cold.num_admissions = 0;
         cold.num_found_pages = None;
         cold.stop_ids = arrival.stop_ids;
+        cold.drafter = drafts.then(|| Box::new(Drafter::new(max_draft_len)));
         index
     }
 
     /// Forget an ended request of which no row is in flight.
     pub fn free(&mut self, index: Index) {
         self.sequence_mut(index).tokens = Vec::new();
+        self.cold_mut(index).drafter = None;
         self.unused.push(index);
     }
 
@@ -219,11 +231,29 @@ impl Requests {
         self.sequence_mut(index).pages.reserve(length.div_ceil(page_size));
     }
 
-    /// The request holds nothing any more. Its slot is the scheduler's business, and must be taken before.
+    /// Whether it gets a row only when no token of it is in flight: it asks for that, its draft is in flight, or one
+    /// may follow the token that is.
+    pub fn awaits_token(&self, index: Index) -> bool {
+        let drafter = self.cold(index).drafter.as_ref();
+        let waits = drafter.is_some_and(|drafter| drafter.draft.len() > 1 || !drafter.in_flight.is_empty());
+        self.get(index).no_overlap || waits
+    }
+
+    /// Whether a draft of it is in flight.
+    pub fn is_drafting(&self, index: Index) -> bool {
+        let drafter = self.cold(index).drafter.as_ref();
+        drafter.is_some_and(|drafter| !drafter.in_flight.is_empty())
+    }
+
+    /// The request holds nothing any more, no draft either. Its slot is the scheduler's business, and must be taken
+    /// before.
     pub fn forget_pages(&mut self, index: Index) {
         let cold = self.cold_mut(index);
         cold.handle = None;
         cold.num_tree_pages = 0;
+        if let Some(drafter) = &mut cold.drafter {
+            drafter.forget();
+        }
         self.sequence_mut(index).pages.clear();
         let request = self.get_mut(index);
         request.kv_len = 0;

@@ -11,6 +11,7 @@
 //! else is left waiting; for the others they are as good as not there.
 
 mod commit;
+mod drafting;
 mod events;
 mod pass;
 
@@ -40,6 +41,8 @@ pub struct Scheduler {
     num_retracted: u64,
     num_hits: u64,
     num_misses: u64,
+    num_drafted: u64,
+    num_accepted: u64,
     num_arrivals: [i64; 2], // ordinary ones, those in the background
     last_step: Option<i64>,
     ends: Vec<Entry>,
@@ -65,6 +68,8 @@ impl Scheduler {
             num_retracted: 0,
             num_hits: 0,
             num_misses: 0,
+            num_drafted: 0,
+            num_accepted: 0,
             num_arrivals: [0; 2],
             last_step: None,
             ends: Vec::with_capacity(rows),
@@ -158,6 +163,8 @@ impl Scheduler {
             num_evicted_pages_total: self.state.tree.num_evicted_total,
             num_hits_total: self.num_hits,
             num_misses_total: self.num_misses,
+            num_drafted_total: self.num_drafted,
+            num_accepted_total: self.num_accepted,
         }
     }
 

@@ -6,6 +6,8 @@ use std::hash::{BuildHasherDefault, DefaultHasher};
 use crate::admission::ReserveRatio;
 use crate::api::Config;
 use crate::decode_set::DecodeSet;
+use crate::drafts::DraftRow;
+use crate::numbers::ToUsize;
 use crate::page_pool::{PagePool, PageSize};
 use crate::pins::Pins;
 use crate::radix::RadixTree;
@@ -18,6 +20,16 @@ pub(crate) struct InFlight {
     pub step: i64,
     pub rows: Vec<Index>,
     pub sample_rows: Vec<u32>,
+    pub first_draft_row: usize, // of those that compute `drafts`
+    pub drafts: Vec<DraftRow>,
+}
+
+impl InFlight {
+    /// What a row computes of a draft.
+    pub fn draft(&self, row: u32) -> Option<&DraftRow> {
+        let at = row.to_usize().checked_sub(self.first_draft_row)?;
+        self.drafts.get(at)
+    }
 }
 
 type Ids = HashMap<i64, Index, BuildHasherDefault<DefaultHasher>>;

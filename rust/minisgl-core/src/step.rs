@@ -21,6 +21,7 @@ pub struct Arrival {
     pub background: bool,
     pub pin: bool,
     pub namespace: i64,
+    pub no_drafts: bool,
 }
 
 /// An input of `schedule`.

@@ -38,6 +38,7 @@ fn draw_config(random: &mut Random) -> Config {
         max_pinned_pages: 0,
         cache_token_budget: random.one_of(&[0, 0, 20, 60]),
         cache_max_prompt: random.one_of(&[0, 0, 5, 25]),
+        max_draft_len: random.one_of(&[0, 1, 4]),
     };
     let longest = config.limits().max_seq_len - 1;
     config.max_pinned_pages = random.below(config.num_pages - longest.div_ceil(config.page_size) + 1);

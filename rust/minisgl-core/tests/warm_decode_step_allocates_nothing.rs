@@ -55,6 +55,7 @@ fn config(page_size: usize, num_pages: usize) -> Config {
         max_pinned_pages: 0,
         cache_token_budget: 0,
         cache_max_prompt: 0,
+        max_draft_len: 0,
     }
 }
 

@@ -151,6 +151,8 @@ impl ControlPlane {
             stats.num_evicted_pages_total.into_pyobject(py)?,
             stats.num_hits_total.into_pyobject(py)?,
             stats.num_misses_total.into_pyobject(py)?,
+            stats.num_drafted_total.into_pyobject(py)?,
+            stats.num_accepted_total.into_pyobject(py)?,
         ];
         kind.call1(PyTuple::new(py, counts)?)
     }
@@ -251,6 +253,7 @@ fn read_config(config: &Bound<'_, PyAny>) -> PyResult<Config> {
         max_pinned_pages: number("max_pinned_pages")?,
         cache_token_budget: number("cache_token_budget")?,
         cache_max_prompt: number("cache_max_prompt")?,
+        max_draft_len: number("max_draft_len")?,
     })
 }
 

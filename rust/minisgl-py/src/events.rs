@@ -132,6 +132,7 @@ fn convert_arrival(index: usize, event: &Bound<'_, PyAny>) -> PyResult<Arrival> 
         background: flag(intern!(py, "background"))?,
         pin: flag(intern!(py, "pin"))?,
         namespace: number(intern!(py, "namespace"))?,
+        no_drafts: flag(intern!(py, "no_drafts"))?,
     })
 }
 

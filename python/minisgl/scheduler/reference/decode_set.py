@@ -14,11 +14,11 @@ from minisgl.scheduler.reference.request import Request
 
 def is_eligible(request: Request) -> bool:
     """Whether a started request may decode now. Not while it prefills; not once its last token is in flight;
-    a `no_overlap` request not while any token is."""
+    one that awaits its tokens not while any is."""
     return (
         request.kv_len >= request.prefill_len
         and len(request.tokens) + request.num_pending < request.max_len
-        and not (request.no_overlap and request.num_pending)
+        and not (request.num_pending and request.awaits_token)
     )
 
 

@@ -74,8 +74,11 @@ def _check_pins(state: SchedulerState) -> None:
 def _check_started(request: Request, tree: RadixTree) -> None:
     """Its page table is the path to the node that it locks, then its own tail, and covers its KV exactly."""
     who = f"request {request.req_id}"
-    size = tree.page_size
-    need(len(request.pages) == -(-request.kv_len // size), f"{who}: {len(request.pages)} pages, {request.kv_len} KV")
+    size, length = tree.page_size, len(request.tokens) + request.num_pending
+    drafted = len(request.drafter.in_flight) if request.drafter is not None else 0
+    covered = request.kv_len + drafted
+    need(len(request.pages) == -(-covered // size), f"{who}: {len(request.pages)} pages, {covered} KV")
+    need(length + drafted <= request.max_len, f"{who}: {length} tokens and {drafted} drafted of {request.max_len}")
     pages: list[int] = []
     tokens: list[int] = []
     node = request.handle
@@ -86,7 +89,6 @@ def _check_started(request: Request, tree: RadixTree) -> None:
     need(len(pages) == request.num_tree_pages, f"{who}: it locks {len(pages)} pages, not {request.num_tree_pages}")
     need(pages == request.pages[: len(pages)], f"{who}: its page table differs from the path that it locks")
     need(tokens == request.tokens[: len(tokens)], f"{who}: it locks other tokens than its own")
-    length = len(request.tokens) + request.num_pending
     need(length <= request.max_len, f"{who}: {length} tokens scheduled, the limit is {request.max_len}")
     if not request.is_prefilling:
         need(request.kv_len == length - 1, f"{who}: KV of {request.kv_len} tokens of {length}")
@@ -121,20 +123,25 @@ def _check_pending(state: SchedulerState) -> None:
     for flight in state.in_flight:
         for request in flight.rows:
             need(request.last_step >= flight.step, f"request {request.req_id} has a row that it does not know of")
-        pending.update(flight.rows[row].req_id for row in flight.sample_rows)
+        pending.update(flight.rows[row].req_id for row in flight.sample_rows if row not in flight.drafts)
     for request in state.live.values():
         need(request.num_pending == pending[request.req_id], f"request {request.req_id}: wrong count of pending tokens")
     need(len(state.in_flight) <= 2, f"{len(state.in_flight)} steps are in flight")
 
 
 class TableWatch:
-    """Remembers page tables from one check to the next: they only grow, from one admission to its end."""
+    """Remembers page tables from one check to the next: they only grow, from one admission to its end, but for pages of
+    drafts."""
 
-    def __init__(self) -> None:
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
         self._seen: dict[tuple[int, int], list[int]] = {}
 
     def check(self, started: Iterable[Request]) -> None:
-        tables = {(request.req_id, request.num_admissions): list(request.pages) for request in started}
+        tables = {
+            (request.req_id, request.num_admissions): request.pages[: -(-request.kv_len // self._page_size)]
+            for request in started
+        }
         for key, pages in tables.items():
             before = self._seen.get(key, [])
             need(pages[: len(before)] == before, f"the page table of request {key[0]} changed")

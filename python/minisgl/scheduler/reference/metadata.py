@@ -32,6 +32,8 @@ class DecidedStep:
 
     step: int
     decode_rows: list[Request] = field(default_factory=list)
+    drafting: list[Request] = field(default_factory=list)  # those of them whose drafts are computed
+    num_draft_rows: int = 0
     prefill_rows: list[PrefillRow] = field(default_factory=list)
     assigned: list[tuple[Request, int]] = field(default_factory=list)  # with the cached length in tokens
     freed: list[int] = field(default_factory=list)  # slots
@@ -39,11 +41,36 @@ class DecidedStep:
     num_gave_way: int = 0  # of them, those in the background
     num_prefill_page_changes: int = 0
 
+    @property
+    def num_decode_rows(self) -> int:
+        return len(self.decode_rows) + self.num_draft_rows
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_decode_rows + len(self.prefill_rows)
+
     def rows(self) -> list[Request]:
-        return self.decode_rows + [row.request for row in self.prefill_rows]
+        draft_rows = [request for request, _, _ in self.draft_rows()]
+        return self.decode_rows + draft_rows + [row.request for row in self.prefill_rows]
+
+    def seq_lens(self) -> list[int]:
+        lens = [request.kv_len for request in self.decode_rows] + [at + 1 for _, at, _ in self.draft_rows()]
+        return lens + [row.request.kv_len for row in self.prefill_rows]
+
+    def drafts(self) -> dict[int, tuple[int, int]]:
+        """By row: the position of the drafted token that it computes, and the token."""
+        return {row: (at, token) for row, (_, at, token) in enumerate(self.draft_rows(), len(self.decode_rows))}
+
+    def draft_rows(self) -> list[tuple[Request, int, int]]:
+        """A decode row for each drafted token: its position and the token."""
+        rows = []
+        for request in self.drafting:
+            if request.drafter is not None:
+                rows += [(request, at, token) for at, token in enumerate(request.drafter.in_flight, request.kv_len)]
+        return rows
 
     def sample_rows(self) -> list[int]:
-        num_decode = len(self.decode_rows)
+        num_decode = self.num_decode_rows
         samples = list(range(num_decode))
         samples += [num_decode + i for i, row in enumerate(self.prefill_rows) if row.samples]
         return samples
@@ -51,7 +78,7 @@ class DecidedStep:
 
 def padded_rows(decided: DecidedStep, graph_sizes: tuple[int, ...]) -> int:
     """The smallest graph size that holds the rows, if each has one token; else, and without rows, their number."""
-    num_rows = len(decided.decode_rows) + len(decided.prefill_rows)
+    num_rows = decided.num_rows
     if num_rows and all(row.num_tokens == 1 for row in decided.prefill_rows):
         return min((size for size in graph_sizes if size >= num_rows), default=num_rows)
     return num_rows
@@ -62,8 +89,8 @@ def write_step(decided: DecidedStep, entry: RingEntry, limits: StepLimits, graph
     samples = decided.sample_rows()
     plan = StepPlan(
         step=decided.step,
-        num_rows=len(decided.decode_rows) + len(decided.prefill_rows),
-        num_decode_rows=len(decided.decode_rows),
+        num_rows=decided.num_rows,
+        num_decode_rows=decided.num_decode_rows,
         padded_rows=padded_rows(decided, graph_sizes),
         num_samples=len(samples),
         num_assigned=len(decided.assigned),
@@ -83,9 +110,8 @@ def write_step(decided: DecidedStep, entry: RingEntry, limits: StepLimits, graph
 def _write_rows(plan: StepPlan, decided: DecidedStep, entry: RingEntry, limits: StepLimits) -> None:
     """Per row, padding included: one token of the scratch slot each."""
     n, end = plan.num_rows, plan.padded_rows
-    rows = decided.rows()
-    entry.req_slots[:n] = [request.slot for request in rows]
-    entry.seq_lens[:n] = [request.kv_len for request in rows]
+    entry.req_slots[:n] = [request.slot for request in decided.rows()]
+    entry.seq_lens[:n] = decided.seq_lens()
     entry.extend_lens[: plan.num_decode_rows] = 1
     entry.extend_lens[plan.num_decode_rows : n] = [row.num_tokens for row in decided.prefill_rows]
     entry.req_slots[n:end] = limits.scratch_slot
@@ -100,13 +126,20 @@ def _write_rows(plan: StepPlan, decided: DecidedStep, entry: RingEntry, limits: 
 
 
 def _write_decode_tokens(plan: StepPlan, decided: DecidedStep, entry: RingEntry, limits: StepLimits) -> None:
-    n = plan.num_decode_rows
-    positions = entry.seq_lens[:n] - 1
-    entry.input_ids[:n] = [decode_set.input_token(request) for request in decided.decode_rows]
+    n, size = plan.num_decode_rows, limits.page_size
+    positions, draft_rows = entry.seq_lens[:n] - 1, decided.draft_rows()
+    entry.input_ids[:n] = [decode_set.input_token(request) for request in decided.decode_rows] + [
+        token for _, _, token in draft_rows
+    ]
     entry.positions[:n] = positions
-    entry.out_loc[:n] = [request.pages[-1] for request in decided.decode_rows]
-    entry.out_loc[:n] *= limits.page_size
-    entry.out_loc[:n] += positions % limits.page_size
+    entry.out_loc[:n] = _last_pages(decided, size) + [request.pages[at // size] for request, at, _ in draft_rows]
+    entry.out_loc[:n] *= size
+    entry.out_loc[:n] += positions % size
+
+
+def _last_pages(decided: DecidedStep, size: int) -> list[int]:
+    """Of decode rows. Behind it may lie pages of a draft."""
+    return [request.pages[(request.kv_len - 1) // size] for request in decided.decode_rows]
 
 
 def _write_prefill_tokens(plan: StepPlan, decided: DecidedStep, entry: RingEntry, limits: StepLimits) -> None:
@@ -133,10 +166,13 @@ def _write_page_changes(plan: StepPlan, decided: DecidedStep, entry: RingEntry, 
     """(slot, first column, count) per row that got pages; a row's new columns are contiguous."""
     updates: list[tuple[int, int, int]] = []
     page_ids: list[int] = []
-    for request in decided.decode_rows:
-        if request.kv_len % limits.page_size == 1 or limits.page_size == 1:
-            updates.append((request.slot, len(request.pages) - 1, 1))
-            page_ids.append(request.pages[-1])
+    size = limits.page_size
+    inputs = [(request, request.kv_len - 1) for request in decided.decode_rows]
+    inputs += [(request, position) for request, position, _ in decided.draft_rows()]
+    for request, position in inputs:
+        if position % size == 0:
+            updates.append((request.slot, position // size, 1))
+            page_ids.append(request.pages[position // size])
     for row in decided.prefill_rows:
         new_pages = row.request.pages[row.first_column :]
         updates.append((row.request.slot, row.first_column, len(new_pages)))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from minisgl.scheduler.api import ControlPlaneError
+from minisgl.scheduler.reference.drafter import Drafter, make_drafter
 from minisgl.scheduler.reference.radix import Node
 from minisgl.step import Arrival, FinishReason
 
@@ -45,6 +46,7 @@ class Request:
     no_overlap: bool
     uses_cache: bool  # match prefixes, and share prompt pages as soon as they are scheduled
     namespace: int  # whose prefixes it shares
+    drafter: Drafter | None = None  # of a request with drafts
     state: State = State.WAITING
     num_admissions: int = 0
     num_found_pages: int | None = None  # cached when it was first admitted to the tree of now
@@ -55,7 +57,7 @@ class Request:
     handle: Node | None = None  # the node of the tree that it locks
     pages: list[int] = field(default_factory=list)  # its page table, by column
     num_tree_pages: int = 0  # of these, the first ones belong to the tree; the others (the tail) to the request
-    kv_len: int = 0  # tokens whose KV is computed, or scheduled to be
+    kv_len: int = 0  # tokens whose KV is computed, or scheduled to be; those of a draft not
     prefill_len: int = 0  # tokens known at this admission
 
     @property
@@ -65,6 +67,13 @@ class Request:
     @property
     def is_prefilling(self) -> bool:
         return self.kv_len < self.prefill_len
+
+    @property
+    def awaits_token(self) -> bool:
+        """Whether it gets a row only when no token of it is in flight: it asks for that, its draft is in flight, or one
+        may follow the token that is."""
+        drafter = self.drafter
+        return self.no_overlap or (drafter is not None and (len(drafter.draft) > 1 or bool(drafter.in_flight)))
 
     @property
     def num_unscheduled(self) -> int:
@@ -80,13 +89,16 @@ class Request:
         return FinishReason.LENGTH if length >= self.max_len else FinishReason.NONE
 
 
-def make_request(arrival: Arrival, count: int, max_seq_len: int, eos_ids: tuple[int, ...], caches: bool) -> Request:
-    """The request of a valid `arrival`, the `count`-th of its kind: those in the background are counted by themselves.
-    `caches` is false if the cache is "naive".
+def make_request(
+    arrival: Arrival, count: int, max_seq_len: int, eos_ids: tuple[int, ...], caches: bool, max_draft_len: int = 0
+) -> Request:
+    """The request of a valid `arrival`, the `count`-th of its kind: those in the background are counted by themselves,
+    and have no drafts. `caches` is false if the cache is "naive".
 
     Counting arrivals makes a request older with each that comes later: one of priority p is overtaken by at most
     (p - q) * AGE later ones of priority q, however many come.
     """
+    drafts = max_draft_len > 0 and not (arrival.no_drafts or arrival.background)
     return Request(
         req_id=int(arrival.req_id),
         order=(bool(arrival.background), arrival.priority * AGE + count, int(arrival.req_id)),
@@ -98,6 +110,7 @@ def make_request(arrival: Arrival, count: int, max_seq_len: int, eos_ids: tuple[
         no_overlap=arrival.no_overlap,
         uses_cache=caches and not arrival.no_match,
         namespace=arrival.namespace,
+        drafter=make_drafter(max_draft_len) if drafts else None,
     )
 
 

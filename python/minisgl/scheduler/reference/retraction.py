@@ -60,8 +60,11 @@ def drop_pages(request: Request, tree: RadixTree) -> None:
 
 
 def forget_pages(request: Request) -> None:
-    """The request holds nothing any more. Its slot is the scheduler's business, and must be taken before."""
+    """The request holds nothing any more, no draft either. Its slot is the scheduler's business, and must be taken
+    before."""
     request.handle = None
     request.pages = []
     request.num_tree_pages = request.kv_len = request.prefill_len = 0
     request.slot = NO_SLOT
+    if request.drafter is not None:
+        request.drafter.draft, request.drafter.in_flight = [], []

@@ -21,6 +21,16 @@ class InFlight:
     step: int
     rows: list[Request]
     sample_rows: list[int]
+    drafts: dict[int, tuple[int, int]]  # by row that computes a drafted token: its position, the token
+
+    def counts(self, row: int) -> bool:
+        """Whether the token of `row` is one of its request's text, which ends before it: that of a draft is, if the
+        text has become what it was computed from."""
+        if row not in self.drafts:
+            return True
+        position, token = self.drafts[row]
+        tokens = self.rows[row].tokens
+        return len(tokens) == position + 1 and tokens[position] == token
 
 
 class SchedulerState:

@@ -24,7 +24,8 @@ pub(crate) struct Row {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Kind {
     pub prefills: bool,
-    pub no_overlap: bool,
+    pub awaits_token: bool,
+    pub drafting: bool, // its page table goes on beyond `kv_len`
     pub has_stop_ids: bool,
     pub background: bool,
 }
@@ -32,7 +33,7 @@ pub(crate) struct Kind {
 impl Kind {
     /// Whether the row may have to wait though tokens are left to make.
     pub fn is_special(self) -> bool {
-        self.prefills || self.no_overlap
+        self.prefills || self.awaits_token
     }
 }
 

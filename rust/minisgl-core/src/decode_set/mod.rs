@@ -44,7 +44,7 @@ pub(crate) struct DecodeSet {
     head: usize,
     place: Vec<u32>,     // by request index: where in `rows` it stands
     num_stopping: usize, // rows with stop ids
-    num_special: usize,  // rows that prefill or are `no_overlap`
+    num_special: usize,  // rows that prefill or await their tokens
     num_background: usize,
     tokens: AppendBuffer<i32>,
     pages: AppendBuffer<Page>,
@@ -170,7 +170,7 @@ impl DecodeSet {
 
     // --------------------------------------------------------------------------------------------- row and record
 
-    /// The record has changed (a chunk was scheduled): the row follows.
+    /// The record has changed (a chunk was scheduled, a draft, or one was committed): the row follows.
     pub fn load(&mut self, index: Index, requests: &Requests) {
         if let Some(at) = self.find(index) {
             let row = row_of(index, requests);
@@ -215,7 +215,7 @@ impl DecodeSet {
 
     /// Pages of a row's page table.
     pub fn num_pages(&self, row: &Row, requests: &Requests) -> usize {
-        if row.kind.prefills {
+        if row.kind.prefills || row.kind.drafting {
             requests.pages(row.index).len()
         } else {
             self.page_size.count(row.kv_len).to_usize()
@@ -248,7 +248,8 @@ fn row_of(index: Index, requests: &Requests) -> Row {
         last_step: request.last_step.low_u32(),
         kind: Kind {
             prefills: request.is_prefilling(),
-            no_overlap: request.no_overlap,
+            awaits_token: requests.awaits_token(index),
+            drafting: requests.is_drafting(index),
             has_stop_ids: request.has_stop_ids,
             background: request.background,
         },

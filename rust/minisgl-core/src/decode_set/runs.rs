@@ -14,12 +14,12 @@ use crate::request::Requests;
 use crate::step::RingEntry;
 
 impl DecodeSet {
-    /// Whether the row at `at` may decode now. Not while it prefills; not once its last token is in flight; a
-    /// `no_overlap` request not while any token is.
+    /// Whether the row at `at` may decode now. Not while it prefills; not once its last token is in flight; one that
+    /// awaits its tokens not while any is.
     pub(super) fn is_eligible(&self, at: usize) -> bool {
         let (rows, at) = (&self.rows, self.head + at);
         let kind = rows.kind[at];
-        rows.left[at] > 0 && !kind.prefills && !(kind.no_overlap && rows.num_pending[at] > 0)
+        rows.left[at] > 0 && !kind.prefills && !(kind.awaits_token && rows.num_pending[at] > 0)
     }
 
     /// The rows from `at` on, before `to`, that may decode now.

@@ -6,6 +6,7 @@
 
 pub mod arrays;
 
+use crate::drafts::DraftRow;
 use crate::numbers::{ToI32, ToU32, ToUsize};
 use crate::page_pool::{Page, PageSize};
 use crate::request::{Index, Requests};
@@ -25,6 +26,7 @@ pub(crate) struct PrefillRow {
 pub(crate) struct DecidedStep {
     pub step: i64,
     pub decode_rows: Vec<Index>,
+    pub draft_rows: Vec<DraftRow>, // decode rows, too, behind the others
     pub prefill_rows: Vec<PrefillRow>,
     pub assigned: Vec<(Index, usize)>, // with the cached length in tokens
     pub freed: Vec<u32>,               // slots
@@ -35,9 +37,18 @@ pub(crate) struct DecidedStep {
 }
 
 impl DecidedStep {
+    pub fn num_decode_rows(&self) -> usize {
+        self.decode_rows.len() + self.draft_rows.len()
+    }
+
+    pub fn num_rows(&self) -> usize {
+        self.num_decode_rows() + self.prefill_rows.len()
+    }
+
     pub fn begin(&mut self, step: i64) {
         self.step = step;
         self.decode_rows.clear();
+        self.draft_rows.clear();
         self.prefill_rows.clear();
         self.assigned.clear();
         self.freed.clear();
@@ -64,8 +75,8 @@ pub(crate) fn write_step(
         size: PageSize::new(limits.page_size),
         plan: Plan {
             step: decided.step,
-            num_rows: decided.decode_rows.len() + decided.prefill_rows.len(),
-            num_decode_rows: decided.decode_rows.len(),
+            num_rows: decided.num_rows(),
+            num_decode_rows: decided.num_decode_rows(),
             num_assigned: decided.assigned.len(),
             num_freed: decided.freed.len(),
             num_retracted: decided.num_retracted,
@@ -78,9 +89,11 @@ pub(crate) fn write_step(
     samples.clear();
     writer.entry.qo_indptr[0] = 0;
     writer.entry.kv_indptr[0] = 0;
-    writer.decode_rows(decided.decode_rows.len());
+    writer.draft_columns(decided, requests);
+    writer.decode_rows(decided.num_decode_rows());
     rows.extend_from_slice(&decided.decode_rows);
-    samples.extend(0..decided.decode_rows.len().to_u32());
+    rows.extend(decided.draft_rows.iter().map(|row| row.index));
+    samples.extend(0..decided.num_decode_rows().to_u32());
     for row in &decided.prefill_rows {
         if row.samples {
             samples.push(rows.len().to_u32());
@@ -107,6 +120,18 @@ struct Writer<'a, 'b> {
 }
 
 impl Writer<'_, '_> {
+    /// For rows of drafts the columns that `DecodeSet::schedule` wrote for the others.
+    fn draft_columns(&mut self, decided: &DecidedStep, requests: &Requests) {
+        let entry = &mut *self.entry;
+        for (row, draft) in (decided.decode_rows.len()..).zip(&decided.draft_rows) {
+            let (column, _) = self.size.split(draft.position);
+            entry.input_ids[row] = draft.token;
+            entry.req_slots[row] = requests.get(draft.index).slot.to_i32();
+            entry.seq_lens[row] = draft.position.to_i32() + 1;
+            entry.out_loc[row] = requests.pages(draft.index)[column.to_usize()].to_i32();
+        }
+    }
+
     /// What follows from the columns that `DecodeSet::schedule` wrote: plain loops over arrays, which the compiler
     /// vectorises.
     fn decode_rows(&mut self, n: usize) {

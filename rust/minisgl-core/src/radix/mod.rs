@@ -2,6 +2,7 @@
 
 mod check;
 mod evict;
+mod following;
 mod lru;
 mod manager;
 mod nodes;

@@ -32,7 +32,7 @@ pub(crate) struct RadixTree {
     pub pool: PagePool,
     page_size: usize,
     policy: CachePolicy,
-    nodes: Nodes,
+    pub(super) nodes: Nodes,
     num_evictable: usize,
     num_protected: usize,
     pub(super) clock: u64,

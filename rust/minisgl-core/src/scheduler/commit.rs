@@ -29,16 +29,24 @@ impl Scheduler {
         let mut ending = Vec::new(); // places stay as they are until all tokens are taken
         let mut at = 0;
         while at < done.sample_rows.len() {
-            let index = done.rows[done.sample_rows[at].to_usize()];
+            let row = done.sample_rows[at];
+            if let Some(draft) = done.draft(row) {
+                self.take_drafted_token(draft, row, tokens, into, &mut ending);
+                at += 1;
+                continue;
+            }
+            let index = done.rows[row.to_usize()];
             at += match self.state.started.find(index) {
                 Some(place) => self.take_run(place, &done, at, tokens, into, &mut ending),
                 None => self.take_late_token(index, done.sample_rows[at], tokens, into, &mut ending),
             };
         }
         self.faults.point(Call::Commit, step, Moment::Amid);
+        self.settle(&done)?;
         for index in ending {
             self.end(index, true)?;
         }
+        self.propose(&done);
         self.free_ended(step);
         self.spare.push(done);
         self.faults.point(Call::Commit, step, Moment::After);

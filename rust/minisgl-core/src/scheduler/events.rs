@@ -29,7 +29,8 @@ impl Scheduler {
                 }
                 let caches = self.config.cache != CachePolicy::Naive;
                 let pins = arrival.pin;
-                let index = self.state.requests.add(arrival, number, limit, caches);
+                let drafts = self.config.max_draft_len;
+                let index = self.state.requests.add(arrival, number, limit, caches, drafts);
                 self.state.live.insert(req_id, index);
                 self.state.waiting.add(index, &self.state.requests);
                 if pins {
@@ -166,7 +167,7 @@ impl Scheduler {
     }
 
     /// Bring the record of a request up to date.
-    fn synchronize(&mut self, index: Index) {
+    pub(super) fn synchronize(&mut self, index: Index) {
         let now = self.last_step.unwrap_or(0);
         self.state.started.synchronize(index, now, &mut self.state.requests);
     }

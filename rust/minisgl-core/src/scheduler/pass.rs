@@ -19,12 +19,16 @@ impl Scheduler {
     pub(super) fn decide(&mut self, step: i64, entry: &mut RingEntry) -> Result<()> {
         self.decided.begin(step);
         self.prefilling = self.prefilling || self.state.started.num_background() > 0;
-        let counts = self.prefilling || !self.state.waiting.is_empty();
+        let counts = self.prefilling || !self.state.waiting.is_empty() || self.config.max_draft_len > 0;
         self.prefilling = false;
         let most = self.config.max_prefill_length.to_i64();
         let left = self.pass(most, counts, entry)?;
+        if self.config.max_draft_len > 0 {
+            self.add_drafts(left.unwrap_or(0))?;
+        }
         if let Some(budget) = left
             && counts
+            && self.decided.draft_rows.is_empty()
             && self.state.waiting.num_ordinary(&self.state.requests) == 0
         {
             self.decided.background = true;
@@ -141,7 +145,7 @@ impl Scheduler {
     }
 
     /// Retract the last started request in the background for one that is not. False if there is none.
-    fn make_way(&mut self) -> Result<bool> {
+    pub(super) fn make_way(&mut self) -> Result<bool> {
         let started = &self.state.started;
         if self.decided.background || started.num_background() == 0 {
             return Ok(false);
@@ -233,6 +237,8 @@ impl Scheduler {
     pub(super) fn write(&mut self, entry: &mut RingEntry, ring_index: usize) -> Plan {
         let mut flight = self.spare.pop().unwrap_or_default();
         flight.step = self.decided.step;
+        flight.first_draft_row = self.decided.decode_rows.len();
+        flight.drafts.clone_from(&self.decided.draft_rows);
         let mut plan = write_step(
             &self.decided,
             &self.state.requests,

@@ -81,6 +81,23 @@ class RadixTree:
         """Whether page `column` of `tokens` is cached below `node`, which ends right before it."""
         return page_key(namespace, tokens[column * self.page_size : (column + 1) * self.page_size]) in node.children
 
+    def following(self, node: Node, tokens: list[int], first_page: int, count: int, namespace: int) -> list[int]:
+        """Up to `count` tokens that come after `tokens` in the edge below `node` in which they end; `node` stands for
+        their first `first_page` pages. None of an edge that they do not fill a page of: children are known by whole
+        pages. Of `namespace` only."""
+        size, at = self.page_size, first_page
+        while (at + 1) * size <= len(tokens):
+            child = node.children.get(page_key(namespace, tokens[at * size : (at + 1) * size]))
+            if child is None:
+                return []
+            rest = tokens[at * size : at * size + len(child.tokens)]
+            if child.tokens[: len(rest)] != rest:
+                return []
+            if len(rest) < len(child.tokens):
+                return child.tokens[len(rest) : len(rest) + count]
+            at, node = at + len(child.pages), child
+        return []
+
     def nodes(self) -> Iterator[Node]:
         """All nodes but the root, parents first."""
         stack = list(self.root.children.values())

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError, Stats, TreeView
 from minisgl.scheduler.inputs import check_buffers, check_config, check_events, sampled_tokens
-from minisgl.scheduler.reference import retraction
+from minisgl.scheduler.reference import drafts, retraction
 from minisgl.scheduler.reference.invariants import TableWatch, check_all
 from minisgl.scheduler.reference.metadata import DecidedStep, write_step
 from minisgl.scheduler.reference.radix.view import view
@@ -55,7 +55,7 @@ class ReferenceControlPlane(StepPass):
         self._num_arrivals = [0, 0]  # ordinary ones, those in the background
         self._last_step: int | None = None
         self._ends: list[tuple[int, int, int, int]] = []  # without a token; they leave with the next commit
-        self._watch = TableWatch()
+        self._watch = TableWatch(config.page_size)
         self._dead: str | None = None
         self.metadata_ns = 0  # what writing the last step's arrays took: for meters, nothing is decided by it
 
@@ -94,15 +94,21 @@ class ReferenceControlPlane(StepPass):
             sampled = sampled_tokens(step, len(done.rows), done.sample_rows, tokens)
             self.slots.drain(step)
             entries, self._ends = self._ends, []
+            ending: dict[Request, FinishReason] = {}
             for row, token in zip(done.sample_rows, sampled, strict=True):
                 request = done.rows[row]
-                request.num_pending -= 1
-                if request.state is State.ENDED:
+                request.num_pending -= row not in done.drafts
+                if request.state is State.ENDED or request in ending or not done.counts(row):
                     continue
+                self.num_accepted += row in done.drafts
                 reason = request.accept(token)
                 entries.append((request.req_id, token, reason, row))
                 if reason:
-                    self._end(request, reason)
+                    ending[request] = reason
+            self._settle(done)
+            for request, reason in ending.items():
+                self._end(request, reason)
+            self._propose(done)
             return step_output(step, entries)
 
     def stats(self) -> Stats:
@@ -123,6 +129,8 @@ class ReferenceControlPlane(StepPass):
             num_evicted_pages_total=tree.num_evicted_total,
             num_hits_total=self.num_hits,
             num_misses_total=self.num_misses,
+            num_drafted_total=self.num_drafted,
+            num_accepted_total=self.num_accepted,
         )
 
     def tree_view(self, limit: int) -> TreeView:
@@ -190,7 +198,7 @@ class ReferenceControlPlane(StepPass):
         limit = self.limits.max_seq_len
         caches = self.config.cache != "naive"
         count = self._num_arrivals[bool(arrival.background)]
-        request = make_request(arrival, count, limit, self.config.eos_ids, caches)
+        request = make_request(arrival, count, limit, self.config.eos_ids, caches, self.config.max_draft_len)
         self._num_arrivals[request.is_background] += 1
         if len(request.tokens) >= limit:
             self._add_end(request.req_id, FinishReason.ERROR)
@@ -266,8 +274,22 @@ class ReferenceControlPlane(StepPass):
         plan.ring_index = index
         plan.num_free_pages = self.tree.pool.num_free
         plan.num_evictable_pages = self.tree.num_evictable
-        self.in_flight.append(InFlight(decided.step, decided.rows(), decided.sample_rows()))
+        self.in_flight.append(InFlight(decided.step, decided.rows(), decided.sample_rows(), decided.drafts()))
         return plan
+
+    # ------------------------------------------------------------------------------------------------------ drafts
+
+    def _settle(self, done: InFlight) -> None:
+        """Give back what refused drafts hold. (A request that was retracted meanwhile holds nothing.)"""
+        for request in dict.fromkeys(done.rows[row] for row in done.drafts):
+            if request.state is State.STARTED:
+                drafts.settle(request, self.tree)
+
+    def _propose(self, done: InFlight) -> None:
+        if self.config.max_draft_len:
+            for request in dict.fromkeys(done.rows):
+                if request.state is State.STARTED and not request.is_prefilling:
+                    drafts.propose(request, self.tree)
 
     # ----------------------------------------------------------------------------------------------------- errors
 

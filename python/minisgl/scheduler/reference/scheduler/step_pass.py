@@ -8,7 +8,7 @@ Doesn't know: tokens that were sampled, clients.
 from __future__ import annotations
 
 from minisgl.scheduler.api import ControlPlaneConfig
-from minisgl.scheduler.reference import admission, decode_set, retraction
+from minisgl.scheduler.reference import admission, decode_set, drafts, retraction
 from minisgl.scheduler.reference.metadata import DecidedStep, PrefillRow
 from minisgl.scheduler.reference.request import Request, State
 from minisgl.scheduler.reference.state import SchedulerState
@@ -26,11 +26,15 @@ class StepPass(SchedulerState):
         self.num_retracted = 0
         self.num_hits = 0
         self.num_misses = 0
+        self.num_drafted = 0
+        self.num_accepted = 0
 
     def _decide(self, step: int) -> DecidedStep:
         decided = DecidedStep(step)
         budget = self._pass(decided, self.config.max_prefill_length, background=False)
-        if budget is not None and not self.waiting.num_ordinary:
+        if self.config.max_draft_len:
+            self._add_drafts(decided, budget or 0)
+        if budget is not None and not self.waiting.num_ordinary and not decided.num_draft_rows:
             self._pass(decided, budget, background=True)
         decided.prefill_rows.sort(key=lambda row: row.request.order)
         decided.freed = self.slots.take_freed()
@@ -62,6 +66,29 @@ class StepPass(SchedulerState):
         if decided.num_retracted == (0 if background else decided.num_gave_way):
             budget = self._admit(decided, budget, background)
         return budget
+
+    def _add_drafts(self, decided: DecidedStep, budget: int) -> None:
+        """Drafts get what everybody else left of rows, tokens and pages, in request order; for their pages requests in
+        the background give way. One that gets nothing is forgotten, so that it holds up nobody."""
+        for request in decided.decode_rows:
+            left = min(budget - decided.num_draft_rows, self.limits.max_rows - decided.num_rows)
+            wanted = max(0, min(drafts.draft_len(request), left))
+            count = self._draft_with_pages(request, decided, wanted)
+            if count:
+                drafts.schedule_draft(request, count, self.tree)
+                decided.drafting.append(request)
+                decided.num_draft_rows += count
+            if request.drafter is not None:
+                request.drafter.draft = []
+        self.num_drafted += decided.num_draft_rows
+
+    def _draft_with_pages(self, request: Request, decided: DecidedStep, num_tokens: int) -> int:
+        """How many of the tokens there are pages for."""
+        tree = self.tree
+        while drafts.num_new_pages(request, num_tokens, tree.page_size) > tree.num_available:
+            if not self._give_way(request, decided):
+                return (len(request.pages) + tree.num_available) * tree.page_size - request.kv_len
+        return num_tokens
 
     def _keep_cache_budget(self) -> None:
         """Pages that nobody uses beyond the budget are given back, if there is one."""

@@ -1,0 +1,130 @@
+//! What is known of one text's repetitions, and how far to trust it.
+//!
+//! Keeps true: the same text and the same verdicts give the same guesses; a guess costs O(its length).
+//! Doesn't know: requests, pages, the tree.
+//!
+//! A guess is what came after the last `NGRAM` tokens when they stood in the text the last time (prompt lookup; Saxena
+//! 2023). Drafts get longer while they are right. One of which nothing was right is followed by a pause, and each such
+//! one by a pause that is twice as long: so a text that does not repeat soon costs nothing.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, DefaultHasher};
+
+use crate::numbers::{ToU32, ToUsize};
+
+const NGRAM: usize = 5; // tokens that must have stood in the text
+const FIRST_LEN: usize = 2; // of a draft of a text whose guesses were not right yet
+const MAX_PAUSE: usize = 256; // tokens without a draft, at most
+
+type Ends = HashMap<[i32; NGRAM], u32, BuildHasherDefault<DefaultHasher>>;
+
+/// Lengths in tokens.
+pub(crate) struct Drafter {
+    max_len: usize,
+    pub draft_len: usize,    // of the next one, at most
+    pub draft: Vec<i32>,     // the guess for the tokens after the committed ones
+    pub in_flight: Vec<i32>, // what a step in flight computes of one
+    pub num_accepted: usize, // of these
+    pause: usize,            // the last one
+    pub paused_until: usize, // length of the text
+    ends: Ends,              // by n-gram, where it ended the last time
+    num_seen: usize,         // length of the text up to which `ends` goes
+}
+
+impl Drafter {
+    pub fn new(max_draft_len: usize) -> Self {
+        Self {
+            max_len: max_draft_len,
+            draft_len: FIRST_LEN.min(max_draft_len),
+            draft: Vec::new(),
+            in_flight: Vec::new(),
+            num_accepted: 0,
+            pause: 0,
+            paused_until: 0,
+            ends: Ends::default(),
+            num_seen: 0,
+        }
+    }
+
+    /// Up to `count` tokens that may follow `tokens`, which have only grown since the last call, as `draft`. The guess
+    /// may reach into itself: what repeats goes on repeating.
+    pub fn guess(&mut self, tokens: &[i32], count: usize) {
+        self.ends.reserve(tokens.len().saturating_sub(self.num_seen.max(NGRAM)));
+        for end in self.num_seen.max(NGRAM)..tokens.len() {
+            if let Some(gram) = last_of(&tokens[..end]) {
+                self.ends.insert(gram, end.to_u32());
+            }
+        }
+        self.num_seen = tokens.len();
+        let start = last_of(tokens).and_then(|gram| self.ends.get(&gram));
+        if let Some(&start) = start {
+            let found = tokens[start.to_usize()..].iter().cycle().take(count);
+            self.draft.extend(found);
+        }
+    }
+
+    /// A draft was computed; the text is `length` tokens long now.
+    pub fn learn(&mut self, length: usize) {
+        self.draft_len = (2 * self.num_accepted).max(FIRST_LEN).min(self.max_len);
+        self.pause = match self.num_accepted {
+            0 => (2 * self.pause).clamp(1, MAX_PAUSE),
+            _ => 0,
+        };
+        self.paused_until = length + self.pause;
+        self.in_flight.clear();
+        self.num_accepted = 0;
+    }
+
+    /// The request holds nothing any more.
+    pub fn forget(&mut self) {
+        self.draft.clear();
+        self.in_flight.clear();
+        self.num_accepted = 0;
+    }
+}
+
+fn last_of(tokens: &[i32]) -> Option<[i32; NGRAM]> {
+    tokens.last_chunk().copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guess(tokens: &[i32], count: usize) -> Vec<i32> {
+        let mut drafter = Drafter::new(8);
+        drafter.guess(tokens, count);
+        drafter.draft
+    }
+
+    #[test]
+    fn what_came_the_last_time_comes_again() {
+        let text = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 7, 8, 1, 2, 3, 4, 5];
+        assert_eq!(guess(&text, 3), [7, 8, 1]);
+        assert!(guess(&[2, 3, 4, 5, 6, 1, 2, 3, 4, 5], 3).is_empty());
+        assert!(guess(&[1, 2], 3).is_empty());
+    }
+
+    #[test]
+    fn what_repeats_goes_on() {
+        assert_eq!(guess(&[7; 6], 5), [7; 5]);
+        assert_eq!(guess(&[9, 1, 2, 3, 1, 2, 3, 1, 2, 3], 7), [1, 2, 3, 1, 2, 3, 1]);
+    }
+
+    #[test]
+    fn wrong_guesses_are_followed_by_longer_and_longer_pauses() {
+        let mut drafter = Drafter::new(8);
+        let mut pauses = Vec::new();
+        for _ in 0..11 {
+            drafter.learn(100);
+            pauses.push(drafter.paused_until - 100);
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 256, 256, 256]);
+        drafter.num_accepted = 3;
+        drafter.learn(100);
+        assert_eq!((drafter.paused_until, drafter.draft_len), (100, 6));
+        drafter.num_accepted = 6;
+        drafter.learn(100);
+        assert_eq!(drafter.draft_len, 8);
+    }
+}

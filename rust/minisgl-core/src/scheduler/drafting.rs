@@ -1,0 +1,126 @@
+//! Drafts in a step and in its commit: which rows compute them, which of their tokens count, what comes next.
+//!
+//! Keeps true: drafts get only what is left of rows, tokens and pages; the record of a request whose draft changes is
+//! synchronized, and its row follows.
+//! Doesn't know: what is guessed, and why.
+
+use super::Scheduler;
+use crate::api::Result;
+use crate::drafts::{self, DraftRow};
+use crate::numbers::{ToI64, ToU64, ToUsize};
+use crate::request::{Index, State};
+use crate::state::InFlight;
+use crate::step::{Entry, Sampled};
+
+impl Scheduler {
+    /// Drafts get what everybody else left of rows, tokens and pages, in request order; for their pages requests in the
+    /// background give way. One that gets nothing is forgotten, so that it holds up nobody.
+    pub(super) fn add_drafts(&mut self, budget: i64) -> Result<()> {
+        for at in 0..self.decided.decode_rows.len() {
+            let index = self.decided.decode_rows[at];
+            if self.state.requests.cold(index).drafter.is_none() {
+                continue;
+            }
+            self.synchronize(index);
+            let num_rows = self.decided.num_rows().to_i64();
+            let left = (budget - self.decided.draft_rows.len().to_i64()).min(self.limits.max_rows.to_i64() - num_rows);
+            let left = usize::try_from(left).unwrap_or(0);
+            let wanted = drafts::draft_len(&self.state.requests, index).min(left);
+            let count = self.draft_with_pages(index, wanted)?;
+            if count > 0 {
+                let (requests, rows) = (&mut self.state.requests, &mut self.decided.draft_rows);
+                drafts::schedule_draft(requests, index, count, &mut self.state.tree, rows)?;
+            }
+            if let Some(drafter) = &mut self.state.requests.cold_mut(index).drafter {
+                drafter.draft.clear();
+            }
+            self.state.started.load(index, &self.state.requests);
+        }
+        self.num_drafted += self.decided.draft_rows.len().to_u64();
+        Ok(())
+    }
+
+    /// How many of the tokens there are pages for.
+    fn draft_with_pages(&mut self, index: Index, num_tokens: usize) -> Result<usize> {
+        let size = self.limits.page_size;
+        while drafts::num_new_pages(&self.state.requests, index, num_tokens, size) > self.state.tree.num_available() {
+            if !self.make_way()? {
+                let num_pages = self.state.requests.pages(index).len() + self.state.tree.num_available();
+                return Ok(num_pages * size - self.state.requests.get(index).kv_len.to_usize());
+            }
+        }
+        Ok(num_tokens)
+    }
+
+    /// The token of a row with a drafted one counts if the text has become what the row was computed from.
+    pub(super) fn take_drafted_token(
+        &mut self,
+        draft: &DraftRow,
+        row: u32,
+        tokens: &[i32],
+        into: &mut Vec<Entry>,
+        ending: &mut Vec<Index>,
+    ) {
+        let index = draft.index;
+        if self.state.requests.get(index).state == State::Ended || ending.contains(&index) {
+            return;
+        }
+        self.synchronize(index);
+        let known = self.state.requests.tokens(index);
+        if known.len() != draft.position.to_usize() + 1 || known.last() != Some(&draft.token) {
+            return;
+        }
+        self.num_accepted += 1;
+        let token = tokens[row.to_usize()];
+        let eos_ids = &self.config.eos_ids;
+        let reason = if self.state.requests.get(index).state == State::Started {
+            drafts::accept(&mut self.state.requests, index, token);
+            self.state.started.load(index, &self.state.requests);
+            let len = self.state.requests.get(index).len;
+            self.state.requests.end_at(index, token, len, eos_ids)
+        } else {
+            self.state.requests.accept(index, token, eos_ids)
+        };
+        into.push(Entry {
+            req_id: self.state.requests.get(index).req_id,
+            sampled: Some(Sampled { token, row }),
+            reason,
+        });
+        if reason.is_some() {
+            ending.push(index);
+        }
+    }
+
+    /// Give back what refused drafts hold. (A request that was retracted meanwhile holds nothing.)
+    pub(super) fn settle(&mut self, done: &InFlight) -> Result<()> {
+        for (at, draft) in done.drafts.iter().enumerate() {
+            let index = draft.index;
+            let is_first = at == 0 || done.drafts[at - 1].index != index;
+            if is_first && self.state.requests.get(index).state == State::Started {
+                self.synchronize(index);
+                drafts::settle(&mut self.state.requests, index, &mut self.state.tree, self.page_size)?;
+                self.state.started.load(index, &self.state.requests);
+            }
+        }
+        Ok(())
+    }
+
+    /// Guess what comes next, for the requests of the step that go on.
+    pub(super) fn propose(&mut self, done: &InFlight) {
+        if self.config.max_draft_len == 0 {
+            return;
+        }
+        for (row, &index) in (0..).zip(&done.rows) {
+            let request = self.state.requests.get(index);
+            let goes_on = request.state == State::Started && self.state.requests.cold(index).drafter.is_some();
+            if !goes_on || done.draft(row).is_some() {
+                continue;
+            }
+            self.synchronize(index);
+            if !self.state.requests.get(index).is_prefilling() {
+                drafts::propose(&mut self.state.requests, index, &self.state.tree);
+                self.state.started.load(index, &self.state.requests);
+            }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+"""`speculative`: whatever a request asks for, its answer is the one without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minisgl.config import ConfigError
+from minisgl.llm import LLM, RequestOutput
+from minisgl.sampling_params import SamplingParams
+from minisgl.scheduler.api import Stats
+
+PROMPTS = [f"again and again and again {i}" for i in range(4)]
+ASKED: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "stop strings": {"stop": ("rr", "tn"), "min_tokens": 9},
+    "ends": {"ignore_eos": False, "max_tokens": 200},
+    "log probabilities": {"logprobs": 3},
+    "several": {"n": 3},
+    "penalties": {"frequency_penalty": 0.5},
+    "bad words": {"bad_words": ("tea",)},
+    "a grammar": {"grammar": "start: /[a-z ]{40}/", "ignore_eos": False},
+}
+NOT_SPECULATED = ("penalties", "bad words", "a grammar")
+
+
+def answers(asked: dict[str, Any], speculative: str | None, backend: str) -> tuple[list[RequestOutput], Stats]:
+    """To each prompt twice: the second time the prefix cache knows how they go on."""
+    params = SamplingParams(**{"max_tokens": 60, "ignore_eos": True, "seed": 5, **asked})
+    settings: dict[str, Any] = {"num_pages": 400, "page_size": 4, "log_level": "error", "cpu_backend": backend}
+    with LLM("none", engine="echo", speculative=speculative, **settings) as llm:
+        found = [one for _ in range(2) for one in llm.generate(PROMPTS, params, progress=False)]
+        return found, llm._control_plane.stats()
+
+
+@pytest.mark.parametrize("backend", ["python", "rust_hotpath"])
+@pytest.mark.parametrize("name", ASKED)
+def test_answers_are_the_same(name: str, backend: str) -> None:
+    (plain, _), (drafting, stats) = (answers(ASKED[name], speculative, backend) for speculative in (None, "ngram:5"))
+    for one, other in zip(plain, drafting, strict=True):
+        assert one.outputs == other.outputs
+    assert stats.num_free_pages + stats.num_evictable_pages == 400
+    if name in NOT_SPECULATED:
+        assert stats.num_drafted_total == 0
+    else:
+        assert stats.num_accepted_total > 20
+
+
+@pytest.mark.parametrize("value", ["ngram", "ngram:0", "ngram:-1", "ngram:100", "eagle:4", "4", ""])
+def test_other_values_are_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match="must be ngram:K, with K from 1 to 99"):
+        LLM("none", engine="echo", speculative=value)
+
+
+def test_there_must_be_rows_for_it() -> None:
+    with pytest.raises(ConfigError, match="--max-running-requests must be above 8"):
+        LLM("none", engine="echo", speculative="ngram:8", max_running_requests=8)
