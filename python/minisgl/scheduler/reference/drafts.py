@@ -28,9 +28,7 @@ def propose(request: Request, tree: RadixTree) -> None:
         return
     count = drafter.draft_len + request.num_pending
     if request.uses_cache and request.handle is not None:
-        drafter.draft = tree.following(
-            request.handle, request.tokens, request.num_tree_pages, count, request.namespace
-        )
+        drafter.draft = tree.following(request.handle, request.tokens, request.num_tree_pages, count, request.namespace)
     if not drafter.draft:
         drafter.draft = drafter.guess(request.tokens, count)
 
