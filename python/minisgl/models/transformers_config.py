@@ -18,6 +18,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from minisgl.config import ConfigError
+from minisgl.models.architectures import ARCHITECTURES
 from minisgl.models.config import eos_ids, read_config
 
 _TEXT_HALVES = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
@@ -79,8 +80,9 @@ def find_their_model(model_dir: Path) -> TheirModel:
 
 
 def refused(architecture: str, reason: str) -> ConfigError:
+    native = ", ".join(ARCHITECTURES)
     return ConfigError(
-        f"config.json: architectures: {architecture}: it is not native, and by the code of transformers "
+        f"config.json: architectures: {architecture}: it is not native ({native} are), and by the code of transformers "
         f"{transformers.__version__} it cannot be right: {reason}"
     )
 
