@@ -73,7 +73,9 @@ def _check_trace(folder: Path, lines: list[str]) -> None:
             assert {"schedule", "launch", "wait", "commit", "send"} <= names
         else:
             assert {"tokenize", "encode", "decode", "dispatch"} <= names
-    assert spans["engine"]["send"][0] < spans["http"]["dispatch"][0] < spans["engine"]["send"][-1] + 60e6
+    # The very first to be handed out may be a snapshot of the idle engine: what it sent before its first step.
+    first, last = spans["engine"]["send"][0], spans["engine"]["send"][-1]
+    assert any(first < start < last + 60e6 for start in spans["http"]["dispatch"])
 
 
 def test_debug_narrates_and_every_line_is_json() -> None:
