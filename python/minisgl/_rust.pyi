@@ -14,6 +14,7 @@ from minisgl.step import Events, Int32Array, Int64Array, StepBuffers
 
 __all__ = [
     "ControlPlane",
+    "CpuAdapter",
     "CpuEngine",
     "CpuSampler",
     "EnginePool",

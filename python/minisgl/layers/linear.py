@@ -39,18 +39,17 @@ class Linear:
 
     def put_adapter(self, rows: AdapterRows, number: int, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """`pairs`: A [r, in_size] and B [its whole outputs, r], scaled, of some of `names`."""
-        rank, out_size = sum(len(a) for a, _ in pairs.values()), sum(part.length for part in self._parts.values())
-        b = self.weight.new_zeros(out_size, rank)
-        row = column = 0
-        for name, part in self._parts.items():
-            if (pair := pairs.get(name)) is not None:
-                width = len(pair[0])
-                b[row : row + part.length, column : column + width] = pair[1].narrow(0, part.start, part.length)
-                column += width
-            row += part.length
-        a = torch.cat([pairs[name][0] for name in self._parts if name in pairs]).to(self.weight)
-        self._adapters = self._adapters or Adapters(rows)
-        self._adapters.put(number, Factors(a, b))
+        like = self.weight
+        bs = tuple(
+            pairs[name][1].narrow(0, part.start, part.length).to(like).contiguous()
+            if name in pairs
+            else like.new_empty(part.length, 0)
+            for name, part in self._parts.items()
+        )
+        a = torch.cat([pairs[name][0] for name in self._parts if name in pairs]).to(like)
+        if self._adapters is None:
+            self._adapters = Adapters(rows, [part.length for part in self._parts.values()])
+        self._adapters.put(number, Factors(a, bs))
 
     def drop_adapter(self, number: int) -> None:
         """No-op for one that has no part here."""
