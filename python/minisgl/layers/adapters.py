@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from minisgl.layers.packing import linear
+from minisgl.layers.packing import add_linear, linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +73,16 @@ class AdapterRows:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Of the parts of a linear layer that lie side by side: A [r, in] of each, one below the other, and B [out, r] of
-    each with its scale in it; rank 0 for a part without."""
+    """Of the parts of a linear layer that lie side by side: A [sum of ranks, in], and B [sum of out, sum of ranks] with
+    its scale in it and nothing between a part and the rank of another; rank 0 for a part without."""
 
     a: Tensor
-    bs: tuple[Tensor, ...]
+    b: Tensor
+    ranks: tuple[int, ...]
 
     def add_to(self, y: Tensor, x: Tensor) -> None:
         """x [n, in], y [n, sum of out], which is changed."""
-        start = 0
-        for part, b in zip(linear(x, self.a).split([b.shape[1] for b in self.bs], 1), self.bs, strict=True):
-            if b.shape[1]:
-                y.narrow(1, start, len(b)).add_(linear(part, b))
-            start += len(b)
+        add_linear(y, linear(x, self.a), self.b)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +98,15 @@ class Stack:
     def of(adapters: tuple[int, ...], found: Sequence[Factors | None], x: Tensor, out_sizes: Sequence[int]) -> Stack:
         """`x` [n, in], for its size, dtype and device."""
         there = [(place, factors) for place, factors in enumerate(found) if factors is not None]
-        ranks = [max((one.bs[i].shape[1] for _, one in there), default=0) for i in range(len(out_sizes))]
+        ranks = [max((factors.ranks[i] for _, factors in there), default=0) for i in range(len(out_sizes))]
         a = x.new_zeros(len(found), x.shape[1], sum(ranks))
         bs = tuple(x.new_zeros(len(found), rank, out) for rank, out in zip(ranks, out_sizes, strict=True))
         for place, factors in there:
-            row = column = 0
-            for i, b in enumerate(factors.bs):
-                rank = b.shape[1]
-                a[place, :, column : column + rank] = factors.a[row : row + rank].T
-                bs[i][place, :rank] = b.T
-                row, column = row + rank, column + ranks[i]
+            at = column = out = 0
+            for i, rank in enumerate(factors.ranks):
+                a[place, :, column : column + rank] = factors.a[at : at + rank].T
+                bs[i][place, :rank] = factors.b[out : out + out_sizes[i], at : at + rank].T
+                at, column, out = at + rank, column + ranks[i], out + out_sizes[i]
         return Stack(adapters, a, bs)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -39,17 +39,17 @@ class Linear:
 
     def put_adapter(self, rows: AdapterRows, number: int, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """`pairs`: A [r, in_size] and B [its whole outputs, r], scaled, of some of `names`."""
-        like = self.weight
-        bs = tuple(
-            pairs[name][1].narrow(0, part.start, part.length).to(like).contiguous()
-            if name in pairs
-            else like.new_empty(part.length, 0)
-            for name, part in self._parts.items()
-        )
-        a = torch.cat([pairs[name][0] for name in self._parts if name in pairs]).to(like)
-        if self._adapters is None:
-            self._adapters = Adapters(rows, [part.length for part in self._parts.values()])
-        self._adapters.put(number, Factors(a, bs))
+        ranks = [len(pairs[name][0]) if name in pairs else 0 for name in self._parts]
+        out_sizes = [part.length for part in self._parts.values()]
+        b = self.weight.new_zeros(sum(out_sizes), sum(ranks))
+        row = column = 0
+        for (name, part), rank in zip(self._parts.items(), ranks, strict=True):
+            if rank:
+                b[row : row + part.length, column : column + rank] = pairs[name][1].narrow(0, part.start, part.length)
+            row, column = row + part.length, column + rank
+        a = torch.cat([pairs[name][0] for name in self._parts if name in pairs]).to(self.weight)
+        self._adapters = self._adapters or Adapters(rows, out_sizes)
+        self._adapters.put(number, Factors(a, b, tuple(ranks)))
 
     def drop_adapter(self, number: int) -> None:
         """No-op for one that has no part here."""

@@ -46,3 +46,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor
         return F.linear(x, weight, bias)[:rows]
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return product[:rows]
+
+
+def add_linear(y: Tensor, x: Tensor, weight: Tensor) -> None:
+    """y [n, out] becomes y + x W^T, in one operation where the number of rows needs no padding."""
+    rows = x.shape[0]
+    if x.device.type == "cpu" and x.dtype is not torch.float32 and padded_rows(rows) > rows:
+        y += linear(x, weight)
+    else:
+        y.addmm_(x, weight.t())
