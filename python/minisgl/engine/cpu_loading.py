@@ -25,8 +25,10 @@ from minisgl.models.config import ModelConfig, load_config
 from minisgl.models.text_half import has_text_half
 from minisgl.progress import Report, counter
 from minisgl.rope import inverse_frequencies
+from minisgl.weights.packed_blocks import packed_weights
 from minisgl.weights.quantized import quantized_weights
 from minisgl.weights.sources import find_model
+from minisgl.weights.stored import weight_files
 
 HOW = {
     "exact": "exact (float32 activations)",
@@ -47,9 +49,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     if has_text_half(model.architecture):
         raise Unsupported(f"config.json: architectures: {model.architecture}: the CPU engine has no text half of it")
     context_len = model.context_len(config.max_seq_len)
-    weights = gguf or folder
-    if config.quantization is not None and config.load_format != "dummy":
-        weights = _refused(partial(quantized_weights, weights, config.quantization, say))
+    weights = _refused(partial(_weights, config, model, gguf or folder, say))
     settings = _settings(config, model, weights, context_len)
     page = _refused(lambda: RustEngine.page_bytes(_json(settings)))
     taken = 0 if config.load_format == "dummy" else _size(weights)
@@ -74,6 +74,21 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         details=_details(config, about["isa"], about["threads"]),
     )
     return CpuEngine(rust, info, model, _json(settings))
+
+
+def _weights(config: EngineConfig, model: ModelConfig, source: Path, say: Report) -> Path:
+    """What the engine reads: `source`, or what is made of it once. Raises `ConfigError`, and the `ValueError`s of
+    `RustEngine`."""
+    if config.load_format == "dummy":
+        return source
+    if model.packing is not None and source.is_dir():
+        if config.quantization is not None:
+            flag = f"--quantization {config.quantization}"
+            raise ConfigError(f"{flag}: the weights are quantized already ({model.packing}): leave it out")
+        if model.packing.rounds_activations:
+            say(f"{model.packing}: the checkpoint has activations rounded, too: here --activations says that")
+        return packed_weights(weight_files(source), model.packing, say)
+    return source if config.quantization is None else quantized_weights(source, config.quantization, say)
 
 
 def _details(config: EngineConfig, isa: str, threads: int) -> str:

@@ -31,6 +31,7 @@ from minisgl.extras import need
 from minisgl.models import ModelConfig, is_native, load_config, own_name
 from minisgl.models.api import Model
 from minisgl.models.decoder import Decoder
+from minisgl.models.quantization import Packing
 from minisgl.models.registry import build_model
 from minisgl.progress import Report, counter
 from minisgl.weights.checkpoint import HEAD, TABLE, dummy_weights, has_other_head, load_weights
@@ -104,7 +105,7 @@ def _load_native(config: EngineConfig, folder: Path, device: torch.device, say: 
         model = build_model(
             model_config, dtype=DTYPES[dtype_name], device=device, max_position=context_len, group=group
         )
-        _fill(model, folder, config, say)
+        _fill(model, folder, config, model_config.packing, say)
         model.pack()
     return LoadedModel(
         model=model,
@@ -231,7 +232,7 @@ def _check_mps(ranks: int) -> torch.device:
     return torch.device("mps")
 
 
-def _fill(model: Decoder, folder: Path, config: EngineConfig, say: Report) -> None:
+def _fill(model: Decoder, folder: Path, config: EngineConfig, packing: Packing | None, say: Report) -> None:
     if config.load_format == "dummy":
         dummy_weights(model.checkpoint(), config.seed, model.shards())
     else:
@@ -242,7 +243,10 @@ def _fill(model: Decoder, folder: Path, config: EngineConfig, say: Report) -> No
             stacked=model.stacked(),
             shards=model.shards(),
             own_name=model.own_name,
+            packing=packing,
         )
+        if packing is not None:
+            say(f"{folder.name}: {packing}: computed with the full weights that it stands for")
         if left_out:
             parts = ", ".join(sorted({name.removeprefix("model.").split(".")[0] for name in left_out}))
             say(f"text only: {len(left_out)} tensors are not loaded: {parts}")

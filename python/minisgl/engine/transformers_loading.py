@@ -24,7 +24,7 @@ from minisgl.models.transformers_config import TheirModel, find_their_model
 from minisgl.models.transformers_model import TransformersModel
 from minisgl.models.transformers_probe import look
 from minisgl.progress import Report
-from minisgl.weights.checkpoint import weight_files
+from minisgl.weights.stored import weight_files
 
 _SHOWN = 8
 # of a whole model to its text half, as transformers 4 and 5 write them

@@ -13,6 +13,7 @@ from typing import Any
 
 from minisgl.config import ConfigError, ModelImpl
 from minisgl.models.architectures import ARCHITECTURES, Variant, find_variant
+from minisgl.models.quantization import Packing, parse_packing
 from minisgl.models.rope import context_length, parse_rope
 from minisgl.models.text_half import has_text_half, text_config
 from minisgl.rope import RopeConfig
@@ -33,7 +34,8 @@ class MoeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """`windows`, by layer: a token attends to as many tokens, itself included; None: to all before it."""
+    """`windows`, by layer: a token attends to as many tokens, itself included; None: to all before it. `packing`: how
+    the checkpoint's weights are packed."""
 
     architecture: str
     hidden_size: int
@@ -52,6 +54,7 @@ class ModelConfig:
     mlp_bias: bool
     windows: tuple[int | None, ...]
     moe: MoeConfig | None
+    packing: Packing | None
     dtype: str
     eos_ids: tuple[int, ...]
 
@@ -97,8 +100,6 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
         raw = text_config(raw, architecture)
     if raw.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"config.json: hidden_act: {raw['hidden_act']!r} is not supported: only silu")
-    if method := (raw.get("quantization_config") or {}).get("quant_method"):
-        raise ConfigError(f"config.json: quantization_config: {method!r} is not supported: use the unquantised model")
     num_heads = int(raw["num_attention_heads"])
     head_dim = raw.get("head_dim") or int(raw["hidden_size"]) // num_heads
     rope = parse_rope(raw)
@@ -120,6 +121,7 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
         mlp_bias=variant.mlp_bias and bool(raw.get("mlp_bias", False)),
         windows=_windows(raw, variant),
         moe=_moe(raw) if variant.experts else None,
+        packing=parse_packing(raw),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         eos_ids=eos_ids(raw, generation or {}),
     )

@@ -15,17 +15,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from minisgl.config import ConfigError
+from minisgl.weights.stored import FLOATS, Stored, opened, stored_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 Float32Array = npt.NDArray[np.float32]
-_MAX_HEADER_BYTES = 100_000_000
-_KINDS = {"F32": 4, "F16": 2, "BF16": 2}
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<kind>[AB])(?:\.default)?\.weight")
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", "none", [], {})
 # fields that change what is computed, or what is stored -> what they would mean
@@ -44,16 +43,6 @@ _REFUSED = {
     "arrow_config": "a choice among adapters is not computed",
     "alora_invocation_tokens": "an adapter from some token on is not computed",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor of a file: two dimensions, and where it lies."""
-
-    name: str
-    kind: str
-    shape: tuple[int, int]
-    start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +68,9 @@ class Adapter:
 
     def read(self) -> dict[str, tuple[Float32Array, Float32Array]]:
         """A and scale * B of each layer. Raises `ConfigError`."""
-        with _opened(self.file) as file:
+        with opened(self.file) as file:
             return {
-                name: (_numbers(file, pair.a), _numbers(file, pair.b) * np.float32(pair.scale))
+                name: (pair.a.numbers(file), pair.b.numbers(file) * np.float32(pair.scale))
                 for name, pair in self.pairs.items()
             }
 
@@ -146,52 +135,11 @@ def _pair(module: str, stored: Mapping[str, Stored], config: AdapterConfig) -> P
     return Pair(a, b, config.scale(rank))
 
 
-def _opened(file: Path) -> BinaryIO:
-    try:
-        return file.open("rb")
-    except OSError as error:
-        raise ConfigError(f"{file.name}: {error.strerror}") from error
-
-
 def _tensors(path: Path) -> list[Stored]:
-    """What the head of a safetensors file says: its length (8 bytes), names with types, shapes and places."""
-    with _opened(path) as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > _MAX_HEADER_BYTES:
-            raise ConfigError(f"{path.name}: is no safetensors file")
-        begin, size = 8 + length, file.seek(0, 2)
-        file.seek(8)
-        try:
-            head = json.loads(file.read(length))
-            found = [_stored(name, one, begin, size) for name, one in head.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path.name}: is no sound safetensors file: {error}") from error
+    found = stored_tensors(path)
+    for one in found:
+        if one.kind not in FLOATS:
+            raise ConfigError(f"{path.name}: {one.name}: {one.kind}: one of {', '.join(FLOATS)}")
+        if len(one.shape) != 2:
+            raise ConfigError(f"{path.name}: {one.name}: {list(one.shape)}: must have two dimensions")
     return found
-
-
-def _stored(name: str, said: Mapping[str, Any], begin: int, size: int) -> Stored:
-    kind, shape, (start, end) = said["dtype"], said["shape"], said["data_offsets"]
-    if kind not in _KINDS:
-        raise ValueError(f"{name}: {kind}: one of {', '.join(_KINDS)}")
-    if len(shape) != 2 or any(type(number) is not int or number < 0 for number in (*shape, start, end)):
-        raise ValueError(f"{name}: {shape}: must have two dimensions")
-    if end - start != shape[0] * shape[1] * _KINDS[kind] or begin + end > size:
-        raise ValueError(f"{name}: does not lie in the file")
-    return Stored(name, kind, (shape[0], shape[1]), begin + start)
-
-
-def _numbers(file: BinaryIO, stored: Stored) -> Float32Array:
-    rows, columns = stored.shape
-    file.seek(stored.start)
-    data = file.read(rows * columns * _KINDS[stored.kind])
-    if len(data) != rows * columns * _KINDS[stored.kind]:
-        raise ConfigError(f"{WEIGHTS}: {stored.name}: the file has become shorter")
-    found: Float32Array
-    match stored.kind:
-        case "F32":
-            found = np.frombuffer(data, "<f4").astype(np.float32)
-        case "F16":
-            found = np.frombuffer(data, "<f2").astype(np.float32)
-        case _:  # bfloat16: the upper half of a float32
-            found = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
-    return found.reshape(rows, columns)

@@ -8,7 +8,6 @@ a checkpoint that does not fit is one error that names every difference, raised 
 from __future__ import annotations
 
 import contextlib
-import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,8 +19,10 @@ from torch import Tensor
 
 from minisgl.config import ConfigError
 from minisgl.distributed import Shard
+from minisgl.models.quantization import Packing
+from minisgl.weights.packed import PackedFolder
+from minisgl.weights.stored import weight_files
 
-INDEX = "model.safetensors.index.json"
 Progress = Callable[[int, int], None]
 """(tensors done, tensors in all)"""
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -37,49 +38,88 @@ def load_weights(
     stacked: Mapping[str, tuple[Tensor, Sequence[str]]] | None = None,
     shards: Mapping[str, Shard] | None = None,
     own_name: Callable[[str], str | None] = str,
+    packing: Packing | None = None,
 ) -> list[str]:
     """Copy every tensor of the folder's safetensors into `wanted`. `stacked`: tensors that the folder may have in place
     of several wanted ones; name -> what it fills, and whose place it takes. `shards`: of which tensors only a part is
-    wanted. `own_name`: what a tensor of the folder is called in `wanted`; None: it is left out. Returns the names of
-    those. Raises `ConfigError`."""
+    wanted. `own_name`: what a tensor of the folder is called in `wanted`; None: it is left out. `packing`: how its
+    linear layers are packed. Returns the names of those left out. Raises `ConfigError`."""
     folder = Path(model_dir)
-    left_out = list[str]()
-    missing, surplus, misshaped = set(wanted), list[str](), list[str]()
-    for file in weight_files(folder):
+    files = weight_files(folder)
+    packed = PackedFolder(files, packing) if packing is not None else None
+    filling = _Filling(wanted, stacked or {}, shards or {}, own_name, progress or (lambda done, total: None))
+    for file in files:
         try:
             with safe_open(file, framework="pt") as shard:
                 for stored in shard.keys():  # noqa: SIM118 (not a dict)
-                    name = own_name(stored)
-                    if name is None:
-                        left_out.append(stored)
-                        continue
-                    target, filled = _target(name, wanted, stacked or {})
-                    if target is None:
-                        if not _is_redundant(name, wanted):
-                            surplus.append(stored)
-                        continue
-                    missing.difference_update(filled)
-                    part = (shards or {}).get(name)
-                    found, shape = shard.get_slice(stored), whole_shape(target, part)
-                    if tuple(found.get_shape()) != shape:
-                        misshaped.append(f"{stored} is {list(found.get_shape())}, not {list(shape)}")
-                        continue
-                    if part is None:
-                        target.copy_(shard.get_tensor(stored))
-                    else:
-                        _copy_parts(found, target, part)
-                    if progress is not None:
-                        progress(len(wanted) - len(missing), len(wanted))
+                    if packed is None or stored in packed.others:
+                        filling.take(stored, shard.get_slice(stored))
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{file.name}: {error}") from error
-    problems = [
-        f"{len(names)} {kind}: {', '.join(sorted(names)[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}"
-        for kind, names in (("missing", missing), ("unknown", surplus), ("of the wrong shape", misshaped))
-        if names
-    ]
-    if problems:
-        raise ConfigError(f"{folder.name}: the weights do not fit the model: {'; '.join(problems)}")
-    return left_out
+    if packed is not None:
+        for stored in packed.layers:
+            filling.take(stored, torch.from_numpy(packed.full(stored)))
+        filling.surplus = [stored for stored in filling.surplus if not packed.is_empty_bias(stored)]
+    filling.check(folder.name)
+    return filling.left_out
+
+
+class _Filling:
+    """What of `wanted` has its values, and what is wrong."""
+
+    def __init__(
+        self,
+        wanted: Mapping[str, Tensor],
+        stacked: Mapping[str, tuple[Tensor, Sequence[str]]],
+        shards: Mapping[str, Shard],
+        own_name: Callable[[str], str | None],
+        progress: Progress,
+    ) -> None:
+        self._wanted, self._stacked, self._shards = wanted, stacked, shards
+        self._own_name, self._progress = own_name, progress
+        self._missing, self._misshaped = set(wanted), list[str]()
+        self.left_out, self.surplus = list[str](), list[str]()
+
+    def take(self, stored: str, found: Any) -> None:
+        """`found` is a tensor or a slice of a file: indexing reads what is asked for."""
+        name = self._own_name(stored)
+        if name is None:
+            self.left_out.append(stored)
+            return
+        target, filled = _target(name, self._wanted, self._stacked)
+        if target is None:
+            if not _is_redundant(name, self._wanted):
+                self.surplus.append(stored)
+            return
+        self._missing.difference_update(filled)
+        part = self._shards.get(name)
+        actual, shape = _shape(found), whole_shape(target, part)
+        if actual != shape:
+            self._misshaped.append(f"{stored} is {list(actual)}, not {list(shape)}")
+            return
+        if part is None:
+            target.copy_(found[:])
+        else:
+            _copy_parts(found, target, part)
+        self._progress(len(self._wanted) - len(self._missing), len(self._wanted))
+
+    def check(self, folder: str) -> None:
+        """Raises `ConfigError`."""
+        problems = [
+            f"{len(names)} {kind}: {', '.join(sorted(names)[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}"
+            for kind, names in (
+                ("missing", self._missing),
+                ("unknown", self.surplus),
+                ("of the wrong shape", self._misshaped),
+            )
+            if names
+        ]
+        if problems:
+            raise ConfigError(f"{folder}: the weights do not fit the model: {'; '.join(problems)}")
+
+
+def _shape(found: Any) -> tuple[int, ...]:
+    return tuple(found.shape if isinstance(found, Tensor) else found.get_shape())
 
 
 def has_other_head(model_dir: str | Path, own_name: Callable[[str], str | None] = str) -> bool:
@@ -134,25 +174,6 @@ def _target(
 def _is_redundant(name: str, wanted: Mapping[str, Tensor]) -> bool:
     """Tensors that some exporters write and no model needs: rotary tables, and the copy of a tied head."""
     return name.endswith(".rotary_emb.inv_freq") or (name == HEAD and name not in wanted)
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors of a folder, by its index if it has one. Raises `ConfigError`."""
-    index = folder / INDEX
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise ConfigError(f"{INDEX}: {error!r}: not a safetensors index") from error
-        files = [folder / name for name in names]
-    else:
-        single = folder / "model.safetensors"
-        files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ConfigError(f"{folder.name}: no *.safetensors: convert the weights, or try --load-format dummy")
-    if absent := [file.name for file in files if not file.is_file()]:
-        raise ConfigError(f"{folder.name}: {INDEX} names files that are not there: {', '.join(absent[:_SHOWN])}")
-    return files
 
 
 def dummy_weights(wanted: Mapping[str, Tensor], seed: int, shards: Mapping[str, Shard] | None = None) -> None:

@@ -1,0 +1,230 @@
+"""Checkpoints whose linear layers are packed: which tensors make up a layer's weight, and what it is.
+
+A weight is scale * (integer - zero point), scale and zero point by group of inputs, or scale * a float of 8 bits.
+`models/quantization` names the formats.
+
+Keeps true: a layer that lacks a tensor, or whose tensors do not fit each other, is an error that names it; one layer at
+a time is in memory.
+Doesn't know: the model; what an engine makes of a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.config import ConfigError
+from minisgl.models.quantization import Form, Packing
+from minisgl.weights.stored import Stored, stored_tensors
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int32]
+
+# What a layer is made of: (needed, perhaps). A float8 weight has a scale or, by blocks, one of the name of its inverse.
+_PARTS: Mapping[Form, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "awq": (("qweight", "qzeros", "scales"), ()),
+    "gptq": (("qweight", "qzeros", "scales"), ("g_idx",)),
+    "packed": (("weight_packed", "weight_scale", "weight_shape"), ("weight_zero_point", "weight_g_idx")),
+    "int8": (("weight", "weight_scale"), ("weight_zero_point", "weight_g_idx")),
+    "float8": (("weight",), ("weight_scale", "weight_scale_inv")),
+}
+_WHOLE = {"int8": "I8", "float8": "F8_E4M3"}  # the kind by which a packed weight is told from a full one
+# Of activations and of the KV cache, which nobody here rounds.
+_OF_ACTIVATIONS = tuple(
+    f".{kind}_{what}" for kind in ("input", "output", "k", "v", "q") for what in ("scale", "zero_point", "global_scale")
+)
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output that each place of 4 bits holds, from the lowest on
+
+
+@dataclass(frozen=True, slots=True)
+class Quants:
+    """scales * (integers - zeros). `integers` [out, in] from 0 on, `scales` and `zeros` [out, groups], `groups` [in]:
+    the group of each input."""
+
+    integers: Integers
+    scales: Floats
+    zeros: Floats
+    groups: npt.NDArray[np.intp]
+
+    def full(self) -> Floats:
+        """[out, in]"""
+        found: Floats = (self.integers - self.zeros[:, self.groups]) * self.scales[:, self.groups]
+        return found
+
+
+class PackedFolder:
+    """The tensors of a folder: layers that are packed, by the name of their weight, and the others."""
+
+    def __init__(self, files: Sequence[Path], packing: Packing) -> None:
+        """Raises `ConfigError`."""
+        self._packing = packing
+        self.others: dict[str, Stored] = {}
+        self.layers: dict[str, dict[str, Stored]] = {}
+        needed, perhaps = _PARTS[packing.form]
+        stored = {one.name: one for file in files for one in stored_tensors(file)}
+        for name, one in stored.items():
+            module, _, part = name.rpartition(".")
+            is_packed = part in (*needed, *perhaps)
+            if is_packed and (kind := _WHOLE.get(packing.form)):
+                weight = stored.get(f"{module}.weight")
+                is_packed = weight is not None and weight.kind == kind
+            if is_packed:
+                self.layers.setdefault(f"{module}.weight", {})[part] = one
+            elif not name.endswith(_OF_ACTIVATIONS):
+                self.others[name] = one
+        for name, parts in self.layers.items():
+            if missing := [part for part in needed if part not in parts]:
+                raise ConfigError(f"{name}: packed as {packing}, but {missing[0]} is missing")
+        if not self.layers:
+            raise ConfigError(f"config.json: quantization_config: {packing.method}: no layer's weight is packed so")
+
+    def is_empty_bias(self, name: str) -> bool:
+        """Whether it is all zeros beside a packed weight: GPTQ's tools write biases that no model asks for."""
+        if not name.endswith(".bias") or f"{name.removesuffix('bias')}weight" not in self.layers:
+            return False
+        return not self.others[name].read().any()
+
+    def full(self, name: str) -> Floats:
+        """The weight [out, in] of a packed layer. Raises `ConfigError`."""
+        found = self.weight(name)
+        return found.full() if isinstance(found, Quants) else found
+
+    def weight(self, name: str) -> Quants | Floats:
+        """What a packed layer's tensors say; floats have their scale in them. Raises `ConfigError`."""
+        parts = {part: one.read() for part, one in self.layers[name].items()}
+        try:
+            match self._packing.form:
+                case "awq":
+                    return _awq(parts)
+                case "gptq":
+                    return _gptq(parts, self._packing)
+                case "packed":
+                    return _packed(parts, self._packing.bits)
+                case "int8":
+                    return _whole(parts["weight"].astype(np.int32) + 128, parts, 128)
+                case "float8":
+                    return _float8(parts, self._packing.block)
+        except ValueError as error:
+            shapes = ", ".join(f"{part} {list(one.shape)}" for part, one in self.layers[name].items())
+            raise ConfigError(f"{name}: {error}: {shapes}") from error
+
+
+def _misshaped(reason: str) -> NoReturn:
+    raise ValueError(reason)
+
+
+def _unpack(packed: npt.NDArray[Any], bits: int) -> Integers:
+    """[a, b] int32 -> [a, b * 32 / bits] from 0 on, the lowest bits first."""
+    if packed.ndim != 2 or packed.dtype != np.int32:
+        _misshaped("packed integers must be int32 of two dimensions")
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    apart = packed.view(np.uint32)[:, :, None] >> shifts & np.uint32((1 << bits) - 1)
+    return apart.astype(np.int32).reshape(len(packed), -1)
+
+
+def _groups(num_inputs: int, num_groups: int, given: npt.NDArray[Any] | None) -> npt.NDArray[np.intp]:
+    """The group of each input: as given, else groups of one size, side by side."""
+    if given is not None and given.size and int(given.min()) >= 0:  # -1: none is given
+        if given.shape != (num_inputs,) or int(given.max()) >= num_groups:
+            _misshaped(f"a group of {num_groups} must be given for each of {num_inputs} inputs")
+        return given.astype(np.intp)
+    if not num_groups or num_inputs % num_groups:
+        _misshaped(f"{num_inputs} inputs are not {num_groups} groups")
+    return np.arange(num_inputs) // (num_inputs // num_groups)
+
+
+def _checked(integers: Integers, scales: Floats, zeros: Floats, given: npt.NDArray[Any] | None) -> Quants:
+    """`scales` and `zeros` [out, groups]; zeros may have one number for all."""
+    if scales.ndim != 2 or len(scales) != len(integers) or zeros.shape not in (scales.shape, (1, 1)):
+        _misshaped(f"{list(integers.shape)} integers with scales of {list(scales.shape)}, zeros of {list(zeros.shape)}")
+    if not np.isfinite(scales).all():
+        _misshaped("a scale is not finite")
+    zeros = np.broadcast_to(zeros, scales.shape).astype(np.float32)
+    return Quants(integers, scales, zeros, _groups(integers.shape[1], scales.shape[1], given))
+
+
+def _awq(parts: Mapping[str, npt.NDArray[Any]]) -> Quants:
+    """qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out]."""
+    order = np.argsort(_AWQ_ORDER)
+
+    def apart(packed: npt.NDArray[Any]) -> Integers:
+        found = _unpack(packed, 4)
+        return found.reshape(len(found), -1, 8)[:, :, order].reshape(found.shape)
+
+    zeros = apart(parts["qzeros"]).T.astype(np.float32)
+    return _checked(apart(parts["qweight"]).T, parts["scales"].T, zeros, None)
+
+
+def _gptq(parts: Mapping[str, npt.NDArray[Any]], packing: Packing) -> Quants:
+    """qweight [in / n, out], qzeros [groups, out / n], scales [groups, out] with n integers in an int32. The offset of
+    zero points wraps around, as those who pack them let it."""
+    bits = packing.bits
+    integers = _unpack(np.ascontiguousarray(parts["qweight"].T), bits)
+    zeros = _unpack(parts["qzeros"], bits) + packing.zero_offset & (1 << bits) - 1
+    scales = parts["scales"]
+    if scales.ndim != 2 or zeros.shape[0] != scales.shape[0] or zeros.shape[1] < scales.shape[1]:
+        _misshaped("zero points do not fit the scales")
+    zeros = zeros[:, : scales.shape[1]]  # the last int32 may be filled up
+    return _checked(integers, scales.T, zeros.T.astype(np.float32), parts.get("g_idx"))
+
+
+def _packed(parts: Mapping[str, npt.NDArray[Any]], bits: int) -> Quants:
+    """weight_packed [out, in / n], weight_scale [out, groups], weight_zero_point [out / n, groups], each integer with
+    half of the range added."""
+    if parts["weight_shape"].size != 2:
+        _misshaped("weight_shape must be two numbers")
+    rows, columns = (int(size) for size in parts["weight_shape"].ravel())
+    integers = _unpack(parts["weight_packed"], bits)
+    if len(integers) != rows or not 0 <= integers.shape[1] - columns < 32 // bits:
+        _misshaped(f"weight_shape says [{rows}, {columns}]")
+    zeros = np.full((1, 1), 1 << bits - 1, np.float32)
+    if (packed := parts.get("weight_zero_point")) is not None:
+        zeros = _unpack(np.ascontiguousarray(packed.T), bits).T[:rows].astype(np.float32)
+    return _checked(integers[:, :columns], _by_output(parts, rows), zeros, parts.get("weight_g_idx"))
+
+
+def _whole(integers: Integers, parts: Mapping[str, npt.NDArray[Any]], zero: int) -> Quants:
+    """`integers` [out, in] with `zero` added."""
+    if integers.ndim != 2:
+        _misshaped("a weight must have two dimensions")
+    zeros = np.full((1, 1), zero, np.float32)
+    if (given := parts.get("weight_zero_point")) is not None and given.size:
+        zeros = _broadcast(given.astype(np.float32), len(integers)) + zero
+    return _checked(integers, _by_output(parts, len(integers)), zeros, parts.get("weight_g_idx"))
+
+
+def _by_output(parts: Mapping[str, npt.NDArray[Any]], rows: int) -> Floats:
+    return _broadcast(parts["weight_scale"], rows)
+
+
+def _broadcast(numbers: Floats, rows: int) -> Floats:
+    """Those of the whole tensor, one number, or of each output as [rows, groups]."""
+    if numbers.size == 1:
+        return np.full((rows, 1), numbers.item(), np.float32)
+    return numbers.reshape(rows, -1) if numbers.ndim == 1 else numbers
+
+
+def _float8(parts: Mapping[str, npt.NDArray[Any]], block: tuple[int, int] | None) -> Floats:
+    """weight [out, in]; its scale is one, one for each output, or one for each block of a grid over it."""
+    weight = parts["weight"]
+    scale = parts.get("weight_scale", parts.get("weight_scale_inv"))
+    if scale is None or weight.ndim != 2:
+        _misshaped("a float8 weight needs weight_scale or weight_scale_inv")
+    if not np.isfinite(scale).all() or not np.isfinite(weight).all():
+        _misshaped("a number is not finite")
+    rows, columns = weight.shape
+    if scale.size == 1:
+        scale = scale.reshape(1, 1)
+    elif scale.size == rows:
+        scale = scale.reshape(rows, 1)
+    elif block is not None and scale.shape == (-(-rows // block[0]), -(-columns // block[1])):
+        scale = scale.repeat(block[0], 0)[:rows].repeat(block[1], 1)[:, :columns]
+    else:
+        _misshaped("scales that are neither one, nor one for each output, nor one for each block")
+    found: Floats = weight * scale
+    return found

@@ -1,0 +1,187 @@
+"""Packed checkpoints for the CPU engine: their weights as its blocks of 8 or 4 bits, made once and kept in the cache.
+
+| what is packed | blocks | what is lost |
+|---|---|---|
+| 4 bits, groups of 32 inputs side by side, or more | Q4_1; Q4_0 if zero points are 8 | half precision of scale, minimum |
+| 8 bits from -127 on, zero points in the middle, such groups | Q8_0 | half precision of the scale |
+| float8; other groups, other zero points | Q8_0, rounded anew | 1/254 of the largest of 32, and the above |
+
+Keeps true: the file appears whole or not at all, and its name says what it was made from; all else of the checkpoint is
+as it was; a weight that no block takes is kept in float32.
+Doesn't know: how blocks are multiplied. It is a GGUF file with the names of the checkpoint and no architecture, as
+rust/minisgl-cpu/src/files/cache.rs writes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from minisgl import envs
+from minisgl.config import ConfigError
+from minisgl.made_once import made_once
+from minisgl.models.quantization import Packing
+from minisgl.progress import Report, track
+from minisgl.weights.packed import Floats, PackedFolder, Quants
+from minisgl.weights.stored import Stored, opened
+
+FORMAT = "1"  # part of the name
+NAME = "model.gguf"
+BLOCK = 32
+_ALIGNMENT = 64
+_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "BF16": 30}  # ggml's numbers
+_BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
+Bytes = npt.NDArray[np.uint8]
+
+
+def packed_weights(files: Sequence[Path], packing: Packing, say: Report) -> Path:
+    """The GGUF file for a checkpoint of these files, made now if it is not there. Raises `ConfigError`."""
+    key = hashlib.sha256(f"{FORMAT} {packing!r}\n".encode())
+    try:
+        for file in files:
+            place = file.resolve()
+            now = place.stat()
+            key.update(f"{file.name}\n{place}\n{now.st_size}\n{now.st_mtime_ns}\n".encode())
+    except OSError as error:
+        raise ConfigError(f"{files[0].parent.name}: {error}") from error
+    folder = envs.cache_dir() / "packed" / key.hexdigest()[:32]
+    return made_once(folder, lambda partial: _write(files, packing, partial / NAME, say)) / NAME
+
+
+def _write(files: Sequence[Path], packing: Packing, target: Path, say: Report) -> None:
+    """Which blocks a weight becomes is known when it has been read: so the head, which comes first, is written last."""
+    source = PackedFolder(files, packing)
+    others = [name for name, one in source.others.items() if one.kind in _TYPES]
+    names, entries = [*source.layers, *others], list[_Entry]()
+    behind = target.with_suffix(".data")
+    with behind.open("w+b") as body:
+        for name in track(say, f"turning {packing} into blocks, once", names, len(names)):
+            layer = name in source.layers
+            entries.append(_layer(source, name, body) if layer else _other(source.others[name], body))
+        body.seek(0)
+        with target.open("wb") as out:
+            _head(out, entries)
+            shutil.copyfileobj(body, out, 1 << 24)
+    behind.unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tensor of the file: its kind, shape and place behind the head."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+def _layer(source: PackedFolder, name: str, body: BinaryIO) -> _Entry:
+    weight = source.weight(name)
+    kind, data = to_blocks(weight)
+    if kind in ("Q4_0", "Q4_1", "Q8_0") and not np.isfinite(_halves(kind, data)).all():
+        raise ConfigError(f"{name}: a scale is too large for half precision")
+    shape = weight.integers.shape if isinstance(weight, Quants) else weight.shape
+    return _Entry(name, kind, shape, _put(body, data.tobytes()))
+
+
+def _other(stored: Stored, body: BinaryIO) -> _Entry:
+    with opened(stored.file) as file:
+        return _Entry(stored.name, stored.kind, stored.shape, _put(body, stored.data(file)))
+
+
+def _put(body: BinaryIO, data: bytes) -> int:
+    body.write(bytes(-body.tell() % _ALIGNMENT))
+    at = body.tell()
+    body.write(data)
+    return at
+
+
+def _head(out: BinaryIO, entries: Sequence[_Entry]) -> None:
+    """ggml's: magic, version 3, counts, one setting, and of each tensor name, shape (innermost first), type, place."""
+
+    def text(value: str) -> bytes:
+        raw = value.encode()
+        return struct.pack("<Q", len(raw)) + raw
+
+    out.write(b"GGUF" + struct.pack("<IQQ", 3, len(entries), 1))
+    out.write(text("general.alignment") + struct.pack("<II", 4, _ALIGNMENT))
+    for entry in entries:
+        out.write(text(entry.name) + struct.pack("<I", len(entry.shape)))
+        out.write(struct.pack(f"<{len(entry.shape)}Q", *reversed(entry.shape)))
+        out.write(struct.pack("<IQ", _TYPES[entry.kind], entry.offset))
+    out.write(bytes(-out.tell() % _ALIGNMENT))
+
+
+def to_blocks(weight: Quants | Floats) -> tuple[str, Bytes]:
+    """The kind that keeps a weight [out, in] best, and its bytes, row after row."""
+    columns = (weight.integers if isinstance(weight, Quants) else weight).shape[1]
+    if columns % BLOCK:
+        full = weight.full() if isinstance(weight, Quants) else weight
+        return "F32", np.ascontiguousarray(full, "<f4").view(np.uint8)
+    if isinstance(weight, Quants):
+        if (by_block := _by_block(weight)) is None:
+            return "Q8_0", q8_0(weight.full())
+        scales, zeros = by_block
+        if weight.integers.max(initial=0) < 16:
+            return _q4(weight.integers, scales, zeros)
+        signed = weight.integers - 128
+        if (zeros == 128).all() and signed.min(initial=0) >= -127:
+            return "Q8_0", _laid(_half(scales), _in_blocks(signed).astype(np.int8).view(np.uint8))
+        return "Q8_0", q8_0(weight.full())
+    return "Q8_0", q8_0(weight)
+
+
+def _by_block(weight: Quants) -> tuple[Floats, Floats] | None:
+    """Scale and zero point of each block, [out, blocks]; None if some block has several."""
+    groups = weight.groups.reshape(-1, BLOCK)
+    if (groups != groups[:, :1]).any():
+        return None
+    return weight.scales[:, groups[:, 0]], weight.zeros[:, groups[:, 0]]
+
+
+def _in_blocks(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return rows.reshape(len(rows), -1, BLOCK)
+
+
+def _half(numbers: Floats) -> Bytes:
+    """[...] -> [..., 2]"""
+    with np.errstate(over="ignore"):  # what is too large is an error later
+        return np.ascontiguousarray(numbers[..., None].astype("<f2")).view(np.uint8)
+
+
+def _laid(*parts: Bytes) -> Bytes:
+    """Parts of blocks [out, blocks, bytes] one after the other."""
+    return np.ascontiguousarray(np.concatenate(parts, axis=2))
+
+
+def _q4(integers: npt.NDArray[np.int32], scales: Floats, zeros: Floats) -> tuple[str, Bytes]:
+    """The lower half of a block's numbers in the lower halves of its bytes, the upper half in the upper ones."""
+    low, high = np.split(_in_blocks(integers).astype(np.uint8), 2, axis=2)
+    nibbles = (low | high << 4).astype(np.uint8)
+    if (zeros == 8).all():
+        return "Q4_0", _laid(_half(scales), nibbles)
+    return "Q4_1", _laid(_half(scales), _half(-scales * zeros), nibbles)
+
+
+def q8_0(weight: Floats) -> Bytes:
+    """Of full numbers, as rust/minisgl-cpu/src/files/quantize.rs: to the nearest, by the largest of each block."""
+    blocks = _in_blocks(weight)
+    scales = np.abs(blocks).max(axis=2) / np.float32(127)
+    inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
+    quants = np.rint(blocks * inverse[..., None]).astype(np.int8)
+    return _laid(_half(scales), quants.view(np.uint8))
+
+
+def _halves(kind: str, data: Bytes) -> npt.NDArray[np.float16]:
+    """The scales of blocks, and their minima."""
+    size = 4 if kind == "Q4_1" else 2
+    heads = np.ascontiguousarray(data.reshape(-1, _BLOCK_BYTES[kind])[:, :size])
+    return heads.view("<f2")

@@ -1,0 +1,156 @@
+"""Tensors of safetensors files: what a file's head says of them, and their numbers.
+
+Keeps true: a head that is not sound is an error before anything is read; neither torch nor the library safetensors is
+imported: the CPU engine has neither.
+Doesn't know: what a tensor is for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.config import ConfigError
+
+_MAX_HEADER_BYTES = 100_000_000
+_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E8M0": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+INDEX = "model.safetensors.index.json"
+_SHOWN = 8
+FLOATS = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor and where it lies."""
+
+    file: Path
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * _BYTES[self.kind]
+
+    def data(self, opened: BinaryIO) -> bytes:
+        """As it lies in its file, which is `opened`. Raises `ConfigError`."""
+        opened.seek(self.start)
+        data = opened.read(self.nbytes)
+        if len(data) != self.nbytes:
+            raise ConfigError(f"{self.file.name}: {self.name}: the file has become shorter")
+        return data
+
+    def numbers(self, opened: BinaryIO) -> npt.NDArray[Any]:
+        """float32 for floats, else integers as they are; in its shape. Raises `ConfigError`."""
+        return _decoded(self.kind, self.data(opened)).reshape(self.shape)
+
+    def read(self) -> npt.NDArray[Any]:
+        """As `numbers`. Raises `ConfigError`."""
+        with opened(self.file) as file:
+            return self.numbers(file)
+
+
+def opened(path: Path) -> BinaryIO:
+    """Raises `ConfigError`."""
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"{path.name}: {error.strerror}") from error
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors of a folder, by its index if it has one. Raises `ConfigError`."""
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ConfigError(f"{INDEX}: {error!r}: not a safetensors index") from error
+        files = [folder / name for name in names]
+    else:
+        single = folder / "model.safetensors"
+        files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"{folder.name}: no *.safetensors: convert the weights, or try --load-format dummy")
+    if absent := [file.name for file in files if not file.is_file()]:
+        raise ConfigError(f"{folder.name}: {INDEX} names files that are not there: {', '.join(absent[:_SHOWN])}")
+    return files
+
+
+def stored_tensors(path: Path) -> list[Stored]:
+    """What the head of a safetensors file says: its length (8 bytes), names with types, shapes and places. Raises
+    `ConfigError`."""
+    with opened(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > _MAX_HEADER_BYTES:
+            raise ConfigError(f"{path.name}: is no safetensors file")
+        begin, size = 8 + length, file.seek(0, 2)
+        file.seek(8)
+        try:
+            head = json.loads(file.read(length))
+            return [_stored(path, name, one, begin, size) for name, one in head.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path.name}: is no sound safetensors file: {error}") from error
+
+
+def _stored(path: Path, name: str, said: Mapping[str, Any], begin: int, size: int) -> Stored:
+    kind, shape, (start, end) = said["dtype"], said["shape"], said["data_offsets"]
+    if kind not in _BYTES:
+        raise ValueError(f"{name}: {kind}: one of {', '.join(_BYTES)}")
+    if any(type(number) is not int or number < 0 for number in (*shape, start, end)):
+        raise ValueError(f"{name}: {shape}: no shape")
+    if end - start != math.prod(shape) * _BYTES[kind] or begin + end > size:
+        raise ValueError(f"{name}: does not lie in the file")
+    return Stored(path, name, kind, tuple(shape), begin + start)
+
+
+def _decoded(kind: str, data: bytes) -> npt.NDArray[Any]:
+    found: npt.NDArray[Any]
+    match kind:
+        case "BF16":  # the upper half of a float32
+            found = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+        case "F8_E4M3":
+            found = _E4M3[np.frombuffer(data, np.uint8)]
+        case "F8_E8M0":  # a power of two
+            found = np.exp2(np.frombuffer(data, np.uint8).astype(np.float32) - 127.0, dtype=np.float32)
+        case "F32" | "F16" | "F64":
+            found = np.frombuffer(data, f"<f{_BYTES[kind]}").astype(np.float32)
+        case "BOOL":
+            found = np.frombuffer(data, np.bool_)
+        case _:
+            found = np.frombuffer(data, f"<{kind[0].lower()}{_BYTES[kind]}")
+    return found
+
+
+def _e4m3() -> npt.NDArray[np.float32]:
+    """The 256 numbers of e4m3fn (OCP 8-bit floating point): 4 bits of exponent with bias 7, 3 of mantissa, no
+    infinities."""
+    bits = np.arange(256)
+    exponent, mantissa = bits >> 3 & 15, bits & 7
+    size = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
+    size[bits & 127 == 127] = np.nan
+    return np.where(bits & 128, -size, size).astype(np.float32)
+
+
+_E4M3 = _e4m3()
