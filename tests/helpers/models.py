@@ -150,8 +150,11 @@ def save(model: Any, folder: Path, *, shards: bool = False, original_names: bool
 def load(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> Decoder:
     """Our model of a checkpoint."""
     with torch.inference_mode():
-        model = build_model(load_config(folder), dtype=dtype, device=device)
-        load_weights(model.checkpoint(), folder, stacked=model.stacked(), own_name=model.own_name)
+        config = load_config(folder)
+        model = build_model(config, dtype=dtype, device=device)
+        load_weights(
+            model.checkpoint(), folder, stacked=model.stacked(), own_name=model.own_name, packing=config.packing
+        )
     return model
 
 

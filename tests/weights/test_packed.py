@@ -12,9 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minisgl.config import ConfigError
+from minisgl.distributed import Cut, Shard
 from minisgl.models.quantization import parse_packing
+from minisgl.weights.checkpoint import load_weights
 from minisgl.weights.packed import PackedFolder
-from minisgl.weights.stored import weight_files
+from minisgl.weights.stored import stored_tensors, weight_files
 from tests.helpers.packed_checkpoints import FORMATS, Format, pack_checkpoint
 
 pytestmark = pytest.mark.any_cpu
@@ -50,13 +52,10 @@ def test_weights_are_those_that_were_meant(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(found.full(layer), meant[layer].numpy(), rtol=2**-22, atol=1e-12, err_msg=layer)
 
 
-@pytest.mark.parametrize(("name", "library"), [("fp8-blocks", torch.float8_e4m3fn)])
-def test_each_float8_is_torch_s(name: str, library: torch.dtype, tmp_path: Path) -> None:
-    every = torch.arange(256, dtype=torch.uint8)
-    theirs = every.view(library).float()
-    save_file({"all": every.view(library)}, tmp_path / "model.safetensors")
-    from minisgl.weights.stored import stored_tensors
-
+def test_each_float8_is_torch_s(tmp_path: Path) -> None:
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    theirs = every.float()
+    save_file({"all": every}, tmp_path / "model.safetensors")
     [stored] = stored_tensors(tmp_path / "model.safetensors")
     np.testing.assert_array_equal(stored.read(), theirs.numpy())
 
@@ -70,6 +69,18 @@ def test_zero_points_wrap_around(tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
     found = reader(folder).weight(f"{name}.weight")
     assert not isinstance(found, np.ndarray) and not found.zeros.any()
+
+
+def test_a_rank_gets_its_part(tmp_path: Path) -> None:
+    folder, meant = small(tmp_path, FORMATS["gptq-asym"])
+    wanted = {name: one.clone().zero_() for name, one in meant.items()}
+    rows, columns = (f"{layer}.weight" for layer in SHAPES)
+    wanted[rows], wanted[columns] = torch.zeros(32, 128), torch.zeros(96, 128)
+    shards = {rows: Shard(0, (Cut.of(64, 1, 2),)), columns: Shard(1, (Cut.of(256, 1, 2),))}
+    packing = parse_packing(json.loads((folder / "config.json").read_text()))
+    load_weights(wanted, folder, shards=shards, packing=packing)
+    torch.testing.assert_close(wanted[rows], meant[rows][32:], rtol=2**-22, atol=1e-12)
+    torch.testing.assert_close(wanted[columns], meant[columns][:, 128:], rtol=2**-22, atol=1e-12)
 
 
 def damage(tensors: dict[str, torch.Tensor], name: str, change: Any) -> None:

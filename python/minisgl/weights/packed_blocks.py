@@ -2,8 +2,8 @@
 
 | what is packed | blocks | what is lost |
 |---|---|---|
-| 4 bits, groups of 32 inputs side by side, or more | Q4_1; Q4_0 if zero points are 8 | half precision of scale, minimum |
-| 8 bits from -127 on, zero points in the middle, such groups | Q8_0 | half precision of the scale |
+| 4 bits, groups of 32 inputs side by side, or more | Q4_1; Q4_0 if zero points are 8 | half precision of both scales |
+| 8 bits, zero points in the middle, such groups | Q8_0 | half precision of the scale |
 | float8; other groups, other zero points | Q8_0, rounded anew | 1/254 of the largest of 32, and the above |
 
 Keeps true: the file appears whole or not at all, and its name says what it was made from; all else of the checkpoint is
@@ -132,9 +132,8 @@ def to_blocks(weight: Quants | Floats) -> tuple[str, Bytes]:
         scales, zeros = by_block
         if weight.integers.max(initial=0) < 16:
             return _q4(weight.integers, scales, zeros)
-        signed = weight.integers - 128
-        if (zeros == 128).all() and signed.min(initial=0) >= -127:
-            return "Q8_0", _laid(_half(scales), _in_blocks(signed).astype(np.int8).view(np.uint8))
+        if (zeros == 128).all():
+            return "Q8_0", _laid(_half(scales), _in_blocks(weight.integers - 128).astype(np.int8).view(np.uint8))
         return "Q8_0", q8_0(weight.full())
     return "Q8_0", q8_0(weight)
 
