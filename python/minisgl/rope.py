@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """`factor` and the rest are used by the `rope_type`s linear, llama3 and yarn only."""
+    """`factor` and the rest are used by the `rope_type`s linear, dynamic, llama3 and yarn only."""
 
     theta: float
     rope_type: str = "default"
@@ -41,11 +41,13 @@ def attention_factor(factor: float, mscale: float = 0.0, mscale_all_dim: float =
     return grown(mscale) / grown(mscale_all_dim) if mscale and mscale_all_dim else grown(1.0)
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Floats:
-    """[head_dim / 2] float32 radians per position, scaled as `rope.rope_type` says."""
+def inverse_frequencies(rope: RopeConfig, head_dim: int, context_len: int) -> Floats:
+    """[head_dim / 2] float32 radians per position, scaled as `rope.rope_type` says, for texts of up to `context_len`
+    tokens."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    theta = rope.theta * (_dynamic(rope, head_dim, context_len) if rope.rope_type == "dynamic" else 1.0)
     # the power in float64, rounded: float32 powers differ from library to library
-    powers = (np.float64(rope.theta) ** exponents.astype(np.float64)).astype(np.float32)
+    powers = (np.float64(theta) ** exponents.astype(np.float64)).astype(np.float32)
     frequencies: Floats = np.float32(1.0) / powers
     if rope.rope_type == "linear":
         return frequencies / np.float32(rope.factor)
@@ -54,6 +56,14 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Floats:
     if rope.rope_type == "yarn":
         return _yarn(frequencies, rope, head_dim)
     return frequencies
+
+
+def _dynamic(rope: RopeConfig, head_dim: int, context_len: int) -> float:
+    """By how much the base grows (dynamic NTK, as transformers has it). There it grows with the longest text seen so
+    far, which would turn all other texts, and the keys that are kept of them, into others: here one length counts for
+    all texts, that of the context which is served."""
+    longer = max(context_len, rope.original_max_position) / rope.original_max_position
+    return float((rope.factor * longer - (rope.factor - 1)) ** (head_dim / (head_dim - 2)))
 
 
 def _llama3(frequencies: Floats, rope: RopeConfig) -> Floats:

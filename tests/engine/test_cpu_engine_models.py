@@ -11,11 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from minisgl.config import ConfigError, EngineConfig, Unsupported
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cpu_loading import load_cpu_engine
-from tests.helpers.models import LOGITS_WITHIN, VARIANTS, reference_logits, save, tiny_mistral3, tiny_model
+from minisgl.models.config import load_config
+from minisgl.models.registry import build_model
+from minisgl.weights.checkpoint import load_weights
+from tests.helpers.models import (
+    CPU,
+    LOGITS_WITHIN,
+    VARIANTS,
+    DenseSequence,
+    reference_logits,
+    save,
+    tiny_mistral3,
+    tiny_model,
+)
 
 pytestmark = pytest.mark.any_cpu
 
@@ -57,6 +70,22 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 def test_logits_equal_transformers(reference: Any, folder: Path, isa: str) -> None:
     ours = logits(load(folder, kv_dtype="f32"), IDS)
     torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+
+
+@pytest.mark.skipif(transformers.__version__.startswith("4."), reason="its tables change once more")
+def test_a_dynamic_context_is_as_long_as_asked_for(tmp_path: Path) -> None:
+    """For a text of that length; shorter ones have the same frequencies here, and others there."""
+    reference = tiny_model("llama-dynamic", max_position_embeddings=40)
+    folder = save(reference, tmp_path)
+    with pytest.raises(ConfigError, match="--max-seq-len 161: the model's context is 40, 160 at most"):
+        load(folder, max_seq_len=161)
+    wanted = reference_logits(reference, IDS)
+    ours = logits(load(folder, kv_dtype="f32", max_seq_len=len(IDS)), IDS)
+    torch.testing.assert_close(ours, wanted, rtol=0, atol=LOGITS_WITHIN)
+    with torch.inference_mode():
+        model = build_model(load_config(folder), dtype=torch.float32, device=CPU, max_position=len(IDS))
+        load_weights(model.checkpoint(), folder)
+    torch.testing.assert_close(DenseSequence(model).extend(IDS), wanted, rtol=0, atol=LOGITS_WITHIN)
 
 
 def test_half_precision_pages_change_little(reference: Any, folder: Path) -> None:

@@ -84,6 +84,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
+    "llama-dynamic": (
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0}},
+    ),
     "mistral": ("MistralForCausalLM", {"sliding_window": None, "head_dim": 32}),
     "mistral-window": ("MistralForCausalLM", {"sliding_window": 10}),
     "qwen3-moe": ("Qwen3MoeForCausalLM", {**_MOE, "norm_topk_prob": True}),

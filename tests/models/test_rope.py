@@ -1,4 +1,4 @@
-"""YaRN: the tables that stretch a context, against transformers."""
+"""YaRN and dynamic scaling: the tables that stretch a context, against transformers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from minisgl.config import ConfigError
 from minisgl.models import parse_config
 from minisgl.rope import inverse_frequencies
 from tests.helpers.models import CONFIG, VARIANTS, tiny_model
@@ -38,6 +39,32 @@ def test_yarn_tables_equal_transformers(name: str, change: dict[str, Any]) -> No
     frequencies, attention = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
     ours = parse_config({**theirs.to_dict(), "architectures": ["LlamaForCausalLM"]})
     torch.testing.assert_close(
-        torch.from_numpy(inverse_frequencies(ours.rope, ours.head_dim)), frequencies, rtol=1e-6, atol=0
+        torch.from_numpy(inverse_frequencies(ours.rope, ours.head_dim, 64)), frequencies, rtol=1e-6, atol=0
     )
     assert ours.rope.attention_factor == pytest.approx(attention)
+
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0}
+
+
+@pytest.mark.parametrize("length", [1, 64, 65, 100, 256])
+def test_dynamic_tables_equal_transformers_at_their_length(length: int) -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    theirs = tiny_model("llama3-tied", max_position_embeddings=64, rope_parameters=DYNAMIC).config
+    frequencies, attention = ROPE_INIT_FUNCTIONS["dynamic"](theirs, torch.device("cpu"), length)
+    ours = parse_config({**theirs.to_dict(), "architectures": ["LlamaForCausalLM"]})
+    found = torch.from_numpy(inverse_frequencies(ours.rope, ours.head_dim, length))
+    torch.testing.assert_close(found, frequencies, rtol=1e-6, atol=0)
+    assert ours.rope.attention_factor == attention == 1.0
+
+
+def test_how_far_a_context_stretches() -> None:
+    dynamic = parse_config({**CONFIG, "max_position_embeddings": 64, "rope_scaling": DYNAMIC})
+    assert [dynamic.context_len(length) for length in (None, 10, 64, 256)] == [64, 10, 64, 256]
+    with pytest.raises(ConfigError, match="--max-seq-len 257: the model's context is 64, 256 at most with its dynamic"):
+        dynamic.context_len(257)
+    with pytest.raises(ConfigError, match=r"rope_type dynamic: factor 0\.5 must be at least 1"):
+        parse_config({**CONFIG, "rope_scaling": {**DYNAMIC, "factor": 0.5}})
+    with pytest.raises(ConfigError, match="--max-seq-len 65: the model's context is 64"):
+        parse_config({**CONFIG, "max_position_embeddings": 64}).context_len(65)

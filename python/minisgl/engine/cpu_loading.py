@@ -110,7 +110,7 @@ def _settings(config: EngineConfig, model: ModelConfig, weights: Path, context_l
     """As rust/minisgl-cpu/src/load.rs reads it."""
     dummy = config.load_format == "dummy"
     return {
-        "model": _model(model),
+        "model": _model(model, context_len),
         "weights": None if dummy else str(weights),
         "seed": config.seed,
         "dummy_kind": model.dtype if dummy else None,
@@ -127,7 +127,7 @@ def _settings(config: EngineConfig, model: ModelConfig, weights: Path, context_l
     }
 
 
-def _model(model: ModelConfig) -> dict[str, Any]:
+def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
     moe = model.moe
     return {
         "hidden_size": model.hidden_size,
@@ -138,7 +138,7 @@ def _model(model: ModelConfig) -> dict[str, Any]:
         "intermediate_size": model.intermediate_size,
         "vocab_size": model.vocab_size,
         "rms_norm_eps": model.rms_norm_eps,
-        "inverse_frequencies": inverse_frequencies(model.rope, model.head_dim).tolist(),
+        "inverse_frequencies": inverse_frequencies(model.rope, model.head_dim, context_len).tolist(),
         "rope_scale": model.rope.attention_factor,
         "tie_word_embeddings": model.tie_word_embeddings,
         "qkv_bias": model.qkv_bias,

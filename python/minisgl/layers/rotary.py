@@ -19,7 +19,7 @@ class Rotary:
         self, rope: RopeConfig, head_dim: int, max_position: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._half = head_dim // 2
-        frequencies = torch.from_numpy(inverse_frequencies(rope, head_dim))
+        frequencies = torch.from_numpy(inverse_frequencies(rope, head_dim, max_position))
         angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
         cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
         # the sign of the rotated half lies in the table, so that rotation is one roll

@@ -59,10 +59,16 @@ class ModelConfig:
     eos_ids: tuple[int, ...]
 
     def context_len(self, max_seq_len: int | None) -> int:
-        """With --max-seq-len. Raises `ConfigError`."""
-        if max_seq_len is not None and max_seq_len > self.max_position:
-            raise ConfigError(f"--max-seq-len {max_seq_len}: the model's context is {self.max_position}")
-        return self.max_position if max_seq_len is None else max_seq_len
+        """With --max-seq-len, which may stretch the context of a model whose rotary scaling is dynamic. Raises
+        `ConfigError`."""
+        if max_seq_len is None:
+            return self.max_position
+        is_dynamic = self.rope.rope_type == "dynamic"
+        longest = int(self.max_position * self.rope.factor) if is_dynamic else self.max_position
+        if max_seq_len > longest:
+            stretched = f", {longest} at most with its dynamic scaling" if is_dynamic else ""
+            raise ConfigError(f"--max-seq-len {max_seq_len}: the model's context is {self.max_position}{stretched}")
+        return max_seq_len
 
 
 def load_config(model_dir: str | Path) -> ModelConfig:

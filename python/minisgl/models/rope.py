@@ -12,7 +12,7 @@ from typing import Any
 from minisgl.config import ConfigError
 from minisgl.rope import RopeConfig, attention_factor
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
 def parse_rope(raw: Mapping[str, Any]) -> RopeConfig:
@@ -30,6 +30,8 @@ def parse_rope(raw: Mapping[str, Any]) -> RopeConfig:
         return RopeConfig(theta)
     if kind == "linear":
         return RopeConfig(theta, kind, float(scaling["factor"]))
+    if kind == "dynamic":
+        return _dynamic(raw, scaling, theta)
     if kind == "yarn":
         return _yarn(raw, scaling, theta)
     return RopeConfig(
@@ -40,6 +42,13 @@ def parse_rope(raw: Mapping[str, Any]) -> RopeConfig:
         float(scaling["high_freq_factor"]),
         int(scaling["original_max_position_embeddings"]),
     )
+
+
+def _dynamic(raw: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) -> RopeConfig:
+    factor = float(scaling["factor"])
+    if factor < 1.0:
+        raise ConfigError(f"config.json: rope_type dynamic: factor {factor:g} must be at least 1")
+    return RopeConfig(theta, "dynamic", factor, original_max_position=int(raw["max_position_embeddings"]))
 
 
 def _yarn(raw: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) -> RopeConfig:
