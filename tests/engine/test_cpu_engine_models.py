@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from minisgl.config import ConfigError, EngineConfig, Unsupported
+from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cpu_loading import load_cpu_engine
 from minisgl.models.config import load_config
@@ -124,10 +124,27 @@ def test_threads_change_no_bit(folder: Path, threads: int) -> None:
     assert torch.equal(logits(load(folder, num_threads=threads), IDS), logits(load(folder, num_threads=2), IDS))
 
 
-def test_a_text_half_is_left_to_torch(tmp_path: Path) -> None:
-    tiny_mistral3(tied=False).save_pretrained(tmp_path)
-    with pytest.raises(Unsupported, match="Mistral3ForConditionalGeneration"):
-        load(tmp_path)
+@pytest.mark.parametrize("original_names", [False, True], ids=["names-of-5", "names-of-4"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_the_text_half_of_one_that_sees(tied: bool, original_names: bool, tmp_path: Path) -> None:
+    reference = tiny_mistral3(tied)
+    folder = save(reference, tmp_path, original_names=original_names)
+    said: list[str] = []
+    config = EngineConfig(model=str(folder), num_pages=64, kv_dtype="f32")
+    engine = load_cpu_engine(config, lambda text, done=0, total=0: said.append(text))
+    torch.testing.assert_close(logits(engine, IDS), reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+    assert "text only: what sees is not loaded" in said
+
+
+def test_the_text_half_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same file of blocks as from the names of a text model."""
+    monkeypatch.setenv("MINISGL_CACHE", str(tmp_path / "cache"))
+    reference = tiny_mistral3(tied=False)
+    folders = [save(reference, tmp_path / str(old), original_names=old) for old in (False, True)]
+    one, other = (logits(load(folder, quantization="q8"), IDS) for folder in folders)
+    assert torch.equal(one, other)
+    theirs = reference_logits(reference, IDS).log_softmax(-1)
+    assert float((theirs.exp() * (theirs - one.log_softmax(-1))).sum(-1).mean()) < 1e-2
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

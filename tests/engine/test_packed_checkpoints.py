@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from minisgl.config import ConfigError, EngineConfig
+from minisgl.config import ConfigError, EngineConfig, Unsupported
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cpu_loading import load_cpu_engine
 from minisgl.engine.loading import load_engine
@@ -170,9 +170,12 @@ def test_biases_of_zeros_that_the_model_has_not(tmp_path: Path) -> None:
     save_file({**tensors, name: torch.zeros(64)}, folder / "model.safetensors")
     ours = DenseSequence(load(folder)).extend(IDS)
     torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+    cpu_engine(folder).close()
     save_file({**tensors, name: torch.ones(64)}, folder / "model.safetensors")
     with pytest.raises(ConfigError, match=f"1 unknown: {name}"):
         load(folder)
+    with pytest.raises(Unsupported, match=f"no place for: {name}"):
+        cpu_engine(folder)
 
 
 def test_flags_that_do_not_go_with_it(tmp_path: Path) -> None:

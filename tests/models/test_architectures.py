@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from minisgl import envs
-from minisgl.config import ConfigError, EngineConfig
+from minisgl.config import ConfigError, EngineConfig, Unsupported
 from minisgl.distributed import ALONE
 from minisgl.engine import dtypes
 from minisgl.engine.loading import load_engine
 from minisgl.llm import LLM
+from minisgl.models.architectures import find_variant
 from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.engines import MODEL_ENGINES
@@ -140,3 +141,17 @@ def test_llm_takes_a_chat_template() -> None:
     assert bytes(output.prompt_token_ids) == b"<hi>"
     with pytest.raises(ConfigError, match=r"--chat-template missing\.jinja"):
         LLM("none", engine="echo", chat_template="missing.jinja")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("Llama4ForCausalLM", "attention within chunks"),
+        ("Llama4ForConditionalGeneration", "attention within chunks"),
+        ("Qwen3NextForCausalLM", "a state of their own"),
+    ],
+)
+def test_who_runs_nowhere_is_refused_with_the_reason(architecture: str, reason: str) -> None:
+    with pytest.raises(Unsupported, match=f"{architecture} is not supported: .*{reason}") as refused:
+        find_variant(architecture)
+    assert "--model-impl" not in str(refused.value)

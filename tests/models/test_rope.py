@@ -66,5 +66,9 @@ def test_how_far_a_context_stretches() -> None:
         dynamic.context_len(257)
     with pytest.raises(ConfigError, match=r"rope_type dynamic: factor 0\.5 must be at least 1"):
         parse_config({**CONFIG, "rope_scaling": {**DYNAMIC, "factor": 0.5}})
+    with pytest.raises(ConfigError, match="rope_type dynamic: alpha: 1000: a fixed scale"):
+        parse_config({**CONFIG, "rope_scaling": {**DYNAMIC, "alpha": 1000}})
+    with pytest.raises(ConfigError, match="original_max_position_embeddings: 16: it counts from"):
+        parse_config({**CONFIG, "rope_scaling": {**DYNAMIC, "original_max_position_embeddings": 16}})
     with pytest.raises(ConfigError, match="--max-seq-len 65: the model's context is 64"):
         parse_config({**CONFIG, "max_position_embeddings": 64}).context_len(65)

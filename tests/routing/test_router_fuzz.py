@@ -172,7 +172,7 @@ def random_call(rng: np.random.Generator) -> Call:
     kind = rng.choice(["add", "remove", "place", "up", "down", "report"], p=[0.4, 0.25, 0.25, 0.05, 0.02, 0.03])
     match str(kind):
         case "add":
-            return "add", (a, b), c, d, e == 0
+            return "add", (a, b), c, d, e == 0, max(0, b % 5 - 2)
         case "remove":
             return "remove", a * b, a
         case "place":

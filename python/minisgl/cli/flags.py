@@ -130,7 +130,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-model-len",
         "--context-length",
         type=int,
-        help="limit of prompt + generated tokens (default: the model's context)",
+        help="limit of prompt + generated tokens (default: the model's context); rope_type dynamic: up to factor "
+        "times that, all texts with the frequencies of this length",
     )
     cpu = parser.add_argument_group("CPU engine")
     cpu.add_argument(

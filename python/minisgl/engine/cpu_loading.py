@@ -47,7 +47,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     folder, gguf = (found, None) if found.is_dir() else (_folder_of(found), found)
     model = load_config(folder)
     if has_text_half(model.architecture):
-        raise Unsupported(f"config.json: architectures: {model.architecture}: the CPU engine has no text half of it")
+        say("text only: what sees is not loaded")
     context_len = model.context_len(config.max_seq_len)
     weights = _refused(partial(_weights, config, model, gguf or folder, say))
     settings = _settings(config, model, weights, context_len)

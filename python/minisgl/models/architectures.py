@@ -38,10 +38,21 @@ ARCHITECTURES: dict[str, Variant] = {
 }
 
 
+_CHUNKS = "attention within chunks of the text, which no engine here has"
+_STATES = "layers that keep a state of their own (linear attention), which no KV page holds"
+_NOWHERE = {
+    "Llama4ForCausalLM": _CHUNKS,
+    "Llama4ForConditionalGeneration": _CHUNKS,
+    "Qwen3NextForCausalLM": _STATES,
+}  # whom transformers' code cannot serve either
+
+
 def find_variant(architecture: str) -> Variant:
     """By `architectures[0]` of config.json. Raises `Unsupported`, which lists the known."""
     variant = ARCHITECTURES.get(architecture)
     if variant is None:
+        if reason := _NOWHERE.get(architecture):
+            raise Unsupported(f"config.json: architectures: {architecture} is not supported: {reason}")
         known = ", ".join(ARCHITECTURES)
         raise Unsupported(
             f"config.json: architectures: {architecture} is not supported: only {known} "

@@ -45,10 +45,17 @@ def parse_rope(raw: Mapping[str, Any]) -> RopeConfig:
 
 
 def _dynamic(raw: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) -> RopeConfig:
-    factor = float(scaling["factor"])
+    original, factor = int(raw["max_position_embeddings"]), float(scaling["factor"])
     if factor < 1.0:
         raise ConfigError(f"config.json: rope_type dynamic: factor {factor:g} must be at least 1")
-    return RopeConfig(theta, "dynamic", factor, original_max_position=int(raw["max_position_embeddings"]))
+    if scaling.get("alpha"):
+        raise ConfigError(f"config.json: rope_type dynamic: alpha: {scaling['alpha']}: a fixed scale is not supported")
+    name = "original_max_position_embeddings"
+    if int(said := scaling.get(name) or original) != original:
+        raise ConfigError(
+            f"config.json: rope_type dynamic: {name}: {said}: it counts from max_position_embeddings, {original}"
+        )
+    return RopeConfig(theta, "dynamic", factor, original_max_position=original)
 
 
 def _yarn(raw: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) -> RopeConfig:

@@ -14,6 +14,7 @@ pub mod gguf;
 mod mapping;
 pub mod quantize;
 pub mod safetensors;
+mod text_half;
 
 use std::path::Path;
 
@@ -128,6 +129,12 @@ pub struct TensorView<'a> {
 }
 
 impl<'a> TensorView<'a> {
+    /// The same by another name.
+    #[must_use]
+    pub fn renamed(self, name: &'a str) -> Self {
+        Self { name, ..self }
+    }
+
     /// A view of `data`, which has to be just what `kind` and `shape` (outermost first) need.
     pub fn new(name: &'a str, kind: Kind, shape: &'a [usize], data: &'a [u8]) -> Result<Self> {
         let bad = |what: String| Error::file(format!("tensor {name}: {what}"));
@@ -267,12 +274,14 @@ pub trait Source: Send + Sync {
     }
 }
 
-/// A GGUF file, or a folder of safetensors.
+/// A GGUF file, or a folder of safetensors; of models with two halves the text half.
 pub fn open(path: &Path) -> Result<Box<dyn Source>> {
-    if path.is_dir() {
-        return Ok(Box::new(safetensors::Folder::open(path)?));
-    }
-    Ok(Box::new(gguf::File::open(path)?))
+    let source: Box<dyn Source> = if path.is_dir() {
+        Box::new(safetensors::Folder::open(path)?)
+    } else {
+        Box::new(gguf::File::open(path)?)
+    };
+    Ok(text_half::text_half_of(source))
 }
 
 /// A tensor's place in a mapped file.

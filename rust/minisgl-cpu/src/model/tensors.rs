@@ -140,8 +140,8 @@ impl Tensors {
         self.get(self.naming().global(part), &shape)
     }
 
-    /// Raises if the file has tensors that nobody asked for, `known` aside: a model that leaves weights out computes
-    /// something else than its author meant.
+    /// Raises if the file has tensors that nobody asked for, `known` and biases of zeros aside: a model that leaves
+    /// weights out computes something else than its author meant.
     pub fn all_used(&self, known: impl Fn(&str) -> bool) -> Result<()> {
         let Origin::Files(source, _) = &self.origin else {
             return Ok(());
@@ -152,6 +152,7 @@ impl Tensors {
             .into_iter()
             .map(str::to_owned)
             .filter(|name| !asked.contains(name) && !known(name))
+            .filter(|name| !(name.ends_with(".bias") && is_zero(&**source, name)))
             .collect();
         if left.is_empty() {
             return Ok(());
@@ -163,6 +164,13 @@ impl Tensors {
             if left.len() > 8 { ", ..." } else { "" }
         )))
     }
+}
+
+/// GPTQ's tools write biases that no model asks for.
+fn is_zero(source: &dyn Source, name: &str) -> bool {
+    source
+        .tensor(name)
+        .is_some_and(|tensor| tensor.data().iter().all(|&byte| byte == 0))
 }
 
 /// Uniform noise of standard deviation 0.02, which keeps activations finite; norms are 1.
