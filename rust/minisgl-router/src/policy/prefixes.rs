@@ -155,9 +155,9 @@ impl Prefixes {
         }
     }
 
-    /// One for each full page of `tokens`.
+    /// One for each full page of `tokens`. A namespace is spread over all bits: no first token of another undoes it.
     pub fn hashes(&self, tokens: &[i32], namespace: u32) -> Vec<u64> {
-        let mut chain = u64::from(namespace);
+        let mut chain = u64::from(namespace).wrapping_mul(0xA076_1D64_78BD_642F);
         let next = |page: &[i32]| {
             chain = page.iter().fold(chain, |hash: u64, &token| {
                 let mixed = (hash ^ u64::from(token.cast_unsigned())).wrapping_mul(0x9E37_79B9_7F4A_7C15);
