@@ -52,6 +52,7 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 _YARN_ROPE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 8.0, "original_max_position_embeddings": 32}
+_NO_PAD = {"pad_token_id": None}
 _MOE = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "head_dim": 16}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3-tied": ("LlamaForCausalLM", {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
@@ -90,6 +91,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("MistralForCausalLM", {"sliding_window": None, "head_dim": 32}),
     "mistral-window": ("MistralForCausalLM", {"sliding_window": 10}),
+    "smollm3-tied": ("SmolLM3ForCausalLM", {"tie_word_embeddings": True, "no_rope_layers": [1, 0, 1], **_NO_PAD}),
+    "smollm3-window": (
+        "SmolLM3ForCausalLM",
+        {
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": 11,
+            "attention_bias": True,
+            **_NO_PAD,
+        },
+    ),
     "qwen3-moe": ("Qwen3MoeForCausalLM", {**_MOE, "norm_topk_prob": True}),
     "qwen3-moe-not-everywhere": (
         "Qwen3MoeForCausalLM",

@@ -146,6 +146,7 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
         "mlp_bias": model.mlp_bias,
         "qk_norm": find_variant(model.architecture).qk_norm,
         "windows": model.windows,
+        "rotated": model.rotated,
         "moe": None
         if moe is None
         else {

@@ -25,6 +25,7 @@ class Variant:
     bias: Bias = "config"
     mlp_bias: bool = False  # whether the config's `mlp_bias` is one of its fields
     window: Window = "refused"
+    unrotated: bool = False  # some layers rotate neither q nor k: those that the config's `no_rope_layers` says
     experts: bool = False  # layers of the config's choice have routed experts
 
 
@@ -34,6 +35,7 @@ ARCHITECTURES: dict[str, Variant] = {
     "Mistral3ForConditionalGeneration": Variant(bias="none", window="always"),  # its text half
     "Qwen2ForCausalLM": Variant(bias="qkv", window="layers"),
     "Qwen3ForCausalLM": Variant(qk_norm=True, window="layers"),
+    "SmolLM3ForCausalLM": Variant(mlp_bias=True, window="layers", unrotated=True),
     "Qwen3MoeForCausalLM": Variant(qk_norm=True, window="switched", experts=True),
 }
 

@@ -34,7 +34,8 @@ class MoeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """`windows`, by layer: a token attends to as many tokens, itself included; None: to all before it. `packing`: how
+    """`windows`, by layer: a token attends to as many tokens, itself included; None: to all before it. `rotated`, by
+    layer: whether q and k are; if not, attention knows no positions there. `packing`: how
     the checkpoint's weights are packed."""
 
     architecture: str
@@ -53,6 +54,7 @@ class ModelConfig:
     out_bias: bool
     mlp_bias: bool
     windows: tuple[int | None, ...]
+    rotated: tuple[bool, ...]
     moe: MoeConfig | None
     packing: Packing | None
     dtype: str
@@ -126,6 +128,7 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
         out_bias=variant.bias == "config" and bool(raw.get("attention_bias", False)),
         mlp_bias=variant.mlp_bias and bool(raw.get("mlp_bias", False)),
         windows=_windows(raw, variant),
+        rotated=_rotated(raw, variant),
         moe=_moe(raw) if variant.experts else None,
         packing=parse_packing(raw),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
@@ -145,6 +148,19 @@ def eos_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int,
     return tuple(sorted({*_ids(raw.get("eos_token_id")), *_ids(generation.get("eos_token_id"))}))
 
 
+def _rotated(raw: Mapping[str, Any], variant: Variant) -> tuple[bool, ...]:
+    """SmolLM3 (and "RoPE to NoPE and back", arXiv 2501.18795): every n-th layer is not, or what the list says."""
+    num_layers = int(raw["num_hidden_layers"])
+    if not variant.unrotated:
+        return (True,) * num_layers
+    given, step = raw.get("no_rope_layers"), int(raw.get("no_rope_layer_interval") or 4)
+    if given is None:
+        return tuple((i + 1) % step != 0 for i in range(num_layers))
+    if len(given) < num_layers or any(one not in (0, 1) for one in given):
+        raise ConfigError("config.json: no_rope_layers: must be 1 (rotated) or 0 for each layer")
+    return tuple(bool(one) for one in given[:num_layers])
+
+
 def _windows(raw: Mapping[str, Any], variant: Variant) -> tuple[int | None, ...]:
     num_layers = int(raw["num_hidden_layers"])
     window, types = raw.get("sliding_window", WINDOW), raw.get("layer_types")
@@ -157,9 +173,11 @@ def _windows(raw: Mapping[str, Any], variant: Variant) -> tuple[int | None, ...]
         window = None
     elif int(window) < 1:
         raise ConfigError(f"config.json: sliding_window: {window}: must be at least 1")
-    if variant.window == "layers" and types is None:
+    if variant.window == "layers" and not variant.unrotated and types is None:
         first = int(raw.get("max_window_layers", 28))
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
+    if types is None and variant.unrotated:
+        types = ["full_attention" if one else "sliding_attention" for one in _rotated(raw, variant)]
     if types is None:
         types = ["full_attention" if window is None else "sliding_attention"] * num_layers
     if len(types) != num_layers or not set(types) <= {"full_attention", "sliding_attention"}:

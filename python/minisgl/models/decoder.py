@@ -33,6 +33,7 @@ class _Attention:
         group: Group,
     ) -> None:
         self._layer = layer
+        self._rotated = config.rotated[layer]
         heads = Cut.of(config.num_heads, group.rank, group.size)
         kv_heads = Cut.of_kv_heads(config.num_kv_heads, group.rank, group.size)
         self._heads, self._kv_heads, self._head_dim = heads.length, kv_heads.length, config.head_dim
@@ -60,7 +61,8 @@ class _Attention:
         if self._norms is not None:
             q_norm, k_norm = self._norms
             qk = torch.cat((q_norm(qk[:, : self._heads]), k_norm(qk[:, self._heads :])), 1)
-        qk = rotary.rotate(qk, tables)
+        if self._rotated:
+            qk = rotary.rotate(qk, tables)
         attended = attend(self._layer, qk[:, : self._heads], qk[:, self._heads :], v)
         return self._out(attended.reshape(x.shape[0], -1))
 

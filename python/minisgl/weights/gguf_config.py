@@ -33,6 +33,10 @@ class Fields:
         self._metadata = metadata
         self.architecture = self.text("general.architecture")
         if self.architecture not in ARCHITECTURES:
+            if self.architecture == "smollm3":
+                raise ConfigError(
+                    "architecture 'smollm3' is not imported: which rows of q and k are apart is not documented"
+                )
             known = ", ".join(ARCHITECTURES)
             raise ConfigError(f"architecture {self.architecture!r} is not imported: only {known}")
         if (parts := self.whole("split.count", 1)) > 1:

@@ -98,7 +98,7 @@ impl Worker<'_, '_> {
     fn rotate_and_store(&self, index: usize, layer: &Layer, token: usize) {
         let shared = self.shared;
         let (config, buffers, kernels) = (shared.config, shared.buffers, shared.kernels);
-        let dim = config.head_dim;
+        let (dim, rotated) = (config.head_dim, config.rotated[index]);
         let (heads, kv_heads) = (config.num_heads, config.num_kv_heads);
         let row = buffers.qkv.at(token, 0);
         let (cos, sin) = (
@@ -116,7 +116,9 @@ impl Worker<'_, '_> {
                     let norm = if head < heads { of_queries } else { of_keys };
                     kernels.rms_norm(at, norm.as_ptr(), dim, config.rms_norm_eps, at);
                 }
-                kernels.rotate(at, cos, sin, dim / 2);
+                if rotated {
+                    kernels.rotate(at, cos, sin, dim / 2);
+                }
             }
             let keys = row.add(heads * dim);
             let slot = std::slice::from_ref(&shared.tokens.slots[token]);

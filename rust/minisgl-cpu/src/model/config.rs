@@ -48,6 +48,8 @@ pub struct ModelConfig {
     pub qk_norm: bool,
     /// By layer: a token attends to as many tokens, itself included; none: to all before it.
     pub windows: Vec<Option<usize>>,
+    /// By layer: whether queries and keys are rotated by their positions.
+    pub rotated: Vec<bool>,
     /// Routed experts in place of the MLP of some layers.
     pub moe: Option<MoeConfig>,
 }
@@ -96,6 +98,13 @@ impl ModelConfig {
             return Err(unsupported(
                 "layer_types",
                 self.windows.len(),
+                "one a layer",
+            ));
+        }
+        if self.rotated.len() != self.num_layers {
+            return Err(unsupported(
+                "no_rope_layers",
+                self.rotated.len(),
                 "one a layer",
             ));
         }
