@@ -97,6 +97,7 @@ KINDS = {
     "int8-asym": "Q8_0",
     "float8-tensor": "Q8_0",
     "float8-channel": "Q8_0",
+    "float8-blocks": "Q8_0",
     "fp8-blocks": "Q8_0",
 }
 ROUNDED_ANEW = (
@@ -106,6 +107,7 @@ ROUNDED_ANEW = (
     "int8-asym",
     "float8-tensor",
     "float8-channel",
+    "float8-blocks",
     "fp8-blocks",
 )
 

@@ -170,8 +170,8 @@ def float8(strategy: str) -> Format:
     return Format(_compressed("float-quantized", weights), pack)
 
 
-def fp8_blocks(rows: int, columns: int) -> Format:
-    """DeepSeek's, with small blocks; the last ones are cut."""
+def fp8_blocks(rows: int, columns: int, *, compressed: bool = False) -> Format:
+    """DeepSeek's, or those of compressed-tensors, with small blocks; the last ones are cut."""
 
     def pack(weight: Tensor) -> tuple[Tensors, Tensor]:
         down, right = -(-weight.shape[0] // rows), -(-weight.shape[1] // columns)
@@ -183,8 +183,11 @@ def fp8_blocks(rows: int, columns: int) -> Format:
                 scale[i, j] = part.abs().amax() / 448
                 full[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns] = scale[i, j]
         stored, means = _float8(weight, full)
-        return {"weight": stored, "weight_scale_inv": scale}, means
+        return {"weight": stored, "weight_scale" if compressed else "weight_scale_inv": scale}, means
 
+    if compressed:
+        weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [rows, columns]}
+        return Format(_compressed("float-quantized", weights), pack)
     config = {
         "quant_method": "fp8",
         "fmt": "e4m3",
@@ -210,6 +213,7 @@ FORMATS: dict[str, Format] = {
     "int8-asym": int8(symmetric=False),
     "float8-tensor": float8("tensor"),
     "float8-channel": float8("channel"),
+    "float8-blocks": fp8_blocks(48, 40, compressed=True),
     "fp8-blocks": fp8_blocks(48, 40),
 }
 
