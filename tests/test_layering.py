@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "version": set(),
     "extras": {"config"},
     "rope": set(),
+    "quantization": {"config"},
     "message": {"sampling_params", "step"},
     "heartbeat": {"message"},
     "generation_config": {"config", "sampling_params"},
@@ -46,8 +47,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": set(),
     "attention": {"kernels"},
     "layers": {"attention", "kernels", "distributed", "rope"},
-    "models": {"layers", "attention", "config", "distributed", "rope"},
-    "weights": {"progress", "config", "envs", "extras", "distributed", "made_once", "_rust"},
+    "models": {"layers", "attention", "config", "distributed", "quantization", "rope"},
+    "weights": {"progress", "config", "envs", "extras", "distributed", "made_once", "quantization", "_rust"},
     # text and tokens of one answer
     "grammar": {"config", "memory", "sampling_params", "step", "tokenizer", "_rust"},
     "parsers": {"tokenizer", "ids"},
@@ -66,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "envs",
         "_rust",
         "rope",
+        "quantization",
         "tokenizer",  # the words of the simulated engine
     },
     # where scheduler and engine meet

@@ -31,9 +31,9 @@ from minisgl.extras import need
 from minisgl.models import ModelConfig, is_native, load_config, own_name
 from minisgl.models.api import Model
 from minisgl.models.decoder import Decoder
-from minisgl.models.quantization import Packing
 from minisgl.models.registry import build_model
 from minisgl.progress import Report, counter
+from minisgl.quantization import Packing
 from minisgl.weights.checkpoint import HEAD, TABLE, dummy_weights, has_other_head, load_weights
 from minisgl.weights.sources import find_model, resolve_model
 

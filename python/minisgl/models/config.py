@@ -13,9 +13,9 @@ from typing import Any
 
 from minisgl.config import ConfigError, ModelImpl
 from minisgl.models.architectures import ARCHITECTURES, Variant, find_variant
-from minisgl.models.quantization import Packing, parse_packing
 from minisgl.models.rope import context_length, parse_rope
 from minisgl.models.text_half import has_text_half, text_config
+from minisgl.quantization import Packing, parse_packing
 from minisgl.rope import RopeConfig
 
 WINDOW = 4096  # if a config has a window without a length

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from minisgl.config import ConfigError
 from minisgl.distributed import Shard
-from minisgl.models.quantization import Packing
+from minisgl.quantization import Packing
 from minisgl.weights.packed import PackedFolder
 from minisgl.weights.stored import weight_files
 

@@ -28,8 +28,8 @@ import numpy.typing as npt
 from minisgl import envs
 from minisgl.config import ConfigError
 from minisgl.made_once import made_once
-from minisgl.models.quantization import Packing
 from minisgl.progress import Report, track
+from minisgl.quantization import Packing
 from minisgl.weights.packed import Floats, PackedFolder, Quants
 from minisgl.weights.stored import Stored, opened
 
