@@ -53,6 +53,7 @@ LLAMA3_ROPE = {
 }
 _YARN_ROPE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 8.0, "original_max_position_embeddings": 32}
 _NO_PAD = {"pad_token_id": None}
+_SLIDING_FULL = ["sliding_attention", "full_attention", "sliding_attention"]
 _MOE = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "head_dim": 16}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3-tied": ("LlamaForCausalLM", {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
@@ -107,6 +108,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3MoeForCausalLM",
         {**_MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3], "tie_word_embeddings": True},
     ),
+    "gemma3-tied": (
+        "Gemma3ForCausalLM",
+        {"head_dim": 16, "sliding_window": 9, "layer_types": _SLIDING_FULL, "query_pre_attn_scalar": 16, **_NO_PAD},
+    ),
+    "gemma3-scaled-untied": (
+        "Gemma3ForCausalLM",
+        {
+            "head_dim": 24,
+            "sliding_window": 14,
+            "layer_types": _SLIDING_FULL,
+            "query_pre_attn_scalar": 40,
+            "tie_word_embeddings": False,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+            **_NO_PAD,
+        },
+    ),
     "qwen3-moe-window": ("Qwen3MoeForCausalLM", {**_MOE, "use_sliding_window": True, "sliding_window": 13}),
 }
 
@@ -122,6 +142,8 @@ def tiny_model(variant: str, **changes: Any) -> Any:
     settings = {**_TINY, **extra, **changes}
     if transformers.__version__.startswith("4.") and "rope_parameters" in settings:  # as it was called before 5.0
         rope = dict(settings.pop("rope_parameters"))
+        if local := rope.get("sliding_attention"):
+            settings["rope_local_base_freq"], rope = local["rope_theta"], dict(rope["full_attention"])
         settings |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
     return randomised(model_class(model_class.config_class(**settings)))
 
@@ -197,7 +219,8 @@ class DenseSequence:
         self._keys[layer], self._values[layer] = k, v
         group = q.shape[1] // k.shape[1]
         keys, values = k.repeat_interleave(group, 1).float(), v.repeat_interleave(group, 1).float()
-        scores = torch.einsum("qhd,khd->hqk", q.float(), keys) / q.shape[-1] ** 0.5
+        scale = self._model.attention[layer].scale or q.shape[-1] ** -0.5
+        scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
         behind = torch.arange(len(k) - len(q), len(k)).unsqueeze(1) - torch.arange(len(k))
         hidden = (behind < 0) | (behind >= (self._model.config.windows[layer] or len(k)))
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)

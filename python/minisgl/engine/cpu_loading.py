@@ -138,7 +138,9 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
         "intermediate_size": model.intermediate_size,
         "vocab_size": model.vocab_size,
         "rms_norm_eps": model.rms_norm_eps,
-        "inverse_frequencies": inverse_frequencies(model.rope, model.head_dim, context_len).tolist(),
+        "inverse_frequencies": [
+            inverse_frequencies(rope, model.head_dim, context_len).tolist() for rope in model.ropes
+        ],
         "rope_scale": model.rope.attention_factor,
         "tie_word_embeddings": model.tie_word_embeddings,
         "qkv_bias": model.qkv_bias,
@@ -146,7 +148,12 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
         "mlp_bias": model.mlp_bias,
         "qk_norm": find_variant(model.architecture).qk_norm,
         "windows": model.windows,
-        "rotated": model.rotated,
+        "rotary": model.rotary,
+        "attention_scale": model.attention_scale,
+        "embedding_scale": model.embedding_scale,
+        "norms_behind": model.gemma,
+        "norm_offset": model.norm_offset,
+        "activation": model.activation,
         "moe": None
         if moe is None
         else {

@@ -11,7 +11,7 @@ from minisgl.layers.embedding import Embedding
 from minisgl.layers.experts import Experts
 from minisgl.layers.linear import Linear, RowLinear
 from minisgl.layers.norm import RMSNorm
-from minisgl.layers.rotary import Rotary
+from minisgl.layers.rotary import Rotary, Rotation
 
 __all__ = [
     "AdapterRows",
@@ -20,6 +20,7 @@ __all__ = [
     "Linear",
     "RMSNorm",
     "Rotary",
+    "Rotation",
     "RowLinear",
     "route",
 ]

@@ -8,14 +8,20 @@ from torch import Tensor
 
 
 class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+    """x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimension; with an `offset` in float32."""
 
-    def __init__(self, name: str, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, name: str, size: int, eps: float, *, dtype: torch.dtype, device: torch.device, offset: float = 0.0
+    ) -> None:
         self._name = name
         self._eps = eps
+        self._offset = offset
         self.weight = torch.empty(size, dtype=dtype, device=device)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._offset:
+            weight = self.weight.float() + self._offset
+            return F.rms_norm(x.float(), tuple(weight.shape), weight, self._eps).to(x.dtype)
         return F.rms_norm(x, (self.weight.shape[0],), self.weight, self._eps)
 
     def checkpoint(self) -> dict[str, Tensor]:

@@ -6,6 +6,8 @@ Keeps true: the tables hold every position that the context allows; they are com
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -13,12 +15,11 @@ from minisgl.rope import RopeConfig, inverse_frequencies
 
 
 class Rotary:
-    """`at` picks the tables of a batch once per forward; `rotate` applies them in every layer."""
+    """`at` picks a batch's part of the tables once per forward; layers apply it."""
 
     def __init__(
         self, rope: RopeConfig, head_dim: int, max_position: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._half = head_dim // 2
         frequencies = torch.from_numpy(inverse_frequencies(rope, head_dim, max_position))
         angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
         cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
@@ -26,11 +27,18 @@ class Rotary:
         self._cos = torch.cat((cos, cos), -1).to(device, dtype)
         self._sin = torch.cat((-sin, sin), -1).to(device, dtype)
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """[n] int64 -> two [n, 1, head_dim]"""
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+    def at(self, positions: Tensor) -> Rotation:
+        """[n] int64"""
+        return Rotation(self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1))
 
-    def rotate(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rotation:
+    """Of n tokens: cosines and signed sines, [n, 1, head_dim]."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
         """[n, heads, head_dim] -> the same shape."""
-        cos, sin = tables
-        return torch.addcmul(x * cos, x.roll(self._half, -1), sin)
+        return torch.addcmul(x * self.cos, x.roll(x.shape[-1] // 2, -1), self.sin)

@@ -12,9 +12,10 @@ from minisgl.config import Unsupported
 
 Bias = Literal["config", "qkv", "none"]
 """Biases of attention: on all four projections if the config's `attention_bias` says so; on q, k and v; none."""
-Window = Literal["refused", "always", "layers", "switched"]
+Window = Literal["refused", "always", "layers", "switched", "pattern"]
 """Which layers attend to the last `sliding_window` tokens only: none, a config that asks for it is refused; all, if it
-is set; with `use_sliding_window` those from `max_window_layers` on, or what `layer_types` says; with it all."""
+is set; with `use_sliding_window` those from `max_window_layers` on, or what `layer_types` says; with it all; what
+`layer_types` says, or all but each `sliding_window_pattern`-th."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,10 @@ class Variant:
     window: Window = "refused"
     unrotated: bool = False  # some layers rotate neither q nor k: those that the config's `no_rope_layers` says
     experts: bool = False  # layers of the config's choice have routed experts
+    gemma: bool = False
+    """As Gemma 3 (arXiv 2503.19786): norms behind attention and MLP, too, all with weights that lack 1; embeddings
+    times the root of their size; GELU; scores scaled by `query_pre_attn_scalar`; layers with a window rotate by a table
+    of their own; the head is the table of embeddings unless the config says otherwise."""
 
 
 ARCHITECTURES: dict[str, Variant] = {
@@ -37,6 +42,8 @@ ARCHITECTURES: dict[str, Variant] = {
     "Qwen3ForCausalLM": Variant(qk_norm=True, window="layers"),
     "SmolLM3ForCausalLM": Variant(mlp_bias=True, window="layers", unrotated=True),
     "Qwen3MoeForCausalLM": Variant(qk_norm=True, window="switched", experts=True),
+    "Gemma3ForCausalLM": Variant(qk_norm=True, window="pattern", gemma=True),
+    "Gemma3ForConditionalGeneration": Variant(qk_norm=True, window="pattern", gemma=True),  # its text half
 }
 
 

@@ -6,18 +6,20 @@ Keeps true: every field that changes the computation is read or refused, never i
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from minisgl.config import ConfigError, ModelImpl
 from minisgl.models.architectures import ARCHITECTURES, Variant, find_variant
-from minisgl.models.rope import context_length, parse_rope
+from minisgl.models.rope import context_length, parse_gemma_rope, parse_rope
 from minisgl.models.text_half import has_text_half, text_config
 from minisgl.quantization import Packing, parse_packing
 from minisgl.rope import RopeConfig
 
+Activation = Literal["silu", "gelu"]
 WINDOW = 4096  # if a config has a window without a length
 
 
@@ -35,8 +37,8 @@ class MoeConfig:
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """`windows`, by layer: a token attends to as many tokens, itself included; None: to all before it. `rotated`, by
-    layer: whether q and k are; if not, attention knows no positions there. `packing`: how
-    the checkpoint's weights are packed."""
+    layer: whether q and k are; if not, attention knows no positions there. `packing`: how the checkpoint's weights are
+    packed. `gemma`: see `Variant`, which says what comes with it."""
 
     architecture: str
     hidden_size: int
@@ -48,6 +50,7 @@ class ModelConfig:
     vocab_size: int
     rms_norm_eps: float
     rope: RopeConfig
+    local_rope: RopeConfig | None  # of layers with a window, if it is another one
     max_position: int
     tie_word_embeddings: bool
     qkv_bias: bool
@@ -55,10 +58,38 @@ class ModelConfig:
     mlp_bias: bool
     windows: tuple[int | None, ...]
     rotated: tuple[bool, ...]
+    attention_scale: float  # of the products of q and k
+    gemma: bool
     moe: MoeConfig | None
     packing: Packing | None
     dtype: str
     eos_ids: tuple[int, ...]
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The tables that layers rotate by."""
+        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    @property
+    def rotary(self) -> tuple[int | None, ...]:
+        """By layer: which of `ropes`; None: q and k are not rotated."""
+        local = 0 if self.local_rope is None else 1
+        chosen = (0 if window is None else local for window in self.windows)
+        return tuple(rope if rotated else None for rope, rotated in zip(chosen, self.rotated, strict=True))
+
+    @property
+    def activation(self) -> Activation:
+        """What the gate of an MLP goes through; GELU by its tanh approximation."""
+        return "gelu" if self.gemma else "silu"
+
+    @property
+    def norm_offset(self) -> float:
+        """What a checkpoint's weights of norms lack."""
+        return 1.0 if self.gemma else 0.0
+
+    @property
+    def embedding_scale(self) -> float:
+        return math.sqrt(self.hidden_size) if self.gemma else 1.0
 
     def context_len(self, max_seq_len: int | None) -> int:
         """With --max-seq-len, which may stretch the context of a model whose rotary scaling is dynamic. Raises
@@ -106,34 +137,48 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
     variant = find_variant(architecture)
     if has_text_half(architecture):
         raw = text_config(raw, architecture)
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ConfigError(f"config.json: hidden_act: {raw['hidden_act']!r} is not supported: only silu")
+    _check_activation(raw, variant)
     num_heads = int(raw["num_attention_heads"])
-    head_dim = raw.get("head_dim") or int(raw["hidden_size"]) // num_heads
-    rope = parse_rope(raw)
+    head_dim = int(raw.get("head_dim") or (256 if variant.gemma else int(raw["hidden_size"]) // num_heads))
+    rope, local_rope = parse_gemma_rope(raw) if variant.gemma else (parse_rope(raw), None)
     return ModelConfig(
         architecture=architecture,
         hidden_size=int(raw["hidden_size"]),
         num_layers=int(raw["num_hidden_layers"]),
         num_heads=num_heads,
         num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
-        head_dim=int(head_dim),
+        head_dim=head_dim,
         intermediate_size=int(raw["intermediate_size"]),
         vocab_size=int(raw["vocab_size"]),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         rope=rope,
+        local_rope=local_rope,
         max_position=context_length(raw, rope),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", variant.gemma)),
         qkv_bias=variant.bias == "qkv" or (variant.bias == "config" and bool(raw.get("attention_bias", False))),
         out_bias=variant.bias == "config" and bool(raw.get("attention_bias", False)),
         mlp_bias=variant.mlp_bias and bool(raw.get("mlp_bias", False)),
         windows=_windows(raw, variant),
         rotated=_rotated(raw, variant),
+        attention_scale=float(raw.get("query_pre_attn_scalar", 256) if variant.gemma else head_dim) ** -0.5,
+        gemma=variant.gemma,
         moe=_moe(raw) if variant.experts else None,
         packing=parse_packing(raw),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         eos_ids=eos_ids(raw, generation or {}),
     )
+
+
+def _check_activation(raw: Mapping[str, Any], variant: Variant) -> None:
+    """And what else of Gemma's fields would change the computation."""
+    name, wanted = ("hidden_activation", "gelu_pytorch_tanh") if variant.gemma else ("hidden_act", "silu")
+    if (found := raw.get(name) or wanted) != wanted:
+        raise ConfigError(f"config.json: {name}: {found!r} is not supported: only {wanted}")
+    if not variant.gemma:
+        return
+    for field in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+        if raw.get(field):
+            raise ConfigError(f"config.json: {field}: {raw[field]}: not supported with this architecture's own layers")
 
 
 def _architecture(raw: Mapping[str, Any]) -> str:
@@ -169,7 +214,11 @@ def _windows(raw: Mapping[str, Any], variant: Variant) -> tuple[int | None, ...]
         if switched_on:
             raise ConfigError("config.json: use_sliding_window: this architecture has no sliding window")
         return (None,) * num_layers
-    if window is None or (variant.window != "always" and not switched_on):
+    if variant.window == "pattern":
+        if window is None:
+            raise ConfigError("config.json: sliding_window: missing")
+        types = types or _pattern(raw, num_layers)
+    if window is None or (variant.window not in ("always", "pattern") and not switched_on):
         window = None
     elif int(window) < 1:
         raise ConfigError(f"config.json: sliding_window: {window}: must be at least 1")
@@ -182,9 +231,14 @@ def _windows(raw: Mapping[str, Any], variant: Variant) -> tuple[int | None, ...]
         types = ["full_attention" if window is None else "sliding_attention"] * num_layers
     if len(types) != num_layers or not set(types) <= {"full_attention", "sliding_attention"}:
         raise ConfigError("config.json: layer_types: must be full_attention or sliding_attention for each layer")
-    if variant.window != "layers" and window is not None and "full_attention" in types:
+    if variant.window not in ("layers", "pattern") and window is not None and "full_attention" in types:
         raise ConfigError("config.json: layer_types: this architecture has its sliding window in all layers")
     return tuple(None if window is None or kind == "full_attention" else int(window) for kind in types)
+
+
+def _pattern(raw: Mapping[str, Any], num_layers: int) -> list[str]:
+    every = int(raw.get("sliding_window_pattern") or raw.get("_sliding_window_pattern") or 6)
+    return ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(num_layers)]
 
 
 def _moe(raw: Mapping[str, Any]) -> MoeConfig:

@@ -5,20 +5,24 @@ Keeps true: pure functions of the inputs and the weights; K and V pass through `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from minisgl.attention import LayerAttention
 from minisgl.distributed import ALONE, Cut, Group, Shard
-from minisgl.layers import AdapterRows, Embedding, Linear, RMSNorm, Rotary, RowLinear
+from minisgl.layers import AdapterRows, Embedding, Linear, RMSNorm, Rotary, Rotation, RowLinear
 from minisgl.layers.experts import graph_obstacle
 from minisgl.models.api import Attend
 from minisgl.models.architectures import Variant
 from minisgl.models.config import ModelConfig
 from minisgl.models.mlp import Mlp, SparseMlp
 from minisgl.models.text_half import own_name
+
+
+def _norm(config: ModelConfig, name: str, size: int, dtype: torch.dtype, device: torch.device) -> RMSNorm:
+    return RMSNorm(name, size, config.rms_norm_eps, dtype=dtype, device=device, offset=config.norm_offset)
 
 
 class _Attention:
@@ -33,7 +37,7 @@ class _Attention:
         group: Group,
     ) -> None:
         self._layer = layer
-        self._rotated = config.rotated[layer]
+        self._table = config.rotary[layer]
         heads = Cut.of(config.num_heads, group.rank, group.size)
         kv_heads = Cut.of_kv_heads(config.num_kv_heads, group.rank, group.size)
         self._heads, self._kv_heads, self._head_dim = heads.length, kv_heads.length, config.head_dim
@@ -50,19 +54,17 @@ class _Attention:
         )
         self._norms: tuple[RMSNorm, RMSNorm] | None = None
         if variant.qk_norm:
-            self._norms = (
-                RMSNorm(f"{name}.q_norm", config.head_dim, config.rms_norm_eps, dtype=dtype, device=device),
-                RMSNorm(f"{name}.k_norm", config.head_dim, config.rms_norm_eps, dtype=dtype, device=device),
-            )
+            q_norm, k_norm = (_norm(config, f"{name}.{one}_norm", config.head_dim, dtype, device) for one in "qk")
+            self._norms = (q_norm, k_norm)
 
-    def __call__(self, x: Tensor, rotary: Rotary, tables: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+    def __call__(self, x: Tensor, rotations: Sequence[Rotation], attend: Attend) -> Tensor:
         heads = self._qkv(x).view(x.shape[0], self._heads + 2 * self._kv_heads, self._head_dim)
         qk, v = heads[:, : self._heads + self._kv_heads], heads[:, self._heads + self._kv_heads :]
         if self._norms is not None:
             q_norm, k_norm = self._norms
             qk = torch.cat((q_norm(qk[:, : self._heads]), k_norm(qk[:, self._heads :])), 1)
-        if self._rotated:
-            qk = rotary.rotate(qk, tables)
+        if self._table is not None:
+            qk = rotations[self._table](qk)
         attended = attend(self._layer, qk[:, : self._heads], qk[:, self._heads :], v)
         return self._out(attended.reshape(x.shape[0], -1))
 
@@ -88,19 +90,30 @@ class _Layer:
         self, config: ModelConfig, variant: Variant, index: int, dtype: torch.dtype, device: torch.device, group: Group
     ) -> None:
         name = f"model.layers.{index}"
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self._before = RMSNorm(f"{name}.input_layernorm", size, eps, dtype=dtype, device=device)
+
+        def norm(own: str) -> RMSNorm:
+            return _norm(config, f"{name}.{own}", config.hidden_size, dtype, device)
+
+        self._before = norm("input_layernorm")
         self._attention = _Attention(config, variant, f"{name}.self_attn", index, dtype, device, group)
-        self._between = RMSNorm(f"{name}.post_attention_layernorm", size, eps, dtype=dtype, device=device)
+        self._between = norm("pre_feedforward_layernorm" if config.gemma else "post_attention_layernorm")
+        self._behind: tuple[RMSNorm, RMSNorm] | None = None
+        if config.gemma:
+            self._behind = norm("post_attention_layernorm"), norm("post_feedforward_layernorm")
         self._mlp: Mlp | SparseMlp
         if config.moe is not None and index in config.moe.layers:
             self._mlp = SparseMlp(config, config.moe, f"{name}.mlp", dtype, device, group)
         else:
             self._mlp = Mlp(config, f"{name}.mlp", dtype, device, group)
 
-    def __call__(self, x: Tensor, rotary: Rotary, tables: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        x = x + self._attention(self._before(x), rotary, tables, attend)
-        return x.add_(self._mlp(self._between(x)))
+    def __call__(self, x: Tensor, rotations: Sequence[Rotation], attend: Attend) -> Tensor:
+        attended = self._attention(self._before(x), rotations, attend)
+        if self._behind is None:
+            x = x + attended
+            return x.add_(self._mlp(self._between(x)))
+        of_attention, of_mlp = self._behind
+        x = x + of_attention(attended)
+        return x.add_(of_mlp(self._mlp(self._between(x))))
 
     def pack(self) -> None:
         self._attention.pack()
@@ -110,12 +123,10 @@ class _Layer:
         self._mlp.warm_up()
 
     def checkpoint(self) -> dict[str, Tensor]:
-        return (
-            self._before.checkpoint()
-            | self._attention.checkpoint()
-            | self._between.checkpoint()
-            | self._mlp.checkpoint()
-        )
+        found = self._attention.checkpoint() | self._mlp.checkpoint()
+        for norm in (self._before, self._between, *(self._behind or ())):
+            found |= norm.checkpoint()
+        return found
 
     def shards(self) -> dict[str, Shard]:
         return self._attention.shards() | self._mlp.shards()
@@ -144,8 +155,10 @@ class Decoder:
         self.config = config
         heads = Cut.of(config.num_heads, group.rank, group.size).length
         kv_heads = Cut.of_kv_heads(config.num_kv_heads, group.rank, group.size).length
+        scale = None if config.attention_scale == config.head_dim**-0.5 else config.attention_scale
         self.attention = tuple(
-            LayerAttention(heads, kv_heads, config.head_dim, config.head_dim, window) for window in config.windows
+            LayerAttention(heads, kv_heads, config.head_dim, config.head_dim, window, scale)
+            for window in config.windows
         )
         self.graph_obstacle = graph_obstacle() if config.moe is not None else ""
         self.adapter_rows = AdapterRows()
@@ -153,13 +166,13 @@ class Decoder:
         size, vocab_size = config.hidden_size, config.vocab_size
         self._tokens = Embedding("model.embed_tokens", vocab_size, size, dtype=dtype, device=device, group=group)
         self._layers = [_Layer(config, variant, i, dtype, device, group) for i in range(config.num_layers)]
-        self._norm = RMSNorm("model.norm", size, config.rms_norm_eps, dtype=dtype, device=device)
+        self._norm = _norm(config, "model.norm", size, dtype, device)
+        self._scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device) if config.gemma else None
         self._head = self._tokens
         if not config.tie_word_embeddings:
             self._head = Embedding("lm_head", vocab_size, size, dtype=dtype, device=device, group=group)
-        self._rotary = Rotary(
-            config.rope, config.head_dim, max_position or config.max_position, dtype=dtype, device=device
-        )
+        longest = max_position or config.max_position
+        self._rotaries = [Rotary(rope, config.head_dim, longest, dtype=dtype, device=device) for rope in config.ropes]
 
     def pack(self) -> None:
         """Every tensor of `checkpoint` is filled: bring the weights into the layout that computes fastest."""
@@ -174,10 +187,12 @@ class Decoder:
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """[n] int64 ids at [n] int64 positions -> [n, hidden_size], normalised for `logits`."""
-        tables = self._rotary.at(positions)
+        rotations = [rotary.at(positions) for rotary in self._rotaries]
         x = self._tokens(input_ids)
+        if self._scale is not None:
+            x = x * self._scale
         for layer in self._layers:
-            x = layer(x, self._rotary, tables, attend)
+            x = layer(x, rotations, attend)
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

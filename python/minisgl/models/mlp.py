@@ -12,11 +12,12 @@ from minisgl.models.config import ModelConfig, MoeConfig
 
 
 class Mlp:
-    """down(silu(gate(x)) * up(x)) (Shazeer 2020)."""
+    """down(activation(gate(x)) * up(x)) (Shazeer 2020)."""
 
     def __init__(self, config: ModelConfig, name: str, dtype: torch.dtype, device: torch.device, group: Group) -> None:
         inner = Cut.of(config.intermediate_size, group.rank, group.size)
         self._size = inner.length
+        self._is_gelu = config.activation == "gelu"
         self._gate_up = Linear(
             config.hidden_size,
             {f"{name}.gate_proj": inner, f"{name}.up_proj": inner},
@@ -36,7 +37,9 @@ class Mlp:
 
     def __call__(self, x: Tensor) -> Tensor:
         both = self._gate_up(x)
-        return self._down(F.silu(both[:, : self._size]).mul_(both[:, self._size :]))
+        gate = both[:, : self._size]
+        gate = F.gelu(gate, approximate="tanh") if self._is_gelu else F.silu(gate)
+        return self._down(gate.mul_(both[:, self._size :]))
 
     def pack(self) -> None:
         self._gate_up.pack()

@@ -44,6 +44,21 @@ def parse_rope(raw: Mapping[str, Any]) -> RopeConfig:
     )
 
 
+def parse_gemma_rope(raw: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
+    """Of layers that attend to all tokens, and of those with a window (Gemma 3). The defaults are transformers'."""
+    both = raw.get("rope_parameters") or {}
+    if "full_attention" in both:
+        full, local = (
+            {**raw, "rope_parameters": both.get(kind) or {}} for kind in ("full_attention", "sliding_attention")
+        )
+    else:
+        full, local = {"rope_theta": 1_000_000.0, **raw}, {"rope_theta": raw.get("rope_local_base_freq") or 10_000.0}
+    for kind in (parsed := (parse_rope(full), parse_rope(local))):
+        if kind.rope_type not in ("default", "linear"):
+            raise ConfigError(f"config.json: rope_type: {kind.rope_type!r} is not supported with this architecture")
+    return parsed
+
+
 def _dynamic(raw: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) -> RopeConfig:
     original, factor = int(raw["max_position_embeddings"]), float(scaling["factor"])
     if factor < 1.0:

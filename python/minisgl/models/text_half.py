@@ -11,7 +11,17 @@ from typing import Any
 
 from minisgl.config import ConfigError
 
-_TEXT_TYPES = {"Mistral3ForConditionalGeneration": "mistral"}
+_TEXT_TYPES = {"Mistral3ForConditionalGeneration": "mistral", "Gemma3ForConditionalGeneration": "gemma3_text"}
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "gemma3_text": {  # transformers' defaults, which Google's files leave out
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "tie_word_embeddings": True,
+    }
+}
 _OF_THE_WHOLE = ("architectures", "dtype", "torch_dtype", "quantization_config", "eos_token_id")
 _OTHER_HALF = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
 
@@ -28,6 +38,7 @@ def text_config(raw: Mapping[str, Any], architecture: str) -> Mapping[str, Any]:
     if (kind := text.get("model_type", wanted)) != wanted:
         raise ConfigError(f"config.json: text_config: model_type: {kind!r} is not supported: only {wanted}")
     whole = {name: raw[name] for name in _OF_THE_WHOLE if raw.get(name) is not None}
+    text = {**_DEFAULTS.get(wanted, {}), **text}
     # the whole model's setting counts: its text half has no head of its own
     tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     return {**text, **whole, "tie_word_embeddings": tied}

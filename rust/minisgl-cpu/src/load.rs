@@ -100,7 +100,7 @@ impl Settings {
         let source = files::open(path)?;
         let naming = match source.architecture() {
             Some(name) => Naming::Gguf {
-                rotated: name == "llama",
+                rotated: matches!(name, "llama" | "smollm3"),
             },
             None => Naming::Checkpoint,
         };

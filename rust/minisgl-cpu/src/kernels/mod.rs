@@ -51,6 +51,7 @@ pub struct Table {
     pub(crate) matmul: unsafe fn(&Product<'_>),
     pub(crate) rms_norm: unsafe fn(*const f32, *const f32, usize, f32, *mut f32),
     pub(crate) silu_mul: unsafe fn(*const f32, *const f32, usize, *mut f32),
+    pub(crate) gelu_mul: unsafe fn(*const f32, *const f32, usize, *mut f32),
     pub(crate) add: unsafe fn(*mut f32, *const f32, usize),
     pub(crate) rotate: unsafe fn(*mut f32, *const f32, *const f32, usize),
     pub(crate) argmax: unsafe fn(*const f32, usize) -> usize,
@@ -169,6 +170,15 @@ impl Kernels {
     pub unsafe fn silu_mul(&self, gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
         // SAFETY: the caller's.
         unsafe { (self.table.silu_mul)(gate, up, n, out) }
+    }
+
+    /// `out = gelu(gate) * up`, GELU by its tanh approximation; `out` may be either.
+    ///
+    /// # Safety
+    /// The pointers have `n` numbers each.
+    pub unsafe fn gelu_mul(&self, gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+        // SAFETY: the caller's.
+        unsafe { (self.table.gelu_mul)(gate, up, n, out) }
     }
 
     /// `x += y`.

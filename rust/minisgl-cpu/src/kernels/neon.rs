@@ -22,6 +22,7 @@ pub(super) static TABLE: Table = Table {
     matmul,
     rms_norm: scalar::TABLE.rms_norm,
     silu_mul: scalar::TABLE.silu_mul,
+    gelu_mul: scalar::TABLE.gelu_mul,
     add: scalar::TABLE.add,
     rotate: scalar::TABLE.rotate,
     argmax: scalar::TABLE.argmax,

@@ -12,6 +12,7 @@ pub(super) static TABLE: Table = Table {
     matmul,
     rms_norm,
     silu_mul,
+    gelu_mul,
     add,
     rotate,
     argmax,
@@ -264,6 +265,20 @@ unsafe fn silu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
         unsafe {
             let g = *gate.add(i);
             *out.add(i) = g / (1.0 + exp(-g)) * *up.add(i);
+        }
+    }
+}
+
+/// GELU as its tanh approximation has it (Hendrycks and Gimpel 2016): gelu(g) = g * sigmoid(a (g + b g^3)).
+pub(super) const GELU: (f32, f32) = (1.595_769_1, 0.044_715);
+
+unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+    for i in 0..n {
+        // SAFETY: the caller's: `n` numbers.
+        unsafe {
+            let g = *gate.add(i);
+            let t = (g * g * GELU.1).mul_add(g, g) * GELU.0;
+            *out.add(i) = g / (1.0 + exp(-t)) * *up.add(i);
         }
     }
 }

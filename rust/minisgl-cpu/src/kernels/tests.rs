@@ -284,16 +284,17 @@ proptest! {
         let (x, y, z) = (list(n), list(n), list(2 * n));
         let run = |isa: Isa| {
             let kernels = Kernels::new(isa);
-            let (mut norm, mut silu) = (vec![0.0; n], vec![0.0; n]);
+            let (mut norm, mut silu, mut gelu) = (vec![0.0; n], vec![0.0; n], vec![0.0; n]);
             let (mut sum, mut turned) = (x.clone(), z.clone());
             let top = unsafe {
                 kernels.rms_norm(x.as_ptr(), y.as_ptr(), n, 1e-5, norm.as_mut_ptr());
                 kernels.silu_mul(x.as_ptr(), y.as_ptr(), n, silu.as_mut_ptr());
+                kernels.gelu_mul(x.as_ptr(), y.as_ptr(), n, gelu.as_mut_ptr());
                 kernels.add(sum.as_mut_ptr(), y.as_ptr(), n);
                 kernels.rotate(turned.as_mut_ptr(), x.as_ptr(), y.as_ptr(), n);
                 (kernels.argmax(x.as_ptr(), n), kernels.finite(x.as_ptr(), n))
             };
-            ([norm, silu, sum, turned].map(|list| bits(&list)), top)
+            ([norm, silu, gelu, sum, turned].map(|list| bits(&list)), top)
         };
         let want = run(Isa::Scalar);
         for isa in Isa::here() {
@@ -311,6 +312,20 @@ fn exp_is_close() {
         assert!(off < 3e-7, "exp({x}) is off by {off}");
     }
     assert!(scalar::exp(f32::NAN).is_nan());
+}
+
+#[test]
+fn gelu_is_close() {
+    let kernels = Kernels::new(Isa::Scalar);
+    for i in -2000..2000 {
+        let (x, mut out) = (i as f32 / 100.0, 0.0);
+        unsafe { kernels.gelu_mul(&x, &1.0, 1, &mut out) };
+        let wide = f64::from(x);
+        let inner = (2.0 / std::f64::consts::PI).sqrt() * (wide + 0.044715 * wide.powi(3));
+        let want = 0.5 * wide * (1.0 + inner.tanh());
+        let off = (f64::from(out) - want).abs();
+        assert!(off < 1e-6 * wide.abs().max(0.1), "gelu({x}) is {out}, not {want}");
+    }
 }
 
 #[test]

@@ -89,8 +89,11 @@ impl Worker<'_, '_> {
             width,
             mode_for(shared.mode, &layer.out.weight),
         );
-        self.add_product(index, (Phase::Out, Site::Out), &layer.out, acts);
-        self.barrier.wait();
+        let behind = layer
+            .norms_behind
+            .as_ref()
+            .map(|(norm, _)| (norm.as_slice(), Phase::AddOut));
+        self.add_product(index, (Phase::Out, Site::Out), &layer.out, acts, behind);
         self.lap(4);
     }
 
@@ -98,13 +101,16 @@ impl Worker<'_, '_> {
     fn rotate_and_store(&self, index: usize, layer: &Layer, token: usize) {
         let shared = self.shared;
         let (config, buffers, kernels) = (shared.config, shared.buffers, shared.kernels);
-        let (dim, rotated) = (config.head_dim, config.rotated[index]);
+        let dim = config.head_dim;
         let (heads, kv_heads) = (config.num_heads, config.num_kv_heads);
         let row = buffers.qkv.at(token, 0);
-        let (cos, sin) = (
-            buffers.angles.at(token, 0),
-            buffers.angles.at(token, dim / 2),
-        );
+        let angles = config.rotary[index].map(|table| {
+            let at = table * dim;
+            (
+                buffers.angles.at(token, at),
+                buffers.angles.at(token, at + dim / 2),
+            )
+        });
         // SAFETY: its piece: the row of this token in `qkv`; `angles` was written before a barrier.
         unsafe {
             if let Some(bias) = &layer.qkv_bias {
@@ -116,7 +122,7 @@ impl Worker<'_, '_> {
                     let norm = if head < heads { of_queries } else { of_keys };
                     kernels.rms_norm(at, norm.as_ptr(), dim, config.rms_norm_eps, at);
                 }
-                if rotated {
+                if let Some((cos, sin)) = angles {
                     kernels.rotate(at, cos, sin, dim / 2);
                 }
             }

@@ -21,8 +21,10 @@ pub struct Buffers {
     pub attended: Grid,
     /// Between the halves of the MLP.
     pub inner: Grid,
-    /// Cosines, then sines.
+    /// By table of frequencies: cosines, then sines.
     pub angles: Grid,
+    /// What attention or the MLP gives, where it is normalised before it is added.
+    pub behind: Grid,
     /// What a product reads.
     pub acts: Acts,
     /// One for each phase of each layer, and two more.
@@ -63,7 +65,8 @@ impl Buffers {
             qkv: Grid::new(attended + 2 * config.num_kv_heads * config.head_dim),
             attended: Grid::new(attended),
             inner: Grid::new(config.intermediate_size),
-            angles: Grid::new(config.head_dim),
+            angles: Grid::new(config.inverse_frequencies.len() * config.head_dim),
+            behind: Grid::new(config.hidden_size),
             acts: Acts::new(1, widest, mode),
             counters: (0..config.num_layers * PHASES + 2)
                 .map(|_| Counter::default())
@@ -94,6 +97,9 @@ impl Buffers {
             &mut self.angles,
         ] {
             grid.reserve(tokens);
+        }
+        if config.norms_behind {
+            self.behind.reserve(tokens);
         }
         self.acts = Acts::new(tokens, self.widest, self.mode);
         if let (Some(experts), Some(moe)) = (&mut self.experts, &config.moe) {

@@ -32,8 +32,8 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// Added to the mean square under the root.
     pub rms_norm_eps: f32,
-    /// [head_dim / 2] radians per position.
-    pub inverse_frequencies: Vec<f32>,
+    /// Tables of [head_dim / 2] radians per position, of which layers choose one.
+    pub inverse_frequencies: Vec<Vec<f32>>,
     /// Cosine and sine are multiplied by it (YaRN).
     pub rope_scale: f32,
     /// The head is the table of embeddings.
@@ -48,10 +48,30 @@ pub struct ModelConfig {
     pub qk_norm: bool,
     /// By layer: a token attends to as many tokens, itself included; none: to all before it.
     pub windows: Vec<Option<usize>>,
-    /// By layer: whether queries and keys are rotated by their positions.
-    pub rotated: Vec<bool>,
+    /// By layer: the table by which queries and keys are rotated; none: they are not.
+    pub rotary: Vec<Option<usize>>,
+    /// Of the products of queries and keys.
+    pub attention_scale: f32,
+    /// Embeddings are multiplied by it.
+    pub embedding_scale: f32,
+    /// What attention and the MLP give is normalised, too, before it is added (Gemma).
+    pub norms_behind: bool,
+    /// Added to the weights of norms as checkpoints have them; GGUF has the sums.
+    pub norm_offset: f32,
+    /// What the gate of an MLP goes through.
+    pub activation: Activation,
     /// Routed experts in place of the MLP of some layers.
     pub moe: Option<MoeConfig>,
+}
+
+/// Of a gate.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Activation {
+    /// g sigmoid(g).
+    Silu,
+    /// By its tanh approximation.
+    Gelu,
 }
 
 /// Routed experts (Qwen3-MoE).
@@ -91,7 +111,9 @@ impl ModelConfig {
             let why = format!("does not divide num_attention_heads {}", self.num_heads);
             return Err(unsupported("num_key_value_heads", self.num_kv_heads, &why));
         }
-        if !self.head_dim.is_multiple_of(2) || self.inverse_frequencies.len() != self.head_dim / 2 {
+        let half = self.head_dim / 2;
+        let fits = |table: &Vec<f32>| table.len() == half;
+        if !self.head_dim.is_multiple_of(2) || !self.inverse_frequencies.iter().all(fits) {
             return Err(unsupported("head_dim", self.head_dim, "must be even"));
         }
         if self.windows.len() != self.num_layers {
@@ -101,15 +123,20 @@ impl ModelConfig {
                 "one a layer",
             ));
         }
-        if self.rotated.len() != self.num_layers {
+        let tables = self.inverse_frequencies.len();
+        let known = |table: &usize| *table < tables;
+        if self.rotary.len() != self.num_layers || !self.rotary.iter().flatten().all(known) {
             return Err(unsupported(
                 "no_rope_layers",
-                self.rotated.len(),
-                "one a layer",
+                self.rotary.len(),
+                "one table or none a layer",
             ));
         }
         if self.windows.contains(&Some(0)) {
             return Err(unsupported("sliding_window", 0, "must be at least 1"));
+        }
+        if self.moe.is_some() && (self.norms_behind || self.activation != Activation::Silu) {
+            return Err(unsupported("num_experts", 0, "of this architecture"));
         }
         self.moe.as_ref().map_or(Ok(()), |moe| moe.check())
     }

@@ -60,14 +60,13 @@ impl Decoder {
     pub fn memory(&self, threads: usize, kv: &KvPool, timed: bool) -> Result<Memory> {
         let config = &self.config;
         let buffers = Buffers::new(config, self.mode);
-        let scale = 1.0 / (config.head_dim as f32).sqrt();
         let isa = self.kernels.isa();
         let attention = Attention::new(
             isa,
             config.num_heads,
             config.num_kv_heads,
             config.head_dim,
-            scale,
+            config.attention_scale,
         )?;
         let own = || Mutex::new((buffers.own(), attention.scratch()));
         Ok(Memory {

@@ -43,9 +43,11 @@ pub(super) enum Phase {
     LowerOut,
     LowerMlp,
     LowerDown,
+    AddOut,
+    AddDown,
 }
 
-pub(super) const PHASES: usize = 17;
+pub(super) const PHASES: usize = 19;
 
 /// Parts that time is told by.
 pub const PARTS: [&str; 8] = [
@@ -196,13 +198,20 @@ impl Worker<'_, '_> {
             let row = unsafe { std::slice::from_raw_parts_mut(buffers.x.at(token, 0), width) };
             let id = (shared.tokens.ids[token] as usize).min(table.n() - 1);
             table.row(id, row);
+            if shared.config.embedding_scale != 1.0 {
+                row.iter_mut()
+                    .for_each(|number| *number *= shared.config.embedding_scale);
+            }
             let position = shared.tokens.positions[token] as f32;
-            for (i, frequency) in shared.config.inverse_frequencies.iter().enumerate() {
-                let (sin, cos) = (position * frequency).sin_cos();
-                // SAFETY: as above; `angles` has room for both halves.
-                unsafe {
-                    *buffers.angles.at(token, i) = cos * shared.config.rope_scale;
-                    *buffers.angles.at(token, half + i) = sin * shared.config.rope_scale;
+            for (table, frequencies) in shared.config.inverse_frequencies.iter().enumerate() {
+                for (i, frequency) in frequencies.iter().enumerate() {
+                    let (sin, cos) = (position * frequency).sin_cos();
+                    let at = table * 2 * half + i;
+                    // SAFETY: as above; `angles` has room for both halves of each table.
+                    unsafe {
+                        *buffers.angles.at(token, at) = cos * shared.config.rope_scale;
+                        *buffers.angles.at(token, half + at) = sin * shared.config.rope_scale;
+                    }
                 }
             }
         });

@@ -39,6 +39,22 @@ fn has_other_head(tensors: &Tensors, shape: [usize; 2]) -> Result<bool> {
     Ok(head.kind() != table.kind() || head.data() != table.data())
 }
 
+/// [size] weights of a norm, as they are multiplied with.
+pub(super) fn load_norm(
+    tensors: &Tensors,
+    config: &ModelConfig,
+    name: &str,
+    size: usize,
+) -> Result<Vec<f32>> {
+    let mut weights = tensors.vector(name, size)?;
+    if tensors.naming() == Naming::Checkpoint {
+        weights
+            .iter_mut()
+            .for_each(|weight| *weight += config.norm_offset);
+    }
+    Ok(weights)
+}
+
 fn pack(found: &[Found<'_>], interleave: bool) -> Result<Matrix> {
     let views: Vec<TensorView<'_>> = found.iter().map(Found::view).collect::<Result<_>>()?;
     let pieces: Vec<_> = views.into_iter().map(Piece::new).collect();
@@ -64,16 +80,20 @@ impl Loader<'_> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let attended = config.num_heads * config.head_dim;
         let head_norms = if config.qk_norm {
-            let of = |part| {
-                self.tensors
-                    .layer_vector(self.layer, part, "weight", config.head_dim)
-            };
+            let of = |part| self.norm(part, config.head_dim);
             Some((of(Part::QNorm)?, of(Part::KNorm)?))
         } else {
             None
         };
+        let (mlp_norm, norms_behind) = if config.norms_behind {
+            let of = |part| self.norm(part, hidden).map(padded);
+            let behind = (of(Part::AttentionNormBehind)?, of(Part::MlpNormBehind)?);
+            (Part::MlpNormOfFour, Some(behind))
+        } else {
+            (Part::MlpNorm, None)
+        };
         Ok(Layer {
-            attention_norm: padded(self.vector(Part::AttentionNorm, "weight", hidden)?),
+            attention_norm: padded(self.norm(Part::AttentionNorm, hidden)?),
             qkv: self.projections()?,
             qkv_bias: self.qkv_bias()?,
             head_norms,
@@ -86,7 +106,8 @@ impl Loader<'_> {
                 )?,
                 bias: self.bias(config.out_bias, Part::Out, hidden)?,
             },
-            mlp_norm: padded(self.vector(Part::MlpNorm, "weight", hidden)?),
+            mlp_norm: padded(self.norm(mlp_norm, hidden)?),
+            norms_behind,
             feed_forward: match config.experts_of(self.layer) {
                 None => FeedForward::Dense(self.dense(inner)?),
                 Some(moe) => FeedForward::Experts(self.experts(moe)?),
@@ -96,6 +117,11 @@ impl Loader<'_> {
 
     fn vector(&self, part: Part, what: &str, size: usize) -> Result<Vec<f32>> {
         self.tensors.layer_vector(self.layer, part, what, size)
+    }
+
+    fn norm(&self, part: Part, size: usize) -> Result<Vec<f32>> {
+        let name = self.tensors.naming().layer(self.layer, part, "weight");
+        load_norm(self.tensors, self.config, &name, size)
     }
 
     fn bias(&self, there: bool, part: Part, size: usize) -> Result<Option<Vec<f32>>> {

@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use crate::kernels::{ActsPtr, Kernels};
 use crate::model::adapter::Site;
+use crate::model::config::Activation;
 use crate::model::forward::{Phase, Worker};
 use crate::model::grid::Grid;
 use crate::model::products::{Groups, mode_for};
@@ -68,12 +69,15 @@ impl Worker<'_, '_> {
             mlp.inner,
             mode_for(shared.mode, &mlp.down.weight),
         );
-        self.add_product(index, (Phase::Down, Site::Down), &mlp.down, acts);
-        self.barrier.wait();
+        let behind = layer
+            .norms_behind
+            .as_ref()
+            .map(|(_, norm)| (norm.as_slice(), Phase::AddDown));
+        self.add_product(index, (Phase::Down, Site::Down), &mlp.down, acts, behind);
         self.lap(6);
     }
 
-    /// silu(gate) * up of the rows `rows` of `acts`, into rows of `out` from `first` on, columns of the panel pairs.
+    /// activation(gate) * up of the rows `rows` of `acts`, into rows of `out` from `first` on, columns of the panel pairs.
     /// `layer`: where these are the tokens of the step, with adapters.
     #[allow(clippy::too_many_arguments)] // a product has as many
     pub(super) fn gate_and_up(
@@ -119,7 +123,11 @@ impl Worker<'_, '_> {
                     let column = (panels.start / 2 + pair) * PANEL;
                     let gate = at.add(2 * pair * PANEL);
                     // SAFETY: its piece: these columns of these rows.
-                    kernels.silu_mul(gate, gate.add(PANEL), PANEL, out.at(first + row, column));
+                    let (up, to) = (gate.add(PANEL), out.at(first + row, column));
+                    match shared.config.activation {
+                        Activation::Silu => kernels.silu_mul(gate, up, PANEL, to),
+                        Activation::Gelu => kernels.gelu_mul(gate, up, PANEL, to),
+                    }
                 }
             }
         }

@@ -9,7 +9,7 @@ pub enum Naming {
     /// Checkpoints of transformers.
     Checkpoint,
     /// GGUF. `rotated`: rows of queries and keys have the two halves of each head interleaved (llama.cpp does so to
-    /// the architecture `llama`).
+    /// the architectures `llama` and `smollm3`).
     Gguf {
         /// See above.
         rotated: bool,
@@ -46,6 +46,12 @@ pub enum Part {
     Out,
     /// Before the MLP.
     MlpNorm,
+    /// Before the MLP, where there are norms behind attention and MLP, too.
+    MlpNormOfFour,
+    /// Behind attention.
+    AttentionNormBehind,
+    /// Behind the MLP.
+    MlpNormBehind,
     /// Through the activation.
     Gate,
     /// Beside it.
@@ -108,7 +114,9 @@ fn checkpoint(part: Part) -> &'static str {
         Part::QNorm => "self_attn.q_norm",
         Part::KNorm => "self_attn.k_norm",
         Part::Out => "self_attn.o_proj",
-        Part::MlpNorm => "post_attention_layernorm",
+        Part::MlpNorm | Part::AttentionNormBehind => "post_attention_layernorm",
+        Part::MlpNormOfFour => "pre_feedforward_layernorm",
+        Part::MlpNormBehind => "post_feedforward_layernorm",
         Part::Gate => "mlp.gate_proj",
         Part::Up => "mlp.up_proj",
         Part::Down => "mlp.down_proj",
@@ -125,7 +133,9 @@ fn gguf(part: Part) -> &'static str {
         Part::QNorm => "attn_q_norm",
         Part::KNorm => "attn_k_norm",
         Part::Out => "attn_output",
-        Part::MlpNorm => "ffn_norm",
+        Part::MlpNorm | Part::MlpNormOfFour => "ffn_norm",
+        Part::AttentionNormBehind => "post_attention_norm",
+        Part::MlpNormBehind => "post_ffw_norm",
         Part::Gate => "ffn_gate",
         Part::Up => "ffn_up",
         Part::Down => "ffn_down",

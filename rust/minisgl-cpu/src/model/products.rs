@@ -106,16 +106,20 @@ impl Worker<'_, '_> {
         }
     }
 
-    /// Add a product to the hidden numbers.
+    /// Add a product to the hidden numbers, normalised by what is `behind` it. Then no thread is still at it.
     pub(super) fn add_product(
         &mut self,
         index: usize,
         (phase, site): (Phase, Site),
         linear: &Linear,
         acts: ActsPtr,
+        behind: Option<(&[f32], Phase)>,
     ) {
         let shared = self.shared;
-        let x = &shared.buffers.x;
+        let (x, add) = match behind {
+            None => (&shared.buffers.x, true),
+            Some(_) => (&shared.buffers.behind, false),
+        };
         let groups = Groups::of(&linear.weight, shared.threads);
         let blocks = shared.blocks();
         while let Some(piece) = shared.counter(index, phase).take(blocks * groups.count) {
@@ -133,7 +137,7 @@ impl Worker<'_, '_> {
                     rows.clone(),
                     to,
                     x.stride(),
-                    true,
+                    add,
                 );
                 shared.raise((index, site), panels, rows.clone(), to, x.stride());
                 if let Some(bias) = &linear.bias {
@@ -145,6 +149,26 @@ impl Worker<'_, '_> {
                 }
             }
         }
+        self.barrier.wait();
+        if let Some((norm, phase)) = behind {
+            self.add_normed(index, phase, norm);
+        }
+    }
+
+    /// Add the rows of `behind`, normalised, to the hidden numbers.
+    fn add_normed(&mut self, index: usize, phase: Phase, norm: &[f32]) {
+        let shared = self.shared;
+        let (size, eps) = (shared.config.hidden_size, shared.config.rms_norm_eps);
+        let (from, to) = (&shared.buffers.behind, &shared.buffers.x);
+        each(shared.counter(index, phase), shared.count(), FEW, |token| {
+            let row = from.at(token, 0);
+            // SAFETY: its piece: the rows of this token; `behind` was written before a barrier.
+            unsafe {
+                shared.kernels.rms_norm(row, norm.as_ptr(), size, eps, row);
+                shared.kernels.add(to.at(token, 0), row, size);
+            }
+        });
+        self.barrier.wait();
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use crate::error::{Error, Result};
 use crate::model::config::ModelConfig;
-use crate::model::loading::{Loader, load_tables, padded};
+use crate::model::loading::{Loader, load_norm, load_tables, padded};
 use crate::model::names::Global;
 use crate::model::tensors::Tensors;
 use crate::threads::{Counter, Pool};
@@ -22,7 +22,7 @@ pub struct Linear {
     pub bias: Option<Vec<f32>>,
 }
 
-/// down(silu(gate(x)) * up(x)).
+/// down(activation(gate(x)) * up(x)).
 pub struct Mlp {
     /// Panels of both in turns: gate, up, gate, up.
     pub gate_up: Linear,
@@ -65,6 +65,8 @@ pub struct Layer {
     pub out: Linear,
     /// Before the MLP.
     pub mlp_norm: Vec<f32>,
+    /// Behind attention and behind the MLP.
+    pub norms_behind: Option<(Vec<f32>, Vec<f32>)>,
     /// The MLP.
     pub feed_forward: FeedForward,
 }
@@ -137,7 +139,12 @@ impl Weights {
             })
             .collect::<Result<Vec<Layer>>>()?;
         let (head, embedding) = locked(&tables).take().ok_or_else(lost)?;
-        let norm = tensors.vector(tensors.naming().global(Global::Norm), config.hidden_size)?;
+        let norm = load_norm(
+            tensors,
+            config,
+            tensors.naming().global(Global::Norm),
+            config.hidden_size,
+        )?;
         tensors.all_used(|name| is_redundant(name, config))?;
         Ok(Self {
             layers,

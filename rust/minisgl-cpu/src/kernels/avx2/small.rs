@@ -3,7 +3,7 @@
 //! Keeps true: as `scalar`, lane by lane, with the same trees.
 //! Doesn't know: matrices.
 
-use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, INFINITE, LN2, TINY, inverse_root};
+use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, GELU, INFINITE, LN2, TINY, inverse_root};
 use super::*;
 
 /// Where masks of 8 lanes are cut from.
@@ -192,17 +192,39 @@ fn exp(x: __m256) -> __m256 {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn silu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+    // SAFETY: the caller's.
+    unsafe { gate_mul::<false>(gate, up, n, out) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+    // SAFETY: the caller's.
+    unsafe { gate_mul::<true>(gate, up, n, out) }
+}
+
+/// Both gates are g * sigmoid of something: of g itself, or of what GELU makes of it.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn gate_mul<const IS_GELU: bool>(
+    gate: *const f32,
+    up: *const f32,
+    n: usize,
+    out: *mut f32,
+) {
     let (one, sign) = (_mm256_set1_ps(1.0), _mm256_set1_ps(-0.0));
     for at in (0..n).step_by(8) {
         // SAFETY: the caller's: `n` numbers.
         unsafe {
             let g = read(gate.add(at), n - at);
-            let silu = _mm256_div_ps(g, _mm256_add_ps(one, exp(_mm256_xor_ps(g, sign))));
-            write(
-                out.add(at),
-                n - at,
-                _mm256_mul_ps(silu, read(up.add(at), n - at)),
-            );
+            let t = if IS_GELU {
+                let square = _mm256_mul_ps(_mm256_mul_ps(g, g), _mm256_set1_ps(GELU.1));
+                _mm256_mul_ps(_mm256_fmadd_ps(square, g, g), _mm256_set1_ps(GELU.0))
+            } else {
+                g
+            };
+            let gated = _mm256_div_ps(g, _mm256_add_ps(one, exp(_mm256_xor_ps(t, sign))));
+            let up = read(up.add(at), n - at);
+            write(out.add(at), n - at, _mm256_mul_ps(gated, up));
         }
     }
 }

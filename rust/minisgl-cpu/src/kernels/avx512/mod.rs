@@ -20,6 +20,7 @@ pub(super) static TABLE: Table = Table {
     matmul,
     rms_norm: small::rms_norm,
     silu_mul: small::silu_mul,
+    gelu_mul: small::gelu_mul,
     add: small::add,
     rotate: small::rotate,
     argmax: small::argmax,

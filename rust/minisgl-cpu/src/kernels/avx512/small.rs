@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, INFINITE, LN2, TINY, inverse_root};
+use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, GELU, INFINITE, LN2, TINY, inverse_root};
 use super::*;
 
 /// The lanes that `left` numbers fill.
@@ -184,16 +184,41 @@ fn exp(x: __m512) -> __m512 {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn silu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+    // SAFETY: the caller's.
+    unsafe { gate_mul::<false>(gate, up, n, out) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+    // SAFETY: the caller's.
+    unsafe { gate_mul::<true>(gate, up, n, out) }
+}
+
+/// Both gates are g * sigmoid of something: of g itself, or of what GELU makes of it.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn gate_mul<const IS_GELU: bool>(
+    gate: *const f32,
+    up: *const f32,
+    n: usize,
+    out: *mut f32,
+) {
     let (one, sign) = (_mm512_set1_ps(1.0), _mm512_set1_ps(-0.0));
     for at in (0..n).step_by(16) {
         let mask = lanes(n - at);
         // SAFETY: the caller's: `n` numbers.
         unsafe {
             let g = _mm512_maskz_loadu_ps(mask, gate.add(at));
-            let e = exp(_mm512_xor_ps(g, sign));
-            let silu = _mm512_div_ps(g, _mm512_add_ps(one, e));
+            let t = if IS_GELU {
+                let square = _mm512_mul_ps(_mm512_mul_ps(g, g), _mm512_set1_ps(GELU.1));
+                _mm512_mul_ps(_mm512_fmadd_ps(square, g, g), _mm512_set1_ps(GELU.0))
+            } else {
+                g
+            };
+            let e = exp(_mm512_xor_ps(t, sign));
+            let gated = _mm512_div_ps(g, _mm512_add_ps(one, e));
             let up = _mm512_maskz_loadu_ps(mask, up.add(at));
-            _mm512_mask_storeu_ps(out.add(at), mask, _mm512_mul_ps(silu, up));
+            _mm512_mask_storeu_ps(out.add(at), mask, _mm512_mul_ps(gated, up));
         }
     }
 }
