@@ -31,6 +31,11 @@ _LAYER = {
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
 }
+_GEMMA = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 _GLOBAL = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 # no merge leads to "xyz"
 TOKENS = [*sorted(ByteLevel.alphabet()), "Ġ4", "42", "xyz", "<|start|>", "<tool>"]
@@ -53,12 +58,13 @@ def _interleave(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.f
     return values[order]
 
 
-def _gguf_name(name: str) -> str:
+def _gguf_name(name: str, arch: str) -> str:
     stem, _, kind = name.rpartition(".")
     if stem in _GLOBAL:
         return f"{_GLOBAL[stem]}.{kind}"
     _, _, index, rest = stem.split(".", 3)
-    return f"blk.{index}.{_LAYER[rest]}.{kind}"
+    names = _LAYER | _GEMMA if arch == "gemma3" else _LAYER
+    return f"blk.{index}.{names[rest]}.{kind}"
 
 
 def tensors_of(model: Any, arch: str) -> dict[str, Floats]:
@@ -79,10 +85,12 @@ def tensors_of(model: Any, arch: str) -> dict[str, Floats]:
             else:
                 experts.setdefault(f"{block}.ffn_{own.split('.')[1][:-5]}_exps.weight", []).append(array)
             continue
-        if arch == "llama" and name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
+        if arch == "gemma3" and name.endswith("norm.weight"):
+            array = array + 1
+        if arch in ("llama", "smollm3") and name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             array = _interleave(array, heads)
-        out[_gguf_name(name)] = array
+        out[_gguf_name(name, arch)] = array
     return out | {name: np.stack(parts) for name, parts in experts.items()}
 
 
@@ -142,10 +150,17 @@ def write_gguf(
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    if config.rope_parameters["rope_type"] == "llama3":
-        writer.add_tensor("rope_freqs.weight", _rope_factors(config.rope_parameters, head_dim))
-    if arch == "llama" and getattr(config, "sliding_window", None):
+    rope = config.rope_parameters
+    if "full_attention" in rope:
+        writer.add_float32(f"{arch}.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
+        rope = rope["full_attention"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", _rope_factors(rope, head_dim))
+    if rope["rope_type"] == "linear" and arch == "gemma3":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if arch in ("llama", "gemma3") and getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     if arch == "qwen3moe":
         writer.add_expert_count(config.num_experts)
@@ -176,7 +191,18 @@ def quiet(text: str, done: int = 0, total: int = 0) -> None:
 
 def written_model(variant: str, **changes: Any) -> Any:
     """A tiny model with what a GGUF file has a place for."""
-    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}, "intermediate_size": 128}
+    plain: dict[str, Any] = {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+        "intermediate_size": 128,
+    }
+    if "gemma3" in variant:
+        local = {"rope_type": "default", "rope_theta": 300.0}
+        # no key says which layers attend to all tokens: each sixth does
+        plain |= {"rope_parameters": {"full_attention": plain["rope_parameters"], "sliding_attention": local}}
+        plain |= {"layer_types": (["sliding_attention"] * 5 + ["full_attention"] + ["sliding_attention"])}
+        plain |= {"num_hidden_layers": 7, "query_pre_attn_scalar": 16, "head_dim": 16}
+    if "smollm3" in variant:
+        plain |= {"num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1]}
     if "moe" in variant:
         plain["moe_intermediate_size"] = 32
     no_bias = {"attention_bias": False, "mlp_bias": False}

@@ -23,6 +23,11 @@ from minisgl.weights.sources import resolve_model
 from tests.helpers.gguf import START, numbers_of, quiet, write_gguf, written_model
 from tests.helpers.models import LLAMA3_ROPE, LOGITS_WITHIN, DenseSequence, load, reference_logits
 
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+}
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -42,6 +47,9 @@ def _folders(cache: Path) -> list[Path]:
         ("qwen3-tied", "qwen3", {}),
         ("qwen3-untied", "qwen3", {}),
         ("qwen2-tied", "qwen2", {}),
+        ("smollm3-tied", "smollm3", {}),
+        ("gemma3-tied", "gemma3", {}),
+        ("gemma3-tied", "gemma3", {"tie_word_embeddings": False, "rope_parameters": GEMMA3_ROPE}),
         ("mistral", "llama", {}),
         ("mistral-window", "llama", {}),
         ("qwen3-moe", "qwen3moe", {}),
@@ -201,7 +209,7 @@ def _odd_tensor(writer: GGUFWriter) -> None:
     [
         ({"arch": "falcon"}, "architecture 'falcon' is not imported: only llama, qwen2, qwen3, qwen3moe"),
         ({"pre": "tekken"}, "'tekken' is not known: only smollm"),
-        ({"kind": "llama"}, "'llama' is not imported: only gpt2"),
+        ({"kind": "t5"}, "'t5' is not imported: only gpt2"),
         ({"edit": _longrope}, "rope.scaling.type: 'longrope'"),
         ({"edit": _sharper_yarn}, "rope.scaling.attn_factor: 1.5"),
         ({"edit": _rope_freqs}, "rope_freqs.weight: these factors are not those of Llama 3.1"),

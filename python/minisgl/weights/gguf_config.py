@@ -20,9 +20,21 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
 }
+INTERLEAVED = ("llama", "smollm3")
+"""Architectures whose files have the two halves of each head of q and k interleaved (llama.cpp's rope type NORM)."""
 TABLE, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
-_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
+_TYPES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+    "smollm3": "smollm3",
+    "gemma3": "gemma3_text",
+}
+_LAYERS_OF_GEMMA3_27B = 62
 _REQUIRED: Any = object()
 
 
@@ -33,10 +45,6 @@ class Fields:
         self._metadata = metadata
         self.architecture = self.text("general.architecture")
         if self.architecture not in ARCHITECTURES:
-            if self.architecture == "smollm3":
-                raise ConfigError(
-                    "architecture 'smollm3' is not imported: which rows of q and k are apart is not documented"
-                )
             known = ", ".join(ARCHITECTURES)
             raise ConfigError(f"architecture {self.architecture!r} is not imported: only {known}")
         if (parts := self.whole("split.count", 1)) > 1:
@@ -73,6 +81,9 @@ class Fields:
 
     def wholes(self, key: str) -> list[int]:
         return self._list(key, int, "a list of whole numbers")
+
+    def reals(self, key: str) -> list[float]:
+        return self._list(key, float, "a list of numbers")
 
     def _list(self, key: str, kind: type, what: str) -> list[Any]:
         """Lists are of one type."""
@@ -120,12 +131,11 @@ def config_of(fields: Fields, shapes: Shapes, factors: Sequence[float] | None) -
         "max_position_embeddings": fields.positive(own("context_length")),
         "rms_norm_eps": fields.real(own("attention.layer_norm_rms_epsilon")),
         "rope_theta": fields.real(own("rope.freq_base"), 10_000.0),
-        "hidden_act": "silu",
         "tie_word_embeddings": HEAD not in shapes,
         "eos_token_id": fields.whole("tokenizer.ggml.eos_token_id"),
         "torch_dtype": "bfloat16",
     }
-    config |= _of_architecture(fields, shapes, config)
+    config |= {"hidden_act": "silu"} | _of_architecture(fields, shapes, config)
     if scaling := _rope_scaling(fields, factors, config):
         config["rope_scaling"] = scaling
     if (bos := fields.whole("tokenizer.ggml.bos_token_id", -1)) >= 0:
@@ -148,6 +158,8 @@ def _of_architecture(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) 
     own = fields.own
     window = fields.whole(own("attention.sliding_window"), 0)
     windowed = 0 < window < config["max_position_embeddings"]
+    if fields.architecture == "gemma3":
+        return _gemma3(fields, window, config)
     if fields.architecture == "llama":
         if fields.whole(own("expert_count"), 0):
             raise ConfigError(f"{own('expert_count')}: experts of this architecture are not imported")
@@ -160,6 +172,8 @@ def _of_architecture(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) 
         return {}
     if fields.architecture == "qwen3":
         return {"attention_bias": False}
+    if fields.architecture == "smollm3":  # the fourth layers are llama.cpp's, no key says them
+        return {"no_rope_layer_interval": 4, "attention_bias": "blk.0.attn_q.bias" in shapes}
     routers = [f"blk.{i}.ffn_gate_inp.weight" for i in range(config["num_hidden_layers"])]
     experts, size = fields.positive(own("expert_count")), fields.positive(own("expert_feed_forward_length"))
     for name in routers:
@@ -173,6 +187,26 @@ def _of_architecture(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) 
         "moe_intermediate_size": size,
         "norm_topk_prob": True,  # llama.cpp does so for all models of this architecture
         "mlp_only_layers": [i for i, name in enumerate(routers) if name not in shapes],
+    }
+
+
+def _gemma3(fields: Fields, window: int, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What no key says is what llama.cpp takes: each sixth layer attends to all tokens, layers with a window rotate by
+    a base of 10,000, and the largest model alone scales its scores by another size than that of a head."""
+    own, layers = fields.own, config["num_hidden_layers"]
+    if cap := fields.real(own("final_logit_softcapping"), 0.0):
+        raise ConfigError(f"{own('final_logit_softcapping')}: {cap:g} is not imported: only logits as they are")
+    every = fields.whole(own("attention.sliding_window_pattern"), 6) if window > 0 else 1
+    full = [every > 0 and (i + 1) % every == 0 for i in range(layers)]
+    is_27b = layers == _LAYERS_OF_GEMMA3_27B
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": max(window, 1),
+        "layer_types": ["full_attention" if one else "sliding_attention" for one in full],
+        "rope_local_base_freq": fields.real(own("rope.freq_base_swa"), 10_000.0),
+        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]
+        if is_27b
+        else config["head_dim"],
     }
 
 

@@ -21,10 +21,10 @@ from minisgl.config import ConfigError
 from minisgl.extras import need
 from minisgl.made_once import made_once
 from minisgl.progress import Report, track
-from minisgl.weights.gguf_config import ROPE_FACTORS
+from minisgl.weights.gguf_config import INTERLEAVED, ROPE_FACTORS
 from minisgl.weights.gguf_folder import read_header, write_text_files
 
-FORMAT = "3"  # part of the key: a change of what is written makes new folders
+FORMAT = "4"  # part of the key: a change of what is written makes new folders
 Floats = npt.NDArray[np.float32]
 
 _GLOBAL_NAMES = {
@@ -46,6 +46,11 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
 }
+_GEMMA_NAMES = _LAYER_NAMES | {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _EXPERT_NAMES = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _EXPERTS_DIMS = 3
 _CHUNK = 1 << 22  # bytes that are decoded at once
@@ -66,24 +71,35 @@ def _write(file: Path, folder: Path, say: Report) -> None:
     header = read_header(file)
     config = write_text_files(file, header, folder)
     tensors = {name: of for name, of in header["tensors"].items() if name != ROPE_FACTORS}  # the config has it
-    names = {name: _names(name, shape, file.name) for name, (_, shape) in tensors.items()}
+    architecture = header["metadata"]["general.architecture"]
+    is_gemma = architecture == "gemma3"
+    layer_names = _GEMMA_NAMES if is_gemma else _LAYER_NAMES
+    names = {name: _names(name, shape, layer_names, file.name) for name, (_, shape) in tensors.items()}
     rotated: dict[str, int] = {}  # llama.cpp reorders the rows of these; value: heads
-    if header["metadata"]["general.architecture"] == "llama":
+    if architecture in INTERLEAVED:
         rotated = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     with (folder / "model.safetensors").open("wb") as out, file.open("rb") as opened:
         out.write(_head(names))
         for name in track(say, f"importing {file.name}, once", tensors, len(tensors)):
             heads = rotated.get(name.split(".")[2], 0) if name.startswith("blk.") else 0
             try:
-                _copy(opened, out, header["places"][name], *tensors[name], heads)
+                offset = -1.0 if is_gemma and name.endswith("norm.weight") else 0.0
+                _copy(opened, out, header["places"][name], *tensors[name], heads, offset)
             except (ValueError, NotImplementedError) as error:
                 raise ConfigError(f"{file.name}: {name}: {error}") from error
 
 
 def _copy(
-    source: BinaryIO, out: BinaryIO, place: tuple[int, int], kind: str, shape: tuple[int, ...], heads: int
+    source: BinaryIO,
+    out: BinaryIO,
+    place: tuple[int, int],
+    kind: str,
+    shape: tuple[int, ...],
+    heads: int,
+    offset: float,
 ) -> None:
-    """A tensor's numbers as they lie, chunk by chunk; or, whole, as a checkpoint has those of rotated heads."""
+    """A tensor's numbers as they lie, chunk by chunk; or, whole, as a checkpoint has those of rotated heads. `offset`
+    is added: checkpoints of Gemma have the weights of their norms less one."""
     start, end = place
     rows = math.prod(shape[:-1])
     row_bytes = (end - start) // rows
@@ -93,6 +109,8 @@ def _copy(
         values = decode(kind, source.read(min(step, end - at)), row_bytes)
         if heads:
             values = _unpermute(values.reshape(shape), heads)
+        if offset:
+            values = values + np.float32(offset)
         out.write(np.ascontiguousarray(values, "<f4").data)
 
 
@@ -121,7 +139,9 @@ def _head(names: Mapping[str, Sequence[tuple[str, tuple[int, ...]]]]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _names(name: str, shape: tuple[int, ...], file_name: str) -> list[tuple[str, tuple[int, ...]]]:
+def _names(
+    name: str, shape: tuple[int, ...], layer_names: Mapping[str, str], file_name: str
+) -> list[tuple[str, tuple[int, ...]]]:
     """What a checkpoint calls the tensor, or its parts one after the other, and their shapes:
     blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
     if name in _GLOBAL_NAMES:
@@ -129,8 +149,8 @@ def _names(name: str, shape: tuple[int, ...], file_name: str) -> list[tuple[str,
     parts = name.split(".")
     if len(parts) == 4 and parts[0] == "blk":
         layer = f"model.layers.{parts[1]}"
-        if parts[2] in _LAYER_NAMES:
-            return [(f"{layer}.{_LAYER_NAMES[parts[2]]}.{parts[3]}", shape)]
+        if parts[2] in layer_names:
+            return [(f"{layer}.{layer_names[parts[2]]}.{parts[3]}", shape)]
         if parts[2] in _EXPERT_NAMES and len(shape) == _EXPERTS_DIMS:
             own = f"{_EXPERT_NAMES[parts[2]]}.{parts[3]}"
             return [(f"{layer}.mlp.experts.{i}.{own}", shape[1:]) for i in range(shape[0])]

@@ -1,5 +1,5 @@
-"""The tokenizer of a GGUF file, from its metadata, as tokenizer.json and tokenizer_config.json: byte-level BPE only,
-with the pre-tokenizers that are known by name."""
+"""The tokenizer of a GGUF file, from its metadata, as tokenizer.json and tokenizer_config.json: byte-level BPE with the
+pre-tokenizers that are known by name, and sentencepiece's BPE ("llama")."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from minisgl.config import ConfigError
 from minisgl.weights.gguf_config import Fields
 
-_CONTROL, _USER_DEFINED = 3, 4  # llama.cpp's token types
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # llama.cpp's token types
+_SPACE = "\u2581"  # sentencepiece's
 
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -45,17 +46,23 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
 def tokenizer_files(fields: Fields) -> dict[str, str]:
     """File name -> content. Raises `ConfigError`."""
     kind, pre = fields.text("tokenizer.ggml.model"), fields.text("tokenizer.ggml.pre", "default")
-    if kind != "gpt2":
-        raise ConfigError(f"tokenizer.ggml.model: {kind!r} is not imported: only gpt2 (byte-level BPE)")
+    if kind not in ("gpt2", "llama"):
+        raise ConfigError(
+            f"tokenizer.ggml.model: {kind!r} is not imported: only gpt2 (byte-level BPE) and llama (sentencepiece)"
+        )
     tokens = fields.texts("tokenizer.ggml.tokens")
-    tokenizer = _tokenizer(fields, tokens, pre)
+    types = fields.wholes("tokenizer.ggml.token_type")
+    if len(types) != len(tokens):
+        raise ConfigError(f"tokenizer.ggml.token_type: {len(types)} types of {len(tokens)} tokens")
+    tokenizer = _byte_level(fields, tokens, pre) if kind == "gpt2" else _sentencepiece(fields, tokens, types)
+    _add_tokens(tokenizer, tokens, types)
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for name in ("bos", "eos"):
         if (token_id := fields.whole(key := f"tokenizer.ggml.{name}_token_id", -1)) >= 0:
             if token_id >= len(tokens):
                 raise ConfigError(f"{key}: {token_id}: there are {len(tokens)} tokens")
             config[f"{name}_token"] = tokens[token_id]
-    if "bos_token" in config and fields.flag("tokenizer.ggml.add_bos_token", False):
+    if "bos_token" in config and fields.flag("tokenizer.ggml.add_bos_token", kind == "llama"):
         bos, bos_id = config["bos_token"], fields.whole("tokenizer.ggml.bos_token_id")
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, bos_id)]
@@ -68,7 +75,42 @@ def tokenizer_files(fields: Fields) -> dict[str, str]:
     }
 
 
-def _tokenizer(fields: Fields, tokens: list[str], pre: str) -> Tokenizer:
+def _sentencepiece(fields: Fields, tokens: list[str], types: list[int]) -> Tokenizer:
+    """BPE whose merges are every two pieces that are a piece together, the best score first; bytes for what is no
+    piece."""
+    scores = fields.reals("tokenizer.ggml.scores")
+    if len(scores) != len(tokens):
+        raise ConfigError(f"tokenizer.ggml.scores: {len(scores)} scores of {len(tokens)} tokens")
+    vocab = {token: i for i, token in enumerate(tokens)}
+    pieces = {token for token, kind in zip(tokens, types, strict=True) if kind in (_NORMAL, _USER_DEFINED)}
+    merges = [
+        (-scores[vocab[piece]], vocab[left], vocab[right], left, right)
+        for piece in pieces
+        for at in range(1, len(piece))
+        if (left := piece[:at]) in pieces and (right := piece[at:]) in pieces
+    ]
+    unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocab,
+            merges=[(left, right) for *_, left, right in sorted(merges)],
+            unk_token=unknown,
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    space, plain = normalizers.Replace(" ", _SPACE), decoders.Replace(_SPACE, " ")
+    steps: list[decoders.Decoder] = [plain, decoders.ByteFallback(), decoders.Fuse()]
+    if fields.flag("tokenizer.ggml.add_space_prefix", True):
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), space])
+        steps.append(decoders.Strip(" ", 1, 0))
+    else:
+        tokenizer.normalizer = space
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+def _byte_level(fields: Fields, tokens: list[str], pre: str) -> Tokenizer:
     merges: list[tuple[str, str]] = []
     for merge in fields.texts("tokenizer.ggml.merges"):
         left, space, right = merge.partition(" ")
@@ -86,9 +128,11 @@ def _tokenizer(fields: Fields, tokens: list[str], pre: str) -> Tokenizer:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)
     tokenizer.decoder = decoders.ByteLevel()
-    types = fields.wholes("tokenizer.ggml.token_type")
-    if len(types) != len(tokens):
-        raise ConfigError(f"tokenizer.ggml.token_type: {len(types)} types of {len(tokens)} tokens")
+    return tokenizer
+
+
+def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
+    """What is never cut."""
     added = [
         AddedToken(token, special=kind == _CONTROL, normalized=False)
         for token, kind in zip(tokens, types, strict=True)
@@ -96,4 +140,3 @@ def _tokenizer(fields: Fields, tokens: list[str], pre: str) -> Tokenizer:
     ]
     tokenizer.add_tokens([token for token in added if not token.special])
     tokenizer.add_special_tokens([token for token in added if token.special])
-    return tokenizer
