@@ -19,9 +19,11 @@ from minisgl.engine.cpu_loading import load_cpu_engine
 from minisgl.models.config import load_config
 from minisgl.models.registry import build_model
 from minisgl.weights.checkpoint import load_weights
+from tests.helpers.gguf import write_gguf, written_model
 from tests.helpers.models import (
     CPU,
     LOGITS_WITHIN,
+    THAT_SEE,
     VARIANTS,
     DenseSequence,
     reference_logits,
@@ -126,8 +128,9 @@ def test_threads_change_no_bit(folder: Path, threads: int) -> None:
 
 @pytest.mark.parametrize("original_names", [False, True], ids=["names-of-5", "names-of-4"])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_the_text_half_of_one_that_sees(tied: bool, original_names: bool, tmp_path: Path) -> None:
-    reference = tiny_mistral3(tied)
+@pytest.mark.parametrize("which", THAT_SEE)
+def test_the_text_half_of_one_that_sees(which: str, tied: bool, original_names: bool, tmp_path: Path) -> None:
+    reference = THAT_SEE[which](tied)
     folder = save(reference, tmp_path, original_names=original_names)
     said: list[str] = []
     config = EngineConfig(model=str(folder), num_pages=64, kv_dtype="f32")
@@ -145,6 +148,26 @@ def test_the_text_half_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert torch.equal(one, other)
     theirs = reference_logits(reference, IDS).log_softmax(-1)
     assert float((theirs.exp() * (theirs - one.log_softmax(-1))).sum(-1).mean()) < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("variant", "arch"),
+    [
+        ("llama-bias-untied", "llama"),
+        ("mistral-window", "llama"),
+        ("qwen2-tied", "qwen2"),
+        ("qwen3-untied", "qwen3"),
+        ("qwen3-moe", "qwen3moe"),
+        ("smollm3-tied", "smollm3"),
+        ("gemma3-tied", "gemma3"),
+    ],
+)
+def test_a_gguf_file(variant: str, arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINISGL_CACHE", str(tmp_path / "cache"))
+    reference = written_model(variant)
+    file = write_gguf(tmp_path / "m.gguf", reference, arch)
+    ours = logits(load(file, kv_dtype="f32"), IDS)
+    torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

@@ -166,6 +166,24 @@ def tiny_mistral3(tied: bool) -> Any:
     return randomised(transformers.Mistral3ForConditionalGeneration(config))
 
 
+def tiny_gemma3_that_sees(tied: bool) -> Any:
+    """As `tiny_mistral3`."""
+    import transformers
+
+    torch.manual_seed(7)
+    _, extra = VARIANTS["gemma3-tied"]
+    text = {**_TINY, **extra, "model_type": "gemma3_text", "tie_word_embeddings": tied}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {"model_type": "siglip_vision_model", "image_size": 32, "patch_size": 16, **sizes}
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, tie_word_embeddings=tied, mm_tokens_per_image=4
+    )
+    return randomised(transformers.Gemma3ForConditionalGeneration(config))
+
+
+THAT_SEE = {"mistral3": tiny_mistral3, "gemma3": tiny_gemma3_that_sees}
+
+
 def randomised(model: Any) -> Any:
     """In float32, eval mode, norms and biases random, too."""
     with torch.no_grad():

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from minisgl import envs
 from minisgl.config import ConfigError
@@ -28,6 +29,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 MISTRAL3 = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {**CONFIG, "model_type": "mistral"}}
 
+GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 16}
 MISTRAL = {"architectures": ["MistralForCausalLM"], "sliding_window": 16}
 
 QWEN2 = {
@@ -80,6 +82,30 @@ def test_defaults() -> None:
     assert config.eos_ids == ()
 
 
+def test_what_gemmas_files_leave_out() -> None:
+    """As Google wrote the text half of the 4B model."""
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    ours = parse_config({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text})
+    theirs = transformers.Gemma3TextConfig(**text)
+    assert (ours.num_heads, ours.num_kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
+    assert (ours.head_dim, ours.vocab_size) == (theirs.head_dim, theirs.vocab_size)
+    assert (ours.max_position, ours.rms_norm_eps) == (theirs.max_position_embeddings, theirs.rms_norm_eps)
+    assert ours.attention_scale == theirs.query_pre_attn_scalar**-0.5
+    assert [window is None for window in ours.windows] == [kind == "full_attention" for kind in theirs.layer_types]
+    assert ours.tie_word_embeddings and ours.activation == "gelu" and ours.norm_offset == 1.0
+    assert ours.ropes == (RopeConfig(1e6, "linear", 8.0), RopeConfig(1e4))
+    written = json.loads(theirs.to_json_string())
+    again = parse_config({**written, "architectures": ["Gemma3ForCausalLM"]})
+    assert (again.ropes, again.rotary, again.windows) == (ours.ropes, ours.rotary, ours.windows)
+
+
 def test_eos_ids_are_those_of_both_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "eos_token_id": 9}))
     assert load_config(tmp_path).eos_ids == (9,)
@@ -101,6 +127,10 @@ def test_eos_ids_are_those_of_both_files(tmp_path: Path) -> None:
         ({**QWEN2, "use_sliding_window": False, "layer_types": ["full_attention"] * 2}, (None, None)),
         ({**MOE, "sliding_window": 16}, (None, None)),
         ({**MOE, "sliding_window": 16, "use_sliding_window": True}, (16, 16)),
+        ({**GEMMA3, "num_hidden_layers": 7}, (16, 16, 16, 16, 16, None, 16)),
+        ({**GEMMA3, "sliding_window_pattern": 2}, (16, None)),
+        ({**GEMMA3, "_sliding_window_pattern": 1}, (None, None)),
+        ({**GEMMA3, "layer_types": ["full_attention", "sliding_attention"]}, (None, 16)),
     ],
 )
 def test_windows(change: dict[str, Any], windows: tuple[int | None, ...]) -> None:
@@ -173,6 +203,11 @@ def test_experts() -> None:
             {**MISTRAL3, "quantization_config": {"quant_method": "bitsandbytes"}},
             "quantization_config: quant_method: 'bitsandbytes': only awq, gptq, compressed-tensors, fp8",
         ),
+        ({**GEMMA3, "hidden_activation": "silu"}, "hidden_activation: 'silu'"),
+        ({**GEMMA3, "final_logit_softcapping": 30.0}, r"final_logit_softcapping: 30\.0 is not supported \(by"),
+        ({**GEMMA3, "use_bidirectional_attention": True}, "use_bidirectional_attention: True"),
+        ({**GEMMA3, "sliding_window": None}, "sliding_window: missing"),
+        ({**GEMMA3, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type: 'yarn' is not supported with"),
         ({"hidden_size": "wide"}, "wide"),
         ({"architectures": []}, "architectures: missing"),
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported"),

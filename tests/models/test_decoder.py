@@ -16,6 +16,7 @@ from minisgl.config import EngineConfig
 from minisgl.engine.loading import load_engine
 from tests.helpers.models import (
     LOGITS_WITHIN,
+    THAT_SEE,
     VARIANTS,
     DenseSequence,
     assert_greedy,
@@ -94,8 +95,9 @@ def test_a_head_that_is_not_the_table_is_used_whatever_the_config_says(other: bo
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("original_names", [True, False], ids=["names of 4", "names of 5"])
-def test_the_text_half_of_mistral3(tied: bool, original_names: bool, tmp_path: Path) -> None:
-    reference = tiny_mistral3(tied)
+@pytest.mark.parametrize("which", THAT_SEE)
+def test_the_text_half(which: str, tied: bool, original_names: bool, tmp_path: Path) -> None:
+    reference = THAT_SEE[which](tied)
     folder = save(reference, tmp_path, original_names=original_names)
     ours = DenseSequence(load(folder)).extend(IDS)
     torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)

@@ -178,7 +178,8 @@ def _check_activation(raw: Mapping[str, Any], variant: Variant) -> None:
         return
     for field in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
         if raw.get(field):
-            raise ConfigError(f"config.json: {field}: {raw[field]}: not supported with this architecture's own layers")
+            found = f"config.json: {field}: {raw[field]} is not supported"
+            raise ConfigError(f"{found} (by transformers' code: --model-impl transformers)")
 
 
 def _architecture(raw: Mapping[str, Any]) -> str:
