@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "distributed": set(),
     "kernels": set(),
     "attention": {"kernels"},
-    "layers": {"attention", "kernels", "distributed", "rope"},
+    "layers": {"attention", "config", "distributed", "envs", "kernels", "rope", "_rust"},
     "models": {"layers", "attention", "config", "distributed", "quantization", "rope"},
     "weights": {"progress", "config", "envs", "extras", "distributed", "made_once", "quantization", "_rust"},
     # text and tokens of one answer

@@ -16,6 +16,7 @@ __all__ = [
     "ControlPlane",
     "CpuAdapter",
     "CpuEngine",
+    "CpuHead",
     "CpuSampler",
     "EnginePool",
     "Gateway",
@@ -316,6 +317,20 @@ class CpuAdapter:
     """An adapter as the CPU engine computes it. `pairs`: layer, part such as "q_proj", A and B as bytes of float32."""
 
     def __new__(cls, settings: str, pairs: Sequence[tuple[int, str, bytes, bytes]]) -> CpuAdapter: ...
+
+@final
+class CpuHead:
+    """A table of halves, "bfloat16" or "float16", [rows, columns] as uint8, by which float32 rows are multiplied.
+    Raises `ValueError`, of (fault, text) where the table or the processor is at fault."""
+
+    def __new__(cls, table: object, kind: str, shape: tuple[int, int], isa: str | None, threads: int) -> CpuHead: ...
+    @staticmethod
+    def isa(held_down_by: str | None) -> str: ...
+    @property
+    def width(self) -> int:
+        """Numbers of a row of products, a multiple of 16."""
+    def product(self, x: object, out: object) -> None:
+        """float32 arrays: [n, columns] -> [n, width]"""
 
 @final
 class CpuEngine:

@@ -6,13 +6,14 @@ what tells the rows apart is the page table behind `attend`. The output head, wi
 class's own, too: it runs with a body that returns the hidden states it is given.
 
 Keeps true: the n-th call of attention in a forward is layer n; the head multiplies in float32, whatever the weights are
-(see `layers.embedding`); nothing is kept between forwards.
+(see `layers.wide`); nothing is kept between forwards.
 Doesn't know: which classes may do this (`transformers_config`), and what their layers ask (`transformers_probe`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from minisgl.attention import LayerAttention
-from minisgl.layers.embedding import float32_product
 from minisgl.layers.packing import padded_rows
+from minisgl.layers.wide import WideProduct, wide_product
 from minisgl.models.api import Attend
 from minisgl.models.transformers_adapters import adapt
 from minisgl.models.transformers_config import ADAPTED, refused
@@ -156,8 +157,10 @@ def _make_wide(head: Any) -> None:
     table = head.weight.detach()
     bias = None if head.bias is None else head.bias.detach().float()
 
+    product = WideProduct(table) if WideProduct.serves(table) else partial(wide_product, weight=table)
+
     def forward(x: Tensor) -> Tensor:
-        y = float32_product(x.flatten(0, -2), table).view(*x.shape[:-1], -1)
+        y = product(x.flatten(0, -2)).view(*x.shape[:-1], -1)
         return y if bias is None else y + bias
 
     head.__dict__["forward"] = forward

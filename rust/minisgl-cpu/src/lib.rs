@@ -3,7 +3,7 @@
 //! `files` reads them, `weights` repacks them once into panels, `kernels` multiplies by panels on whatever instruction
 //! set there is, `kv` holds keys and values in pages, `attention` reads them, `model` is the one decoder of all
 //! architectures, `sampling` turns logits into tokens, `threads` is the pool that all of it runs on, `engine` is the
-//! whole behind one call a step.
+//! whole behind one call a step; `head` is one product for the torch engine.
 //!
 //! Keeps true: the same input gives the same bits whatever the instruction set (but AMX, whose exact products have
 //! an order of sums of their own), the number of threads and the other rows of the step; no input file and no request can crash the process.
@@ -18,6 +18,7 @@ pub mod attention;
 pub mod engine;
 pub mod error;
 pub mod files;
+mod head;
 #[allow(unsafe_code)]
 pub mod kernels;
 pub mod kv;
@@ -31,5 +32,6 @@ pub mod weights;
 
 pub use engine::Engine;
 pub use error::{Error, Result};
+pub use head::Head;
 pub use model::{Adapter, Pair};
 pub use step::{Embedding, PromptLogprobs, Sampled, Step, StepLogprobs};

@@ -12,7 +12,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 /// One array of `len` numbers.
-struct Array<T: Element> {
+pub(crate) struct Array<T: Element> {
     data: NonNull<T>,
     len: usize,
     _owner: PyBuffer<T>, // keeps the memory where it is
@@ -25,7 +25,8 @@ unsafe impl<T: Element + Send> Send for Array<T> {}
 unsafe impl<T: Element + Sync> Sync for Array<T> {}
 
 impl<T: Element> Array<T> {
-    fn bind(array: &Bound<'_, PyAny>, name: &str, needed: usize) -> PyResult<Self> {
+    /// An array of at least `needed` numbers. Raises `ValueError`, which calls it `name`.
+    pub fn bind(array: &Bound<'_, PyAny>, name: &str, needed: usize) -> PyResult<Self> {
         let refuse = |reason: &str| Err(PyValueError::new_err(format!("{name}: {reason}")));
         let Ok(buffer) = PyBuffer::<T>::get(array) else {
             return refuse("not an array of the right type");
@@ -57,9 +58,11 @@ impl<T: Element> Array<T> {
         (start, start + self.len * size_of::<T>())
     }
 
-    fn as_mut(&mut self) -> &mut [T] {
+    /// For the length of a call.
+    pub fn as_mut(&mut self) -> &mut [T] {
         // SAFETY: `bind` found `len` contiguous, writable, aligned numbers at `data`, which `_owner` keeps there; the
-        // GIL is held, so no Python code writes meanwhile; `Ring::bind` made sure that no two arrays overlap.
+        // GIL is held, so no Python code writes meanwhile, or nobody but the caller has the array; `Ring::bind` made
+        // sure that no two arrays overlap.
         unsafe { slice::from_raw_parts_mut(self.data.as_ptr(), self.len) }
     }
 }

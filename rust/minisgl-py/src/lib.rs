@@ -15,6 +15,7 @@ mod buffers;
 mod cache;
 mod control_plane;
 mod cpu_engine;
+mod cpu_head;
 mod engine_pool;
 mod errors;
 mod events;
@@ -42,6 +43,7 @@ fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<control_plane::ControlPlane>()?;
     module.add_class::<cpu_engine::CpuAdapter>()?;
     module.add_class::<cpu_engine::CpuEngine>()?;
+    module.add_class::<cpu_head::CpuHead>()?;
     module.add_class::<gateway::Gateway>()?;
     module.add_class::<grammar::GrammarTokenizer>()?;
     module.add_class::<grammar::GrammarMatcher>()?;

@@ -270,7 +270,7 @@ unsafe fn silu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
 }
 
 /// GELU as its tanh approximation has it (Hendrycks and Gimpel 2016): gelu(g) = g * sigmoid(a (g + b g^3)).
-pub(super) const GELU: (f32, f32) = (1.595_769_1, 0.044_715);
+pub(super) const GELU: (f32, f32) = (1.595_769, 0.044_715);
 
 unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
     for i in 0..n {

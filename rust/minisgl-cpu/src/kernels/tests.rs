@@ -324,7 +324,10 @@ fn gelu_is_close() {
         let inner = (2.0 / std::f64::consts::PI).sqrt() * (wide + 0.044715 * wide.powi(3));
         let want = 0.5 * wide * (1.0 + inner.tanh());
         let off = (f64::from(out) - want).abs();
-        assert!(off < 1e-6 * wide.abs().max(0.1), "gelu({x}) is {out}, not {want}");
+        assert!(
+            off < 1e-6 * wide.abs().max(0.1),
+            "gelu({x}) is {out}, not {want}"
+        );
     }
 }
 

@@ -24,5 +24,6 @@ pub use decoder::{Decoder, Memory};
 pub use forward::{PARTS, Times, Tokens};
 pub use grid::Grid;
 pub use names::Naming;
+pub(crate) use products::Groups;
 pub use tensors::{Origin, Tensors};
 pub use weights::{Progress, Weights};

@@ -189,7 +189,7 @@ pub(super) fn each(counter: &Counter, total: usize, size: usize, mut work: impl 
 }
 
 /// The panels of a matrix in pieces for `threads`: small enough to share evenly, large enough to be worth a call.
-pub(super) struct Groups {
+pub(crate) struct Groups {
     size: usize,
     panels: usize,
     /// How many.

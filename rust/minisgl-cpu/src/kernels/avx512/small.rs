@@ -197,12 +197,7 @@ pub(super) unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *
 /// Both gates are g * sigmoid of something: of g itself, or of what GELU makes of it.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn gate_mul<const IS_GELU: bool>(
-    gate: *const f32,
-    up: *const f32,
-    n: usize,
-    out: *mut f32,
-) {
+unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
     let (one, sign) = (_mm512_set1_ps(1.0), _mm512_set1_ps(-0.0));
     for at in (0..n).step_by(16) {
         let mask = lanes(n - at);

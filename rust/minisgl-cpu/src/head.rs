@@ -1,0 +1,141 @@
+//! One matrix by itself: the output head of a model whose other tensors another engine has.
+//!
+//! Keeps true: a row's products have the same bits for every number of rows and threads, as in the CPU engine.
+//! Doesn't know: whose rows these are.
+
+#![allow(unsafe_code)]
+
+use crate::error::{Error, Result};
+use crate::files::{Kind, TensorView};
+use crate::kernels::{Acts, Isa, Kernels, Mode};
+use crate::model::Groups;
+use crate::threads::{Counter, Pool};
+use crate::weights::{Matrix, PANEL, Part};
+
+/// A matrix, `outputs` by `inputs`, and the threads that multiply by it.
+pub struct Head {
+    matrix: Matrix,
+    kernels: Kernels,
+    pool: Pool,
+    acts: Acts,
+    rows: usize,
+}
+
+impl Head {
+    /// Of numbers as they lie in a tensor, row after row. `isa` holds the instruction set down.
+    pub fn new(
+        kind: Kind,
+        shape: [usize; 2],
+        data: &[u8],
+        isa: Option<&str>,
+        threads: usize,
+    ) -> Result<Self> {
+        if shape.contains(&0) {
+            return Err(Error::setting("a head without numbers"));
+        }
+        let table = TensorView::new("head", kind, &shape, data)?;
+        let matrix = Matrix::pack(&[Part::new(table)], false, None)?;
+        Ok(Self {
+            acts: Acts::new(1, matrix.k(), Mode::Exact),
+            rows: 1,
+            kernels: Kernels::new(Isa::detect(isa)?).decoding(),
+            pool: Pool::new(threads)?,
+            matrix,
+        })
+    }
+
+    /// Numbers of a row of products: those of the matrix, up to whole panels.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.matrix.panels() * PANEL
+    }
+
+    /// The products of [rows, inputs] into [rows, `width`].
+    pub fn product(&mut self, x: &[f32], out: &mut [f32]) -> Result<()> {
+        let (inputs, width) = (self.matrix.k(), self.width());
+        let rows = x.len() / inputs;
+        if x.len() != rows * inputs || out.len() != rows * width {
+            let (x, out) = (x.len(), out.len());
+            return Err(Error::setting(format!(
+                "{x} numbers and room for {out}: not rows of {inputs} and {width}"
+            )));
+        }
+        if rows > self.rows {
+            self.rows = rows;
+            self.acts = Acts::new(rows, inputs, Mode::Exact);
+        }
+        let acts = self.acts.writer(rows.max(1), inputs);
+        let (kernels, matrix) = (self.kernels, &self.matrix);
+        let groups = Groups::of(matrix, self.pool.threads());
+        let counters: [Counter; 2] = Default::default();
+        let to = Out(out.as_mut_ptr());
+        self.pool.run(&|_, barrier| {
+            let to = &to;
+            while let Some(row) = counters[0].take(rows) {
+                // SAFETY: this row was handed out once; `x` has `inputs` numbers of it.
+                unsafe { kernels.prepare(x[row * inputs..].as_ptr(), acts, row) };
+            }
+            barrier.wait();
+            while let Some(group) = counters[1].take(groups.count) {
+                let panels = groups.panels(group);
+                // SAFETY: these columns were handed out once; `out` has room for all rows, as checked above.
+                unsafe {
+                    let at = to.0.add(panels.start * PANEL);
+                    kernels.matmul(matrix, panels, acts, 0..rows, at, width, false);
+                }
+            }
+        })
+    }
+}
+
+/// Where products go.
+struct Out(*mut f32);
+
+// SAFETY: an address; threads write to columns of their own.
+unsafe impl Sync for Out {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::blocks::f32_to_bf16;
+
+    #[test]
+    fn products_are_those_of_the_numbers_whatever_the_rows() {
+        let shape = [37, 45];
+        let number = |i: usize| ((i * 2_654_435_761) % 2_001) as f32 / 1_000.0 - 1.0;
+        let table: Vec<u16> = (0..shape[0] * shape[1])
+            .map(|i| f32_to_bf16(number(i)))
+            .collect();
+        let data: Vec<u8> = table.iter().flat_map(|bits| bits.to_le_bytes()).collect();
+        let mut head = Head::new(Kind::BF16, shape, &data, None, 2).unwrap();
+        assert_eq!(head.width(), 48);
+        let x: Vec<f32> = (0..9 * shape[1]).map(|i| number(i + 77)).collect();
+        let mut all = vec![0.0; 9 * 48];
+        head.product(&x, &mut all).unwrap();
+        for row in 0..9 {
+            let own = &x[row * shape[1]..][..shape[1]];
+            let mut alone = vec![0.0; 48];
+            head.product(own, &mut alone).unwrap();
+            assert_eq!(alone, all[row * 48..][..48]);
+            for (output, got) in alone.iter().take(shape[0]).enumerate() {
+                let weights = &table[output * shape[1]..][..shape[1]];
+                let want: f64 = weights
+                    .iter()
+                    .zip(own)
+                    .map(|(&w, &x)| f64::from(f32::from_bits(u32::from(w) << 16)) * f64::from(x))
+                    .sum();
+                assert!((f64::from(*got) - want).abs() < 1e-5, "{got}, not {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_an_error() {
+        let mut head = Head::new(Kind::F32, [3, 2], &[0; 24], None, 1).unwrap();
+        assert!(head.product(&[0.0; 3], &mut [0.0; 16]).is_err());
+        assert!(head.product(&[0.0; 2], &mut [0.0; 3]).is_err());
+        assert!(head.product(&[], &mut []).is_ok());
+        assert!(Head::new(Kind::BF16, [3, 2], &[0; 24], None, 1).is_err());
+        assert!(Head::new(Kind::BF16, [0, 2], &[], None, 1).is_err());
+    }
+}

@@ -1,0 +1,78 @@
+//! `minisgl._rust.CpuHead`: the output head of the torch engine on a CPU, multiplied by the CPU engine's kernels.
+//!
+//! Keeps true: products run without the GIL, on arrays that the caller made for the call.
+//! Doesn't know: torch.
+
+use std::sync::{Mutex, PoisonError};
+
+use minisgl_cpu::Head;
+use minisgl_cpu::files::Kind;
+use minisgl_cpu::kernels::Isa;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::buffers::Array;
+use crate::cpu_engine::to_python;
+
+#[pyclass(module = "minisgl._rust")]
+pub(crate) struct CpuHead {
+    inner: Mutex<Head>,
+}
+
+impl CpuHead {
+    fn locked(&self) -> std::sync::MutexGuard<'_, Head> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl CpuHead {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        table: &Bound<'_, PyAny>,
+        kind: &str,
+        shape: [usize; 2],
+        isa: Option<&str>,
+        threads: usize,
+    ) -> PyResult<Self> {
+        let kind = match kind {
+            "bfloat16" => Kind::BF16,
+            "float16" => Kind::F16,
+            other => return Err(PyValueError::new_err(format!("kind: {other}: not halves"))),
+        };
+        let mut table = Array::<u8>::bind(table, "table", 1)?;
+        let data: &[u8] = table.as_mut();
+        let head = py.detach(|| Head::new(kind, shape, data, isa, threads));
+        Ok(Self {
+            inner: Mutex::new(head.map_err(|error| to_python(&error))?),
+        })
+    }
+
+    #[getter]
+    fn width(&self) -> usize {
+        self.locked().width()
+    }
+
+    /// What would multiply, held down or not. Raises `ValueError` for what this CPU has not.
+    #[staticmethod]
+    fn isa(held_down_by: Option<&str>) -> PyResult<&'static str> {
+        let found = Isa::detect(held_down_by).map_err(|error| to_python(&error))?;
+        Ok(found.name())
+    }
+
+    fn product(
+        &self,
+        py: Python<'_>,
+        x: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (mut x, mut out) = (
+            Array::<f32>::bind(x, "x", 1)?,
+            Array::<f32>::bind(out, "out", 1)?,
+        );
+        let (x, out): (&[f32], _) = (x.as_mut(), out.as_mut());
+        py.detach(|| self.locked().product(x, out))
+            .map_err(|error| to_python(&error))
+    }
+}
