@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from minisgl import envs
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.cpu_loading import load_cpu_engine
-from tests.helpers.gguf import TOKENS, write_gguf
-from tests.helpers.models import tiny_model
+from tests.helpers.gguf import write_gguf, written_model
 
 SIZES = (0, 1, 2, 31, 33, 63, 64, 65, 255, 2**16, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
 
@@ -46,13 +46,19 @@ def _head(content: bytes) -> int:
 
 
 @pytest.mark.parametrize("cases", [150, pytest.param(5000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
-@pytest.mark.parametrize(("variant", "arch"), [("llama3-tied", "llama"), ("qwen3-moe", "qwen3moe")])
+@pytest.mark.parametrize(
+    ("variant", "arch", "changes"),
+    [
+        ("llama3-tied", "llama", {}),
+        ("qwen3-moe", "qwen3moe", {}),
+        ("gemma3-tied", "gemma3", {"layer_types": ["sliding_attention"]}),
+    ],
+)
 def test_changed_files_are_errors_or_engines(
-    variant: str, arch: str, cases: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variant: str, arch: str, changes: dict[str, Any], cases: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(envs.CACHE, str(tmp_path / "cache"))
-    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}
-    model = tiny_model(variant, vocab_size=len(TOKENS), num_hidden_layers=1, intermediate_size=64, **rope)
+    model = written_model(variant, num_hidden_layers=1, intermediate_size=64, **changes)
     file = write_gguf(tmp_path / "m.gguf", model, arch)
     content, rng = file.read_bytes(), random.Random(14)
     tokens = content.index(b"tokenizer.ggml.token_type")

@@ -206,6 +206,7 @@ def test_experts() -> None:
         ({**GEMMA3, "hidden_activation": "silu"}, "hidden_activation: 'silu'"),
         ({**GEMMA3, "final_logit_softcapping": 30.0}, r"final_logit_softcapping: 30\.0 is not supported \(by"),
         ({**GEMMA3, "use_bidirectional_attention": True}, "use_bidirectional_attention: True"),
+        ({**GEMMA3, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar: 0: must be more than 0"),
         ({**GEMMA3, "sliding_window": None}, "sliding_window: missing"),
         ({**GEMMA3, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type: 'yarn' is not supported with"),
         ({"hidden_size": "wide"}, "wide"),

@@ -68,6 +68,33 @@ def test_logits_equal_those_of_the_model_in_the_file(
     torch.testing.assert_close(logits, reference_logits(model, ids), rtol=0, atol=LOGITS_WITHIN)
 
 
+@pytest.mark.parametrize(
+    ("key", "number", "windows"),
+    [
+        ("sliding_window_pattern", 2, [9, None, 9, None, 9, None, 9]),
+        ("sliding_window_pattern", 1, [None] * 7),
+        ("sliding_window", 0, [None] * 7),
+        ("sliding_window", 12, [12, 12, 12, 12, 12, None, 12]),
+    ],
+)
+def test_the_layers_of_gemma_with_a_window(key: str, number: int, windows: list[int | None], tmp_path: Path) -> None:
+    def edit(writer: GGUFWriter) -> None:
+        writer.kv_data[0].pop(f"gemma3.attention.{key}", None)
+        writer.add_uint32(f"gemma3.attention.{key}", number)
+
+    folder = import_gguf(write_gguf(tmp_path / "m.gguf", written_model("gemma3-tied"), "gemma3", edit=edit), quiet)
+    assert list(load_config(folder).windows) == windows
+
+
+def test_capped_logits_of_gemma_are_refused(tmp_path: Path) -> None:
+    def edit(writer: GGUFWriter) -> None:
+        writer.add_final_logit_softcapping(30.0)
+
+    file = write_gguf(tmp_path / "m.gguf", written_model("gemma3-tied"), "gemma3", edit=edit)
+    with pytest.raises(ConfigError, match=r"gemma3\.final_logit_softcapping: 30 is not imported"):
+        import_gguf(file, quiet)
+
+
 @pytest.mark.parametrize("kind", ["yarn", "linear"])
 def test_a_stretched_context(kind: str, tmp_path: Path) -> None:
     rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 500.0, "factor": 8.0}

@@ -160,7 +160,7 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
         mlp_bias=variant.mlp_bias and bool(raw.get("mlp_bias", False)),
         windows=_windows(raw, variant),
         rotated=_rotated(raw, variant),
-        attention_scale=float(raw.get("query_pre_attn_scalar", 256) if variant.gemma else head_dim) ** -0.5,
+        attention_scale=_attention_scale(raw, variant, head_dim),
         gemma=variant.gemma,
         moe=_moe(raw) if variant.experts else None,
         packing=parse_packing(raw),
@@ -180,6 +180,14 @@ def _check_activation(raw: Mapping[str, Any], variant: Variant) -> None:
         if raw.get(field):
             found = f"config.json: {field}: {raw[field]} is not supported"
             raise ConfigError(f"{found} (by transformers' code: --model-impl transformers)")
+
+
+def _attention_scale(raw: Mapping[str, Any], variant: Variant, head_dim: int) -> float:
+    size = float(raw.get("query_pre_attn_scalar", 256)) if variant.gemma else float(head_dim)
+    if size <= 0:
+        name = "query_pre_attn_scalar" if variant.gemma else "head_dim"
+        raise ConfigError(f"config.json: {name}: {size:g}: must be more than 0")
+    return size**-0.5
 
 
 def _architecture(raw: Mapping[str, Any]) -> str:
