@@ -23,15 +23,20 @@ class Products:
     scale: float | None = None
     softcap: float | None = None
 
+    def wants_heads_apart(self, dtype: torch.dtype) -> bool:
+        """Whether `attend` would copy K and V of a type in which heads lie side by side: products of halves take longer
+        where heads do not lie apart."""
+        return self.softcap is not None and dtype is not torch.float32
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """q [rows, kv_heads, n, k_dim], k [rows, kv_heads, m, k_dim], v [rows, kv_heads, m, v_dim] ->
         [rows, kv_heads, n, v_dim]. `mask` is added to the scores and broadcasts to [rows, kv_heads, n, m]."""
         if self.softcap is None:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
-        # float32 row by row or head by head: all at once torch copies K and V, in which heads lie side by side. Halves
-        # are copied: their products take longer where heads do not lie apart.
-        product = _piece_by_piece if q.dtype is torch.float32 else torch.matmul
-        by_head = q.shape[0] > q.shape[1]
+        # float32 row by row or head by head: all at once torch copies K and V, in which heads lie side by side
+        is_wide = q.dtype is torch.float32
+        product = _piece_by_piece if is_wide else torch.matmul
+        by_head = is_wide and q.shape[0] > q.shape[1]
         if by_head:
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
             mask = None if mask is None else mask.transpose(0, 1)

@@ -34,7 +34,8 @@ class _DecodeGroup:
     columns: int  # pages that are read of a row
     length: int  # of the keys; up to columns * page_size
     mask: Tensor | None  # [g, 1, 1, length]; None if every row has that length
-    gathers: dict[tuple[int, int, int], list[_Gather]]  # by KV heads, k_dim, v_dim; made when a layer needs them
+    gathers: dict[tuple[int, int, int, bool], list[_Gather]]
+    """By KV heads, k_dim, v_dim, and whether heads lie apart; made when a layer needs them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,8 +43,8 @@ class _Gather:
     """Of some rows of a group. K and V lie in the scratch buffer until the next gather of any layer."""
 
     rows: slice
-    pages: Tensor
-    k: Tensor  # [pages, values of a page]
+    places: Tensor  # pages; where heads lie apart, the keys of one head after the other
+    k: Tensor  # [places, values of one]
     v: Tensor
     k_heads: Tensor  # the same as [rows, kv_heads, length, k_dim]
     v_heads: Tensor
@@ -201,41 +202,56 @@ class TorchSdpa:
         num_rows, heads, dim = q.shape
         kv_heads = pool_k.shape[2]
         folded = q.reshape(num_rows, kv_heads, heads // kv_heads, dim)
-        shape = (kv_heads, dim, pool_v.shape[3])
+        shape = (kv_heads, dim, pool_v.shape[3], self._products[layer].wants_heads_apart(self._dtype))
         if (gathers := group.gathers.get(shape)) is None:
             gathers = group.gathers[shape] = self._gathers(group, num_rows, *shape)
         parts = []
         for one in gathers:
-            torch.index_select(pool_k.view(-1, one.k.shape[1]), 0, one.pages, out=one.k)
-            torch.index_select(pool_v.view(-1, one.v.shape[1]), 0, one.pages, out=one.v)
+            torch.index_select(pool_k.view(-1, one.k.shape[1]), 0, one.places, out=one.k)
+            torch.index_select(pool_v.view(-1, one.v.shape[1]), 0, one.places, out=one.v)
             its_q = folded if len(gathers) == 1 else folded[one.rows]
             parts.append(self._products[layer].attend(its_q, one.k_heads, one.v_heads, one.mask))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out.reshape(num_rows, heads, -1)
 
-    def _gathers(self, group: _DecodeGroup, num_rows: int, kv_heads: int, k_dim: int, v_dim: int) -> list[_Gather]:
+    def _gathers(
+        self, group: _DecodeGroup, num_rows: int, kv_heads: int, k_dim: int, v_dim: int, apart: bool
+    ) -> list[_Gather]:
         """As many rows at a time as the scratch buffer holds; for all layers of a step with these heads."""
         columns, values = group.columns, self._pool.page_size * kv_heads
         per_row = columns * values * max(k_dim, v_dim) * self._dtype.itemsize
         at_once = min(num_rows, max(1, SCRATCH_BYTES // per_row))
-        places = []
         for which, dim in enumerate((k_dim, v_dim)):
             needed = at_once * columns * values * dim
             if len(self._scratch[which]) < needed:
                 self._scratch[which] = self._scratch[which].new_empty(needed)
-            places.append(self._scratch[which][:needed].view(at_once * columns, values * dim))
         gathers = []
         for start in range(0, num_rows, at_once):
             rows = slice(start, min(start + at_once, num_rows))
-            pages = group.pages[rows.start * columns : rows.stop * columns]
-            k, v = (place[: len(pages)] for place in places)
+            count = rows.stop - start
+            places = group.pages[rows.start * columns : rows.stop * columns]
+            if apart:
+                places = self._heads_apart(places.view(count, columns), kv_heads, group.length)
+            of_one = 1 if apart else values
+            k, v = (
+                scratch[: len(places) * of_one * dim].view(len(places), of_one * dim)
+                for scratch, dim in zip(self._scratch, (k_dim, v_dim), strict=True)
+            )
             k_heads, v_heads = (
-                place.view(rows.stop - start, -1, kv_heads, dim)[:, : group.length].transpose(1, 2)
-                for place, dim in ((k, k_dim), (v, v_dim))
+                found.view(count, kv_heads, group.length, dim)
+                if apart
+                else found.view(count, -1, kv_heads, dim)[:, : group.length].transpose(1, 2)
+                for found, dim in ((k, k_dim), (v, v_dim))
             )
             mask = None if group.mask is None else group.mask[rows]
-            gathers.append(_Gather(rows, pages, k, v, k_heads, v_heads, mask))
+            gathers.append(_Gather(rows, places, k, v, k_heads, v_heads, mask))
         return gathers
+
+    def _heads_apart(self, pages: Tensor, kv_heads: int, length: int) -> Tensor:
+        """[rows, columns] pages -> [rows * kv_heads * length]: where in the pool each key of each head is."""
+        size = self._pool.page_size
+        keys = (pages[:, :, None] * size + torch.arange(size, device=self._device)).flatten(1)[:, None, :length]
+        return (keys * kv_heads + torch.arange(kv_heads, device=self._device)[:, None]).flatten()
 
     # ----------------------------------------------------------------------------------------------------- prefill
 

@@ -187,7 +187,7 @@ def _attention_scale(raw: Mapping[str, Any], variant: Variant, head_dim: int) ->
     if size <= 0:
         name = "query_pre_attn_scalar" if variant.gemma else "head_dim"
         raise ConfigError(f"config.json: {name}: {size:g}: must be more than 0")
-    return size**-0.5
+    return float(size**-0.5)
 
 
 def _architecture(raw: Mapping[str, Any]) -> str:
