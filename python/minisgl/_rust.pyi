@@ -321,9 +321,12 @@ class CpuAdapter:
 @final
 class CpuHead:
     """A table of halves, "bfloat16" or "float16", [rows, columns] as uint8, by which float32 rows are multiplied.
+    `gomp_parallel`: where the process has that function of GNU's OpenMP, whose threads are used then; 0: nowhere.
     Raises `ValueError`, of (fault, text) where the table or the processor is at fault."""
 
-    def __new__(cls, table: object, kind: str, shape: tuple[int, int], isa: str | None, threads: int) -> CpuHead: ...
+    def __new__(
+        cls, table: object, kind: str, shape: tuple[int, int], isa: str | None, threads: int, gomp_parallel: int
+    ) -> CpuHead: ...
     @staticmethod
     def isa(held_down_by: str | None) -> str: ...
     @property

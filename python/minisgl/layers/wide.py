@@ -9,6 +9,8 @@ of rows.
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -33,6 +35,7 @@ class WideProduct:
             (table.shape[0], table.shape[1]),
             envs.cpu_isa(),
             torch.get_num_threads(),
+            _gomp_parallel(),
         )
 
     @staticmethod
@@ -54,6 +57,16 @@ class WideProduct:
         if len(x):
             self._head.product(x.float().contiguous().numpy(), out.numpy())
         return out if out.shape[1] == self._outputs else out[:, : self._outputs].contiguous()
+
+
+def _gomp_parallel() -> int:
+    """Where the function is by which torch calls its threads, if they are GNU's OpenMP; else 0. They spin between two
+    operations of torch: other threads would have to share cores with them."""
+    try:
+        found = ctypes.CDLL(None).GOMP_parallel
+    except (AttributeError, OSError):
+        return 0
+    return ctypes.cast(found, ctypes.c_void_p).value or 0
 
 
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:

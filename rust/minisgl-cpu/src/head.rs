@@ -9,14 +9,43 @@ use crate::error::{Error, Result};
 use crate::files::{Kind, TensorView};
 use crate::kernels::{Acts, Isa, Kernels, Mode};
 use crate::model::Groups;
+use crate::openmp::OpenMp;
 use crate::threads::{Counter, Pool};
 use crate::weights::{Matrix, PANEL, Part};
+
+/// Rows that are prepared in less time than threads are called.
+const FEW: usize = 64;
+
+/// Who multiplies.
+pub enum Team {
+    /// Threads of its own.
+    Own(Pool),
+    /// Those that the process has anyway.
+    OpenMp(OpenMp),
+}
+
+impl Team {
+    fn threads(&self) -> usize {
+        match self {
+            Self::Own(pool) => pool.threads(),
+            Self::OpenMp(threads) => threads.threads(),
+        }
+    }
+
+    /// Call `job` on all threads at once.
+    fn run(&mut self, job: &(dyn Fn() + Sync)) -> Result<()> {
+        match self {
+            Self::Own(pool) => pool.run(&|_, _| job()),
+            Self::OpenMp(threads) => threads.run(job),
+        }
+    }
+}
 
 /// A matrix, `outputs` by `inputs`, and the threads that multiply by it.
 pub struct Head {
     matrix: Matrix,
     kernels: Kernels,
-    pool: Pool,
+    team: Team,
     acts: Acts,
     rows: usize,
 }
@@ -28,7 +57,7 @@ impl Head {
         shape: [usize; 2],
         data: &[u8],
         isa: Option<&str>,
-        threads: usize,
+        team: Team,
     ) -> Result<Self> {
         if shape.contains(&0) {
             return Err(Error::setting("a head without numbers"));
@@ -39,7 +68,7 @@ impl Head {
             acts: Acts::new(1, matrix.k(), Mode::Exact),
             rows: 1,
             kernels: Kernels::new(Isa::detect(isa)?).decoding(),
-            pool: Pool::new(threads)?,
+            team,
             matrix,
         })
     }
@@ -66,16 +95,22 @@ impl Head {
         }
         let acts = self.acts.writer(rows.max(1), inputs);
         let (kernels, matrix) = (self.kernels, &self.matrix);
-        let groups = Groups::of(matrix, self.pool.threads());
+        let groups = Groups::of(matrix, self.team.threads());
         let counters: [Counter; 2] = Default::default();
         let to = Out(out.as_mut_ptr());
-        self.pool.run(&|_, barrier| {
-            let to = &to;
+        let prepare = || {
             while let Some(row) = counters[0].take(rows) {
                 // SAFETY: this row was handed out once; `x` has `inputs` numbers of it.
                 unsafe { kernels.prepare(x[row * inputs..].as_ptr(), acts, row) };
             }
-            barrier.wait();
+        };
+        if rows < FEW {
+            prepare();
+        } else {
+            self.team.run(&prepare)?;
+        }
+        self.team.run(&|| {
+            let to = &to;
             while let Some(group) = counters[1].take(groups.count) {
                 let panels = groups.panels(group);
                 // SAFETY: these columns were handed out once; `out` has room for all rows, as checked above.
@@ -99,6 +134,10 @@ mod tests {
     use super::*;
     use crate::files::blocks::f32_to_bf16;
 
+    fn team(threads: usize) -> Team {
+        Team::Own(Pool::new(threads).unwrap())
+    }
+
     #[test]
     fn products_are_those_of_the_numbers_whatever_the_rows() {
         let shape = [37, 45];
@@ -107,7 +146,7 @@ mod tests {
             .map(|i| f32_to_bf16(number(i)))
             .collect();
         let data: Vec<u8> = table.iter().flat_map(|bits| bits.to_le_bytes()).collect();
-        let mut head = Head::new(Kind::BF16, shape, &data, None, 2).unwrap();
+        let mut head = Head::new(Kind::BF16, shape, &data, None, team(2)).unwrap();
         assert_eq!(head.width(), 48);
         let x: Vec<f32> = (0..9 * shape[1]).map(|i| number(i + 77)).collect();
         let mut all = vec![0.0; 9 * 48];
@@ -131,11 +170,11 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_an_error() {
-        let mut head = Head::new(Kind::F32, [3, 2], &[0; 24], None, 1).unwrap();
+        let mut head = Head::new(Kind::F32, [3, 2], &[0; 24], None, team(1)).unwrap();
         assert!(head.product(&[0.0; 3], &mut [0.0; 16]).is_err());
         assert!(head.product(&[0.0; 2], &mut [0.0; 3]).is_err());
         assert!(head.product(&[], &mut []).is_ok());
-        assert!(Head::new(Kind::BF16, [3, 2], &[0; 24], None, 1).is_err());
-        assert!(Head::new(Kind::BF16, [0, 2], &[], None, 1).is_err());
+        assert!(Head::new(Kind::BF16, [3, 2], &[0; 24], None, team(1)).is_err());
+        assert!(Head::new(Kind::BF16, [0, 2], &[], None, team(1)).is_err());
     }
 }

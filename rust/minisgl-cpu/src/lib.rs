@@ -24,6 +24,7 @@ pub mod kernels;
 pub mod kv;
 pub mod load;
 pub mod model;
+mod openmp;
 mod pooling;
 pub mod sampling;
 pub mod step;
@@ -32,6 +33,7 @@ pub mod weights;
 
 pub use engine::Engine;
 pub use error::{Error, Result};
-pub use head::Head;
+pub use head::{Head, Team};
 pub use model::{Adapter, Pair};
+pub use openmp::OpenMp;
 pub use step::{Embedding, PromptLogprobs, Sampled, Step, StepLogprobs};

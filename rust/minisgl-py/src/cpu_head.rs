@@ -5,9 +5,10 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use minisgl_cpu::Head;
 use minisgl_cpu::files::Kind;
 use minisgl_cpu::kernels::Isa;
+use minisgl_cpu::threads::Pool;
+use minisgl_cpu::{Head, OpenMp, Team};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -25,6 +26,13 @@ impl CpuHead {
     }
 }
 
+/// None for the address 0.
+#[allow(unsafe_code)]
+fn openmp(gomp_parallel: usize, threads: usize) -> Option<OpenMp> {
+    // SAFETY: Python found the address under that name in the process; libraries are never unloaded.
+    unsafe { OpenMp::new(gomp_parallel, threads) }
+}
+
 #[pymethods]
 impl CpuHead {
     #[new]
@@ -35,15 +43,20 @@ impl CpuHead {
         shape: [usize; 2],
         isa: Option<&str>,
         threads: usize,
+        gomp_parallel: usize,
     ) -> PyResult<Self> {
         let kind = match kind {
             "bfloat16" => Kind::BF16,
             "float16" => Kind::F16,
             other => return Err(PyValueError::new_err(format!("kind: {other}: not halves"))),
         };
+        let team = match openmp(gomp_parallel, threads) {
+            Some(team) => Team::OpenMp(team),
+            None => Team::Own(Pool::new(threads).map_err(|error| to_python(&error))?),
+        };
         let mut table = Array::<u8>::bind(table, "table", 1)?;
         let data: &[u8] = table.as_mut();
-        let head = py.detach(|| Head::new(kind, shape, data, isa, threads));
+        let head = py.detach(|| Head::new(kind, shape, data, isa, team));
         Ok(Self {
             inner: Mutex::new(head.map_err(|error| to_python(&error))?),
         })
