@@ -4,7 +4,7 @@ On a CPU torch multiplies no halves into float32. The CPU engine's kernels do, f
 layout; where those are missing (no extension, no vectors) pieces of the table become float32, one after the other.
 
 Keeps true: a product is that of the numbers as they are; on a CPU by the kernels it has the same bits for every number
-of rows.
+of rows, which are others for rows of bfloat16 than for the same numbers in float32.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class WideProduct:
     def __call__(self, x: Tensor) -> Tensor:
         out = torch.empty(len(x), self._head.width)
         if len(x):
-            self._head.product(x.float().contiguous().numpy(), out.numpy())
+            self._head.product(x.float().contiguous().numpy(), out.numpy(), x.dtype is torch.bfloat16)
         return out if out.shape[1] == self._outputs else out[:, : self._outputs].contiguous()
 
 

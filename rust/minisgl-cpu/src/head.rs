@@ -11,7 +11,7 @@ use crate::kernels::{Acts, Isa, Kernels, Mode};
 use crate::model::Groups;
 use crate::openmp::OpenMp;
 use crate::threads::{Counter, Pool};
-use crate::weights::{Matrix, PANEL, Part};
+use crate::weights::{Form, Matrix, PANEL, Part};
 
 /// Rows that are prepared in less time than threads are called.
 const FEW: usize = 64;
@@ -79,8 +79,9 @@ impl Head {
         self.matrix.panels() * PANEL
     }
 
-    /// The products of [rows, inputs] into [rows, `width`].
-    pub fn product(&mut self, x: &[f32], out: &mut [f32]) -> Result<()> {
+    /// The products of [rows, inputs] into [rows, `width`]. `halves`: the rows are bf16, so that less needs to be
+    /// multiplied; the last places of sums may be others then.
+    pub fn product(&mut self, x: &[f32], out: &mut [f32], halves: bool) -> Result<()> {
         let (inputs, width) = (self.matrix.k(), self.width());
         let rows = x.len() / inputs;
         if x.len() != rows * inputs || out.len() != rows * width {
@@ -93,15 +94,24 @@ impl Head {
             self.rows = rows;
             self.acts = Acts::new(rows, inputs, Mode::Exact);
         }
-        let acts = self.acts.writer(rows.max(1), inputs);
         let (kernels, matrix) = (self.kernels, &self.matrix);
+        let halves = halves && matrix.form() == Form::Bf16 && kernels.has_halves();
+        let mode = if halves { Mode::Bf16 } else { Mode::Exact };
+        let acts = self.acts.writer_as(rows.max(1), inputs, mode);
         let groups = Groups::of(matrix, self.team.threads());
         let counters: [Counter; 2] = Default::default();
         let to = Out(out.as_mut_ptr());
         let prepare = || {
             while let Some(row) = counters[0].take(rows) {
+                let from = x[row * inputs..].as_ptr();
                 // SAFETY: this row was handed out once; `x` has `inputs` numbers of it.
-                unsafe { kernels.prepare(x[row * inputs..].as_ptr(), acts, row) };
+                unsafe {
+                    if halves {
+                        kernels.prepare_halves(from, acts, row);
+                    } else {
+                        kernels.prepare(from, acts, row);
+                    }
+                }
             }
         };
         if rows < FEW {
@@ -116,7 +126,11 @@ impl Head {
                 // SAFETY: these columns were handed out once; `out` has room for all rows, as checked above.
                 unsafe {
                     let at = to.0.add(panels.start * PANEL);
-                    kernels.matmul(matrix, panels, acts, 0..rows, at, width, false);
+                    if halves {
+                        kernels.matmul_halves(matrix, panels, acts, 0..rows, at, width);
+                    } else {
+                        kernels.matmul(matrix, panels, acts, 0..rows, at, width, false);
+                    }
                 }
             }
         })
@@ -132,7 +146,7 @@ unsafe impl Sync for Out {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::blocks::f32_to_bf16;
+    use crate::files::blocks::{bf16_to_f32, f32_to_bf16};
 
     fn team(threads: usize) -> Team {
         Team::Own(Pool::new(threads).unwrap())
@@ -150,11 +164,25 @@ mod tests {
         assert_eq!(head.width(), 48);
         let x: Vec<f32> = (0..9 * shape[1]).map(|i| number(i + 77)).collect();
         let mut all = vec![0.0; 9 * 48];
-        head.product(&x, &mut all).unwrap();
+        let halves: Vec<f32> = x.iter().map(|&x| bf16_to_f32(f32_to_bf16(x))).collect();
+        for (x, is_halves) in [(&x, false), (&halves, true)] {
+            head.product(x, &mut all, is_halves).unwrap();
+            check(&mut head, &table, shape, x, &all, is_halves);
+        }
+    }
+
+    fn check(
+        head: &mut Head,
+        table: &[u16],
+        shape: [usize; 2],
+        x: &[f32],
+        all: &[f32],
+        halves: bool,
+    ) {
         for row in 0..9 {
             let own = &x[row * shape[1]..][..shape[1]];
             let mut alone = vec![0.0; 48];
-            head.product(own, &mut alone).unwrap();
+            head.product(own, &mut alone, halves).unwrap();
             assert_eq!(alone, all[row * 48..][..48]);
             for (output, got) in alone.iter().take(shape[0]).enumerate() {
                 let weights = &table[output * shape[1]..][..shape[1]];
@@ -171,9 +199,9 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_an_error() {
         let mut head = Head::new(Kind::F32, [3, 2], &[0; 24], None, team(1)).unwrap();
-        assert!(head.product(&[0.0; 3], &mut [0.0; 16]).is_err());
-        assert!(head.product(&[0.0; 2], &mut [0.0; 3]).is_err());
-        assert!(head.product(&[], &mut []).is_ok());
+        assert!(head.product(&[0.0; 3], &mut [0.0; 16], false).is_err());
+        assert!(head.product(&[0.0; 2], &mut [0.0; 3], false).is_err());
+        assert!(head.product(&[], &mut [], true).is_ok());
         assert!(Head::new(Kind::BF16, [3, 2], &[0; 24], None, team(1)).is_err());
         assert!(Head::new(Kind::BF16, [0, 2], &[], None, team(1)).is_err());
     }

@@ -79,13 +79,14 @@ impl CpuHead {
         py: Python<'_>,
         x: &Bound<'_, PyAny>,
         out: &Bound<'_, PyAny>,
+        halves: bool,
     ) -> PyResult<()> {
         let (mut x, mut out) = (
             Array::<f32>::bind(x, "x", 1)?,
             Array::<f32>::bind(out, "out", 1)?,
         );
         let (x, out): (&[f32], _) = (x.as_mut(), out.as_mut());
-        py.detach(|| self.locked().product(x, out))
+        py.detach(|| self.locked().product(x, out, halves))
             .map_err(|error| to_python(&error))
     }
 }

@@ -24,7 +24,7 @@ use std::ops::Range;
 pub use acts::{Acts, ActsPtr, Mode};
 pub use isa::Isa;
 
-use crate::weights::{Matrix, PANEL};
+use crate::weights::{Form, Matrix, PANEL};
 
 /// What a matrix product reads and writes.
 #[derive(Clone)]
@@ -152,6 +152,69 @@ impl Kernels {
         };
         // SAFETY: the caller's, and the shapes fit.
         unsafe { (self.table.matmul)(&product) }
+    }
+
+    /// Whether `matmul_halves` is there.
+    #[must_use]
+    pub fn has_halves(&self) -> bool {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        return matches!(self.isa, Isa::Avx512 | Isa::Amx) && avx512::halves::is_here();
+        #[allow(unreachable_code)] // where there are no such CPUs
+        false
+    }
+
+    /// As `prepare`, for `matmul_halves`: numbers are rounded to bf16.
+    ///
+    /// # Safety
+    /// As of `prepare`, and `has_halves`.
+    ///
+    /// # Panics
+    /// If `acts` has another mode.
+    pub unsafe fn prepare_halves(&self, x: *const f32, acts: ActsPtr, row: usize) {
+        assert!(acts.mode == Mode::Bf16 && self.has_halves());
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: the caller's; the CPU has AVX-512.
+        unsafe {
+            avx512::small::prepare_as::<false, true>(x, acts, row);
+        }
+        let _ = (x, row);
+    }
+
+    /// As `matmul` without `add`, of a bf16 matrix and rows of bf16, with other bits in the last places: the same for
+    /// every number of rows and cut of panels.
+    ///
+    /// # Safety
+    /// As of `matmul`, with rows that `prepare_halves` made.
+    ///
+    /// # Panics
+    /// If panels, rows, `k`, form or mode do not fit, or it is not there.
+    pub unsafe fn matmul_halves(
+        &self,
+        w: &Matrix,
+        panels: Range<usize>,
+        acts: ActsPtr,
+        rows: Range<usize>,
+        out: *mut f32,
+        stride: usize,
+    ) {
+        assert!(panels.end <= w.panels() && rows.end <= acts.rows && w.k() == acts.k);
+        assert!(w.form() == Form::Bf16 && acts.mode == Mode::Bf16 && self.has_halves());
+        assert!(rows.len() <= 1 || stride >= panels.len() * PANEL);
+        let product = Product {
+            w,
+            panels,
+            acts,
+            rows,
+            out,
+            stride,
+            add: false,
+        };
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: the caller's, and the shapes fit.
+        unsafe {
+            avx512::halves::matmul(&product);
+        }
+        let _ = product;
     }
 
     /// `out = x / sqrt(mean of squares + eps) * w`, over `n` numbers; `out` may be `x`.

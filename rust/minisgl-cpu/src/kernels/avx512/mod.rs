@@ -6,6 +6,7 @@
 #![allow(clippy::needless_range_loop)] // over registers: how many is known when it is compiled
 
 mod exact;
+pub(super) mod halves;
 mod int8;
 pub(super) mod small;
 pub(super) mod unpack;
