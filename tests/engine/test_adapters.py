@@ -36,10 +36,10 @@ class World:
     references: dict[int, Any]
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+@pytest.fixture(scope="module", params=["qwen3-untied", "gemma3-tied"])
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
     place = tmp_path_factory.mktemp("adapters")
-    model = models.tiny_model("qwen3-untied")
+    model = models.tiny_model(request.param)
     folder = models.save(model, place / "model")
     found = World(folder, {}, {0: model})
     for number, settings in enumerate(KINDS.values(), 1):
