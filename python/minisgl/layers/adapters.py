@@ -87,32 +87,32 @@ class Factors:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The factors of `adapters`, those of smaller ranks filled up with zeros: A [blocks, in, sum of ranks], and of each
-    part B [blocks, rank, out]."""
+    """The factors of `adapters`, those of smaller ranks filled up with zeros, by part: A [blocks, in, rank], B [blocks,
+    rank, out]. (Measured: products with three A of rank 16 side by side take twice as long as one after the other.)"""
 
     adapters: tuple[int, ...]
-    a: Tensor
-    bs: tuple[Tensor, ...]
+    parts: tuple[tuple[Tensor, Tensor], ...]
 
     @staticmethod
     def of(adapters: tuple[int, ...], found: Sequence[Factors | None], x: Tensor, out_sizes: Sequence[int]) -> Stack:
         """`x` [n, in], for its size, dtype and device."""
         there = [(place, factors) for place, factors in enumerate(found) if factors is not None]
         ranks = [max((factors.ranks[i] for _, factors in there), default=0) for i in range(len(out_sizes))]
-        a = x.new_zeros(len(found), x.shape[1], sum(ranks))
-        bs = tuple(x.new_zeros(len(found), rank, out) for rank, out in zip(ranks, out_sizes, strict=True))
+        parts = tuple(
+            (x.new_zeros(len(found), x.shape[1], rank), x.new_zeros(len(found), rank, out))
+            for rank, out in zip(ranks, out_sizes, strict=True)
+        )
         for place, factors in there:
-            at = column = out = 0
-            for i, rank in enumerate(factors.ranks):
-                a[place, :, column : column + rank] = factors.a[at : at + rank].T
-                bs[i][place, :rank] = factors.b[out : out + out_sizes[i], at : at + rank].T
-                at, column, out = at + rank, column + ranks[i], out + out_sizes[i]
-        return Stack(adapters, a, bs)
+            at = out = 0
+            for (a, b), rank, size in zip(parts, factors.ranks, out_sizes, strict=True):
+                a[place, :, :rank] = factors.a[at : at + rank].T
+                b[place, :rank] = factors.b[out : out + size, at : at + rank].T
+                at, out = at + rank, out + size
+        return Stack(adapters, parts)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[blocks, size, in] -> [blocks, size, sum of out]"""
-        parts = torch.bmm(x, self.a).split([b.shape[1] for b in self.bs], 2)
-        found = [torch.bmm(part, b) for part, b in zip(parts, self.bs, strict=True)]
+        found = [torch.bmm(torch.bmm(x, a), b) for a, b in self.parts]
         return found[0] if len(found) == 1 else torch.cat(found, 2)
 
 
