@@ -6,9 +6,13 @@ Keeps true: what a page of today names is there today. Records (`worklog/`, `ben
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from minisgl.models.architectures import ARCHITECTURES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -93,3 +97,57 @@ def test_a_broken_link_would_be_found(tmp_path: Path) -> None:
         ("#a-b-c", True),
     ]
     assert anchors(page) == {"a-b-c"}
+
+
+def test_every_note_is_listed() -> None:
+    listed = {file for _, file, _ in of_this_repository(ROOT / "worklog" / "README.md")}
+    assert {note.name for note in (ROOT / "worklog").glob("**/2*.md") if note not in listed} == set()
+
+
+def test_commits_that_records_name_are_in_the_history_or_in_the_list_of_lost_ones() -> None:
+    told = text_of(ROOT / "worklog" / "README.md").partition("## Commits that are not in the history")[2]
+    lost = re.findall(r"`([0-9a-f]{7})`", told.partition("## ")[0])
+    found = subprocess.run(
+        ["git", "log", "--format=%h", "--abbrev=7"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if found.returncode or len(found.stdout.split()) < 100:
+        pytest.skip("the history is not here")
+    known = {*found.stdout.split(), *lost}
+    records = [
+        *ROOT.glob("worklog/**/*.md"),
+        *ROOT.glob("kanban/**/*.md"),
+        *ROOT.glob("benchmark/runs/**/README.md"),
+        *PAGES,
+    ]
+    names = re.compile(r"(?<![\w/.-])(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{7,10}(?![\w.-])")
+    named = {name[:7]: page.name for page in records for name in names.findall(text_of(page))}
+    assert {name: page for name, page in named.items() if name not in known} == {}
+
+
+def test_what_a_finished_card_left_open_is_on_another_card() -> None:
+    for card in ROOT.glob("kanban/done/*.md"):
+        left = text_of(card).partition("## Left")[2].partition("\n## ")[0]
+        if left:
+            (link,) = LINK.findall(left)
+            assert (card.parent / link).is_file(), card.name
+
+
+def test_the_readme_names_what_is_there() -> None:
+    """The table beside others, against the flags of `minisgl serve` and the models that are native."""
+    rows = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|", text_of(ROOT / "README.md"), re.MULTILINE))
+    flags = subprocess.run(
+        [sys.executable, "-m", "minisgl", "serve", "--help"], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
+    speculative, adapters, images = rows["speculative decoding, LoRA, images"].split(", ")
+    assert (speculative == "n-grams") == ("--speculative" in flags)
+    assert (adapters == "yes") == ("--lora" in flags)
+    assert images == "**no**"
+    # The README names families as people do: Qwen 2 to 3 is Qwen2 and Qwen3.
+    native = {re.sub(r"For\w+", "", name) for name in ARCHITECTURES}
+    told = (
+        rows["models"]
+        .replace("Qwen 2 to 3", "Qwen2, Qwen3")
+        .replace("Gemma 3", "Gemma3")
+        .replace("Qwen3-MoE", "Qwen3Moe")
+    )
+    assert {name for name in native if name != "Mistral3" and name not in told} == set()

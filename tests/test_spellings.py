@@ -180,8 +180,8 @@ def test_what_does_nothing_says_so(
     [
         (["--num-tokenizer", "2"], "--num-tokenizer 2: 0 or 1"),
         (["--tokenizer-count", "-1"], "--num-tokenizer -1: 0 or 1"),
-        (["--attention-backend", "trtllm"], "trtllm is for Blackwell GPUs only"),
-        (["--attn", "trtllm,fi"], "trtllm is for Blackwell GPUs only"),
+        (["--attention-backend", "trtllm"], "trtllm is not supported"),
+        (["--attn", "trtllm,fi"], "trtllm is not supported"),
         (["--attn", "fa,fi,fa"], "as PREFILL,DECODE"),
         (["--attn", "auto,fi"], "as PREFILL,DECODE"),
         (["--attn", "fast"], "'fast' is none of auto, torch_sdpa, flashinfer"),
@@ -246,7 +246,7 @@ def test_a_setting_in_both_spellings_is_an_error(given: dict[str, Any]) -> None:
 
 
 def test_a_backend_that_cannot_be_had() -> None:
-    with pytest.raises(ConfigError, match="attention_backend: trtllm: trtllm is for Blackwell"):
+    with pytest.raises(ConfigError, match="attention_backend: trtllm: trtllm is not supported"):
         LLM("none", engine="echo", attention_backend="trtllm")
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -202,10 +201,16 @@ def _wrapped(text: str, width: int) -> str:
 
 
 def write_page(raw: Mapping[str, Any], run: str, docs: Path) -> Path:
-    """`ideas.md` in `docs`, with its plots beside the other pictures."""
-    result, machine = raw["result"], raw["environment"]
-    loads = [one["load_average"] for one in result["experiments"] if not one["exact"]]
-    busy = f" Load average while it ran: {number(statistics.median(loads))} in the middle." if loads else ""
+    """Write `ideas.md` in `docs`, with its plots beside the other pictures.
+
+    Timings of a machine that was busier than it has cores are left out, and the page says so."""
+    machine = raw["environment"]
+    quiet = [one for one in raw["result"]["experiments"] if one["exact"] or one["load_average"] <= machine["cores"]]
+    num_busy = len(raw["result"]["experiments"]) - len(quiet)
+    result = raw["result"] | {"experiments": quiet}
+    busy = (
+        f" {num_busy} timings of the CPU engine are left out: the machine was busy with other work." if num_busy else ""
+    )
     parts = [
         f"# {TITLE}",
         "Claims that engines of this kind are known for, measured in one run of one command; the page is made from its "

@@ -38,7 +38,7 @@ ATTENTION = {
     "sdpa": "torch_sdpa",
     "eager": "torch_sdpa",
 }
-NO_ATTENTION = {"trtllm": "for Blackwell GPUs only, and not supported"}
+NO_ATTENTION = {"trtllm": "not supported"}
 CACHES = {"radix": "lru"}
 ROUTINGS = {"rr": "round_robin", "fsfs": "least_load"}
 SETTINGS = {
@@ -70,7 +70,7 @@ def quantization(value: object) -> str:
 
 
 def routing(value: object) -> str:
-    """`fsfs` is mini-sglang's "fewest sequences first served"."""
+    """`fsfs` is mini-sglang's name for `least_load`."""
     name = str(value).replace("-", "_")
     return ROUTINGS.get(name, name)
 

@@ -1,7 +1,7 @@
 """What the gateway is told once, as JSON, when the engine is ready: everything that an answer depends on beside its
 request (`rust/minisgl-gateway/src/config.rs` reads it).
 
-Keeps true: values are those that the Python server itself uses, resolved, so that no rule stands twice; the file for a
+Keeps true: values are those that the Python server itself uses, resolved; the file for a
 gateway that is a process of its own is readable by this user only, and never half written.
 Doesn't know: what the gateway does with it.
 """
