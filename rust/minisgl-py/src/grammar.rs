@@ -13,15 +13,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::panic_utils::catch_unwind;
-use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv};
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob};
 use llguidance::{Matcher, ParserFactory};
 use minisgl_cpu::sampling::{Grammar, SharedGrammar};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use toktrie_hf_tokenizers::{ByteTokenizer, ByteTokenizerEnv};
 
 use crate::arrays::Int32s;
+use crate::grammar_tokens;
 
 /// Tokens that are allowed together where a text may still grow by so many characters, between the library's own 10 and
 /// 30: most tokens have fewer, so that a text near its `maxLength` leaves few to be looked at one by one. This halves
@@ -51,14 +51,10 @@ impl GrammarTokenizer {
                 "eos_ids: none, or beyond the vocabulary",
             ));
         }
-        let json = tokenizer_json.as_bytes();
         let build = || {
-            let tokenizer = ByteTokenizer::from_json_bytes(json)?;
             // One with more ids than the model keeps them: their bits are left out of the masks.
-            let known = tokenizer.tokrx_info().vocab_size as usize;
-            let mut made = ByteTokenizerEnv::new(tokenizer, Some(known.max(vocab_size)))?;
-            made.tok_trie = made.tok_trie.with_eos_tokens(&eos_ids);
-            let tokens: TokEnv = made.to_env();
+            let tokens = grammar_tokens::read(tokenizer_json, vocab_size, &eos_ids)
+                .map_err(anyhow::Error::msg)?;
             let mut slices = SlicedBiasComputer::general_slices();
             slices.push(SHORT_TEXT.to_owned());
             let mut factory =

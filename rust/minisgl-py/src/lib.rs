@@ -26,6 +26,7 @@ mod gateway_text;
 mod gguf;
 mod grammar;
 mod grammar_of;
+mod grammar_tokens;
 mod load;
 mod router;
 mod sampling;

@@ -65,7 +65,12 @@ impl Options {
             .map_or(0, |since| since.as_secs());
         let mut date = self.date.borrow_mut();
         if date.0 != second {
-            *date = (second, httpdate::fmt_http_date(now));
+            *date = (
+                second,
+                chrono::DateTime::<chrono::Utc>::from(now)
+                    .format("%a, %d %b %Y %H:%M:%S GMT")
+                    .to_string(),
+            );
         }
         to.extend_from_slice(date.1.as_bytes());
     }

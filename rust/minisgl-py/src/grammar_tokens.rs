@@ -1,0 +1,176 @@
+//! A tokenizer as llguidance wants it: the bytes of each id, and how bytes become ids.
+//!
+//! Invariants: an id that the tokenizer does not have stands for a special token without a text.
+
+use std::collections::HashMap;
+
+use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
+use serde_json::Value;
+use tokenizers::Tokenizer;
+
+struct Tokens {
+    tokenizer: Tokenizer,
+    trie: TokTrie,
+}
+
+impl Tokens {
+    fn ids(&self, text: &str) -> Vec<TokenId> {
+        // What the tokenizer refuses has no ids: the mask then allows each way of spelling it.
+        self.tokenizer
+            .encode_fast(text, false)
+            .map_or_else(|_| Vec::new(), |found| found.get_ids().to_vec())
+    }
+}
+
+impl TokenizerEnv for Tokens {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.trie
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
+        self.trie
+            .tokenize_with_greedy_fallback(bytes, |text| self.ids(text))
+    }
+
+    fn tokenize_bytes_special(&self, bytes: &[u8]) -> Vec<TokenId> {
+        self.trie.tokenize_with_greedy_fallback(bytes, |text| {
+            self.trie
+                .tokenize_with_special(text, |plain| self.ids(plain))
+        })
+    }
+}
+
+/// Read a `tokenizer.json` for a model of `vocab_size` ids. Errors: it cannot be read, or its decoder is neither
+/// byte-level nor one with single bytes.
+pub(crate) fn read(json: &str, vocab_size: usize, eos_ids: &[u32]) -> Result<TokEnv, String> {
+    let mut config: Value = serde_json::from_str(json).map_err(|error| error.to_string())?;
+    let decoder = Decoder::of(&config["decoder"]);
+    if !decoder.is_byte_level && !decoder.falls_back {
+        return Err(
+            "the tokenizer's decoder is neither byte-level nor one with single bytes".to_owned(),
+        );
+    }
+    without_first_space(&mut config["normalizer"]);
+    without_first_space(&mut config["pre_tokenizer"]);
+    let tokenizer = Tokenizer::from_bytes(config.to_string()).map_err(|error| error.to_string())?;
+    let num_known = (tokenizer.get_vocab(true).values().max()).map_or(0, |&last| last as usize + 1);
+    let bytes_of = token_bytes(&tokenizer, &decoder, num_known.max(vocab_size));
+    let Some(&first_eos) = eos_ids.first() else {
+        return Err("no id ends a text".to_owned());
+    };
+    let num_ids = u32::try_from(bytes_of.len()).map_err(|error| error.to_string())?;
+    let trie =
+        TokTrie::from(&TokRxInfo::new(num_ids, first_eos), &bytes_of).with_eos_tokens(eos_ids);
+    Ok(std::sync::Arc::new(Tokens { tokenizer, trie }))
+}
+
+/// How tokens become text.
+struct Decoder {
+    is_byte_level: bool,
+    falls_back: bool,
+    space: char,
+}
+
+impl Decoder {
+    fn of(config: &Value) -> Self {
+        let mut found = Self {
+            is_byte_level: false,
+            falls_back: false,
+            space: ' ',
+        };
+        found.add(config);
+        found
+    }
+
+    fn add(&mut self, step: &Value) {
+        match step["type"].as_str() {
+            Some("ByteLevel") => self.is_byte_level = true,
+            Some("ByteFallback") => self.falls_back = true,
+            Some("Replace") if step["content"] == " " => {
+                let mut of_pattern = step["pattern"]["String"]
+                    .as_str()
+                    .unwrap_or_default()
+                    .chars();
+                if let (Some(only), None) = (of_pattern.next(), of_pattern.next()) {
+                    self.space = only;
+                }
+            }
+            Some("Sequence") => {
+                for inner in step["decoders"].as_array().into_iter().flatten() {
+                    self.add(inner);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Take out whatever puts a space before a text: a grammar's bytes stand in the middle of one.
+fn without_first_space(step: &mut Value) {
+    match step["type"].as_str() {
+        Some("Prepend") => *step = Value::Null,
+        Some("Metaspace") => step["prepend_scheme"] = "never".into(),
+        Some("Sequence") => {
+            for list in ["normalizers", "pretokenizers"] {
+                if let Some(inner) = step.get_mut(list).and_then(Value::as_array_mut) {
+                    inner.iter_mut().for_each(without_first_space);
+                    inner.retain(|one| !one.is_null());
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The bytes of each id. Added tokens that are marked special or look like `<...>` stand for themselves alone.
+fn token_bytes(tokenizer: &Tokenizer, decoder: &Decoder, num_ids: usize) -> Vec<Vec<u8>> {
+    let alphabet = byte_alphabet();
+    let added = tokenizer.get_added_tokens_decoder();
+    (0..num_ids)
+        .map(|id| {
+            let id = u32::try_from(id).unwrap_or(u32::MAX);
+            let Some(token) = tokenizer.id_to_token(id) else {
+                return special(&format!("<[{id}]>"));
+            };
+            if let Some(one) = added.get(&id) {
+                if one.special || (one.content.starts_with('<') && one.content.ends_with('>')) {
+                    return special(&token);
+                }
+                return one.content.clone().into_bytes();
+            }
+            if !decoder.falls_back {
+                let spelled: Option<Vec<u8>> =
+                    token.chars().map(|c| alphabet.get(&c).copied()).collect();
+                return spelled.unwrap_or_default(); // no byte-level token: no text leads to it
+            }
+            let single = (token
+                .strip_prefix("<0x")
+                .and_then(|rest| rest.strip_suffix('>')))
+            .and_then(|digits| u8::from_str_radix(digits, 16).ok());
+            single.map_or_else(
+                || token.replace(decoder.space, " ").into_bytes(),
+                |byte| vec![byte],
+            )
+        })
+        .collect()
+}
+
+fn special(name: &str) -> Vec<u8> {
+    [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat()
+}
+
+/// GPT-2's letters for bytes: printable ones stand for themselves, the others for letters from U+0100 on.
+fn byte_alphabet() -> HashMap<char, u8> {
+    let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    let mut others = '\u{100}'..;
+    (0..=u8::MAX)
+        .filter_map(|byte| {
+            let letter = if is_printable(byte) {
+                Some(char::from(byte))
+            } else {
+                others.next()
+            };
+            letter.map(|letter| (letter, byte))
+        })
+        .collect()
+}
