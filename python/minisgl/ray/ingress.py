@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -27,6 +28,9 @@ OF_THE_PROXY = frozenset({b"x-request-id", b"date", b"server"})
 """Headers of an answer that Serve's proxy writes; the id is the one that the server was sent."""
 MAX_BODY_BYTES = 1 << 26
 """More than any server takes unless it is told to."""
+UNASKED_BYTES = 1 << 16
+"""Of a body are read before a server has said that the request's key is right."""
+KEY_HEADERS = frozenset({b"authorization", b"x-api-key", b"host"})
 _log = logging.getLogger("minisgl.ray")
 
 
@@ -40,10 +44,14 @@ class Ingress:
         self._retry_s = retry_s
 
     async def __call__(self, request: Request) -> Response:
+        if not _is_path(_raw_path(request.scope)):
+            return _error(400, "path: must begin with one slash", "invalid_path")
         try:
-            body = await _body(request)
+            body = await self._body(request)
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
+        if isinstance(body, Response):
+            return body
         if body is None:
             return _error(413, f"body: more than {MAX_BODY_BYTES} bytes", "body_too_large")
         if (
@@ -57,10 +65,31 @@ class Ingress:
         return Relayed(self._relay(handle, request, body))
 
     def _relay(self, handle: Any, request: Request, body: bytes) -> Relay:
-        query = request.url.query
-        path = request.scope["path"] + (f"?{query}" if query else "")
+        query = request.scope.get("query_string", b"").decode("latin-1")
+        path = _raw_path(request.scope) + (f"?{query}" if query else "")
         headers = [header for header in request.scope["headers"] if header[0].lower() != MARKS]  # between servers only
         return Relay(Asked(request.method, path, headers, body), _attempt(handle), self._retry_s)
+
+    async def _body(self, request: Request) -> bytes | Response | None:
+        """The whole body; None: it is too large; or the refusal of a key."""
+        parts, size, is_asked = list[bytes](), 0, False
+        async for part in request.stream():
+            size += len(part)
+            if size > MAX_BODY_BYTES:
+                return None
+            parts.append(part)
+            if size > UNASKED_BYTES and not is_asked:
+                is_asked = True
+                if (refusal := await self._refusal_of_key(request)) is not None:
+                    return refusal
+        return b"".join(parts)
+
+    async def _refusal_of_key(self, request: Request) -> Response | None:
+        """What a server says to the key alone. None: it takes it, or has nothing to say."""
+        headers = [header for header in request.scope["headers"] if header[0].lower() in KEY_HEADERS]
+        asked = Asked("GET", "/v1/models", headers)
+        head, data = await _whole(Relay(asked, _attempt(self._handles[self._default]), self._retry_s))
+        return _response(head, data) if head.status in (401, 403) else None
 
     async def _models(self, request: Request) -> Response:
         """Those of all deployments; the first answer that is none is the answer."""
@@ -106,15 +135,15 @@ def _attempt(handle: Any) -> Any:
     return attempt
 
 
-async def _body(request: Request) -> bytes | None:
-    """None: it is too large."""
-    parts, size = list[bytes](), 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            return None
-        parts.append(part)
-    return b"".join(parts)
+def _raw_path(scope: Scope) -> str:
+    """As the client sent it, still percent-encoded: a decoded path could be read as another host's address."""
+    raw = scope.get("raw_path") or quote(scope["path"], safe="/%").encode("latin-1")
+    return bytes(raw).partition(b"?")[0].decode("latin-1")
+
+
+def _is_path(raw: str) -> bool:
+    """Whether it names a route of a server, and no host."""
+    return raw.startswith("/") and not raw[1:].lower().startswith(("/", "\\", "%2f", "%5c"))
 
 
 async def _whole(relay: Relay) -> tuple[Head, bytes]:

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+from yarl import URL
 
 from minisgl.chat.own_server import OwnServer, own_server
 from minisgl.ray.args import ModelArgs
@@ -41,7 +42,6 @@ class Replica:
             self._server: OwnServer = await self._stack.enter_async_context(own_server(flags))
         self._http = await self._stack.enter_async_context(
             aiohttp.ClientSession(
-                base_url=self._server.url,
                 connector=aiohttp.TCPConnector(limit=0),
                 timeout=aiohttp.ClientTimeout(total=None),
                 auto_decompress=False,
@@ -76,7 +76,9 @@ class Replica:
     async def check_health(self) -> None:
         """Ends the replica if its server says that it is not alive, or is silent for long. Raises if it was silent."""
         try:
-            async with self._http.get("/livez", timeout=aiohttp.ClientTimeout(total=PROBE_S)) as answer:
+            async with self._http.get(
+                url_of(self._server.url, "/livez"), timeout=aiohttp.ClientTimeout(total=PROBE_S)
+            ) as answer:
                 self._num_silences = 0
                 if answer.status != 200:
                     self._end_at_once(f"/livez: {answer.status}: {await answer.text()}")
@@ -102,7 +104,8 @@ class Replica:
 
     async def _load(self) -> dict[str, float]:
         headers = {} if self._server.key is None else {"authorization": f"Bearer {self._server.key}"}
-        async with self._http.get("/stats", headers=headers, timeout=aiohttp.ClientTimeout(total=PROBE_S)) as answer:
+        url, timeout = url_of(self._server.url, "/stats"), aiohttp.ClientTimeout(total=PROBE_S)
+        async with self._http.get(url, headers=headers, timeout=timeout) as answer:
             answer.raise_for_status()
             load: dict[str, float] = (await answer.json())["load"]
             return load
@@ -114,12 +117,22 @@ class Replica:
         wait. Raises `Lost`."""
         headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in asked.headers if k.lower() not in HOP_BY_HOP]
         body = asked.said + asked.body
+        url = url_of(self._server.url, asked.path)
         try:
             async with self._http.request(
-                asked.method, asked.path, headers=headers, data=body or None, allow_redirects=False
+                asked.method, url, headers=headers, data=body or None, allow_redirects=False
             ) as answer:
                 yield Head(answer.status, [one for one in answer.raw_headers if one[0].lower() not in HOP_BY_HOP])
                 async for data in answer.content.iter_any():
                     yield data
         except aiohttp.ClientError as error:
             raise Lost(f"the replica's server is gone: {type(error).__name__}: {error}") from error
+
+
+def url_of(base: str, path: str) -> URL:
+    """Join `path` (percent-encoded, with its query) to the server `base`, whose host and port it cannot change."""
+    server = URL(base)
+    raw, _, query = path.partition("?")
+    return URL.build(
+        scheme=server.scheme, host=server.host or "", port=server.port, path=raw, query_string=query, encoded=True
+    )
