@@ -14,6 +14,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,6 +25,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
 from ray import serve
+from ray._common.utils import get_default_ray_temp_dir
 from ray.cluster_utils import Cluster
 
 from minisgl.ray import Args, build
@@ -40,6 +42,7 @@ class RayCluster:
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="ray-")
+        Path(get_default_ray_temp_dir()).mkdir(exist_ok=True)  # Ray notes the cluster's address there
         node = {"num_cpus": 8, "include_dashboard": False, "temp_dir": self._folder, "resources": {"first": 99}}
         self.cluster = Cluster(initialize_head=True, head_node_args=node)
         ray.init(address=self.cluster.address, log_to_driver=False, logging_level="ERROR")

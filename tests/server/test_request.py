@@ -100,6 +100,9 @@ def test_nothing_of_a_refused_request_waits_for_a_collection(server: Frontend) -
 
 # ------------------------------------------------------------------------------------------------------------- turns
 
+BEGUN = 2 * SMALL_BYTES
+"""Of a body have come: it takes a turn."""
+
 
 def announce(server: Frontend, size: int, sent: bytes) -> socket.socket:
     client = socket.create_connection(server.address, timeout=WAIT_S)
@@ -112,17 +115,42 @@ def test_large_bodies_wait_in_order_and_small_ones_do_not() -> None:
     content = encoded({"prompt": "say:ok", "user": "x" * 200_000})
     with frontend(config=config) as server, server.http() as http, contextlib.ExitStack() as stack:
         turns, context = server.app.context.turns, server.app.context
-        first = stack.enter_context(announce(server, len(content), content[:1000]))
+        first = stack.enter_context(announce(server, len(content), content[:BEGUN]))
         server.wait_until(lambda: turns.num_bytes == len(content))
         second = stack.enter_context(announce(server, len(content), content))
-        server.wait_until(lambda: turns.num_waiting == 1 and context.queue.num_requests == 1)
+        server.wait_until(lambda: turns.num_waiting == 1 and context.queue.num_requests == 0)
         third = stack.enter_context(announce(server, len(content), content))
         server.wait_until(lambda: turns.num_waiting == 2)
         assert http.post(TEXT, json={"prompt": "say:ok"}).status_code == 200
         assert (turns.num_bytes, turns.num_waiting) == (len(content), 2)
-        first.sendall(content[1000:])
+        first.sendall(content[BEGUN:])
         assert [one.recv(12) for one in (first, second, third)] == [b"HTTP/1.1 200"] * 3
         server.wait_until(lambda: turns.num_bytes == 0)
+
+
+def test_bodies_that_are_only_announced_take_nothing() -> None:
+    """Neither turns nor room in the queue, however many there are."""
+    config = msgspec.structs.replace(CONFIG, limits=Limits(max_encoding_bytes=1, max_queued_requests=4))
+    content = encoded({"prompt": "say:ok", "user": "x" * 200_000})
+    with frontend(config=config) as server, server.http() as http, contextlib.ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(announce(server, 8 << 20, b""))
+        assert http.post(TEXT, json={"prompt": "say:ok"}).status_code == 200
+        assert http.post(TEXT, content=content, headers={"content-type": "application/json"}).status_code == 200
+        turns = server.app.context.turns
+        assert (turns.num_bytes, turns.num_waiting) == (0, 0)
+
+
+def test_a_silent_body_loses_the_turn_that_others_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minisgl.server.request.STALLED_S", 0.1)
+    config = msgspec.structs.replace(CONFIG, limits=Limits(max_encoding_bytes=1))
+    content = encoded({"prompt": "say:ok", "user": "x" * 200_000})
+    with frontend(config=config) as server, contextlib.ExitStack() as stack:
+        silent = stack.enter_context(announce(server, len(content), content[:BEGUN]))
+        server.wait_until(lambda: server.app.context.turns.num_bytes == 1)
+        second = stack.enter_context(announce(server, len(content), content))
+        assert second.recv(12) == b"HTTP/1.1 200"
+        assert silent.recv(12) == b"HTTP/1.1 408"
 
 
 def test_a_client_that_leaves_gives_its_turn_to_the_next() -> None:
@@ -130,7 +158,7 @@ def test_a_client_that_leaves_gives_its_turn_to_the_next() -> None:
     content = encoded({"prompt": "say:ok", "user": "x" * 200_000})
     with frontend(config=config) as server, contextlib.ExitStack() as stack:
         turns = server.app.context.turns
-        first = stack.enter_context(announce(server, len(content), content[:1000]))
+        first = stack.enter_context(announce(server, len(content), content[:BEGUN]))
         server.wait_until(lambda: turns.num_bytes == 1)
         second = stack.enter_context(announce(server, len(content), content))
         server.wait_until(lambda: turns.num_waiting == 1)
@@ -143,12 +171,12 @@ def test_who_sends_slowly_does_not_keep_a_turn_that_others_want() -> None:
     content = encoded({"prompt": "say:ok", "user": "x" * 200_000})
     with frontend(config=config) as server, contextlib.ExitStack() as stack:
         turns = server.app.context.turns
-        slow = stack.enter_context(announce(server, len(content), content[:1000]))
+        slow = stack.enter_context(announce(server, len(content), content[:BEGUN]))
         server.wait_until(lambda: turns.num_bytes == 1)
         second = stack.enter_context(announce(server, len(content), content))
         second.setblocking(False)
         answered = b""
-        at = 1000
+        at = BEGUN
         while not answered:
             with contextlib.suppress(BlockingIOError):
                 answered = second.recv(12)

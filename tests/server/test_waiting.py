@@ -11,7 +11,7 @@ from minisgl.config import Limits
 from minisgl.frontend.output_processor import OutputProcessor, RequestState, Subscriber, request_states
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.errors import ApiError
-from minisgl.server.waiting import Queue, Turns
+from minisgl.server.waiting import Queue
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.gateway import Recording
 
@@ -26,7 +26,7 @@ def state(num_tokens: int) -> RequestState:
 
 def test_limits_count_what_waits_in_the_gateway() -> None:
     gateway = Recording()
-    queue = Queue(OutputProcessor(), Turns(100, lambda _: None), LIMITS, gateway)
+    queue = Queue(OutputProcessor(), LIMITS, gateway)
     queue.check_room(4, 1000)  # alone
     gateway.found["num_waiting"], gateway.found["num_waiting_tokens"] = 3, 60
     assert queue.num_requests == 3
@@ -43,8 +43,7 @@ def test_the_gateway_hears_what_waits_here_once_a_turn() -> None:
     processor = OutputProcessor()
 
     async def run() -> None:
-        turns = Turns(10, lambda _: None)
-        queue = Queue(processor, turns, LIMITS, gateway)
+        queue = Queue(processor, LIMITS, gateway)
         requests = [state(num_tokens) for num_tokens in (5, 7)]
         for number, one in enumerate(requests):
             processor.add(one, number)
@@ -58,13 +57,6 @@ def test_the_gateway_hears_what_waits_here_once_a_turn() -> None:
         assert processor.remove(requests[0])
         await asyncio.sleep(0)
         assert gateway.published[1:] == [(2, 7, 1)]
-        await turns.take(10)
-        waiting = asyncio.create_task(turns.take(10))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert gateway.published[2:] == [(3, 7, 1)]
-        turns.give(10)
-        await waiting
         processor.fail("gone")
         queue.encodes(-1)
         await asyncio.sleep(0)

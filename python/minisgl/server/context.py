@@ -76,7 +76,7 @@ class ServerContext:
         self.turns = Turns(limits.max_encoding_bytes, self._give_back)
         self.keys = keys or KeyUse(())
         self.parsing = parsing or Parsing(tokenizer)
-        self.queue = Queue(client.processor, self.turns, limits, gateway, self.keys)
+        self.queue = Queue(client.processor, limits, gateway, self.keys)
         self.gateway = gateway
         if gateway is not None:
             client.adapters.on_change = gateway.set_adapters

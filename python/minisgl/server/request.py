@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import pydantic_core
 from pydantic import ValidationError
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from minisgl.config import Limits
 from minisgl.server.bodies import GenerateSampling
@@ -42,6 +42,7 @@ B = TypeVar("B", bound=Body)
 REQUEST = "minisgl.request"
 """Key of the ASGI scope; middleware.py puts it there."""
 SMALL_BYTES = 1 << 16
+STALLED_S = 5.0  # without a byte, in a turn that others wait for
 MAX_LOGGED_CHARS = 4096
 MAX_VALUES = 1 << 19  # or as many token ids as the context has
 MAX_CONTAINERS = 1 << 16  # lists, objects and their fields: as many are parsed in 5 ms
@@ -132,28 +133,39 @@ class HttpRequest:
         if announced is not None and announced > max_bytes:
             raise _too_large(announced, max_bytes)
         clock = asyncio.get_running_loop().time
-        if announced is not None and announced > SMALL_BYTES:
-            await self._wait_for_turn(turns, announced)
         began = clock()
         while True:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    message = await receive()
-            except TimeoutError as error:
-                raise _too_slow(f"nothing came for {timeout_s:g} s after {len(self.body)} bytes") from error
+            message = await self._next(receive, turns, timeout_s)
             if message["type"] == "http.disconnect":
                 raise ClientGone
             self.body += message.get("body", b"")
             size = len(self.body)
             if size > max_bytes:
                 raise _too_large(size, max_bytes)
-            if not message.get("more_body", False):
-                return
-            if size > SMALL_BYTES and self._turns is None:  # its length was not announced
-                await self._wait_for_turn(turns, max_bytes)
+            is_whole = not message.get("more_body", False)
+            if size > SMALL_BYTES and self._turns is None:  # what is only announced takes no room
+                await self._wait_for_turn(turns, size if is_whole else announced or max_bytes)
                 began = clock()
+            if is_whole:
+                return
             if self._turns is not None and turns.num_waiting and clock() - began > timeout_s:
                 raise _too_slow(f"{size} bytes came in {timeout_s:g} s, and others wait")
+
+    async def _next(self, receive: Receive, turns: Turns, timeout_s: float) -> Message:
+        """The body's next piece. Raises `ApiError` 408: nothing came for too long, which is less where others wait."""
+        silent_s, step_s = 0.0, min(STALLED_S, timeout_s)
+        while True:
+            try:
+                async with asyncio.timeout(step_s):
+                    return await receive()
+            except TimeoutError as error:
+                silent_s += step_s
+                keeps_others = self._turns is not None and turns.num_waiting
+                if keeps_others or silent_s >= timeout_s:
+                    others = ", and others wait" if keeps_others else ""
+                    reason = f"nothing came for {silent_s:g} s after {len(self.body)} bytes{others}"
+                    raise _too_slow(reason) from error
+                step_s = min(STALLED_S, timeout_s - silent_s)
 
     async def _wait_for_turn(self, turns: Turns, size: int) -> None:
         self._held = await turns.take(size)

@@ -18,6 +18,9 @@ from minisgl.server.api_keys import KeyUse
 from minisgl.server.errors import queue_full
 from minisgl.server.gateway import Gateway
 
+MAX_WAITING = 256
+"""Large bodies that wait for their turn, each with what a connection buffers of it."""
+
 
 class Turns:
     """`most` bytes in hand at once, first come, first served. What is larger than that goes alone. When nothing is in
@@ -29,7 +32,6 @@ class Turns:
         self._held = 0
         self._given = 0  # since it was idle
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
-        self.on_waiting: Callable[[], None] = lambda: None  # called when `num_waiting` changes
 
     @property
     def num_waiting(self) -> int:
@@ -41,15 +43,16 @@ class Turns:
         return self._held
 
     async def take(self, size: int) -> int:
-        """Returns what is to be given back."""
+        """Returns what is to be given back. Raises `ApiError` 429: `MAX_WAITING` others wait already."""
         size = min(size, self._most)
         if not self._waiting and self._held + size <= self._most:
             self._held += size
             return size
+        if len(self._waiting) >= MAX_WAITING:
+            raise queue_full(f"{len(self._waiting)} large bodies wait for their turn already")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (turn, size)
         self._waiting.append(entry)
-        self.on_waiting()
         try:
             await turn
         except asyncio.CancelledError:
@@ -57,7 +60,6 @@ class Turns:
                 self.give(size)
             elif entry in self._waiting:
                 self._waiting.remove(entry)
-                self.on_waiting()
                 self._go_on()
             raise
         return size
@@ -73,26 +75,23 @@ class Turns:
     def _go_on(self) -> None:
         while self._waiting and (self._waiting[0][0].done() or self._held + self._waiting[0][1] <= self._most):
             turn, size = self._waiting.popleft()
-            self.on_waiting()
             if not turn.done():  # else cancelled
                 self._held += size
                 turn.set_result(None)
 
 
 class Queue:
-    """What waits, here and in the gateway: requests whose bodies wait for their turn, whose prompts are being encoded,
-    or that have no row in the engine."""
+    """What waits, here and in the gateway: requests whose prompts are being encoded, or that have no row in the engine.
+    Bodies that wait for their turn have a bound of their own: small requests need none, and go on."""
 
     def __init__(
         self,
         processor: OutputProcessor,
-        turns: Turns,
         limits: Limits,
         gateway: Gateway | None,
         keys: KeyUse | None = None,
     ) -> None:
         self._processor = processor
-        self._turns = turns
         self._limits = limits
         self._gateway = gateway
         self._num_encoding = 0
@@ -100,7 +99,7 @@ class Queue:
         self._keys = keys
         self._told: tuple[int, int, int, list[tuple[int, int]]] = (0, 0, 0, [])
         if gateway is not None:
-            processor.on_change = turns.on_waiting = self._changed
+            processor.on_change = self._changed
             if keys is not None:
                 keys.on_tokens = self._changed
 
@@ -137,7 +136,7 @@ class Queue:
     def _here(self) -> tuple[int, int]:
         """Requests, and tokens of those prompts that are encoded."""
         processor = self._processor
-        num_requests = self._turns.num_waiting + self._num_encoding + processor.num_waiting
+        num_requests = self._num_encoding + processor.num_waiting
         return num_requests, processor.num_waiting_tokens
 
     def _there(self) -> tuple[int, int]:
