@@ -15,7 +15,7 @@ import pytest
 from minisgl.engine.echo import EOS_ID, VOCAB_SIZE
 from minisgl.tokenizer.echo import ECHO_BOS_ID as BOS_ID
 from tests.helpers.e2e import ServerProcess, serving, until
-from tests.helpers.server import events
+from tests.helpers.server import check_error, events
 
 HALF = pytest.approx(math.log(0.5))
 QUARTER = pytest.approx(math.log(0.25))
@@ -39,6 +39,40 @@ def http(server: ServerProcess) -> Iterator[httpx.Client]:
 def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=server.url + "/v1", api_key="unused", max_retries=0) as found:
         yield found
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 20}, "logprobs"),
+        (TEXT, {"prompt": ["a", "b"], "logprobs": 20}, "logprobs"),
+        (TEXT, {"prompt": "a" * 400, "prompt_logprobs": 20, "max_tokens": 1}, "prompt_logprobs"),
+        ("/generate", {"text": "a", "return_logprob": True, "top_logprobs_num": 20}, "logprobs"),
+    ],
+)
+def test_log_probabilities_are_bounded(http: httpx.Client, path: str, body: dict[str, Any], field: str) -> None:
+    answer = http.post(path, json={"max_tokens": 200, "n": 128, **body})
+    error = check_error(answer, 400)
+    assert error["param"] == field and "at most 262144 in one request" in error["message"]
+
+
+def test_a_length_that_was_not_named_is_cut_to_what_log_probabilities_may_be(http: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 20, "n": 128}
+    answer = http.post(CHAT, json=body)
+    assert answer.status_code == 200 and answer.headers["x-minisgl-max-tokens"] == str((1 << 18) // 128 // 21)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_choices_of_a_prompt_share_its_log_probabilities(http: httpx.Client, stream: bool) -> None:
+    body: dict[str, Any] = {"prompt": ["ab" * 40, "c" * 30], "prompt_logprobs": 20, "max_tokens": 3, "seed": 1}
+    one, several = post(http, TEXT, **body), http.post(TEXT, json={**body, "n": 2, "stream": stream})
+    choices = [choice for event in events(several.text)[:-1] for choice in event["choices"]] if stream else None
+    found: dict[int, list[Any]] = {}
+    for choice in choices or several.json()["choices"]:
+        if "prompt_logprobs" in choice:
+            found.setdefault(choice["index"], []).append(choice["prompt_logprobs"])
+    alone = [choice["prompt_logprobs"] for choice in one["choices"]]
+    assert [found[at] for at in range(4)] == [[alone[0]], [alone[0]], [alone[1]], [alone[1]]]
 
 
 def post(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:

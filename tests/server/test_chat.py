@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 
 from minisgl.message import FinishRequest
 from minisgl.sampling_params import choice_seed
+from minisgl.server import chat, generation
 from tests.helpers.server import (
     MAX_SEQ_LEN,
     MODEL,
@@ -266,3 +268,17 @@ def test_official_async_client_streams_many_at_once(server: Frontend) -> None:
             return await asyncio.gather(*(one(client, i) for i in range(20)))
 
     assert asyncio.run(run()) == [f"number {i}" for i in range(20)]
+
+
+def test_many_log_probabilities_are_formatted_off_the_event_loop(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, formatted = [], chat.chat_logprobs
+    monkeypatch.setattr(
+        chat, "chat_logprobs", lambda *of: threads.append(threading.current_thread().name) or formatted(*of)
+    )
+    few = whole(http, "say:abc", logprobs=True)
+    monkeypatch.setattr(generation, "MANY_LOGPROBS", 1)
+    many = whole(http, "say:abc", logprobs=True)
+    assert threads[-1] == "encode-long" != threads[0]
+    assert many["choices"] == few["choices"]

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -209,7 +210,8 @@ class _Posts:
                     if answer.stream:
                         end = await _stream(generation, answer, request, scope[CONNECTION], send)
                     else:
-                        answer = json_response(answer.whole(generation, await generation.collect()))
+                        whole = partial(answer.whole, generation, await generation.collect())
+                        answer = await self._context.of_body(lambda: json_response(whole()), generation.is_large)
                         answer.raw_headers += generation.headers()
             elif isinstance(answer, Later):
                 answer = await answer.answer()
@@ -261,7 +263,10 @@ async def _stream(
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     try:
         with connection.stream(generation.pause, generation.resume):
-            await generation.stream(first, show, connection.write)
+            if generation.is_large and formatter.sampling.prompt_logprobs is not None:
+                await generation.stream_from_lane(first, show, connection.write)
+            else:
+                await generation.stream(first, show, connection.write)
         return formatter.end(generation)
     except ApiError as error:
         request.error = error.code

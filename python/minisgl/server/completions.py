@@ -122,6 +122,7 @@ class CompletionFormatter(Formatter):
         self._choices: dict[int, _Choice] = {}  # of a stream
         self._given = given
         self._echoed: dict[int, EchoedPrompt] = {}  # by prompt
+        self._prompt_logprobs: dict[int, msgspec.Raw] = {}
         self._head = {
             "id": f"cmpl-{ids.new_id()}",
             "object": "text_completion",
@@ -170,8 +171,11 @@ class CompletionFormatter(Formatter):
         if choice.is_first:
             choice.is_first = False
             if options.with_prompt_logprobs:
-                prompt = generation.prompt_tokens(choice.source)
-                more["prompt_logprobs"] = prompt_logprobs(self._tokenizer, prompt)
+                at = choice.source // options.best_of
+                if at not in self._prompt_logprobs:
+                    tokens_of_prompt = generation.prompt_tokens(choice.source)
+                    self._prompt_logprobs[at] = prompt_logprobs(self._tokenizer, tokens_of_prompt)
+                more["prompt_logprobs"] = self._prompt_logprobs[at]
             if options.with_token_ids:
                 more["prompt_token_ids"] = self.prompts[choice.source // options.best_of].tolist()
             if options.echo:

@@ -8,8 +8,9 @@ Doesn't know: connections, where tokens and numbers come from.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,26 @@ def sse(data: object) -> bytes:
 
 def json_response(data: object) -> Response:
     return Response(msgspec.json.encode(data), media_type="application/json")
+
+
+class JsonList:
+    """A JSON list that grows and is shown as far as it has come. Its items are made and encoded a slice at a time, so
+    that a long one takes little more memory than its text, and a thread that makes it lets others run."""
+
+    SLICE = 64
+
+    def __init__(self, items: Iterable[Any] = ()) -> None:
+        self._data = bytearray(b"[")
+        self.add(items)
+
+    def add(self, items: Iterable[Any]) -> None:
+        rest = iter(items)
+        while some := list(itertools.islice(rest, self.SLICE)):
+            self._data += b"," if len(self._data) > 1 else b""
+            self._data += json_bytes(some)[1:-1]
+
+    def shown(self) -> msgspec.Raw:
+        return msgspec.Raw(bytes(self._data) + b"]")
 
 
 class Formatter(ABC):
@@ -97,14 +118,16 @@ class TurnFormatter(Formatter):
 def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[Logprob]) -> dict[str, Any]:
     """`choices[].logprobs` of chat: {"content": [{token, logprob, bytes, top_logprobs}], "refusal": null}."""
 
+    return {"content": JsonList(chat_entries(tokenizer, tokens)).shown(), "refusal": None}
+
+
+def chat_entries(tokenizer: Tokenizer, tokens: Iterable[Logprob]) -> Iterator[dict[str, Any]]:
     def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
         data = tokenizer.token_bytes(token_id)
         return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
 
-    content = [
-        {**entry(token.token_id, token.logprob), "top_logprobs": [entry(*one) for one in token.top]} for token in tokens
-    ]
-    return {"content": content, "refusal": None}
+    for token in tokens:
+        yield {**entry(token.token_id, token.logprob), "top_logprobs": [entry(*one) for one in token.top]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +185,7 @@ class CompletionLogprobs:
         return {
             "tokens": [token_text(self._tokenizer, token.token_id) for token in found],
             "token_logprobs": [token.logprob for token in found],
-            "top_logprobs": [self._top(token) for token in found],
+            "top_logprobs": JsonList(map(self._top, found)).shown(),
             "text_offset": [*before, *offsets],
         }
 
@@ -175,19 +198,19 @@ class CompletionLogprobs:
         return found
 
 
-def prompt_logprobs(tokenizer: Tokenizer, tokens: Iterable[Logprob]) -> list[dict[str, Any] | None]:
+def prompt_logprobs(tokenizer: Tokenizer, tokens: Iterable[Logprob]) -> msgspec.Raw:
     """vLLM's `prompt_logprobs`: for each prompt token its own entry and the most likely ones, by id; the first has
     none."""
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         return {"logprob": logprob, "decoded_token": token_text(tokenizer, token_id)}
 
-    return [
+    return JsonList(
         None
         if token.logprob is None
         else {str(one): entry(one, logprob) for one, logprob in ((token.token_id, token.logprob), *token.top)}
         for token in tokens
-    ]
+    ).shown()
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:

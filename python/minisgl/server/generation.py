@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -18,12 +19,14 @@ from minisgl.frontend.output_processor import Delta, Logprob, RequestState, Subs
 from minisgl.message import GRAMMAR_REFUSED, TokenLogprobs
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, engine_error, engine_gone, grammar_refused, too_late
+from minisgl.server.errors import ApiError, bad_value, engine_error, engine_gone, grammar_refused, too_late
 from minisgl.server.lengths import Lengths, lengths
 from minisgl.server.request import HttpRequest
 from minisgl.server.resume import Tokens, fingerprint
 from minisgl.step import FinishReason, Int32Array
 
+MAX_LOGPROB_ENTRIES = 1 << 18  # of one request, about 20 MB of its answer
+MANY_LOGPROBS = 4096  # as many are formatted in some 10 ms
 _ERROR = FinishReason.ERROR
 _NO_LOGPROBS = TokenLogprobs(0, 0.0, (), ())  # of what was shown elsewhere
 
@@ -46,6 +49,7 @@ class Generation:
         tokens that are part of the text. Raises `ApiError` 429 if too much waits already."""
         num_prompt_tokens = sum(map(len, prompts))
         context.check_room(len(prompts), num_prompt_tokens, sampling.n, request.key)
+        self._run_in_lane = context.run
         self._client = context.client
         self._metrics = context.metrics
         self._request = request
@@ -59,6 +63,7 @@ class Generation:
         self._timer: asyncio.TimerHandle | None = None
         self._is_replaying = False
         self._keys = context.keys
+        self._prompt_tokens: dict[int, list[Logprob]] = {}  # by prompt, with log probabilities
         sampling = context.with_model(sampling, request.model or context.model_name)
         resumable, before = request.resumable, None
         if resumable is not None:
@@ -66,10 +71,11 @@ class Generation:
             before = resumable.before(len(prompts) * sampling.n)
         max_seq_len, subscriber = context.info.max_seq_len, Subscriber(self.notify)
         room, in_flight = [max_seq_len - len(prompt) for prompt in prompts], context.queue.num_in_flight
-        found = self._lengths = lengths(room, sampling, context.limits, in_flight, named=names_length)
+        found = lengths(room, sampling, context.limits, in_flight, named=names_length)
         if resumable is not None:
             found = Lengths(resumable.lengths(found.by_prompt), found.are_shortened)
-            self._lengths = found
+        found, self.is_large = _with_room_for_logprobs(found, prompts, sampling, named=names_length)
+        self._lengths = found
         try:
             self._states = context.client.submit(
                 prompts,
@@ -127,12 +133,13 @@ class Generation:
     # ------------------------------------------------------------------------------------------------------ deltas
 
     async def first(self) -> list[Delta]:
-        """What comes first. Raises `ApiError` if a choice fails before."""
+        """What comes first, or next. Raises `ApiError` if a choice fails before."""
         if self._ended.done():
             self._ended.result()
-        self._first = asyncio.get_running_loop().create_future()
-        self.notify()
-        return await self._first
+        first: asyncio.Future[list[Delta]] = asyncio.get_running_loop().create_future()
+        self._first = first
+        self.notify()  # it may be there already
+        return await first
 
     async def stream(
         self, first: list[Delta], chunk: Callable[[Generation, list[Delta]], bytes], write: Callable[[bytes], None]
@@ -145,6 +152,15 @@ class Generation:
         if first:  # nothing is, if another server has sent it
             sink(first)
         await self._follow(sink)
+
+    async def stream_from_lane(
+        self, first: list[Delta], chunk: Callable[[Generation, list[Delta]], bytes], write: Callable[[bytes], None]
+    ) -> None:
+        """`stream`, with its chunks made in the lane of long work: others are served meanwhile."""
+        deltas = first
+        while deltas or self._open:
+            write(await self._run_in_lane(partial(chunk, self, deltas or await self.first())))
+            deltas = []
 
     def replay(self, turns: Sequence[Sequence[Tokens]], show: Callable[[Generation, list[Delta]], object]) -> None:
         """Take once more what came on another server, in the same turns, and `show` it to nobody. To be called before
@@ -256,8 +272,14 @@ class Generation:
     # ------------------------------------------------------------------------------------------- prompts and usage
 
     def prompt_tokens(self, index: int) -> list[Logprob]:
-        """The prompt of a choice with its log probabilities, once its first token is there."""
-        return self._states[index].prompt_tokens()
+        """The prompt of a choice with its log probabilities, once its first token is there. All choices of a prompt
+        have the same."""
+        at = index // self._n
+        if at not in self._prompt_tokens:
+            self._prompt_tokens[at] = self._states[index].prompt_tokens()
+            for state in self._states[at * self._n : (at + 1) * self._n]:
+                state.prompt_logprobs = {}
+        return self._prompt_tokens[at]
 
     def token_ids(self, index: int) -> list[int]:
         """Generated ids of a choice so far, its stop token included."""
@@ -318,6 +340,29 @@ class Generation:
             "total_tokens": num_prompt + num_generated,
             "prompt_tokens_details": {"cached_tokens": sum(state.cached_len or 0 for state in prompts)},
         }
+
+
+def _with_room_for_logprobs(
+    found: Lengths, prompts: Sequence[Int32Array], sampling: SamplingParams, *, named: bool
+) -> tuple[Lengths, bool]:
+    """Limits of lengths with which log probabilities stay within `MAX_LOGPROB_ENTRIES`, and whether they are many. A
+    length that the client `named` is not cut. Raises `ApiError` 400."""
+    of_prompts = 0 if sampling.prompt_logprobs is None else sum(map(len, prompts)) * (1 + sampling.prompt_logprobs)
+    each = 0 if sampling.logprobs is None else 1 + sampling.logprobs
+    by_prompt, n = found.by_prompt, sampling.n
+    if each and not named:
+        most = (MAX_LOGPROB_ENTRIES // n - of_prompts) // (each * len(prompts))
+        by_prompt = [max(1, min(length, most)) for length in by_prompt]
+    count = n * (of_prompts + each * sum(by_prompt))
+    if count > MAX_LOGPROB_ENTRIES:
+        field = "prompt_logprobs" if of_prompts > each * sum(by_prompt) else "logprobs"
+        raise bad_value(
+            field,
+            getattr(sampling, field),
+            f"n times max_tokens (and the prompt's tokens, with prompt_logprobs) times (1 + the most likely ones) are "
+            f"{count} log probabilities: at most {MAX_LOGPROB_ENTRIES} in one request",
+        )
+    return Lengths(by_prompt, found.are_shortened), count > MANY_LOGPROBS
 
 
 def _failure(state: RequestState) -> ApiError:

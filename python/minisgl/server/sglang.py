@@ -19,7 +19,7 @@ from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.bodies import GenerateRequest, GenerateSampling
 from minisgl.server.context import ServerContext
-from minisgl.server.formatter import SSE_DONE, Formatter, json_response, sse, token_text
+from minisgl.server.formatter import SSE_DONE, Formatter, JsonList, json_response, sse, token_text
 from minisgl.server.generation import Generation
 from minisgl.step import Int32Array
 
@@ -84,7 +84,7 @@ class SglangFormatter(Formatter):
                 "completion_tokens": usage["completion_tokens"],
                 "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
                 "e2e_latency": time.monotonic() - self._began,
-                **({} if self._logprobs is None else self._logprobs.shown(generation, at)),
+                **({} if self._logprobs is None else self._logprobs.shown(generation, at, at // self.sampling.n)),
             },
             "token_ids": ids,
             "finish_reason": finish_reason,
@@ -112,23 +112,29 @@ class SglangLogprobs:
         self._tokenizer = context.tokenizer if asked.return_text_in_logprobs else None
         self._with_top = bool(asked.top_logprobs_num)
         self._from_prompt = asked.from_prompt
-        self._output: list[list[Logprob]] = [[] for _ in range(num_answers)]
+        self._output = [(JsonList(), JsonList()) for _ in range(num_answers)]
+        self._input: dict[int, dict[str, Any]] = {}  # by prompt: the same in each event
 
     def take(self, delta: Delta) -> None:
-        self._output[delta.index] += delta.logprobs
+        self._add(self._output[delta.index], delta.logprobs)
 
-    def shown(self, generation: Generation, at: int) -> dict[str, Any]:
+    def shown(self, generation: Generation, at: int, prompt: int) -> dict[str, Any]:
         found = self._lists("output", self._output[at])
         if self._from_prompt is not None:
-            found |= self._lists("input", generation.prompt_tokens(at)[self._from_prompt :])
+            if prompt not in self._input:
+                self._add(lists := (JsonList(), JsonList()), generation.prompt_tokens(at)[self._from_prompt :])
+                self._input[prompt] = self._lists("input", lists)
+            found |= self._input[prompt]
         return found
 
-    def _lists(self, name: str, tokens: Sequence[Logprob]) -> dict[str, Any]:
-        found: dict[str, Any] = {f"{name}_token_logprobs": [self._triple(one.token_id, one.logprob) for one in tokens]}
+    def _add(self, lists: tuple[JsonList, JsonList], tokens: Sequence[Logprob]) -> None:
+        lists[0].add(self._triple(one.token_id, one.logprob) for one in tokens)
         if self._with_top:
-            tops = [None if one.logprob is None else [self._triple(*top) for top in one.top] for one in tokens]
-            found[f"{name}_top_logprobs"] = tops
-        return found
+            lists[1].add(None if one.logprob is None else [self._triple(*top) for top in one.top] for one in tokens)
+
+    def _lists(self, name: str, lists: tuple[JsonList, JsonList]) -> dict[str, Any]:
+        found = {f"{name}_token_logprobs": lists[0].shown()}
+        return found | ({f"{name}_top_logprobs": lists[1].shown()} if self._with_top else {})
 
     def _triple(self, token_id: int, logprob: float | None) -> list[Any]:
         return [logprob, token_id, None if self._tokenizer is None else token_text(self._tokenizer, token_id)]

@@ -13,7 +13,7 @@ from typing import Any
 
 from minisgl.frontend.output_processor import Delta
 from minisgl.server.errors import ApiError
-from minisgl.server.formatter import TurnFormatter, chat_logprobs, json_bytes
+from minisgl.server.formatter import TurnFormatter, chat_entries, json_bytes
 from minisgl.server.generation import Generation
 from minisgl.server.responses.body import ResponsesRequest
 from minisgl.server.responses.translate import new_id
@@ -117,7 +117,7 @@ class ResponsesFormatter(TurnFormatter):
     def _take(self, delta: Delta) -> list[bytes]:
         """The frames of what is new."""
         if delta.logprobs:
-            self._new_logprobs += chat_logprobs(self._tokenizer, delta.logprobs)["content"]
+            self._new_logprobs += chat_entries(self._tokenizer, delta.logprobs)
         changes = self._sections.take(self._choice.take(delta))
         if delta.finish_reason is not None:
             changes += self._sections.finish()
