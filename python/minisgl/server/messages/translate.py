@@ -77,10 +77,10 @@ def _messages(message: AnthropicMessage) -> list[dict[str, Any]]:
     texts = [{"type": "text", "text": block.text} for block in message.content if isinstance(block, TextBlock)]
     found: dict[str, Any] = {"role": message.role, "content": texts[0]["text"] if len(texts) == 1 else texts or None}
     if message.role == "assistant":
+        if thoughts := [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]:
+            found["reasoning_content"] = "".join(thoughts)
         for block in message.content:
-            if isinstance(block, ThinkingBlock):
-                found["reasoning_content"] = found.get("reasoning_content", "") + block.thinking
-            elif isinstance(block, ToolUseBlock):
+            if isinstance(block, ToolUseBlock):
                 call = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
                 found.setdefault("tool_calls", []).append({"id": block.id, "type": "function", "function": call})
             elif isinstance(block, ToolResultBlock):
