@@ -54,10 +54,11 @@ def requests(seed: int, again: bool = False) -> list[tuple[int, list[int], Sampl
     found = []
     for i in range(NUM_REQUESTS):
         prompt = [7] * rng.randrange(20) + [rng.randrange(5) for _ in range(rng.randint(1, 40))]
+        max_tokens = rng.randint(1, 50)
         sampling = SamplingParams(
-            max_tokens=rng.randint(1, 50),
+            max_tokens=max_tokens,
             seed=i,
-            min_tokens=rng.choice((0, 0, 3)),
+            min_tokens=min(max_tokens, rng.choice((0, 0, 3))),
             ignore_eos=rng.random() < 0.5,
             stop_token_ids=(32,) if rng.random() < 0.2 else (),
         )

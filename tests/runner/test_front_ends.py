@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,6 +27,7 @@ from minisgl.message import (
 from minisgl.runner import connection
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
+from minisgl.step import FinishReason
 from tests.helpers.hub import LENGTH, PLANE, Hub, add, alone, streams
 from tests.helpers.peers import FrontEndPeer
 from tests.helpers.server import STATS
@@ -121,6 +123,40 @@ def test_a_request_whose_front_end_is_gone_at_once_is_aborted_too(hub: Hub) -> N
 
 # ------------------------------------------------------------------------------------------------------------ nonsense
 
+BAD: list[dict[str, Any]] = [
+    {"max_tokens": 0},
+    {"min_tokens": -1},
+    {"max_tokens": 3, "min_tokens": 4},
+    {"temperature": 2.5},
+    {"temperature": float("nan")},
+    {"top_k": 0},
+    {"top_p": 1.5},
+    {"min_p": -0.5},
+    {"frequency_penalty": 3.0},
+    {"presence_penalty": -3.0},
+    {"repetition_penalty": 0.0},
+    {"n": 129},
+    {"stop": ("a",) * 5},
+    {"stop": ("",)},
+    {"stop_token_ids": (-1,)},
+    {"logprobs": 21},
+    {"prompt_logprobs": -1},
+    {"embedding": "max"},
+    {"grammar": "start: /a/", "ignore_eos": True},
+    {"grammar": "start: /a/", "min_tokens": 1},
+    {"grammar": "start: /a/", "allowed_token_ids": (1,)},
+    {"logit_bias": {-1: 0.0}},
+    {"logit_bias": {1: 101.0}},
+    {"logit_bias": dict.fromkeys(range(1025), 0.0)},
+    {"allowed_token_ids": (-1,)},
+    {"bad_words": ("",)},
+    {"bad_words": ("x" * 257,)},
+    {"bad_words": ("x",) * 257},
+    {"bad_token_ids": ((),)},
+    {"bad_token_ids": ((-1,),)},
+    {"seed": 2**63},
+]
+
 VALID = add(200, [1, 2], 3)
 NONSENSE = {
     "version": (
@@ -135,16 +171,6 @@ NONSENSE = {
     "negative": (framed(encode([AbortRequest(-1)])), "request id -1 is out of range"),
     "large": (framed(encode([msgspec.structs.replace(VALID, req_id=ID_LIMIT)])), "is out of range"),
     "twice": (framed(encode([VALID])), "request id 200 does not lie above the last one, 200"),
-    "bytes": (framed(encode([msgspec.structs.replace(VALID, tokens=b"123")])), "no multiple of 4 bytes"),
-    "priority": (framed(encode([msgspec.structs.replace(VALID, priority=2**64 - 1)])), "more than 64 bits"),
-    "sampling": (
-        framed(encode([msgspec.structs.replace(VALID, sampling=SamplingParams(top_k=-5, seed=1, max_tokens=1))])),
-        "top_k: must be",
-    ),
-    "seed": (
-        framed(encode([msgspec.structs.replace(VALID, sampling=SamplingParams(seed=2**64 - 1, max_tokens=1))])),
-        "seed: must be",
-    ),
 }
 
 
@@ -168,6 +194,35 @@ def test_who_talks_nonsense_is_told_and_put_out(control_plane: MakePlane, name: 
         assert line.startswith("bad was put out: ") and reason in line
         hub.wait_until(lambda: hub.loop.idle)
         assert hub.loop.num_steps < ENDLESS / 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"tokens": b"123"}, "tokens: 3 bytes: no multiple of 4"),
+        ({"tokens": b""}, "must leave a prompt"),
+        ({"tokens": b"\xff" * 4}, "ids must be at least 0 and below"),
+        ({"tokens": (2**31 - 1).to_bytes(4, "little")}, "ids must be at least 0 and below"),
+        ({"priority": 2**64 - 1}, "more than 64 bits"),
+        ({"num_generated": 2}, "must leave a prompt"),
+        *(({"sampling": {"max_tokens": 1, "seed": 1, **one}}, next(reversed(one))) for one in BAD),
+    ],
+    ids=str,
+)
+def test_a_bad_request_ends_that_request_alone(
+    hub: Hub, expected: Expected, fields: dict[str, Any], reason: str
+) -> None:
+    """Not its connection, and not the engine."""
+    peer, requests = hub.peer(), some(1, 5)
+    if "sampling" in fields:
+        fields = {"sampling": SamplingParams(**fields["sampling"])}
+    peer.send(*requests, msgspec.structs.replace(VALID, **fields), add(201, [1, 2], 3))
+    peer.until(lambda _: peer.num_ended >= len(requests) + 2)
+    found = streams(peer.received)
+    assert found.pop(200) == ([], FinishReason.ERROR)
+    assert found == expected([*requests, add(201, [1, 2], 3)])
+    [error] = [text for one in peer.received if isinstance(one, StepTokens) for text in one.errors.values()]
+    assert reason in error
 
 
 def test_whoever_does_not_say_hello_is_put_out(hub: Hub) -> None:

@@ -218,6 +218,44 @@ def test_a_bad_header_is_refused(http: httpx.Client, given: str, status: int, re
     assert reason in answer.json()["error"]["message"]
 
 
+def _changed(said: Said, name: str, value: Any) -> bytes:
+    """Its JSON with another value in its origin, or in the first choice of its first turn."""
+    data = json.loads(msgspec.json.encode(said))
+    where = data["origin"] if name in data["origin"] else data["turns"][0][0]
+    where[name if name in data["origin"] else ("index", "tokens", "reason", "ended").index(name)] = value
+    return json.dumps(data).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("lengths", [-5], "`int` >= 1"),
+        ("lengths", [0], "`int` >= 1"),
+        ("lengths", [10**9], "the prompts leave"),
+        ("lengths", [], "the prompts leave"),
+        ("seed", 2**64, "unreadable"),
+        ("cached", [-1], "unreadable"),
+        ("index", -1, "unreadable"),
+        ("index", 1, "choice 1: there are 1"),
+        ("tokens", [2_000_000], "token ids must be below"),
+        ("tokens", [2**31], "token ids must be below"),
+        ("tokens", [-1], "unreadable"),
+        ("tokens", [97] * 3000, "3000 tokens, its limit is"),
+        ("reason", 99, "unreadable"),
+        ("reason", 1, "it goes on after its end"),
+        ("ended", True, "a choice has ended without a reason"),
+    ],
+)
+def test_what_was_said_is_checked(server: Frontend, http: httpx.Client, name: str, value: Any, reason: str) -> None:
+    path, body = BODIES["chat"]
+    _, marks = asked(http, path, body)
+    assert marks[0].origin is not None and marks[0].tokens
+    head = _changed(Said(marks[0].origin, [marks[0].tokens]), name, value)
+    headers = {MARKS.decode(): str(len(head)), "content-type": "application/json"}
+    answer = http.post(path, content=head + json.dumps(body).encode(), headers=headers)
+    assert reason in check_error(answer, 400)["message"]
+
+
 def test_a_stream_of_another_model_is_refused(http: httpx.Client) -> None:
     path, body = BODIES["chat"]
     _, marks = asked(http, path, body)

@@ -46,7 +46,6 @@ from minisgl.message import (
 )
 from minisgl.runner.connection import Connection
 from minisgl.runner.split import MAX_CONNECTIONS, owner, split, within
-from minisgl.sampling_params import ParamError
 
 MAX_FRONT_ENDS = 64
 MAX_NAME = 64
@@ -200,7 +199,7 @@ class FrontEnds:
                 for message in self.codec.decode_to_engine(frame):
                     self._take(connection, message)
                     self._has_news |= connection.has_room or not connection.live
-        except (MessageError, ParamError) as error:
+        except MessageError as error:
             self._put_out(connection, str(error))
         else:
             if not is_open:
@@ -213,7 +212,7 @@ class FrontEnds:
         if not connection.greeted:
             raise MessageError("the first message of a connection must be hello")
         if isinstance(message, AddRequest):
-            message = _checked(connection, message)
+            message = _numbered(connection, message)
             connection.live.add(message.req_id)
         elif isinstance(message, AbortRequest | FinishRequest):
             req_id = within(connection.number, _valid(message.req_id))
@@ -313,15 +312,11 @@ class FrontEnds:
             self._path.unlink()
 
 
-def _checked(connection: Connection, message: AddRequest) -> AddRequest:
-    """With its id within this process. Raises `MessageError` or `ParamError`."""
+def _numbered(connection: Connection, message: AddRequest) -> AddRequest:
+    """With its id within this process. Whatever else is wrong with it is the request's alone (`StepLoop`). Raises
+    `MessageError`."""
     if _valid(message.req_id) <= connection.last_id:  # used again, it would be taken for the one that it was
         raise MessageError(f"request id {message.req_id} does not lie above the last one, {connection.last_id}")
-    if len(message.tokens) % 4:
-        raise MessageError(f"the tokens of request {message.req_id} are no multiple of 4 bytes")
-    if not -(2**63) <= message.priority < 2**63:
-        raise MessageError(f"the priority of request {message.req_id} has more than 64 bits")
-    message.sampling.check()
     connection.last_id = message.req_id
     return msgspec.structs.replace(message, req_id=within(connection.number, message.req_id))
 

@@ -39,6 +39,7 @@ from minisgl.runner.prefixes import Prefixes
 from minisgl.runner.replies import ended, errors_of, failed_rows, reply
 from minisgl.runner.request_tracker import RequestTracker
 from minisgl.runner.watching import Watching
+from minisgl.sampling_params import ParamError
 from minisgl.scheduler.api import ControlPlane, ControlPlaneError, metadata_time_ns
 from minisgl.step import (
     Abort,
@@ -178,16 +179,17 @@ class StepLoop:
         for request, matcher, error in self._compiling.take():
             if matcher is None:
                 self._refuse(request.req_id, f"{GRAMMAR_REFUSED}{error}")
-            elif (arrival := self._arrival(request, matcher)) is not None:
-                events.add(arrival)
+            else:
+                events.add(self._arrival(request, matcher))
         for message in self.adapters.intake(messages):
             match message:
+                case AddRequest() if error := _error_of(message, self._engine.info.vocab_size):
+                    self._refuse(message.req_id, error)
                 case AddRequest() if message.sampling.grammar is not None:
                     if error := self._compiling.add(message):
                         self._refuse(message.req_id, f"{GRAMMAR_REFUSED}{error}")
                 case AddRequest():
-                    if (arrival := self._arrival(message)) is not None:
-                        events.add(arrival)
+                    events.add(self._arrival(message))
                 case AbortRequest(req_id):
                     self._end(events, Abort(req_id), FinishReason.ABORT)
                 case FinishRequest(req_id):
@@ -216,20 +218,12 @@ class StepLoop:
         events.add(event)
         self._ending.setdefault(event.req_id, reason)
 
-    def _arrival(self, message: AddRequest, grammar: Matcher | None = None) -> Arrival | None:
-        sampling = message.sampling
-        if sampling.max_tokens is None or sampling.seed is None:
-            self._refuse(message.req_id, "sampling: max_tokens and seed must be resolved before the engine sees them")
-            return None
+    def _arrival(self, message: AddRequest, grammar: Matcher | None = None) -> Arrival:
         if message.req_id in self._requests:
             raise ValueError(f"request id {message.req_id} was used twice")
         tokens = np.frombuffer(message.tokens, np.int32)
-        if not 0 <= message.num_generated < min(len(tokens), sampling.max_tokens):
-            reason = "must leave a prompt and a token to make"
-            self._refuse(message.req_id, f"num_generated: {message.num_generated}: {reason}")
-            return None
         num_prompt = len(tokens) - message.num_generated
-        request = self._requests.add(message.req_id, sampling, tokens, num_prompt, message.priority)
+        request = self._requests.add(message.req_id, message.sampling, tokens, num_prompt, message.priority)
         request.grammar = grammar
         return request.arrival()
 
@@ -395,3 +389,26 @@ class StepLoop:
     def _end_early(self, req_id: int, reason: FinishReason, text: str = "") -> None:
         """Of a request of which the scheduler has not heard."""
         self._send([ended(self._next_step, req_id, reason, text)])
+
+
+def _error_of(message: AddRequest, vocab_size: int) -> str:
+    """Why a request cannot be taken; empty if it can."""
+    sampling = message.sampling
+    if sampling.max_tokens is None or sampling.seed is None:
+        return "sampling: max_tokens and seed must be resolved before the engine sees them"
+    try:
+        sampling.check()
+    except ParamError as error:
+        return str(error)
+    if len(message.tokens) % 4:
+        return f"tokens: {len(message.tokens)} bytes: no multiple of 4"
+    if not -(2**63) <= message.priority < 2**63:
+        return "priority: more than 64 bits"
+    tokens = np.frombuffer(message.tokens, np.int32)
+    if not 0 <= message.num_generated < min(len(tokens), sampling.max_tokens):
+        return f"num_generated: {message.num_generated}: must leave a prompt and a token to make"
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        return f"tokens: ids must be at least 0 and below {vocab_size}"
+    if found := sampling.beyond(vocab_size):
+        return f"{found[0]}: token ids must be below {vocab_size} (got {found[1]})"
+    return ""

@@ -68,12 +68,12 @@ class Generation:
         resumable, before = request.resumable, None
         if resumable is not None:
             sampling = resumable.seeded(sampling, fingerprint(request.model or context.model_name, context.info))
-            before = resumable.before(len(prompts) * sampling.n)
         max_seq_len, subscriber = context.info.max_seq_len, Subscriber(self.notify)
         room, in_flight = [max_seq_len - len(prompt) for prompt in prompts], context.queue.num_in_flight
         found = lengths(room, sampling, context.limits, in_flight, named=names_length)
         if resumable is not None:
-            found = Lengths(resumable.lengths(found.by_prompt), found.are_shortened)
+            found = Lengths(resumable.lengths(found.by_prompt, room), found.are_shortened)
+            before = resumable.before(found.by_prompt, sampling.n, context.info.vocab_size)
         found, self.is_large = _with_room_for_logprobs(found, prompts, sampling, named=names_length)
         self._lengths = found
         try:
@@ -176,6 +176,9 @@ class Generation:
             if found := self._take(time.monotonic()):
                 show(self, found)
         self._is_replaying = False
+        sent = self._client.processor.live
+        if any(state.req_id not in sent and state.finish_reason is None for state in self._states):
+            raise ApiError(400, "x-minisgl-marks: what was said before: a choice has ended without a reason")
 
     async def _follow(self, sink: Callable[[list[Delta]], None]) -> None:
         """`sink` gets what came since `first` (or from the beginning), as it comes, until every choice has ended.

@@ -13,13 +13,15 @@ Doesn't know: routers, engines.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from minisgl import ids
 from minisgl.frontend.output_processor import Before, Delta
@@ -30,16 +32,16 @@ from minisgl.server.errors import ApiError
 MARKS = b"x-minisgl-marks"
 """Header of a request whose stream is to have marks; its value is how many bytes before the body are `Said`."""
 LINE = b": minisgl "
-MAX_SAID_BYTES = 1 << 26
+MAX_SAID_BYTES = 1 << 24
 
 
 class Tokens(msgspec.Struct, array_like=True):
     """Of choice `index`, since the last mark; `reason` (`step.FinishReason`) if the engine ended it, `ended` if it did
     or a stop string was found."""
 
-    index: int
-    tokens: list[int]
-    reason: int = 0
+    index: Annotated[int, Meta(ge=0)]
+    tokens: list[Annotated[int, Meta(ge=0)]]
+    reason: Annotated[int, Meta(ge=0, le=3)] = 0  # an error ends a stream
     ended: bool = False
 
 
@@ -48,11 +50,11 @@ class Origin(msgspec.Struct):
     by prompt, and what was cached of each choice's prompt."""
 
     model: str
-    seed: int
-    ids: int
-    created: int
-    lengths: list[int]
-    cached: list[int]
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+    ids: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    created: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    lengths: list[Annotated[int, Meta(ge=1)]]
+    cached: list[Annotated[int, Meta(ge=0)]]
 
 
 class Mark(msgspec.Struct, omit_defaults=True):
@@ -132,24 +134,35 @@ class Resumable:
             self._origin.seed = sampling.seed
         return msgspec.structs.replace(sampling, seed=self._origin.seed)
 
-    def lengths(self, found: list[int]) -> list[int]:
-        """The limits that its choices have everywhere, by prompt; those `found` here if it begins here."""
+    def lengths(self, found: list[int], room: Sequence[int]) -> list[int]:
+        """The limits that its choices have everywhere, by prompt; those `found` here if it begins here. `room`: what
+        each prompt leaves. Raises `ApiError` 400."""
         if self.said is None:
             self._origin.lengths = found
-        return self._origin.lengths if len(self._origin.lengths) == len(found) else found
+        given = self._origin.lengths
+        if len(given) != len(room) or any(one > left for one, left in zip(given, room, strict=True)):
+            raise _bad(f"lengths: {given[:8]}: the prompts leave {room[:8]} tokens")
+        return given
 
-    def before(self, num_choices: int) -> list[Before] | None:
-        """What there is of each choice. None: nothing of any. Raises `ApiError` 400."""
+    def before(self, lengths: Sequence[int], n: int, vocab_size: int) -> list[Before] | None:
+        """What there is of each of the `n` choices of prompts with these limits. None: nothing of any. Raises
+        `ApiError` 400."""
         if self.said is None:
             return None
-        cached = self._origin.cached
+        cached, num_choices = self._origin.cached, len(lengths) * n
         found = [Before([], cached[i] if i < len(cached) else None) for i in range(num_choices)]
-        for turn in self.said.turns:
-            for one in turn:
-                if not 0 <= one.index < num_choices:
-                    raise ApiError(400, f"{MARKS.decode()}: choice {one.index}: there are {num_choices}")
-                found[one.index].tokens += one.tokens
-                found[one.index].ended |= one.ended
+        for one in itertools.chain.from_iterable(self.said.turns):
+            if one.index >= num_choices:
+                raise _bad(f"choice {one.index}: there are {num_choices}")
+            choice, length = found[one.index], lengths[one.index // n]
+            if choice.ended or (one.reason and not one.ended):
+                raise _bad(f"choice {one.index}: it goes on after its end")
+            choice.tokens += one.tokens
+            choice.ended = one.ended
+            if max(one.tokens, default=0) >= vocab_size:
+                raise _bad(f"choice {one.index}: token ids must be below {vocab_size} (got {max(one.tokens)})")
+            if len(choice.tokens) + (not one.ended) > length:
+                raise _bad(f"choice {one.index}: {len(choice.tokens)} tokens, its limit is {length}")
         return found
 
     # -------------------------------------------------------------------------------------------------- while it runs
@@ -175,6 +188,10 @@ class Resumable:
         self._is_told = True
         self._origin.cached = choices.cached()
         return _line(Mark(tokens, self._origin))
+
+
+def _bad(what: str) -> ApiError:
+    return ApiError(400, f"{MARKS.decode()}: what was said before: {what}")
 
 
 def lost(reason: str) -> bytes:

@@ -4,7 +4,8 @@ use super::decode::{Fields, body};
 use super::reader::{Read, Reader, malformed};
 use super::{ID_LIMIT, MessageError, SamplingParams, ToEngine};
 
-/// The messages of a frame, given without its length. Ids are in their range, sampling parameters in theirs.
+/// The messages of a frame, given without its length. Ids are in their range; the engine itself
+/// refuses a request whose sampling parameters are not in theirs.
 pub fn decode_to_engine(frame: &[u8]) -> Result<Vec<ToEngine>, MessageError> {
     let mut reader = Reader::new(body(frame)?);
     let found = reader.list(message)?;
@@ -106,7 +107,6 @@ fn sampling(reader: &mut Reader<'_>) -> Read<SamplingParams> {
             _ => reader.skip(1)?,
         }
     }
-    found.check()?;
     Ok(found)
 }
 

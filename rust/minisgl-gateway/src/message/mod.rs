@@ -4,7 +4,6 @@
 //! wrong message; what this side writes is byte for byte what Python writes for the same messages.
 //! Doesn't know: sockets.
 
-mod check;
 mod decode;
 mod decode_to_engine;
 mod encode;
