@@ -52,6 +52,19 @@ def test_a_conversation_is_answered_and_kept(chat: Tab) -> None:
     assert texts(chat) == both
 
 
+def test_one_message_that_cannot_be_shown_keeps_no_other_away(chat: Tab) -> None:
+    """Answers that Markdown's parser throws at, and one that is stored in another shape."""
+    hostile = ["- " * 1500 + "a", "> " * 2000 + "a", "fine **bold**"]
+    answers = [{"text": text, "reasoning": "", "calls": []} for text in hostile] + [{"text": 5}]
+    messages = [{"role": "assistant", "text": "", "answers": [one]} for one in answers]
+    stored = {"id": "x", "title": "hostile", "changed": 1, "settings": {}, "messages": messages}
+    chat.page.evaluate("one => localStorage.setItem('minisgl.conversation.x', JSON.stringify(one))", stored)
+    chat.page.reload()
+    chat.page.wait_for_selector(".message strong")
+    assert chat.page.locator(".message").count() == 4 and chat.page.locator(".answer .plain").count() == 2
+    assert "cannot be shown" in chat.page.inner_text(".message > .error")
+
+
 def test_stop_keeps_what_came_and_frees_the_engine(chat: Tab, server: Frontend) -> None:
     chat.ask("hang:half an answer")
     chat.page.wait_for_selector(".tail:text-is('half an answer')")

@@ -65,6 +65,27 @@ def test_blocks_end_where_markdown_ends_them(page: Tab, text: str, whole: str) -
     assert text[: run(page, "markdown", "m.lastBorder(given[0], 0)", text)] == whole
 
 
+@pytest.mark.parametrize(
+    ("text", "heavy"),
+    [
+        ("- " * 1500 + "a", True),
+        ("> " * 2000 + "a", True),
+        ("_a" * 40_000, True),
+        (" " * 80_000 + "a", True),
+        ("*" * 5000, True),
+        ("a" * (1 << 18) + "b", True),
+        ("```\n" + "_a * b " * 5000 + "\n```", False),
+        ("A sentence, with a *word*. " * 500, False),
+        ("| a | b |\n" * 300, False),
+        (("_a" * 1000 + "\n\n") * 50, False),
+    ],
+)
+def test_what_takes_the_parser_long_is_plain_text(page: Tab, text: str, heavy: bool) -> None:
+    assert run(page, "markdown", "m.isHeavy(given[0])", text) is heavy
+    found = run(page, "markdown", "(e => [e.className === 'plain', e.textContent.length])(m.rendered(given[0]))", text)
+    assert found[0] is heavy and (not heavy or found[1] == len(text))
+
+
 def test_each_request_keeps_its_lane_until_it_ends(page: Tab) -> None:
     steps = [
         step(1, [[5, "prefill", 64, 32, 96], [6, "prefill", 8, 0, 8]]),

@@ -26,7 +26,7 @@ const links = Object.entries(MAKERS).map(([name, [label]]) => h("a", { href: `#$
 
 /** Views are made when they are first wanted, and stop asking the server when they are left. */
 function show() {
-  const name = location.hash.slice(1) in MAKERS ? location.hash.slice(1) : "chat";
+  const name = Object.hasOwn(MAKERS, location.hash.slice(1)) ? location.hash.slice(1) : "chat";
   shown?.stop();
   shown = made[name] ??= MAKERS[name][1]();
   document.getElementById("main")?.replaceChildren(shown.element);

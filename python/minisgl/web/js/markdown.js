@@ -1,6 +1,8 @@
 // @ts-check
 // Markdown of a model, as it grows. The text is hostile: HTML in it is shown as text, links lead to http, https and mail
-// only, pictures become links, and what is left goes through DOMPurify with a short list of tags.
+// only, pictures become links, and what is left goes through DOMPurify with a short list of tags. The parser recurses
+// for each level of nesting and takes time that grows with the square of a paragraph's marks: what would take it long, or
+// makes it throw, is shown as plain text.
 
 import { Marked } from "../vendor/marked.js";
 import DOMPurify from "../vendor/purify.js";
@@ -31,8 +33,39 @@ const marked = new Marked({
   },
 });
 
-/** @param {string} text @returns {DocumentFragment} */
+const MAX_CHARS = 1 << 18;
+const MAX_MARKS = 4000; // of lines that follow each other: 0.2 s at worst
+const MAX_BEGINNING = 200; // marks and spaces that a line begins with
+
+/** Whether the parser may take long. Code between fences costs nothing. @param {string} text */
+export function isHeavy(text) {
+  if (text.length > MAX_CHARS) return true;
+  let fence = "";
+  let marks = 0;
+  for (const line of text.split("\n")) {
+    fence = fenceAfter(line, fence);
+    if (fence || !line.trim()) {
+      marks = 0;
+      continue;
+    }
+    marks += line.replace(/[\p{L}\p{N}]+ ?/gu, "").length;
+    if (marks > MAX_MARKS || (/^[\s>*+.)\d-]*/.exec(line)?.[0].length ?? 0) > MAX_BEGINNING) return true;
+  }
+  return false;
+}
+
+/** @param {string} text @returns {DocumentFragment | HTMLElement} */
 export function rendered(text) {
+  if (isHeavy(text)) return h("div", { class: "plain" }, text);
+  try {
+    return parsed(text);
+  } catch {
+    return h("div", { class: "plain" }, text);
+  }
+}
+
+/** @param {string} text @returns {DocumentFragment} */
+function parsed(text) {
   const found = /** @type {any} */ (DOMPurify).sanitize(marked.parse(text), CLEAN);
   for (const link of found.querySelectorAll("a")) {
     link.rel = "noopener noreferrer nofollow";
@@ -65,16 +98,19 @@ export function lastBorder(text, from) {
     const end = text.indexOf("\n", at);
     if (end < 0) return border;
     const line = text.slice(at, end);
-    const mark = /^ {0,3}(`{3,}|~{3,})(.*)$/.exec(line);
+    const before = fence;
+    fence = fenceAfter(line, before);
     at = end + 1;
-    if (fence) {
-      if (mark && mark[1].startsWith(fence) && !mark[2].trim()) {
-        fence = "";
-        border = at;
-      }
-    } else if (mark && !(mark[1][0] === "`" && mark[2].includes("`"))) fence = mark[1];
-    else if (!line.trim()) border = at;
+    if (!fence && (before || !line.trim())) border = at;
   }
+}
+
+/** The fence of the code that is open behind a line, or nothing. @param {string} line @param {string} fence before it */
+function fenceAfter(line, fence) {
+  const mark = /^ {0,3}(`{3,}|~{3,})(.*)$/.exec(line);
+  if (!mark) return fence;
+  if (fence) return mark[1].startsWith(fence) && !mark[2].trim() ? "" : fence;
+  return mark[1][0] === "`" && mark[2].includes("`") ? "" : mark[1];
 }
 
 /** Text that grows. Whole blocks are Markdown; what is being written is plain until its block is whole. */

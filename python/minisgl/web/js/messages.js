@@ -16,10 +16,21 @@ import { called } from "./request.js";
  */
 
 /**
+ * One that cannot be shown says so in its place: it is kept in the browser, and the others are none the worse for it.
  * @param {Message} message @param {number} index @param {Actions} actions
  * @returns {{element: HTMLElement, views: AnswerView[]}}
  */
 export function messageView(message, index, actions) {
+  try {
+    return viewOf(message, index, actions);
+  } catch (error) {
+    const text = h("div", { class: "plain" }, JSON.stringify(message, null, 2));
+    return { element: h("article", { class: "message" }, h("p", { class: "error", role: "alert" }, `This message cannot be shown: ${error}`), text), views: [] };
+  }
+}
+
+/** @param {Message} message @param {number} index @param {Actions} actions @returns {{element: HTMLElement, views: AnswerView[]}} */
+function viewOf(message, index, actions) {
   if (message.role !== "assistant") return { element: asked(message, index, actions), views: [] };
   const answers = message.answers ?? [];
   const views = answers.map((one, which) => new AnswerView(one, answers.length > 1 ? `Answer ${"AB"[which]}` : "Answer"));
