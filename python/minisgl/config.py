@@ -87,6 +87,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache_token_budget: int | None = None  # of what the cache keeps for nobody; None: as much as fits
     cache_max_prompt: int | None = None  # longer prompts are not kept after their end; None: all are
     max_pinned_ratio: float = 0.5  # share of the pages that prefixes may pin
+    own_cache_keys: tuple[int, ...] = ()  # numbers of API keys with `own_cache`
     warm_prefixes: tuple[str, ...] = ()  # texts that are computed and pinned before anything else
     lora: tuple[tuple[str, str], ...] = ()  # adapters that are loaded before anything else: name, folder
     speculative: str | None = None  # ngram:K: up to K tokens of a row are guessed and computed with it
@@ -198,6 +199,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     max_inflight: int = 0
     max_queued_requests: int = 0
     tokens_per_minute: int = 0
+    own_cache: bool = False  # what it asks is found in the prefix cache by itself alone
 
     def __repr__(self) -> str:
         return f"ApiKey({self.name})"  # whoever shows a configuration does not show keys

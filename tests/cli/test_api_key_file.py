@@ -22,7 +22,7 @@ keys:
     max_inflight: 16
     max_queued_requests: 100
     tokens_per_minute: 60000
-  - {{name: b.2, key: other}}
+  - {{name: b.2, key: other, own_cache: true}}
 """
 
 
@@ -50,7 +50,8 @@ def test_a_file_becomes_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert first == ApiKey(
         name="team-a", key=SECRET, share=3, max_inflight=16, max_queued_requests=100, tokens_per_minute=60000
     )
-    assert second == ApiKey(name="b.2", key="other")
+    assert second == ApiKey(name="b.2", key="other", own_cache=True)
+    assert taken[0].engine.own_cache_keys == (2,)
     assert SECRET not in repr(taken[0])
 
 
@@ -74,6 +75,7 @@ def test_a_file_becomes_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         ("keys:\n- {name: a, key: x, share: 1.5}", "keys.0 (a): share: 1.5: must be a whole number from 1 to 1000"),
         ("keys:\n- {name: a, key: x, max_inflight: true}", "max_inflight: True: must be a whole number from 0"),
         ("keys:\n- {name: a, key: x, tokens_per_minute: -1}", "tokens_per_minute: -1: must be a whole number from 0"),
+        ("keys:\n- {name: a, key: x, own_cache: 1}", "keys.0 (a): own_cache: 1: must be true or false"),
         ("keys:\n- {name: a, key: x, limit: 5}", "keys.0 (a): limit: unknown field: there are name, key, share"),
         ("keys:\n- {name: a, key: x, share: 1, share: 2}", "keys.0 (a): share: given twice"),
         (

@@ -23,6 +23,7 @@ KEYS = """keys:
 - {name: one, key: sk-one}
 - {name: flood, key: sk-flood}
 - {name: single, key: sk-single, max_inflight: 1}
+- {name: own, key: sk-own, own_cache: true}
 """
 ROWS = 2
 LINE = re.compile(r"request .* method=POST .* status=200 .*key=(\w+)")
@@ -39,7 +40,7 @@ def server(front_end: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with serving(*flags, *keys, *rows) as running:
         yield running
         text = "\n".join(running.lines)
-        assert not any(f"sk-{name}" in text for name in ("three", "one", "flood", "single", "flag"))
+        assert not any(f"sk-{name}" in text for name in ("three", "one", "flood", "single", "own", "flag"))
 
 
 def bearer(name: str) -> dict[str, str]:
@@ -49,6 +50,20 @@ def bearer(name: str) -> dict[str, str]:
 def ask(server: ServerProcess, name: str) -> int:
     body = {"prompt": "a b c", "max_tokens": 4, "ignore_eos": True}
     return httpx.post(f"{server.url}/v1/completions", json=body, headers=bearer(name), timeout=170).status_code
+
+
+def num_cached(server: ServerProcess, name: str, ids: range) -> int:
+    body = {"prompt": list(ids), "max_tokens": 1}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=bearer(name), timeout=170)
+    found: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert answer.headers["x-minisgl-cached-tokens"] == str(found)
+    return found
+
+
+def test_a_key_with_its_own_cache_finds_its_own_prompts_alone(server: ServerProcess) -> None:
+    shared, own = range(500, 600), range(700, 800)
+    assert [num_cached(server, name, shared) for name in ("one", "three", "own", "own")] == [0, 96, 0, 96]
+    assert [num_cached(server, name, own) for name in ("own", "one", "own", "flood")] == [0, 0, 96, 96]
 
 
 def num_queued(server: ServerProcess) -> int:

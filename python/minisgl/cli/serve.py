@@ -10,6 +10,8 @@ import re
 from decimal import Decimal
 from typing import Any, get_args
 
+import msgspec
+
 from minisgl import envs, spellings
 from minisgl.cli import aliases, api_key_file, chat
 from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, add_log_level, checked, engine_config, notices
@@ -236,6 +238,8 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
     fields["frontend"] = args.frontend or ("python" if args.resumable else envs.frontend() or "auto")
     fields["api_key"] = args.api_key or envs.api_key()
     fields["api_keys"] = api_key_file.read(args.api_key_file) if args.api_key_file is not None else ()
+    own = tuple(number for number, one in enumerate(fields["api_keys"], 1) if one.own_cache)
+    fields["engine"] = msgspec.structs.replace(fields["engine"], own_cache_keys=own)
     fields["cors_origins"] = tuple(args.cors_origins or ())
     fields["allowed_hosts"] = tuple(args.allowed_hosts or ())
     return ServerConfig(**fields).check()

@@ -8,7 +8,7 @@ one); every accepted request gets exactly one terminal reply; no message can sto
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +55,7 @@ from minisgl.step import (
     StepPlan,
 )
 
+OWN_NAMESPACES = 1 << 30  # of the prefix cache, from here on; below are those of adapters
 Send = Callable[[Sequence[FromEngine]], None]
 
 
@@ -81,6 +82,7 @@ class StepLoop:
         has_budget: bool = False,
         compiler: GrammarCompiler | None = None,
         wake: Callable[[], None] | None = None,
+        own_cache_keys: Collection[int] = (),
     ) -> None:
         self._control_plane = control_plane
         self._engine = engine
@@ -90,6 +92,8 @@ class StepLoop:
         self.timers = timers or StepTimers()
         self._requests = RequestTracker()
         self.prefixes = Prefixes(self._requests, control_plane.buffers.limits, send, keeps=keeps_prefixes)
+        self._own_cache_keys = frozenset(own_cache_keys)
+        self._namespaces: dict[tuple[int, int], int] = {}  # of these keys, by key and adapter
         self._fallback = fallback
         self._next_step = 0
         self._in_flight: _InFlight | None = None
@@ -224,6 +228,9 @@ class StepLoop:
         tokens = np.frombuffer(message.tokens, np.int32)
         num_prompt = len(tokens) - message.num_generated
         request = self._requests.add(message.req_id, message.sampling, tokens, num_prompt, message.priority)
+        if message.key in self._own_cache_keys:
+            own = (message.key, message.sampling.adapter)
+            request.namespace = self._namespaces.setdefault(own, OWN_NAMESPACES + len(self._namespaces))
         request.grammar = grammar
         return request.arrival()
 

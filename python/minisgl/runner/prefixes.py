@@ -205,7 +205,7 @@ class Prefixes:
 
     def admitted(self, request: TrackedRequest, cached_len: int) -> None:
         """A request has got a row for the first time, and `cached_len` of its tokens were in the cache."""
-        if not self._by_id or request.sampling.adapter:
+        if not self._by_id or request.namespace:
             return
         page_size, prompt = self._limits.page_size, request.tokens[: request.num_prompt]
         # of a prompt that is cached as a whole the last token is computed all the same, and with it its page

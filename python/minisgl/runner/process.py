@@ -124,6 +124,7 @@ def serve(config: ProcessConfig, link: Link) -> None:
             has_budget=config.engine.cache_token_budget is not None,
             compiler=compiler,
             wake=link.wake,
+            own_cache_keys=config.engine.own_cache_keys,
         )
         collections = GcWatch(link.timers.meters["gc"])
         collections.start()

@@ -31,6 +31,7 @@ class TrackedRequest:
     pin: bool = False
     admitted: bool = False
     grammar: Matcher | None = None
+    namespace: int = 0  # of the prefix cache
 
     def arrival(self) -> Arrival:
         """The event for a scheduler: a new request, or with what it has generated, after a failover."""
@@ -49,7 +50,7 @@ class TrackedRequest:
             no_match=sampling.prompt_logprobs is not None or sampling.embedding is not None,
             background=self.background,
             pin=self.pin,
-            namespace=sampling.adapter,
+            namespace=self.namespace,
             no_drafts=sampling.depends_on_output or self.grammar is not None,
         )
 
@@ -79,6 +80,7 @@ class RequestTracker:
     ) -> TrackedRequest:
         """`tokens`: the prompt, and what was generated elsewhere."""
         request = TrackedRequest(req_id, sampling, tokens, num_prompt, priority, background, pin)
+        request.namespace = sampling.adapter
         self._live[req_id] = request
         return request
 

@@ -11,9 +11,9 @@ def response(name: str, text: str = "") -> dict[str, Any]:
     return {"id": name, "output": [{"id": f"item-of-{name}", "text": text}]}
 
 
-def filled(store: ResponseStore, *names: str, text: str = "") -> ResponseStore:
+def filled(store: ResponseStore, *names: str, text: str = "", key: int = 1) -> ResponseStore:
     for name in names:
-        store.put(response(name, text), [{"id": f"input-of-{name}"}], key=1)
+        store.put(response(name, text), [{"id": f"input-of-{name}"}], key=key)
     return store
 
 
@@ -25,6 +25,15 @@ def test_the_oldest_go_first() -> None:
     store = filled(ResponseStore(max_responses=3), *"abcde")
     assert (len(store), kept(store, "abcde")) == (3, "cde")
     assert store.item("item-of-a", 1) is None and store.item("item-of-e", 1) == {"id": "item-of-e", "text": ""}
+
+
+def test_a_key_that_has_more_pushes_out_its_own() -> None:
+    store = filled(ResponseStore(max_responses=5), *"ab", key=2)
+    filled(store, *"cdefghi")
+    assert kept(store, "cdefghi") == "ghi" and store.response("a", 2) and store.response("b", 2)
+    store = filled(ResponseStore(max_bytes=50_000), "a", text="x" * 15_000, key=2)
+    filled(store, *"bcdefgh", text="x" * 10_000)
+    assert kept(store, "bcdefgh") == "fgh" and store.response("a", 2)
 
 
 def test_bytes_are_bounded() -> None:

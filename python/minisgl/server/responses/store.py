@@ -1,13 +1,15 @@
 """Answers that clients may come back to, in memory.
 
-Keeps true: at most so many, of so many bytes together: the oldest are forgotten first; whose key differs from that of
-the one who asked finds nothing.
+Keeps true: at most so many, of so many bytes together; beyond that the oldest is forgotten of the key that has most, so
+that no key pushes out another's that has less; whose key differs from that of the one who asked finds nothing.
 Doesn't know: HTTP; what stands in an answer.
 """
 
 from __future__ import annotations
 
+import collections
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +56,18 @@ class ResponseStore:
         self._entries[name] = entry
         self._response_of.update(dict.fromkeys(item_ids, name))
         self.num_bytes += entry.num_bytes
-        while len(self._entries) > self._max_responses or self.num_bytes > self._max_bytes:
-            self._drop(next(iter(self._entries)))
+        if len(self._entries) > self._max_responses:
+            self._drop(self._oldest_of_most(lambda _: 1))
+        while self.num_bytes > self._max_bytes:
+            self._drop(self._oldest_of_most(lambda one: one.num_bytes))
+
+    def _oldest_of_most(self, weight: Callable[[Entry], int]) -> str:
+        """The oldest answer of the key whose answers weigh most together; of equals, of the one with the oldest."""
+        weights = collections.Counter[int]()
+        for one in self._entries.values():
+            weights[one.key] += weight(one)
+        [(most, _)] = weights.most_common(1)
+        return next(name for name, one in self._entries.items() if one.key == most)
 
     def response(self, name: str, key: int) -> bytes | None:
         entry = self._find(name, key)
