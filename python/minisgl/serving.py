@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import uvloop
@@ -206,7 +205,7 @@ async def _serve(
     app.context.metrics.start()
     if front_end.gateway is not None:
         encoded = partial(gateway_config.encoded, config, app, tokenizer, defaults)
-        await asyncio.to_thread(_open, front_end.gateway, process.folder, config, tokenizer, encoded)
+        await asyncio.to_thread(_open, front_end.gateway, config, tokenizer, encoded)
         app.context.opening = False
     url = _url(front_end)
     _greet(config, front_end, url, ready, time.monotonic() - began)
@@ -234,13 +233,10 @@ async def _serve(
     return code
 
 
-def _open(
-    gateway: Gateway, folder: Path, config: ServerConfig, tokenizer: Tokenizer, encoded: Callable[[], bytes]
-) -> None:
+def _open(gateway: Gateway, config: ServerConfig, tokenizer: Tokenizer, encoded: Callable[[], bytes]) -> None:
     """Let the gateway answer by itself. What cannot be costs its speed only. Raises `TokenizerError`."""
     try:
         text = encoded()
-        gateway_config.write(text, folder)
         if config.log_prompts:
             raise ValueError("--log-prompts: only the Python server knows prompts and answers of its requests")
         for line in gateway.serve(text.decode()):

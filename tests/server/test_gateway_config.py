@@ -10,8 +10,7 @@ import httpx
 import msgspec
 
 from minisgl.config import AdaptiveMaxTokens, ApiKey, EngineConfig, Limits, ServerConfig
-from minisgl.server import gateway_config
-from minisgl.server.gateway_config import FILE, encoded
+from minisgl.server.gateway_config import encoded
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.server import CONFIG, MODEL, READY, Frontend, frontend
 
@@ -75,11 +74,3 @@ def test_a_tokenizer_of_files_is_named(server: Frontend, tmp_path: Path) -> None
 def test_a_template_that_does_not_parse_is_left_out(server: Frontend) -> None:
     broken = Tokenizer.open(None, "{% for %}")
     assert told(server, tokenizer=broken)["chat_templates"] == {}
-
-
-def test_the_file_is_for_its_user_only(tmp_path: Path) -> None:
-    for text in (b"long before", b"{}"):
-        gateway_config.write(text, tmp_path)
-    assert [one.name for one in tmp_path.iterdir()] == [FILE]
-    assert (tmp_path / FILE).read_bytes() == b"{}"
-    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600

@@ -1,16 +1,13 @@
 """What the gateway is told once, as JSON, when the engine is ready: everything that an answer depends on beside its
 request (`rust/minisgl-gateway/src/config.rs` reads it).
 
-Keeps true: values are those that the Python server itself uses, resolved; the file for a
-gateway that is a process of its own is readable by this user only, and never half written.
+Keeps true: values are those that the Python server itself uses, resolved.
 Doesn't know: what the gateway does with it.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,8 +18,6 @@ from minisgl.server.log import shows_access
 from minisgl.server.middleware import Callers
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat_content import ContentShape
-
-FILE = "gateway.json"
 
 
 class Template(msgspec.Struct, frozen=True):
@@ -98,11 +93,3 @@ def _tokenizer(tokenizer: Tokenizer) -> dict[str, str]:
     if tokenizer.file is not None:
         return {"file": str(tokenizer.file.resolve())}
     return {"text": tokenizer.to_json()}
-
-
-def write(text: bytes, folder: Path) -> None:
-    """To `FILE` in `folder`."""
-    unfinished = folder / f"{FILE}.new"
-    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(text)
-    unfinished.rename(folder / FILE)

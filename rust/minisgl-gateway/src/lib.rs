@@ -12,11 +12,9 @@
 //! - [`answer`]: bodies, generations, and the shapes of answers.
 //! - [`callers`], [`prepare`], [`pool`], [`live`], [`lengths`], [`keys`]: the steps of a request; [`worker`]: all of them.
 //! - [`server`]: the gateway as its owner sees it, [`shared`] and [`metrics`]: what both see.
-//! - [`alone`], [`metrics_text`]: what a process of its own needs beside.
 
 #![deny(unsafe_code)]
 
-pub mod alone;
 pub mod answer;
 pub mod callers;
 pub mod config;
@@ -27,7 +25,6 @@ pub mod lengths;
 pub mod live;
 pub mod message;
 pub mod metrics;
-pub mod metrics_text;
 pub mod pool;
 pub mod prepare;
 pub mod server;

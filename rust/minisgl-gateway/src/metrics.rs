@@ -42,11 +42,6 @@ impl Histogram {
         self.sum.store(sum.to_bits(), Relaxed);
     }
 
-    /// Upper ends of all buckets but the last.
-    pub fn bounds(&self) -> &'static [f64] {
-        self.bounds
-    }
-
     /// Counts by bucket, and the sum.
     pub fn read(&self) -> (Vec<u64>, f64) {
         (

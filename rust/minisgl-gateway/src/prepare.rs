@@ -1,13 +1,16 @@
 //! From a body to token ids: what of a request's work needs no connection, so that it can be done on any thread.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::answer::fields::Prompt;
 use crate::answer::plan::{Endpoint, Input, NotSure, Plan, plan};
 use crate::config::{GatewayConfig, TokenizerSource};
 use crate::keys::KeyCounts;
-use crate::shared::Early;
 use crate::text::{ChatTemplate, Tokenizer};
+
+/// A tokenizer and the file that it comes from.
+pub type Early = (PathBuf, Arc<Tokenizer>);
 
 /// What the answers of a model need.
 pub struct Loaded {
@@ -63,13 +66,6 @@ impl Loaded {
 }
 
 impl Loaded {
-    /// What API keys use, with their names, number 0 first.
-    pub fn counts_by_name(&self) -> Vec<(String, Arc<KeyCounts>)> {
-        let of_file = self.config.api_keys.iter().map(|one| one.name.clone());
-        let names = std::iter::once(DEFAULT_KEY.to_owned()).chain(of_file);
-        names.zip(self.keys.iter().cloned()).collect()
-    }
-
     /// The name of a key's number; None: there is no file of them.
     pub fn key_name(&self, number: usize) -> Option<&str> {
         let keys = &self.config.api_keys;

@@ -16,11 +16,10 @@ use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{LocalSet, spawn_local};
 
-use crate::alone::Alone;
 use crate::answer::log::say;
 use crate::config::{GatewayConfig, TokenizerSource};
 use crate::engine::EngineLink;
-use crate::http::{Handler, Options, accept};
+use crate::http::{Options, accept};
 use crate::pool::Pool;
 use crate::prepare::{Loaded, load_tokenizer};
 use crate::shared::Shared;
@@ -50,15 +49,6 @@ impl Gateway {
     /// Accept clients on `listener`. `engine` and `fallback` are the Unix sockets of the engine process and of the Python
     /// server; neither needs to be there yet.
     pub fn start(listener: TcpListener, engine: PathBuf, fallback: PathBuf) -> io::Result<Gateway> {
-        Self::begin(listener, engine, fallback, false)
-    }
-
-    /// The same in a process without the Python server: it answers `/metrics` as well.
-    pub fn start_alone(listener: TcpListener, engine: PathBuf, fallback: PathBuf) -> io::Result<Gateway> {
-        Self::begin(listener, engine, fallback, true)
-    }
-
-    fn begin(listener: TcpListener, engine: PathBuf, fallback: PathBuf, is_alone: bool) -> io::Result<Gateway> {
         listener.set_nonblocking(true)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -70,9 +60,8 @@ impl Gateway {
         let seen = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("gateway".into()).spawn(move || {
             let tasks = LocalSet::new();
-            let worker = Worker::new(Arc::clone(&seen), pool);
-            let alone = is_alone.then(|| Rc::new(Alone::new(Rc::clone(&worker), seen, fallback.clone())));
-            runtime.block_on(tasks.run_until(run(worker, alone, listener, engine, fallback, receiver)));
+            let worker = Worker::new(seen, pool);
+            runtime.block_on(tasks.run_until(run(worker, listener, engine, fallback, receiver)));
         })?;
         Ok(Gateway {
             commands,
@@ -141,17 +130,13 @@ impl Drop for Gateway {
 
 async fn run(
     worker: Rc<Worker>,
-    alone: Option<Rc<Alone<Worker>>>,
     listener: TcpListener,
     engine: PathBuf,
     fallback: PathBuf,
     mut commands: UnboundedReceiver<Command>,
 ) {
     let options = Rc::new(Options::new(fallback, Box::new(|line| say("warning", line, false))));
-    let accepting = match alone {
-        Some(alone) => spawn_local(take_clients(listener, alone, Rc::clone(&options))),
-        None => spawn_local(take_clients(listener, Rc::clone(&worker), Rc::clone(&options))),
-    };
+    let accepting = spawn_local(take_clients(listener, Rc::clone(&worker), Rc::clone(&options)));
     let mut following = None;
     let looking = spawn_local(look(Rc::clone(&worker)));
     let grace = loop {
@@ -198,8 +183,8 @@ async fn until_idle(options: &Options) {
     }
 }
 
-async fn take_clients<H: Handler>(listener: TcpListener, handler: Rc<H>, options: Rc<Options>) {
-    if let Err(error) = accept(listener, handler, options).await {
+async fn take_clients(listener: TcpListener, worker: Rc<Worker>, options: Rc<Options>) {
+    if let Err(error) = accept(listener, worker, options).await {
         say(
             "error",
             &format!("gateway: no client can connect any more: {error}"),

@@ -5,11 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::metrics::{Metrics, Windows};
-use crate::prepare::Loaded;
+use crate::prepare::{Early, Loaded};
 use crate::text::Tokenizer;
-
-/// A tokenizer and the file that it comes from.
-pub type Early = (PathBuf, Arc<Tokenizer>);
 
 /// See the module.
 pub struct Shared {
