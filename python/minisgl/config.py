@@ -7,6 +7,7 @@ Doesn't know: command-line spelling, the environment.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -98,6 +99,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: LogLevel = "info"  # debug: every step is told
     sim_profile: str = "null"  # step times of the simulated engine; null: it returns at once
     debug: DebugConfig = DebugConfig()
+
+    @property
+    def shown_model(self) -> str:
+        """`model` as clients may know it: of a folder or a file here the name, not the path."""
+        return os.path.basename(os.path.abspath(self.model)) if os.path.exists(self.model) else self.model
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> EngineConfig:

@@ -131,3 +131,23 @@ def test_a_client_that_leaves_in_its_body_reaches_no_engine(server: Frontend) ->
 def test_upgrades_are_ignored(raw: socket.socket) -> None:
     raw.sendall(request(GOOD, b"content-length: %d" % len(GOOD), b"connection: close, upgrade", b"upgrade: h2c"))
     assert read_all(raw).split(b"\r\n")[0].split()[1] in (b"200", b"400")
+
+
+@pytest.mark.parametrize("trailer", [b"x-request-id: from-trailer", b"host: evil.example", b"content-type: text/plain"])
+@pytest.mark.parametrize("cut", [False, True])
+def test_trailers_are_no_headers(raw: socket.socket, trailer: bytes, cut: bool) -> None:
+    """Whoever checks heads before this server has not seen them."""
+    headers = (b"transfer-encoding: chunked", b"x-request-id: mine", b"connection: close")
+    head, body = request(b"", *headers), b"%x\r\n%b\r\n0\r\n%b\r\n\r\n" % (len(GOOD), GOOD, trailer)
+    raw.sendall(head if cut else head + body)
+    if cut:
+        raw.sendall(body)
+    answer = read_all(raw)
+    assert answer.startswith(b"HTTP/1.1 200") and b"x-request-id: mine" in answer
+
+
+@pytest.mark.parametrize("hosts", [(b"host: evil", b"host: localhost"), (b"host: localhost", b"host: localhost")])
+def test_more_than_one_host_is_a_400(raw: socket.socket, hosts: tuple[bytes, ...]) -> None:
+    raw.sendall(b"\r\n".join((b"GET /v1/models HTTP/1.1", *hosts, b"connection: close", b"", b"")))
+    status, error = read_error(raw)
+    assert status == 400 and error["message"].startswith("Host: given more than once")

@@ -36,3 +36,12 @@ def test_levels_of_a_server(loggers: None, capsys: pytest.CaptureFixture[str], l
     log.warn("warning")
     log.complain("error")
     assert capsys.readouterr().err.split() == shown
+
+
+def test_no_text_reaches_a_terminal_as_its_codes(loggers: None, capsys: pytest.CaptureFixture[str]) -> None:
+    log.set_up("text", access=True)
+    log.say("a\x1b]0;owned\x07 b\x9b2J, Grüße, 漢字\nnext\u202e")
+    logging.getLogger("minisgl.access").info("request", extra={"fields": {"path": "/\x1b[2J", "key": "größer"}})
+    assert capsys.readouterr().err == (
+        "a\\x1b]0;owned\\x07 b\\x9b2J, Grüße, 漢字\nnext\\u202e\n" + 'request path="/\\u001b[2J" key=größer\n'
+    )

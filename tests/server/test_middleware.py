@@ -92,6 +92,26 @@ def test_foreign_pages_get_nothing(http: httpx.Client, origin: str) -> None:
         assert answer.headers["x-request-id"] == "mine" and "access-control-allow-origin" not in answer.headers
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}, 403),
+        ({"sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}, 403),
+        ({}, 403),
+        ({"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}, 200),
+        ({"sec-fetch-site": "same-origin"}, 200),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/livez", "/", "/stats"])
+def test_foreign_pages_include_nothing_and_may_link(
+    http: httpx.Client, path: str, headers: dict[str, str], status: int
+) -> None:
+    answer = http.get(path, headers=bearer(**{"sec-fetch-site": "cross-site", **headers}))
+    assert answer.status_code == status
+    assert answer.headers.get_list("x-content-type-options") == ["nosniff"]
+    assert answer.headers.get_list("cross-origin-resource-policy") == ["same-origin"]
+
+
 def test_nothing_of_a_foreign_pages_body_is_awaited(server: Frontend) -> None:
     with socket.create_connection(server.address, WAIT_S) as connection:
         head = f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\norigin: {PAGE}\r\ncontent-length: 100\r\n\r\n"

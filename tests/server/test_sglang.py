@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
-from tests.helpers.server import MAX_SEQ_LEN, MODEL, Frontend, check_error, events
+from tests.helpers.server import CONFIG, MAX_SEQ_LEN, MODEL, Frontend, check_error, events, frontend
 
 EOS = 256
 
@@ -118,6 +120,17 @@ def test_forms_in_the_sampling_parameters_reach_the_engine(http: httpx.Client, s
     for i, form in enumerate(({"json_schema": schema}, {"regex": "a+"}, {"ebnf": 'root ::= "a"'})):
         post(http, text=f"form {i} say:x", sampling_params=form)
         assert server.engine.wait_for_request(f"form {i}").sampling.grammar
+
+
+def test_no_path_of_the_server_is_told(front_end: str, tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    engine = msgspec.structs.replace(CONFIG.engine, model=str(folder))
+    config = msgspec.structs.replace(CONFIG, engine=engine, served_model_name="mine")
+    with frontend(front_end=front_end, config=config) as server, server.http() as http:
+        for path in ("/get_model_info", "/v1/models"):
+            text = http.get(path).text
+            assert "my-model" in text and str(tmp_path) not in text
 
 
 def test_what_is_served(http: httpx.Client) -> None:

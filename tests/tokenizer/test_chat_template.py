@@ -313,6 +313,30 @@ def test_a_template_that_runs_away_is_stopped(loop: str, monkeypatch: pytest.Mon
         ChatTemplate(source, {}).render([USER])
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) if j < 0 %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{% set a = m(n - 1) %}{% set b = m(n - 1) %}{% endif %}{% endmacro %}{{ m(40) }}",
+        "{% macro m() %}{{ caller() }}{% endmacro %}{% for i in range(999) %}{% for j in range(999) %}{% call m() %}"
+        "{% endcall %}{% endfor %}{% endfor %}",
+    ],
+)
+def test_a_template_that_turns_without_end_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_TURNS", 20_000)
+    with pytest.raises(ChatTemplateError, match="too many turns"):
+        ChatTemplate(source, {}).render([USER])
+
+
+def test_turns_change_nothing() -> None:
+    source = (
+        "{% macro m(x) %}[{{ x }}]{% endmacro %}{% for i in range(9) if i % 2 %}{{ loop.index }}/{{ loop.length }}"
+        "{{ m(i) }}{% if loop.last %}.{% endif %}{% else %}none{% endfor %}{% for i in [] %}{% else %}empty{% endfor %}"
+    )
+    assert ChatTemplate(source, {}).render([USER]) == "1/4[1]2/4[3]3/4[5]4/4[7].empty"
+
+
 @pytest.mark.parametrize("shown", ["{{ %s }}", "{%% set x = %s %%}", "{{ x ~ %s }}", "{{ (%s) | trim }}"])
 def test_constants_of_a_branch_not_taken_are_not_computed(shown: str) -> None:
     size = 2**22

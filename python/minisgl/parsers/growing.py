@@ -7,12 +7,14 @@ Doesn't know: what is parsed.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
-from minisgl.parsers.api import CallArguments, Part, Reasoning, Text
+from minisgl.parsers.api import CallArguments, CallBegun, Part
 from minisgl.parsers.value_scan import ValueScan
 
 T = TypeVar("T")
@@ -54,21 +56,12 @@ class GrowingText(ABC):
         next(self._running, None)
 
     def _taken(self) -> list[Part]:
+        """Neighbours of a kind become one."""
         found, self._parts = self._parts, []
-        return found
+        return found if len(found) < 2 else [_joined(list(some)) for _, some in itertools.groupby(found, _kind)]
 
     def _emit(self, part: Part) -> None:
-        """Neighbours of a kind become one."""
-        last = self._parts[-1] if self._parts else None
-        match last, part:
-            case (Text(a), Text(b)):
-                self._parts[-1] = Text(a + b)
-            case (Reasoning(a), Reasoning(b)):
-                self._parts[-1] = Reasoning(a + b)
-            case (CallArguments(i, a), CallArguments(j, b)) if i == j:
-                self._parts[-1] = CallArguments(i, a + b)
-            case _:
-                self._parts.append(part)
+        self._parts.append(part)
 
     # ------------------------------------------------------------------------------------------------- what comes next
 
@@ -155,3 +148,15 @@ class GrowingText(ABC):
                 return at
             at += 1
         return len(buffer)
+
+
+def _kind(part: Part) -> tuple[type[Part], int]:
+    return type(part), part.index if isinstance(part, CallArguments | CallBegun) else 0
+
+
+def _joined(parts: list[Part]) -> Part:
+    """One of parts of a kind. Texts are joined once: to add them one by one copies all that came before each."""
+    first = parts[0]
+    if len(parts) == 1 or isinstance(first, CallBegun):
+        return first
+    return dataclasses.replace(first, text="".join(one.text for one in parts if not isinstance(one, CallBegun)))

@@ -167,10 +167,10 @@ def build_app(
     for path in POSTS:
         if path != PREFIXES:
             app.post(path)(_for_the_page)
-    _add_models(app, context, config.engine.model)
+    _add_models(app, context, config.engine.shown_model)
     add_health(app, context)
     add_live(app, context)
-    add_sglang(app, context, config.engine.model)
+    add_sglang(app, context, config.engine.shown_model)
     _answer_head(app)
     install_openapi(app)
     _add_docs(app)

@@ -67,7 +67,7 @@ def gateway_config(
     return GatewayConfig(
         model_name=config.model_name,
         any_model_name=config.any_model_name,
-        models=bytes(model_list(app.context, config.engine.model).body).decode(),
+        models=bytes(model_list(app.context, config.engine.shown_model).body).decode(),
         max_seq_len=info.max_seq_len,
         vocab_size=info.vocab_size,
         simulated=bool(info.simulated),

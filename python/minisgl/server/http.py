@@ -48,10 +48,10 @@ def _is_reset(transport: asyncio.Transport) -> bool:
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's, with six changes: what is no HTTP gets an error of our shape too, a request line with headers
+    """uvicorn's, with seven changes: what is no HTTP gets an error of our shape too, a request line with headers
     that never end does not fill the memory, a head that does not come in time closes the connection, of pipelined
-    requests not only the last one hears that the client is gone, HTTP/1.0 gets no chunks, and a client may close its
-    half of the connection and still be answered."""
+    requests not only the last one hears that the client is gone, HTTP/1.0 gets no chunks, a client may close its half
+    of the connection and still be answered, and what comes behind a body in chunks (trailers) is no header."""
 
     head_timeout_s = 60.0
     probe_after_s = PROBE_AFTER_S
@@ -106,6 +106,10 @@ class _Protocol(HttpToolsProtocol):
         self.scope[CONNECTION] = Connection(self.transport)  # type: ignore[literal-required]
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.abort)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_bytes >= 0:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._head_bytes = -1

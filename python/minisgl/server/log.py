@@ -1,6 +1,6 @@
 """Log lines on stderr: plain text, or one JSON object a line.
 
-Keeps true: one line an event, whatever its text holds.
+Keeps true: one line an event, whatever its text holds; no text reaches a terminal as its codes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = getattr(record, "fields", {})
         text = record.getMessage()
+        if self._kind == "text" and not text.isprintable():
+            text = "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         if self._kind == "json":
@@ -39,7 +41,7 @@ class _Formatter(logging.Formatter):
 
 def _plain(value: object) -> str:
     text = str(value)
-    return text if text and not any(char.isspace() or char in '"=' for char in text) else json.dumps(text)
+    return text if text and text.isprintable() and not any(char in ' "=' for char in text) else json.dumps(text)
 
 
 def shows_access(access: bool, level: str) -> bool:

@@ -3,8 +3,9 @@
 Keeps true: every request gets its id back and one access line, also when its client goes (probes: only if asked for);
 nothing is done, and no body read, for a caller that may not ask; without the key nothing but /livez, /readyz and the
 files of the page answers. What a web page in somebody's browser must not do with a server that listens on his machine:
-a page of another origin gets an answer only if it is named (403); a body that a page could send without a preflight is
-refused (415); a server on loopback answers to no name that a foreign name server may point at it (403).
+a page of another origin gets an answer only if it is named, and includes nothing of the server (403); a body that a
+page could send without a preflight is refused (415); a server on loopback answers to no name that a foreign name server
+may point at it (403).
 Doesn't know: routes, bodies.
 """
 
@@ -30,6 +31,9 @@ from minisgl.server.resume import Resumable
 OPEN_PATHS = ("/livez", "/readyz")
 PROBES = (*OPEN_PATHS, "/health", "/metrics")
 ANY = "*"
+SEVERAL = b"several hosts"  # no name
+HARMLESS = [(b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin")]
+"""What keeps an answer from being taken for something else by a foreign page that includes it."""
 PREFLIGHT_AGE_S = 600
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:/@\s]+))(?::\d*)?")
 _METHODS = ("GET", "HEAD", "POST", "DELETE")
@@ -60,17 +64,20 @@ class Middleware:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
+        if len(headers) < len(scope["headers"]) and sum(name == b"host" for name, _ in scope["headers"]) > 1:
+            headers[b"host"] = SEVERAL
         request = HttpRequest.of(scope["method"], scope["path"], headers)
         scope["path"] = scope["path"].rstrip("/") or "/"  # with slashes at the end a route is the same one
         scope[REQUEST] = request
-        more = [(b"x-request-id", request.request_id.encode()), *self._callers.cors_headers(headers)]
+        more = [(b"x-request-id", request.request_id.encode()), *HARMLESS, *self._callers.cors_headers(headers)]
         if is_anthropic(scope["path"]):
             more.append((b"request-id", request.request_id.encode()))
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
                 request.status = message["status"]
-                message["headers"] = [*message["headers"], *more]
+                given = {name for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(one for one in more if one[0] not in given)]
             await send(message)
 
         counts = scope["method"] == "POST"
@@ -175,6 +182,8 @@ class Callers:
         host = headers.get(b"host")
         if host is None and version == "1.1":
             return ApiError(400, "Host: missing: HTTP/1.1 wants it", code="invalid_http")
+        if host == SEVERAL:
+            return ApiError(400, "Host: given more than once", code="invalid_http")
         if self._checks_host and host is not None and not self._knows(_name(host.decode("latin-1"))):
             return ApiError(
                 403,
@@ -187,6 +196,12 @@ class Callers:
             return ApiError(
                 403,
                 f"Origin: {shown}: pages from there may not use this server: start it with --cors-origin ORIGIN",
+                code="origin_not_allowed",
+            )
+        if origin is None and _is_part_of_a_foreign_page(headers):
+            return ApiError(
+                403,
+                "Sec-Fetch-Site: cross-site: pages from there may link to this server, and include nothing of it",
                 code="origin_not_allowed",
             )
         return _bad_type(headers) if method == "POST" else None
@@ -232,6 +247,12 @@ class Callers:
             return False
         scheme = plain.partition("://")[0]  # the origin's: behind a proxy with TLS it is not the one we see
         return plain == _without_usual_port(f"{scheme}://{host.decode('latin-1').lower()}")
+
+
+def _is_part_of_a_foreign_page(headers: Headers) -> bool:
+    """A picture, a script, a frame: what a browser fetches without `Origin` and without its user's going there."""
+    goes_there = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
+    return headers.get(b"sec-fetch-site") == b"cross-site" and not goes_there
 
 
 def _bad_type(headers: Headers) -> ApiError | None:

@@ -150,7 +150,7 @@ def add_sglang(app: FastAPI, context: ServerContext, root: str) -> None:
         return json_response(
             {
                 "model_path": root,
-                "tokenizer_path": info.model_dir or root,
+                "tokenizer_path": root,
                 "is_generation": True,
                 "served_model_name": context.model_name,
                 "max_model_len": info.max_seq_len,

@@ -1,12 +1,14 @@
 """Chat templates, rendered as transformers renders them: the same jinja environment, filters and globals.
 
-Keeps true: a template runs in jinja's immutable sandbox and its output is bounded; what goes wrong in it is a
+Keeps true: a template runs in jinja's immutable sandbox, its output is bounded, and so are the turns of its loops and
+the calls of its macros, together; what goes wrong in it is a
 `ChatTemplateError` for the client.
 Doesn't know: token ids.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -28,6 +30,8 @@ from minisgl.tokenizer.chat_content import ContentShape, content_shape
 Message = Mapping[str, Any]
 
 MAX_RENDERED = 32 * 2**20  # characters, and pieces: far beyond any context, soon reached by a template that runs away
+MAX_TURNS = 1 << 21  # a second or two; the gateway's renderer counts its steps
+_TURN = "minisgl_turn"
 _CONTINUE = "\ue000continue\ue000 "  # marks the end of the final message; the space tells whether the template trims
 
 
@@ -76,6 +80,26 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
         return super()._output_child_to_const(node, frame, finalize)
 
 
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Each turn of a loop, and each call of a macro, calls the variable `_TURN`."""
+
+    def _generate(
+        self, source: jinja2.nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
+    ) -> str:
+        def turn(line: int) -> jinja2.nodes.Call:
+            return jinja2.nodes.Call(jinja2.nodes.Name(_TURN, "load", lineno=line), [], [], None, None, lineno=line)
+
+        for node in source.find_all((jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock)):
+            assert isinstance(node, jinja2.nodes.For | jinja2.nodes.Macro | jinja2.nodes.CallBlock)
+            line = node.lineno
+            if isinstance(node, jinja2.nodes.For) and node.test is not None:  # turns that it leaves out count, too
+                node.test = jinja2.nodes.And(turn(line), node.test, lineno=line)
+            else:
+                node.body.insert(0, jinja2.nodes.ExprStmt(turn(line), lineno=line))
+        source.set_environment(self)
+        return super()._generate(source, name, filename, defer_init)
+
+
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
@@ -91,7 +115,7 @@ def _tojson(
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols], optimized=False
     )
     environment.code_generator_class = _CodeGenerator
@@ -177,8 +201,15 @@ class ChatTemplate:
 def _run(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
     pieces: list[str] = []
     size = 0
+    turns = itertools.count(1)
+
+    def turn() -> bool:
+        if next(turns) > MAX_TURNS:
+            raise ChatTemplateError("messages: the chat template takes too many turns over them")
+        return True
+
     try:
-        for piece in template.generate(variables):
+        for piece in template.generate({**variables, _TURN: turn}):
             pieces.append(piece)
             size += len(piece) + 1
             if size > MAX_RENDERED:

@@ -9,6 +9,12 @@ pub type Headers = Vec<(&'static str, String)>;
 
 const EXPOSED: &str = "X-Request-Id, Retry-After, X-Minisgl-Cached-Tokens, X-Minisgl-Max-Tokens";
 
+/// What keeps an answer from being taken for something else by a foreign page that includes it.
+const HARMLESS: [(&str, &str); 2] = [
+    ("x-content-type-options", "nosniff"),
+    ("cross-origin-resource-policy", "same-origin"),
+];
+
 /// The number of the caller's API key; None: not plainly. `needs_key`: what is asked for is not for everybody.
 pub fn may_ask(head: &Head, config: &GatewayConfig, needs_key: bool) -> Option<usize> {
     let host = text(head.header("host").ok()??)?;
@@ -17,6 +23,8 @@ pub fn may_ask(head: &Head, config: &GatewayConfig, needs_key: bool) -> Option<u
         .as_ref()
         .is_none_or(|hosts| name_of(host).is_some_and(|name| is_loopback(&name) || hosts.contains(&name)));
     knows.then_some(())?;
+    // what a foreign page includes is refused, a link to the server is not: browsers say which
+    (!matches!(head.header("sec-fetch-site"), Err(()) | Ok(Some(b"cross-site")))).then_some(())?;
     if !needs_key {
         return Some(0);
     }
@@ -40,6 +48,7 @@ pub fn sends_json(head: &Head) -> bool {
 /// The headers of an answer; None: not plainly an origin that may read it.
 pub fn headers(head: &Head, config: &GatewayConfig, request_id: String) -> Option<Headers> {
     let mut found: Headers = vec![("x-request-id", request_id)];
+    found.extend(HARMLESS.map(|(name, value)| (name, value.to_owned())));
     let origin = match head.header("origin").ok()? {
         None => None,
         Some(origin) => Some(text(origin)?),
@@ -191,6 +200,10 @@ mod tests {
         }
         assert!(may_ask(&head(&[]), &config, true).is_none());
         assert!(may_ask(&head(&[("host", "box"), ("host", "box")]), &config, true).is_none());
+        for (site, may) in [("cross-site", false), ("same-origin", true), ("none", true)] {
+            let asks = head(&[("host", "box"), ("sec-fetch-site", site)]);
+            assert_eq!(may_ask(&asks, &config, true).is_some(), may, "{site}");
+        }
     }
 
     #[test]
@@ -211,7 +224,7 @@ mod tests {
             let config = config(serde_json::json!({ "cors_origins": origins }));
             let head = head(&[("host", "localhost:9"), ("origin", origin)]);
             let found = headers(&head, &config, "id".into())?;
-            Some(found.into_iter().map(|(name, _)| name).skip(1).collect::<Vec<_>>())
+            Some(found.into_iter().map(|(name, _)| name).skip(3).collect::<Vec<_>>())
         };
         let none = serde_json::json!([]);
         assert_eq!(names("http://localhost:9", none.clone()), Some(vec![]));

@@ -123,10 +123,18 @@ fn text(level: &str, logger: &str, event: &str, fields: &[(&str, Value)], json: 
         }
         out.push('}');
     } else {
-        out.push_str(event);
+        let shown = |char: char| char == '\n' || !char.is_control(); // else a terminal would take it for a code
+        for char in event.chars() {
+            if shown(char) {
+                out.push(char);
+            } else {
+                out.extend(char.escape_default());
+            }
+        }
         for (name, value) in fields {
             let (Value::Text(text) | Value::Plain(text)) = value;
-            let is_plain = !text.is_empty() && !text.chars().any(|char| char.is_whitespace() || "=\"".contains(char));
+            let odd = |char: char| char.is_whitespace() || char.is_control() || "=\"".contains(char);
+            let is_plain = !text.is_empty() && !text.chars().any(odd);
             let _ = if is_plain {
                 write!(out, " {name}={text}")
             } else {

@@ -19,8 +19,8 @@ impl Worker {
         let is_livez = head.target == "/livez";
         let Some(loaded) = loaded else {
             // the configuration is not here yet: only for callers that any would let in
-            let fits = is_livez && callers::is_local(head) && matches!(head.header("origin"), Ok(None));
-            fits.then_some(())?;
+            let foreign = ["origin", "sec-fetch-site"].map(|name| matches!(head.header(name), Ok(None)));
+            (is_livez && callers::is_local(head) && foreign == [true; 2]).then_some(())?;
             return Some((OK.to_vec(), vec![("x-request-id", callers::request_id(head)?)]));
         };
         let config = &loaded.config;
