@@ -12,7 +12,7 @@ import reprlib
 
 import msgspec
 
-MAX_STOP_STRINGS = 4
+MAX_STOP_STRINGS = 64
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024  # ids of one request

@@ -120,7 +120,6 @@ CALLED = {"tools": [{"type": "function", "function": {"name": "f", "parameters":
 ANSWERS: list[tuple[str, dict[str, Any], type[BaseModel], type[BaseModel] | None]] = [
     ("/chat/completions", {"messages": PARIS}, ChatCompletion, ChatCompletionChunk),
     ("/chat/completions", {"messages": PARIS, "n": 2, "logprobs": True, "top_logprobs": 2}, ChatCompletion, None),
-    ("/chat/completions", {"messages": PARIS, "stream_options": {"include_usage": True}}, ChatCompletion, None),
     (
         "/chat/completions",
         {"messages": PARIS, **CALLED, "tool_choice": "required"},

@@ -102,7 +102,7 @@ def test_a_prompt_has_this_server_s_own_form(http: httpx.Client) -> None:
         ({"text": "a", "input_ids": [97]}, "prompt"),
         ({"text": ["x" * MAX_SEQ_LEN]}, "text"),
         ({"text": "a", "rid": 5}, "rid"),
-        ({"text": "a", "sampling_params": [{}]}, "sampling_params"),
+        ({"text": "a", "sampling_params": []}, "sampling_params"),
         ({"prompt": "a", "return_logprob": True}, "return_logprob"),
         ({"text": "a", "return_logprob": [True]}, "return_logprob"),
         ({"text": "a", "return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),

@@ -96,7 +96,7 @@ def test_text_is_text(http: httpx.Client) -> None:
 
 def test_without_tools_nothing_is_a_call(http: httpx.Client) -> None:
     said = f"<tool_call>{PARIS}</tool_call>"
-    for more in ({}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}):
+    for more in ({}, {"tools": []}, {"tool_choice": "auto"}, {"tools": TOOLS, "tool_choice": "none"}):
         assert ask(http, f"say:{said}", **more)["message"]["content"] == said
 
 
@@ -192,7 +192,7 @@ def test_no_choice_is_no_tools(http: httpx.Client, server: Frontend) -> None:
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}, "tools.0.function.parameters"),
         ({"tools": [NOW, NOW]}, "tools.1.function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [], "tool_choice": "auto"}, "tool_choice"),
+        ({"tools": [], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name"),

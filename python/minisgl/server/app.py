@@ -206,13 +206,15 @@ class _Posts:
                     answer.priority,
                     names_length=answer.names_length,
                     shown=answer.shown,
+                    only_prompt=answer.only_prompt,
                 ) as generation:
                     if answer.stream:
                         end = await _stream(generation, answer, request, scope[CONNECTION], send)
                     else:
+                        more = answer.headers
                         whole = partial(answer.whole, generation, await generation.collect())
                         answer = await self._context.of_body(lambda: json_response(whole()), generation.is_large)
-                        answer.raw_headers += generation.headers()
+                        answer.raw_headers += generation.headers() + more
             elif isinstance(answer, Later):
                 answer = await answer.answer()
         except ClientGone:
@@ -259,7 +261,7 @@ async def _stream(
     else:
         first = await generation.first()
     headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), (b"content-type", formatter.media_type)]
-    headers += generation.headers(begins=True)
+    headers += generation.headers(begins=True) + formatter.headers
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     try:
         with connection.stream(generation.pause, generation.resume):

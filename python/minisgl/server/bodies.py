@@ -165,6 +165,9 @@ class ChatRequest(Sampling, Conversation):
     separate_reasoning: StrictBool | None = described(
         "False: what the model thinks stays in the content, with its markers."
     )
+    verbosity: Literal["low", "medium", "high"] | None = described(
+        "Taken without effect; other values than `medium` are named in the header `X-Minisgl-Ignored`."
+    )
     reasoning_effort: StrictStr | None = described(
         "`none`: `enable_thinking` is false unless it is given; others, for models that know it: the variable of the "
         "chat template, and `enable_thinking` is true unless it is given."
@@ -268,7 +271,7 @@ class GenerateSampling(Sampling):
         "sampling_seed": "seed",
     }
 
-    max_new_tokens: Int64 | None = described("SGLang's name of `max_tokens`.", minimum=1)
+    max_new_tokens: Int64 | None = described("SGLang's name of `max_tokens`.", minimum=-1)
     min_new_tokens: Int64 | None = described("SGLang's name of `min_tokens`.", minimum=0)
     sampling_seed: Int64 | None = described("SGLang's name of `seed`.")
 

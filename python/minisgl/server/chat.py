@@ -103,10 +103,14 @@ class ChatFormatter(TurnFormatter):
         more: dict[str, Any] = {"usage": generation.usage()} if self._continuous_usage else {}
         if not self._has_begun:  # the roles go with the first tokens: an early failure is an HTTP error
             self._has_begun = True
-            first = {**more, **self._about_prompt(generation, deltas[0].index)}
+            first = dict(more)
+            if self._continuous_usage:  # a role is no token
+                num_prompt = more["usage"]["prompt_tokens"]
+                first["usage"] = more["usage"] | {"completion_tokens": 0, "total_tokens": num_prompt}
+            of_prompt = self._about_prompt(generation, deltas[0].index)
             for i in range(self._n):
-                frames.append(self._chunk(i, {"role": "assistant", "content": ""}, {}, first))
-                first = more
+                frames.append(self._chunk(i, {"role": "assistant", "content": ""}, {}, {**first, **of_prompt}))
+                of_prompt = {}
         for delta in deltas:
             of_choice: dict[str, Any] = {}
             if self._with_token_ids:

@@ -24,11 +24,12 @@ from minisgl.server.formatter import (
     sse,
 )
 from minisgl.server.generation import Generation
+from minisgl.server.lengths import asked_limit
 from minisgl.step import Int32Array
 
 
 async def completion_endpoint(context: ServerContext, completion: CompletionRequest) -> CompletionFormatter:
-    options, sampling = _options(completion, context.defaults)
+    options, sampling, only_prompt = _options(completion, context.defaults)
     with param_errors():
         sampling = await context.with_grammar(sampling, completion.grammar_source())
     given = completion.prompts()
@@ -36,7 +37,7 @@ async def completion_endpoint(context: ServerContext, completion: CompletionRequ
     if completion.suffix:
         whole, sampling = await _filled_in(context, completion, completion.suffix, sampling)
     prompts, sampling = await context.encode(whole, sampling, completion.truncate_prompt_tokens)
-    return CompletionFormatter(context, completion, options, given, prompts, sampling)
+    return CompletionFormatter(context, completion, options, given, prompts, sampling, only_prompt=only_prompt)
 
 
 async def _filled_in(
@@ -59,7 +60,6 @@ class _Options:
     n: int
     best_of: int  # generated, of which the best n are returned
     echo: bool
-    only_prompt: bool  # max_tokens 0 with echo: one token is computed and dropped
     with_logprobs: bool
     with_prompt_logprobs: bool
     include_usage: bool  # in a stream
@@ -67,7 +67,7 @@ class _Options:
     with_token_ids: bool
 
 
-def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tuple[_Options, SamplingParams]:
+def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tuple[_Options, SamplingParams, bool]:
     n = 1 if completion.n is None else completion.n
     best_of = n if completion.best_of is None else completion.best_of
     if best_of < n:
@@ -77,15 +77,14 @@ def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tupl
     if best_of > n and completion.stream:
         raise bad_value("best_of", best_of, "must equal n in a stream: the best are known at the end")
     echo = bool(completion.echo)
-    limit = completion.DEFAULT_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
-    only_prompt = echo and limit == 0
     logprobs = completion.logprobs
     of_prompt = completion.prompt_logprobs
     if of_prompt is None and echo:
         of_prompt = logprobs
     with param_errors():
+        limit, only_prompt = asked_limit("max_tokens", completion.max_tokens, completion.DEFAULT_MAX_TOKENS)
         sampling = completion.to_sampling(
-            1 if only_prompt else limit,
+            limit,
             defaults,
             n=best_of,
             logprobs=0 if logprobs is None and best_of > n else logprobs,  # what the best are chosen by
@@ -95,14 +94,13 @@ def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tupl
         n=n,
         best_of=best_of,
         echo=echo,
-        only_prompt=only_prompt,
         with_logprobs=logprobs is not None,
         with_prompt_logprobs=completion.prompt_logprobs is not None,
         include_usage=completion.include_usage,
         continuous_usage=completion.continuous_usage,
         with_token_ids=bool(completion.return_token_ids),
     )
-    return options, sampling
+    return options, sampling, only_prompt
 
 
 class CompletionFormatter(Formatter):
@@ -114,9 +112,17 @@ class CompletionFormatter(Formatter):
         given: Sequence[str | list[int]],
         prompts: Sequence[Int32Array],
         sampling: SamplingParams,
+        *,
+        only_prompt: bool,
     ) -> None:
-        named = completion.max_tokens is not None
-        super().__init__(prompts, sampling, stream=completion.stream, priority=completion.priority, names_length=named)
+        super().__init__(
+            prompts,
+            sampling,
+            stream=completion.stream,
+            priority=completion.priority,
+            names_length=completion.max_tokens is not None,
+            only_prompt=only_prompt,
+        )
         self._tokenizer = context.tokenizer
         self._options = options
         self._choices: dict[int, _Choice] = {}  # of a stream
@@ -138,12 +144,12 @@ class CompletionFormatter(Formatter):
             for at in _best(choices[first : first + options.best_of], options.n):
                 choice = _Choice(first + at, len(found), CompletionLogprobs(self._tokenizer))
                 found.append(self._choice(choice, generation, choices[first + at]))
-        return {**self._head, "choices": found, "usage": self._usage(generation)}
+        return {**self._head, "choices": found, "usage": generation.usage()}
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
         usage: dict[str, Any] = {"usage": None} if self._options.include_usage else {}
         if self._options.continuous_usage:
-            usage["usage"] = self._usage(generation)
+            usage["usage"] = generation.usage()
         frames = []
         for delta in deltas:
             if (choice := self._choices.get(delta.index)) is None:
@@ -156,18 +162,15 @@ class CompletionFormatter(Formatter):
     def end(self, generation: Generation) -> bytes:
         if not self._options.include_usage:
             return SSE_DONE
-        return sse({**self._head, "choices": [], "usage": self._usage(generation)}) + SSE_DONE
+        return sse({**self._head, "choices": [], "usage": generation.usage()}) + SSE_DONE
 
     # ----------------------------------------------------------------------------------------------------- choices
 
     def _choice(self, choice: _Choice, generation: Generation, delta: Delta) -> dict[str, Any]:
         """The next part of a choice; what concerns the prompt comes with the first."""
-        text, tokens, finish_reason = delta.text, delta.logprobs, delta.finish_reason
+        text = delta.text
         options, more = self._options, dict[str, Any]()
         echoed, of_prompt = None, list[Logprob]()
-        if options.only_prompt:
-            text, tokens = "", ()
-            finish_reason = finish_reason and "length"
         if choice.is_first:
             choice.is_first = False
             if options.with_prompt_logprobs:
@@ -183,14 +186,14 @@ class CompletionFormatter(Formatter):
                 text = echoed.text + text
                 if options.with_logprobs:
                     of_prompt = generation.prompt_tokens(choice.source)
-        logprobs = choice.logprobs.chunk(tokens, echoed, of_prompt) if options.with_logprobs else None
+        logprobs = choice.logprobs.chunk(delta.logprobs, echoed, of_prompt) if options.with_logprobs else None
         if options.with_token_ids:
-            more["token_ids"] = [] if options.only_prompt else generation.new_token_ids(choice.source)
+            more["token_ids"] = generation.new_token_ids(choice.source)
         return {
             "index": choice.index,
             "text": text,
             "logprobs": logprobs,
-            "finish_reason": finish_reason,
+            "finish_reason": delta.finish_reason,
             **more,
         }
 
@@ -202,12 +205,6 @@ class CompletionFormatter(Formatter):
             ids, with_offsets = self.prompts[at].tolist(), self._options.with_logprobs
             self._echoed[at] = echoed_prompt(self._tokenizer, text, ids, with_offsets=with_offsets)
         return self._echoed[at]
-
-    def _usage(self, generation: Generation) -> dict[str, Any]:
-        usage = generation.usage()
-        if self._options.only_prompt:
-            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
-        return usage
 
 
 @dataclass(slots=True, eq=False)

@@ -55,5 +55,7 @@ def chars_of(value: object) -> int:
 class Body(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
 
+    # other servers' names -> those of the fields that do the same
+    ALIASES: ClassVar[dict[str, str]] = {}
     # field -> values that ask for nothing; anything else is refused until a later version can do it
     NOT_YET: ClassVar[refused.Table] = {}

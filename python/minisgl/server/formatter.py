@@ -73,6 +73,8 @@ class Formatter(ABC):
         priority: int | None,
         names_length: bool,
         shown: frozenset[int] = frozenset(),
+        only_prompt: bool = False,
+        ignored: Sequence[str] = (),
     ) -> None:
         self.prompts = prompts
         self.sampling = sampling
@@ -80,6 +82,9 @@ class Formatter(ABC):
         self.priority = priority or 0
         self.names_length = names_length  # else `sampling.max_tokens` is a default
         self.shown = shown  # special tokens that are part of the text
+        self.only_prompt = only_prompt  # the answer is empty
+        names = ", ".join(ignored).encode()
+        self.headers = [(b"x-minisgl-ignored", names)] if ignored else []  # fields that have no effect on this model
 
     @abstractmethod
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> Any:
@@ -109,6 +114,8 @@ class TurnFormatter(Formatter):
             priority=asked.priority,
             names_length=turn.names_length,
             shown=turn.shown,
+            only_prompt=turn.only_prompt,
+            ignored=turn.ignored,
         )
 
 
@@ -156,7 +163,8 @@ def _placed(decoder: IncrementalDecoder, ids: Iterable[int], start: int) -> tupl
     parts, offsets = list[str](), list[int]()
     for token_id in ids:
         before, text = decoder.place(token_id)
-        offsets.append(start + before)
+        place = start + before
+        offsets.append(max(place, offsets[-1]) if offsets else place)  # what is not shown stands where text goes on
         start += len(text)
         parts.append(text)
     return "".join(parts), offsets

@@ -19,6 +19,7 @@ from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
 from minisgl.server.formatter import Formatter, json_bytes
 from minisgl.server.generation import Generation
+from minisgl.server.lengths import asked_limit
 from minisgl.server.sglang import SglangFormatter
 from minisgl.step import Int32Array
 
@@ -29,7 +30,8 @@ async def generate_endpoint(context: ServerContext, generate: GenerateRequest) -
     if context.check_model(fields.model) != context.check_model(generate.model):
         raise bad_value("model", fields.model, "name an adapter beside sampling_params, not in it")
     with _named(names):
-        sampling = _sampling(fields, context.defaults, **generate.logprob_fields())
+        limit, only_prompt = asked_limit("max_tokens", fields.max_tokens, GenerateRequest.DEFAULT_MAX_TOKENS)
+        sampling = fields.to_sampling(limit, context.defaults, **generate.logprob_fields())
         if sampling.n != 1 and field == "prompt":
             raise ParamError("n", sampling.n, "must be 1 here")
         sampling = await context.with_grammar(sampling, fields.grammar_source(names))
@@ -38,8 +40,10 @@ async def generate_endpoint(context: ServerContext, generate: GenerateRequest) -
     names |= {"logprobs": "return_logprob", "prompt_logprobs": "return_logprob"}
     prompts, sampling = await context.encode(texts, sampling, fields.truncate_prompt_tokens, field, names)
     if field == "prompt":
-        return GenerateFormatter(fields, prompts, sampling)
-    return SglangFormatter(context, fields, prompts, sampling, is_list=is_list, generate=generate)
+        return GenerateFormatter(fields, prompts, sampling, only_prompt=only_prompt)
+    return SglangFormatter(
+        context, fields, prompts, sampling, is_list=is_list, generate=generate, only_prompt=only_prompt
+    )
 
 
 def _prompt(generate: GenerateRequest) -> tuple[str, str | list[Any]]:
@@ -72,13 +76,6 @@ def _merged(generate: GenerateRequest) -> tuple[GenerateSampling, dict[str, str]
     return GenerateSampling.model_construct(**values), names
 
 
-def _sampling(fields: GenerateSampling, defaults: Mapping[str, Any], **asked: int) -> SamplingParams:
-    limit = GenerateRequest.DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
-    if limit < 1:
-        raise ParamError("max_tokens", limit, "must be at least 1")
-    return fields.to_sampling(limit, defaults, **asked)
-
-
 @contextlib.contextmanager
 def _named(names: Mapping[str, str]) -> Iterator[None]:
     """A `ParamError` is an answer that names the field as the client wrote it."""
@@ -98,9 +95,17 @@ def _end(generation: Generation, finish_reason: str | None) -> dict[str, Any]:
 class GenerateFormatter(Formatter):
     media_type = b"application/x-ndjson"
 
-    def __init__(self, fields: GenerateSampling, prompts: Sequence[Int32Array], sampling: SamplingParams) -> None:
-        named = fields.max_tokens is not None
-        super().__init__(prompts, sampling, stream=fields.stream, priority=fields.priority, names_length=named)
+    def __init__(
+        self, fields: GenerateSampling, prompts: Sequence[Int32Array], sampling: SamplingParams, *, only_prompt: bool
+    ) -> None:
+        super().__init__(
+            prompts,
+            sampling,
+            stream=fields.stream,
+            priority=fields.priority,
+            names_length=fields.max_tokens is not None,
+            only_prompt=only_prompt,
+        )
         self._continuous_usage = fields.continuous_usage
         self._with_token_ids = bool(fields.return_token_ids)
         # of the next line

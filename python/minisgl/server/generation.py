@@ -44,9 +44,11 @@ class Generation:
         *,
         names_length: bool = True,
         shown: frozenset[int] = frozenset(),
+        only_prompt: bool = False,
     ) -> None:
         """Submit to the engine. `names_length`: `sampling.max_tokens` is the client's, no default. `shown`: special
-        tokens that are part of the text. Raises `ApiError` 429 if too much waits already."""
+        tokens that are part of the text. `only_prompt`: the token that comes is dropped. Raises `ApiError` 429 if too
+        much waits already."""
         num_prompt_tokens = sum(map(len, prompts))
         context.check_room(len(prompts), num_prompt_tokens, sampling.n, request.key)
         self._run_in_lane = context.run
@@ -60,6 +62,7 @@ class Generation:
         self._sink: Callable[[list[Delta]], None] | None = None
         self._is_paused = False
         self._n = sampling.n
+        self._only_prompt = only_prompt
         self._timer: asyncio.TimerHandle | None = None
         self._is_replaying = False
         self._keys = context.keys
@@ -253,6 +256,9 @@ class Generation:
             raise _failure(state)
         num_before, num_tokens, began = len(state.token_ids), len(state.tokens), time.perf_counter_ns()
         delta = state.take()
+        if self._only_prompt and delta is not None:
+            state.token_ids.clear()
+            delta = Delta(delta.index, "", delta.finish_reason and "length")
         self._metrics.detokenize.add(time.perf_counter_ns() - began, num_tokens)
         if state.found_stop:
             self._client.finish(state)

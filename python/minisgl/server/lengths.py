@@ -17,7 +17,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from minisgl.config import Limits
-from minisgl.sampling_params import SamplingParams
+from minisgl.sampling_params import ParamError, SamplingParams
+
+TO_THE_END = -1
+"""The `max_tokens` of a client that wants all that fits."""
+
+
+def asked_limit(
+    field: str, asked: int | None, default: int | None, *, least: int = TO_THE_END
+) -> tuple[int | None, bool]:
+    """The limit that the engine gets, None for the context's, and whether only the prompt is to be computed: that is
+    what a client wants who asks for 0 tokens, and one is computed and dropped. Raises `ParamError`."""
+    if asked is None:
+        return default, False
+    if asked < least:
+        other = "0, or -1: to the end of the context" if least == TO_THE_END else least
+        raise ParamError(field, asked, f"must be at least {other}")
+    return (1, True) if asked == 0 else (None if asked == TO_THE_END else asked, False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from minisgl.server.resume import Resumable
 
 OPEN_PATHS = ("/livez", "/readyz")
 PROBES = (*OPEN_PATHS, "/health", "/metrics")
+WITHOUT_V1 = frozenset({"/chat/completions", "/completions", "/models", "/embeddings"})  # as some base URLs have it
 ANY = "*"
 SEVERAL = b"several hosts"  # no name
 HARMLESS = [(b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin")]
@@ -37,7 +38,7 @@ HARMLESS = [(b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-po
 PREFLIGHT_AGE_S = 600
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:/@\s]+))(?::\d*)?")
 _METHODS = ("GET", "HEAD", "POST", "DELETE")
-_EXPOSED = b"X-Request-Id, Retry-After, X-Minisgl-Cached-Tokens, X-Minisgl-Max-Tokens"
+_EXPOSED = b"X-Request-Id, Retry-After, X-Minisgl-Cached-Tokens, X-Minisgl-Ignored, X-Minisgl-Max-Tokens"
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
 Headers = Mapping[bytes, bytes]
 Pairs = list[tuple[bytes, bytes]]
@@ -67,7 +68,8 @@ class Middleware:
         if len(headers) < len(scope["headers"]) and sum(name == b"host" for name, _ in scope["headers"]) > 1:
             headers[b"host"] = SEVERAL
         request = HttpRequest.of(scope["method"], scope["path"], headers)
-        scope["path"] = scope["path"].rstrip("/") or "/"  # with slashes at the end a route is the same one
+        path = scope["path"].rstrip("/") or "/"  # with slashes at the end a route is the same one
+        scope["path"] = f"/v1{path}" if path in WITHOUT_V1 else path
         scope[REQUEST] = request
         more = [(b"x-request-id", request.request_id.encode()), *HARMLESS, *self._callers.cors_headers(headers)]
         if is_anthropic(scope["path"]):

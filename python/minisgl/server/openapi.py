@@ -176,6 +176,8 @@ ROUTES: tuple[Route, ...] = (
     Route("/health_generate", "get", "The same, by SGLang's name.", answers.Status),
     Route("/get_model_info", "get", "The model that is served, as SGLang tells it.", answers.ModelInfo),
     Route("/model_info", "get", "The same.", answers.ModelInfo),
+    Route("/get_server_info", "get", "The same.", answers.ModelInfo),
+    Route("/server_info", "get", "The same.", answers.ModelInfo),
     Route("/health", "get", "The state in detail.", answers.Health),
     Route("/stats", "get", "What both processes measured of themselves.", answers.Stats, errors=(401, 403)),
     Route("/metrics", "get", "Metrics in Prometheus' text format.", None, errors=(401, 403)),

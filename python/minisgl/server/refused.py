@@ -27,6 +27,19 @@ SHARED: Table = {
     "custom_params": ({},),
     "vllm_xargs": ({},),
     "repetition_detection": (),
+    # llama.cpp's samplers, off unless these say otherwise
+    "typical_p": _ONE,
+    "mirostat": (0, 0.0),
+    "dry_multiplier": (0, 0.0),
+    "xtc_probability": (0, 0.0),
+    "dynatemp_range": (0, 0.0),
+    "repeat_last_n": (-1,),
+    "samplers": ([],),
+    # Ollama's
+    "options": ({},),
+    "format": ("",),
+    "think": (),
+    "keep_alive": (),
     "thinking_token_budget": (),
     "watermarking": (False,),
     "lora_path": (),
@@ -67,7 +80,6 @@ CHAT: Table = {
     "prediction": (),
     "moderation": (),
     "web_search_options": (),
-    "verbosity": ("medium",),
     "reasoning": ({},),
     "thinking": (),
     "task": (),
@@ -144,5 +156,7 @@ SAY_INSTEAD: dict[str, str] = {
     "functions": "tools",
     "function_call": "tool_choice",
     "thinking": "chat_template_kwargs",
+    "think": "enable_thinking",
+    "format": "response_format",
 }
 """Another field of the same request that does it."""

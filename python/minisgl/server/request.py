@@ -239,8 +239,16 @@ def parse(body: bytes | bytearray, model: type[B]) -> B:
 def checked(data: dict[str, Any], model: type[B]) -> B:
     """Raises `ApiError` 400."""
     _refuse_not_yet(data, model)
-    if isinstance(inner := data.get("sampling_params"), dict):
+    inner = data.get("sampling_params")
+    if isinstance(inner, list) and inner:  # SGLang: one for each prompt
+        if any(one != inner[0] for one in inner):
+            raise bad_value("sampling_params", inner, "must be the same for all prompts of a request")
+        inner = data["sampling_params"] = inner[0]
+    if isinstance(inner, dict):
         _refuse_not_yet(inner, GenerateSampling, "sampling_params.")
+    for alias, name in model.ALIASES.items():
+        if (value := data.pop(alias, None)) is not None and data.setdefault(name, value) != value:
+            raise bad_value(alias, value, f"differs from {name}, which means the same")
     try:
         return model.model_validate(data)
     except ValidationError as error:

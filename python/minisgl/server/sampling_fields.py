@@ -35,13 +35,14 @@ Stop = Annotated[
 
 class StreamOptions(Body):
     include_usage: StrictBool | None = described("Send one more chunk with the usage before the end of the stream.")
-    continuous_usage_stats: StrictBool | None = described("Tell the usage so far in each chunk.")
+    continuous_usage_stats: StrictBool | None = described("With `include_usage`: tell the usage so far in each chunk.")
 
 
 class Sampling(Structured):
     """What all generating endpoints share."""
 
     NOT_YET: ClassVar[refused.Table] = refused.SHARED
+    ALIASES: ClassVar[dict[str, str]] = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 
     model: StrictStr | None = described("The served model's name; another one is 404. Missing: the served one.")
     temperature: float | None = described(
@@ -58,7 +59,9 @@ class Sampling(Structured):
         "The same seed gives the same text, whatever else is running. Missing: a random one."
     )
     n: Int64 | None = described("Answers per prompt; the prompt is computed once.", minimum=1, maximum=MAX_N)
-    max_tokens: Int64 | None = described("Limit of generated tokens; the context limits them in any case.", minimum=0)
+    max_tokens: Int64 | None = described(
+        "Limit of generated tokens; the context limits them in any case, and alone if this is -1.", minimum=-1
+    )
     min_tokens: Int64 | None = described(
         "Before as many tokens neither a stop string nor a stop token ends it.", minimum=0
     )
@@ -107,6 +110,8 @@ class Sampling(Structured):
     def to_sampling(self, max_tokens: int | None, defaults: Mapping[str, Any], **asked: Any) -> SamplingParams:
         """`defaults`: of the model, for what is missing here; `asked`: fields whose names or meanings differ between
         the endpoints. Raises `ParamError`."""
+        if self.stream_options is not None and not self.stream:
+            raise ParamError("stream_options", None, "needs stream: true")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         given = {
             "temperature": self.temperature,
@@ -135,7 +140,7 @@ class Sampling(Structured):
 
     @property
     def continuous_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
 def _logit_bias(given: dict[str, float] | None) -> dict[int, float] | None:

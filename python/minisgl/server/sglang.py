@@ -34,9 +34,16 @@ class SglangFormatter(Formatter):
         *,
         is_list: bool,
         generate: GenerateRequest,
+        only_prompt: bool,
     ) -> None:
-        named = fields.max_tokens is not None
-        super().__init__(prompts, sampling, stream=fields.stream, priority=fields.priority, names_length=named)
+        super().__init__(
+            prompts,
+            sampling,
+            stream=fields.stream,
+            priority=fields.priority,
+            names_length=fields.max_tokens is not None,
+            only_prompt=only_prompt,
+        )
         self._is_list = is_list or sampling.n > 1
         self._eos_ids = frozenset(context.info.eos_ids)
         self._with_token_ids = bool(fields.return_token_ids)
@@ -143,6 +150,8 @@ class SglangLogprobs:
 def add_sglang(app: FastAPI, context: ServerContext, root: str) -> None:
     """`root`: what was loaded, whatever it is called."""
 
+    @app.get("/get_server_info")
+    @app.get("/server_info")
     @app.get("/get_model_info")
     @app.get("/model_info")
     async def model_info() -> Response:

@@ -31,8 +31,8 @@ Choice = Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_CHOICE_
 
 
 class JsonSchemaFormat(Body):
-    schema_: dict[str, Any] | None = Field(
-        default=None, alias="schema", description="The JSON schema; missing: any object."
+    schema_: Schema | None = Field(
+        default=None, alias="schema", description="The JSON schema, or its text; missing: any object."
     )
     name: StrictStr | None = described("Accepted, without effect.")
     description: StrictStr | None = described("Accepted, without effect.")
@@ -42,21 +42,21 @@ class JsonSchemaFormat(Body):
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"] = Field(description="Which form.")
     json_schema: JsonSchemaFormat | None = described("With `json_schema`, which needs it.")
-    schema_: dict[str, Any] | None = Field(
-        default=None, alias="schema", description="llama.cpp's place for the schema of either JSON type."
+    schema_: Schema | None = Field(
+        default=None, alias="schema", description="llama.cpp's place for the schema of either JSON type, or its text."
     )
 
     def source(self, field: str) -> GrammarSource | None:
         if self.type == "text":
             return None
         if self.schema_ is not None:
-            return GrammarSource("json_schema", self.schema_, f"{field}.schema")
+            return _source("json_schema", self.schema_, f"{field}.schema", None)
         if self.type == "json_object":
             return GrammarSource("json_schema", ANY_OBJECT, field)
         if self.json_schema is None:
             raise ParamError(f"{field}.json_schema", None, "required for the type json_schema")
         asked = ANY_OBJECT if self.json_schema.schema_ is None else self.json_schema.schema_
-        return GrammarSource("json_schema", asked, f"{field}.json_schema.schema")
+        return _source("json_schema", asked, f"{field}.json_schema.schema", None)
 
 
 class StructuredOutputs(Body):

@@ -63,7 +63,7 @@ def tool_use(
 ) -> ToolUse | None:
     """None if no tool may be called. Raises `ApiError`."""
     if not tools:
-        if choice not in (None, "none"):
+        if choice not in (None, "none", "auto"):  # nothing to choose from
             raise bad_value("tool_choice", choice, "needs tools")
         return None
     functions = tuple(tool.function for tool in tools)

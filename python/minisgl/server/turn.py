@@ -19,6 +19,7 @@ from minisgl.server.bodies import ChatRequest
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value, param_errors
 from minisgl.server.joined_text import JoinedText
+from minisgl.server.lengths import TO_THE_END, asked_limit
 from minisgl.server.tools import ToolUse, allowed_tools, tool_use
 from minisgl.server.turn_grammar import TurnGrammar, needs_grammar
 from minisgl.step import Int32Array
@@ -88,7 +89,7 @@ class TurnChoice:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """`prompts`: one; `names_length`: see `Formatter`."""
+    """`prompts`: one; `names_length`, `only_prompt` and `ignored`: see `Formatter`."""
 
     prompts: list[Int32Array]
     sampling: SamplingParams
@@ -99,6 +100,8 @@ class Turn:
     thinks: bool = False  # the model may, and that is told from the content
     shows_thoughts: bool = True
     think_end: int | None = None  # the token that ends it, if one does
+    only_prompt: bool = False
+    ignored: tuple[str, ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -117,18 +120,15 @@ class Turn:
         return token_ids.index(self.think_end) + 1 if self.think_end in token_ids else len(token_ids)
 
 
-async def chat_turn(context: ServerContext, chat: ChatRequest) -> Turn:
-    """Check and encode. Raises `ApiError`."""
+async def chat_turn(context: ServerContext, chat: ChatRequest, *, least_tokens: int = TO_THE_END) -> Turn:
+    """Check and encode. `least_tokens`: the smallest limit that the endpoint knows. Raises `ApiError`."""
     chat = _of_allowed_tools(chat)
     _check_prompt(chat)
     limit = chat.limit()
     name = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
-    if limit is not None and limit < 1:
-        raise bad_value(name, limit, "must be at least 1")
     named = limit is not None
-    if limit is None:
-        limit = context.defaults.get("max_tokens")
     with param_errors():
+        limit, only_prompt = asked_limit(name, limit, context.defaults.get("max_tokens"), least=least_tokens)
         asked = {"logprobs": chat.num_logprobs(), "prompt_logprobs": chat.prompt_logprobs}
         sampling = chat.to_sampling(limit, context.defaults, **asked)
         source = chat.grammar_source()
@@ -141,7 +141,7 @@ async def chat_turn(context: ServerContext, chat: ChatRequest) -> Turn:
         calls, token_id = None if use is None else context.parsing.tool_format, context.tokenizer.token_id
         with param_errors():
             sampling = await context.with_grammar(sampling, TurnGrammar(token_id, thinking, calls, use, source).text)
-    turn = Turn(prompts, sampling, named)
+    turn = Turn(prompts, sampling, named, only_prompt=only_prompt, ignored=_ignored(context, chat))
     return _parsed(context, chat, use, None if chat.separate_reasoning is False else thinking, turn)
 
 
@@ -176,14 +176,17 @@ def _of_allowed_tools(chat: ChatRequest) -> ChatRequest:
 
 def _check_thinking(context: ServerContext, chat: ChatRequest) -> None:
     """What the model's template cannot be told is not promised."""
-    effort, thinks = chat.reasoning_effort, chat.enable_thinking
-    if effort in (None, "none") and not thinks:
-        return  # nearly always: the template is not looked at
-    known = context.parsing.variables
-    if effort not in (None, "none") and known.isdisjoint(("enable_thinking", "reasoning_effort")):
-        raise bad_value("reasoning_effort", effort, "not supported by this model: use none", "unsupported_value")
-    if thinks and "enable_thinking" not in known:
+    if chat.enable_thinking and "enable_thinking" not in context.parsing.variables:
         raise bad_value("enable_thinking", True, "not supported by this model", "unsupported_value")
+
+
+def _ignored(context: ServerContext, chat: ChatRequest) -> tuple[str, ...]:
+    """The fields that ask for what the model does not know."""
+    found = () if chat.verbosity in (None, "medium") else ("verbosity",)
+    if chat.reasoning_effort in (None, "none"):
+        return found  # nearly always: the template is not looked at
+    known = not context.parsing.variables.isdisjoint(("enable_thinking", "reasoning_effort"))
+    return found if known else ("reasoning_effort", *found)
 
 
 def _check_prompt(chat: ChatRequest) -> None:

@@ -199,7 +199,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
-    ({"stop_sequences": ["a"] * 5}, "stop_sequences"),
+    ({"stop_sequences": ["a"] * 65}, "stop_sequences"),
     ({"n": 2}, "n"),
     ({"container": "c"}, "container"),
     ({"thread": {"type": "create"}}, "thread"),

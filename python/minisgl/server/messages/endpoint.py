@@ -28,4 +28,4 @@ async def count_tokens_endpoint(context: ServerContext, asked: CountTokensReques
 
 async def _turn(context: ServerContext, asked: AnthropicConversation, request: HttpRequest) -> Turn:
     with renamed(NAMES):
-        return await chat_turn(context, await context.of_body(lambda: to_chat(asked), request.is_large))
+        return await chat_turn(context, await context.of_body(lambda: to_chat(asked), request.is_large), least_tokens=1)

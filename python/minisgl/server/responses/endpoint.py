@@ -112,7 +112,9 @@ async def _turn(
     context: ServerContext, asked: ResponsesRequest, messages: list[dict[str, Any]], request: HttpRequest
 ) -> Turn:
     async def turn_of(some: list[dict[str, Any]]) -> Turn:
-        return await chat_turn(context, await context.of_body(lambda: to_chat(asked, some), request.is_large))
+        return await chat_turn(
+            context, await context.of_body(lambda: to_chat(asked, some), request.is_large), least_tokens=1
+        )
 
     try:
         return await turn_of(messages)

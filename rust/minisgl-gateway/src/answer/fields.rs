@@ -274,7 +274,7 @@ macro_rules! body {
                     repetition_penalty: self.repetition_penalty,
                     logit_bias: self.logit_bias.take(),
                     stream: self.stream.unwrap_or(false),
-                    stream_options: self.stream_options.take().map(|found| found.0).unwrap_or_default(),
+                    stream_options: self.stream_options.take().map(|found| found.0),
                     priority: self.priority.unwrap_or(0),
                     response_format: self.response_format.take().map(|found| found.0.r#type),
                 }
@@ -304,7 +304,7 @@ pub struct Common {
     pub repetition_penalty: Option<f64>,
     pub logit_bias: Option<Map<String, Value>>,
     pub stream: bool,
-    pub stream_options: StreamOptions,
+    pub stream_options: Option<StreamOptions>,
     pub priority: i32,
     pub response_format: Option<String>,
 }

@@ -26,8 +26,8 @@ impl Endpoint {
     /// By its path.
     pub fn of(path: &str) -> Option<Endpoint> {
         match path {
-            "/v1/chat/completions" => Some(Endpoint::Chat),
-            "/v1/completions" => Some(Endpoint::Completion),
+            "/v1/chat/completions" | "/chat/completions" => Some(Endpoint::Chat),
+            "/v1/completions" | "/completions" => Some(Endpoint::Completion),
             "/generate" => Some(Endpoint::Generate),
             _ => None,
         }
@@ -78,7 +78,7 @@ pub struct Plan {
 }
 
 const MAX_N: i64 = 128;
-const MAX_STOP_STRINGS: usize = 4;
+const MAX_STOP_STRINGS: usize = 64;
 const MAX_STOP_CHARS: usize = 4096;
 const MAX_STOP_TOKEN_IDS: usize = 256;
 const MAX_LOGIT_BIAS: usize = 1024;
@@ -268,13 +268,14 @@ fn finished(
     config: &GatewayConfig,
 ) -> Result<Plan, NotSure> {
     sure(common.response_format.as_deref().is_none_or(|kind| kind == "text"))?;
-    sure(common.stream_options.continuous_usage_stats != Some(true))?;
+    let options = common.stream_options.as_ref();
+    sure(options.is_none_or(|options| common.stream && options.continuous_usage_stats != Some(true)))?;
     let names_other = common.model.as_ref().is_some_and(|name| *name != config.model_name);
     sure(config.any_model_name || !names_other)?;
     sure(common.priority > i32::MIN)?;
     let n = common.n.or_else(|| default(config, "n", Value::as_i64)).unwrap_or(1);
     let (stream, priority) = (common.stream, i64::from(common.priority));
-    let include_usage = common.stream_options.include_usage.unwrap_or(false);
+    let include_usage = options.is_some_and(|options| options.include_usage == Some(true));
     let (limit, names_length) = limit;
     let sampling = sampling(common, limit, n, config)?;
     let n = usize::try_from(n).map_err(|_| NotSure)?;
