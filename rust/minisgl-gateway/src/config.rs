@@ -88,6 +88,8 @@ pub struct ApiKey {
     pub key: String,
     pub share: u64,
     pub max_inflight: u64,
+    #[serde(default)]
+    pub own_cache: bool,
     pub max_queued_requests: usize,
     pub tokens_per_minute: u64,
 }
