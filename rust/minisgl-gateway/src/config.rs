@@ -92,8 +92,6 @@ pub struct ApiKey {
     pub own_cache: bool,
     pub max_queued_requests: usize,
     pub tokens_per_minute: u64,
-    #[serde(default)]
-    pub own_cache: bool, // the engine's to see to
 }
 
 impl std::fmt::Debug for ApiKey {
