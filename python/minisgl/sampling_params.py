@@ -7,8 +7,10 @@ Doesn't know: the HTTP field names (server/ maps them), the model's vocabulary a
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import reprlib
+from typing import Any
 
 import msgspec
 
@@ -19,8 +21,24 @@ MAX_LOGIT_BIAS = 1024  # ids of one request
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARS = 256  # of one
 LEAST_TEMPERATURE = 1e-5  # greedy below: float32 has no numbers for logits that are divided by much less
-_brief = reprlib.Repr()  # a value of megabytes costs no more than a short one
-_brief.maxstring = _brief.maxother = _brief.maxlong = 80
+
+
+class _Brief(reprlib.Repr):
+    """A value as JSON has it. One of megabytes costs no more than a short one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = 80
+
+    def repr1(self, x: Any, level: int) -> str:
+        if isinstance(x, str):
+            return json.dumps(x[: self.maxstring], ensure_ascii=False)
+        if x is None or isinstance(x, bool | float):
+            return json.dumps(x)
+        return super().repr1(list(x[: self.maxlist + 1]) if isinstance(x, tuple) else x, level)
+
+
+_brief = _Brief()
 
 
 class ParamError(ValueError):

@@ -29,6 +29,8 @@ from pydantic import ValidationError
 from starlette.types import Message, Receive
 
 from minisgl.config import Limits
+from minisgl.sampling_params import ParamError
+from minisgl.server.allowed import OF_ERRORS, allowed, path_of
 from minisgl.server.bodies import GenerateSampling
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
@@ -232,7 +234,7 @@ def parse(body: bytes | bytearray, model: type[B]) -> B:
     except ValueError as error:
         raise ApiError(400, f"body: not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(data, dict):
-        raise ApiError(400, f"body: must be a JSON object, not {type(data).__name__}", code="invalid_json")
+        raise ApiError(400, str(ParamError("body", data, "must be a JSON object")), code="invalid_json")
     return checked(data, model)
 
 
@@ -252,7 +254,7 @@ def checked(data: dict[str, Any], model: type[B]) -> B:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise _explain(error) from error
+        raise _explain(error, model, data) from error
 
 
 def _refuse_not_yet(data: dict[str, Any], model: type[Body], prefix: str = "") -> None:
@@ -265,16 +267,19 @@ def _refuse_not_yet(data: dict[str, Any], model: type[Body], prefix: str = "") -
             raise bad_value(prefix + name, value, reason, "unsupported_value")
 
 
-def _explain(error: ValidationError) -> ApiError:
-    """Pydantic's first finding, under the name that clients know."""
+def _explain(error: ValidationError, model: type[Body], data: dict[str, Any]) -> ApiError:
+    """Pydantic's first finding, under the name that clients know, with all that may stand there."""
     found = error.errors(include_url=False)[0]
-    # the tags of unions are in the path too; they are no identifiers
-    field = ".".join(str(part) for part in found["loc"] if isinstance(part, int) or part.isidentifier()) or "body"
+    path = path_of(data, found["loc"], is_missing=found["type"] == "missing")
+    field = ".".join(map(str, path)) or "body"
+    if found["type"] in OF_ERRORS:
+        return bad_value(field, found["input"], f"must be {allowed(model, path, data, found['type'])}")
     if found["type"] == "missing":
         return ApiError(400, f"{field}: required", param=field, code="missing_required_parameter")
     if found["type"] == "too_long":
         return bad_value(field, len(found["input"]), f"at most {found['ctx']['max_length']} entries")
-    return bad_value(field, found["input"], found["msg"][0].lower() + found["msg"][1:])
+    reason = found["msg"][0].lower() + found["msg"][1:]
+    return bad_value(field, found["input"], reason.replace("input should be ", "must be "))
 
 
 def check_shape(body: bytes | bytearray, max_seq_len: int) -> None:
