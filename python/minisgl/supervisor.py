@@ -9,6 +9,7 @@ Doesn't know: the protocol, scheduling, torch. Nothing heavy is imported at its 
 from __future__ import annotations
 
 import gc
+import resource
 import signal
 import socket
 import time
@@ -25,6 +26,9 @@ from minisgl.server.log import say, set_up, warn
 
 if TYPE_CHECKING:
     from minisgl.runner.several import EngineProcesses
+
+
+MAX_DESCRIPTORS = 65_536
 
 
 class EarlySignals:
@@ -58,6 +62,7 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
         listener = _listen(config.host, config.port)
     except OSError as error:
         raise ConfigError(f"--host {config.host} --port {config.port}: {error.strerror}: choose another") from error
+    _raise_descriptors()
     keep_little()
     envs.keep_little()
     signals = EarlySignals()
@@ -68,6 +73,14 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
                 return _serving()(config, front_end, process, signals.came, began)
     finally:
         signals.restore()
+
+
+def _raise_descriptors() -> None:
+    """A connection is a file descriptor or three; systems give a process 1,024 unless it asks for what it may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _with_number(config: ServerConfig) -> ServerConfig:

@@ -11,6 +11,7 @@ import pytest
 
 from minisgl.config import ConfigError, Limits
 from minisgl.message import AbortRequest
+from minisgl.server.connection import Crowd
 from tests.helpers.server import CONFIG, WAIT_S, Frontend, events, failed_step, frontend, one_token
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -211,3 +212,36 @@ def test_half_a_request_and_then_the_end_is_none(server: Frontend) -> None:
     for sent in (whole[:-1], whole[:40], b"GET /livez HTTP/1.1\r\nhost: localhost\r\n"):
         assert exchange(server, sent, half_close=True) == ("", "")
     assert not server.engine.requests("half ")
+
+
+@pytest.mark.python_front_end  # the gateway's own tests have it
+def test_there_are_as_many_connections_as_may_be(monkeypatch: pytest.MonkeyPatch, front_end: str) -> None:
+    """One address has three quarters of them."""
+    monkeypatch.setattr(Crowd, "MOST", 4)
+    with frontend(front_end=front_end) as server:
+        open_ = [socket.create_connection(server.address, WAIT_S) for _ in range(3)]
+        for one in open_:
+            one.sendall(request("say:a"))
+            assert one.recv(65536).startswith(b"HTTP/1.1 200")
+        with socket.create_connection(server.address, WAIT_S) as refused:
+            head, body = split(read_all(refused))
+        assert head.startswith("http/1.1 503") and json.loads(body)["error"]["code"] == "too_many_connections"
+        open_.pop().close()
+
+        def is_served() -> bool:
+            with socket.create_connection(server.address, WAIT_S) as one:
+                one.sendall(request("say:a", "connection: close"))
+                return split(read_all(one))[0].startswith("http/1.1 200")
+
+        while not is_served():  # the server has not seen yet that the other one has gone
+            pass
+        for one in open_:
+            one.close()
+
+
+def test_no_address_keeps_all_others_out() -> None:
+    crowd = Crowd(8)
+    assert [crowd.enter("a") for _ in range(7)] == [True] * 6 + [False]
+    assert [crowd.enter("b") for _ in range(3)] == [True, True, False]
+    crowd.leave("a")
+    assert crowd.enter("b") and not crowd.enter("a")

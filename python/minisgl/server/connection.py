@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -74,6 +75,36 @@ class Connection:
     def resumed(self) -> None:
         self.blocked_since = None
         self._on_resume()
+
+
+class Crowd:
+    """How many connections there may be: in all, and of one address three quarters of that, so that no client alone
+    keeps all others out. The gateway counts alike (`rust/minisgl-gateway/src/http/crowd.rs`)."""
+
+    MOST = 16_384
+    OTHER_DESCRIPTORS = 100
+
+    def __init__(self, most: int | None = None) -> None:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = self.MOST if limit == resource.RLIM_INFINITY else max(0, limit - self.OTHER_DESCRIPTORS) // 2
+        self._most = min(self.MOST, free) if most is None else most
+        self._num_open = 0
+        self._open: dict[str, int] = {}  # by address
+
+    def enter(self, address: str) -> bool:
+        """Whether there is room for one more. One that came in must `leave`."""
+        own = self._open.get(address, 0)
+        if self._num_open >= self._most or own >= -(-3 * self._most // 4):
+            return False
+        self._num_open += 1
+        self._open[address] = own + 1
+        return True
+
+    def leave(self, address: str) -> None:
+        self._num_open -= 1
+        self._open[address] -= 1
+        if not self._open[address]:
+            del self._open[address]
 
 
 class Client(Protocol):

@@ -21,8 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from minisgl.config import Limits
-from minisgl.server.connection import CONNECTION, Connection, SlowClients
-from minisgl.server.errors import ApiError
+from minisgl.server.connection import CONNECTION, Connection, Crowd, SlowClients
+from minisgl.server.errors import INVALID, SERVER, ApiError
 from minisgl.server.request import REQUEST, HttpRequest
 
 GRACE_S = 2
@@ -55,6 +55,8 @@ class _Protocol(HttpToolsProtocol):
 
     head_timeout_s = 60.0
     probe_after_s = PROBE_AFTER_S
+    crowd: Crowd
+    _address: str | None = None  # under which it counts
     _probe_timer: asyncio.TimerHandle | None = None
     _head_bytes = -1  # -1 outside of a head
     _head_timer: asyncio.TimerHandle | None = None
@@ -63,6 +65,12 @@ class _Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head_timer = self.loop.call_later(self.head_timeout_s, transport.abort)
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple):  # else it is the gateway, which counts them itself
+            if self.crowd.enter(peer[0]):
+                self._address = peer[0]
+            else:
+                self._refuse(503, "there are as many connections as may be: close some", "too_many_connections")
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends nothing more. After the beginning of its answer that means that it is gone. Before, it may
@@ -90,6 +98,8 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        if self._address is not None:
+            self.crowd.leave(self._address)
         if self._probe_timer is not None:
             self._probe_timer.cancel()
         open_ = self._unanswered()
@@ -161,7 +171,8 @@ class _Protocol(HttpToolsProtocol):
         if (open_ := self._unanswered()) and (open_[0].response_started or open_[0] is not self.cycle):
             self.transport.close()  # another answer is due or under way: it must not get a second head in its middle
             return
-        body = bytes(ApiError(status, message, code=code).response().body)
+        kind = SERVER if status >= 500 else INVALID
+        body = bytes(ApiError(status, message, kind=kind, code=code).response().body)
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
@@ -213,7 +224,9 @@ class HttpServer:
             interface="asgi3",
             loop="uvloop",
             http=type(
-                "Protocol", (_Protocol,), {"head_timeout_s": slow_client_timeout_s, "probe_after_s": probe_after_s}
+                "Protocol",
+                (_Protocol,),
+                {"head_timeout_s": slow_client_timeout_s, "probe_after_s": probe_after_s, "crowd": Crowd()},
             ),
             ws="none",
             lifespan="off",

@@ -1,6 +1,6 @@
 //! New connections.
 //!
-//! Keeps true: many are taken at a turn; without file descriptors it waits for some instead of asking on and on.
+//! Keeps true: many are taken at a turn, and no more than there is room for; without file descriptors it waits for some instead of asking on and on.
 
 use std::io;
 use std::net::TcpListener;
@@ -10,9 +10,13 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+use super::crowd::Crowd;
 use super::options::{Options, count};
 use super::{Handler, serve_connection};
 
+/// As `server/connection.py` has it.
+const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: 140\r\nconnection: close\r\n\r\n\
+    {\"error\":{\"message\":\"there are as many connections as may be: close some\",\"type\":\"server_error\",\"param\":null,\"code\":\"too_many_connections\"}}";
 const WAIT_FOR_DESCRIPTORS: Duration = Duration::from_millis(100);
 
 /// Serve the clients of a listener until [`super::Stop`] ends that and they are gone. Inside of a
@@ -22,15 +26,29 @@ pub async fn accept<H: Handler>(listener: TcpListener, handler: Rc<H>, options: 
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let mut connections = JoinSet::new();
     let mut is_short = false;
+    let (crowd, mut is_full) = (Crowd::new(), false);
     while !options.stop.is_closing() {
         tokio::select! {
             biased;
             () = options.stop.closing() => {}
             Some(_) = connections.join_next() => {}
             found = listener.accept() => match found {
-                Ok((stream, _)) => {
+                Ok((stream, address)) => {
                     is_short = false;
-                    connections.spawn_local(serve_connection(stream, handler.clone(), options.clone()));
+                    let Some(place) = crowd.enter(address.ip()) else {
+                        let _ = stream.try_write(FULL); // whoever cannot take that much is gone
+                        if !is_full {
+                            (options.log)("there are as many connections as may be: no more are taken until some end");
+                        }
+                        is_full = true;
+                        continue;
+                    };
+                    is_full = false;
+                    let serving = serve_connection(stream, handler.clone(), options.clone());
+                    connections.spawn_local(async move {
+                        serving.await;
+                        drop(place);
+                    });
                     count(&options.counts.accepted);
                 }
                 Err(error) if is_of_one_client(&error) => {}

@@ -11,6 +11,7 @@ mod accept;
 mod answer_end;
 mod client;
 mod connection;
+mod crowd;
 mod fallback;
 mod head;
 mod link;
