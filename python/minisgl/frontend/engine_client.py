@@ -121,7 +121,9 @@ class EngineClient(ABC):
             prompts, sampling, tokenizer, max_seq_len, subscriber, lengths=lengths, key=key, shown=shown
         )
         for i, state in enumerate(states):
-            tokens, num_generated = state.prompt.tobytes(), 0
+            if i % sampling.n == 0:
+                prompt = state.prompt.tobytes()  # once for all of its choices
+            tokens, num_generated = prompt, 0
             if before is not None:
                 one = before[i]
                 state.cached_len = one.cached_len
