@@ -38,7 +38,7 @@ from minisgl.server.gateway import FrontEnd, Gateway
 from minisgl.server.health import Starting
 from minisgl.server.http import GRACE_S, HttpServer
 from minisgl.server.log import complain, narrate, say, warn
-from minisgl.server.middleware import Middleware
+from minisgl.server.middleware import Middleware, binds_loopback
 from minisgl.tokenizer import Tokenizer
 
 DRAINED_S = 0.02  # how often the gateway is asked whether it is
@@ -84,6 +84,8 @@ async def _supervise(
 
 async def _run(config: ServerConfig, front_end: FrontEnd, process: Engines, signals: _Signals, began: float) -> int:
     client: ProcessClient | None = None
+    if is_exposed(config):
+        warn(f"--host {config.host}: whoever reaches it may use every route: give --api-key or --api-key-file")
     starting = Starting(config.model_name)
     early = EarlyTokenizer(config.engine, None if front_end.gateway is None else front_end.gateway.load)
     http = HttpServer(Middleware(starting, config), front_end.listener, config.limits)
@@ -119,6 +121,11 @@ async def _run(config: ServerConfig, front_end: FrontEnd, process: Engines, sign
             await client.close()
         loading = client is None or client.info is None  # then it reads no messages yet
         await process.stop(at_once=loading or signals.stop.is_set())
+
+
+def is_exposed(config: ServerConfig) -> bool:
+    """Whether other machines may use it without a key."""
+    return config.any_key is None and not binds_loopback(config.host)
 
 
 def _client(process: Engines) -> ProcessClient:

@@ -93,6 +93,8 @@ def test_pooling_reaches_the_engine(server: Frontend, http: httpx.Client) -> Non
         ({"input": "abcdef", "dimensions": 5}, "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
         ({"input": "a", "pooling": "max"}, "pooling"),
+        ({"input": "a", "priority": -(2**63)}, "priority"),
+        ({"input": "a", "priority": 2**31}, "priority"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ],
     ids=str,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import msgspec
 import pytest
 
-from minisgl.config import ConfigError
+from minisgl.config import ApiKey, ConfigError
 from minisgl.server.health import Starting
 from minisgl.server.middleware import Callers, Middleware
+from minisgl.serving import is_exposed
 from tests.helpers.server import CONFIG, MODEL, WAIT_S, Frontend, chat_body, check_error, frontend
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -197,6 +199,21 @@ def test_an_allowed_host(named: httpx.Client) -> None:
 def test_where_the_server_listens(bound: str, allowed: list[str], host: str, answers: bool) -> None:
     refused = Callers(bound, allowed).refusal("GET", "1.1", {b"host": host.encode()})
     assert (refused is None) == answers
+
+
+@pytest.mark.parametrize(
+    ("host", "fields", "exposed"),
+    [
+        ("0.0.0.0", {}, True),
+        ("::", {}, True),
+        ("192.0.2.1", {}, True),
+        ("127.0.0.1", {}, False),
+        ("0.0.0.0", {"api_key": "k"}, False),
+        ("0.0.0.0", {"api_keys": (ApiKey(name="a", key="k"),)}, False),
+    ],
+)
+def test_who_lets_other_machines_in_without_a_key_is_told(host: str, fields: dict[str, Any], exposed: bool) -> None:
+    assert is_exposed(msgspec.structs.replace(CONFIG, host=host, **fields)) is exposed
 
 
 def test_a_missing_host() -> None:

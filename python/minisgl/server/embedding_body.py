@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictStr, Tag
 
 from minisgl.server.bodies import prompt_kind
-from minisgl.server.fields import Body, Int64, Items, TokenId, described
+from minisgl.server.fields import Body, Int64, Items, Priority, TokenId, described
 
 MAX_INPUTS = 1024
 
@@ -42,7 +42,7 @@ class EmbeddingRequest(Body):
     truncate_prompt_tokens: Int64 | None = described(
         "Keep only so many of the last tokens of each input; -1: as many as fit.", minimum=-1
     )
-    priority: Int64 | None = described("Requests of a higher priority come first; default 0.")
+    priority: Priority | None = described("Requests with smaller numbers go first; 0 by default.")
     user: StrictStr | None = described("Ignored.")
 
     def inputs(self) -> list[Any]:

@@ -161,7 +161,7 @@ class Callers:
 
     def __init__(self, host: str, allowed_hosts: Iterable[str] = (), cors_origins: Iterable[str] = ()) -> None:
         allowed = {_name(one) or one.lower() for one in allowed_hosts}
-        self._checks_host = ANY not in allowed and (bool(allowed) or _binds_loopback(host))
+        self._checks_host = ANY not in allowed and (bool(allowed) or binds_loopback(host))
         self._hosts = allowed | {"localhost", "127.0.0.1", "::1", host.lower()}
         self._origins = {_without_usual_port(one.lower()) for one in cors_origins}
 
@@ -286,7 +286,7 @@ def _is_loopback(name: str) -> bool:
         return False
 
 
-def _binds_loopback(host: str) -> bool:
+def binds_loopback(host: str) -> bool:
     """Also for a name that the machine's own table points at loopback."""
     if _is_loopback(host.lower()):
         return True

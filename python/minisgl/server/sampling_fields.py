@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Discriminator, Field, StrictBool, StrictInt, StrictStr, Tag
+from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 
 from minisgl.sampling_params import (
     MAX_BAD_WORDS,
@@ -20,7 +20,7 @@ from minisgl.sampling_params import (
     SamplingParams,
 )
 from minisgl.server import refused
-from minisgl.server.fields import Body, Int64, TokenId, described, text_or_list
+from minisgl.server.fields import Body, Int64, Priority, TokenId, described, text_or_list
 from minisgl.server.structured import Structured
 
 MAX_STOP_TOKEN_IDS = 256
@@ -100,7 +100,7 @@ class Sampling(Structured):
     return_token_ids: StrictBool | None = described(
         "Report `prompt_token_ids` and the generated `token_ids`, in a stream with each chunk."
     )
-    priority: Annotated[StrictInt, Field(ge=-(2**31) + 1, lt=2**31)] | None = described(
+    priority: Priority | None = described(
         "Requests with smaller numbers go first, as in vLLM; 0 by default. A step of it is worth 64 later requests."
     )
     user: StrictStr | None = described("Accepted, without effect.")
