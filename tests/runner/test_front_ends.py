@@ -25,7 +25,7 @@ from minisgl.message import (
     framed,
 )
 from minisgl.runner import connection
-from minisgl.sampling_params import SamplingParams
+from minisgl.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.step import FinishReason
 from tests.helpers.hub import LENGTH, PLANE, Hub, add, alone, streams
@@ -136,7 +136,7 @@ BAD: list[dict[str, Any]] = [
     {"presence_penalty": -3.0},
     {"repetition_penalty": 0.0},
     {"n": 129},
-    {"stop": ("a",) * 5},
+    {"stop": ("a",) * (MAX_STOP_STRINGS + 1)},
     {"stop": ("",)},
     {"stop_token_ids": (-1,)},
     {"logprobs": 21},
