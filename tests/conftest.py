@@ -1,6 +1,6 @@
 """Fixtures of all tests, and what a run says at its end of the tests that it left out.
 
-Keeps true: whatever drives a scheduler takes it from `control_plane`, and runs under every one; a server that the tests
+Invariants: whatever drives a scheduler takes it from `control_plane`, and runs under every one; a server that the tests
 of a file share takes its front end from `front_end`, and they run under both; a test that did not run is counted with
 its reason, in one process or in several.
 """

@@ -1,6 +1,6 @@
 """Dependencies point one way: who may import whom in the package, read out of the sources and out of a running process.
 
-Keeps true: every folder and top-level module of the package is in `MAY_IMPORT`; a new one must be put there on purpose.
+Invariants: every folder and top-level module of the package is in `MAY_IMPORT`; a new one must be put there on purpose.
 """
 
 from __future__ import annotations

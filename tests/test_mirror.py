@@ -1,6 +1,6 @@
 """`tests/` mirrors the package: whoever looks for the test of a module finds it by name.
 
-Keeps true: a test stands in the folder of its module and begins with its name (`test_MODULE.py` or
+Invariants: a test stands in the folder of its module and begins with its name (`test_MODULE.py` or
 `test_MODULE_TOPIC.py`); a folder of tests that belong to no one module is named in `ACROSS`.
 """
 

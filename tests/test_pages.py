@@ -1,6 +1,6 @@
 """Pages that people read: their links and pictures lead somewhere, and each page is found from an index.
 
-Keeps true: what a page of today names is there today. Records (`worklog/`, `benchmark/runs/`) are of their day.
+Invariants: what a page of today names is there today. Records (`worklog/`, `benchmark/runs/`) are of their day.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A recording of a terminal for the README, from a real run: `python -m tools.recording [FILE]`, by default
 docs/img/terminal.svg. A shell in a pseudo terminal is typed into, and its screen is read by a terminal emulator (pyte).
 
-Keeps true: what is seen was printed; only pauses are shortened (`LONGEST_S`). Keys are sent when the screen says that
+Invariants: what is seen was printed; only pauses are shortened (`LONGEST_S`). Keys are sent when the screen says that
 they are waited for, never after a time.
 """
 

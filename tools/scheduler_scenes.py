@@ -1,8 +1,7 @@
 """Pictures of single ideas of the scheduler for docs/scheduler-explained.md, from real servers: few requests, in slow
 motion, on the echo engine, whose tokens are bytes.
 
-Keeps true: a scene is made by what requests ask for, each sent when the ones before have their first token.
-Doesn't know: how the page draws (`tools/screenshots.py` takes the pictures).
+Invariants: a scene is made by what requests ask for, each sent when the ones before have their first token.
 """
 
 from __future__ import annotations

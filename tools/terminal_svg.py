@@ -1,7 +1,6 @@
 """A terminal's screen over time as one animated SVG, without a script: CSS keyframes show each line while it was there.
 
-Keeps true: what shows no animation (a reader who asked for less motion, a package index) shows the last screen.
-Doesn't know: where screens come from (`tools/recording.py`).
+Invariants: what shows no animation (a reader who asked for less motion, a package index) shows the last screen.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ Into a new environment, with nothing on PATH but its own programs: so no cargo, 
 served, as it is (GGUF) and turned into safetensors; each has to give a right answer by HTTP and the page at `/`. Prints
 what the installation took, and ends with 1 at the first thing that is not as it should be.
 
-Keeps true: what it makes lies in a folder that it removes; servers that it starts end with it.
-Doesn't know: how fast anything answers. Needs a package registry.
+Invariants: what it makes lies in a folder that it removes; servers that it starts end with it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Writes the Grafana board, deploy/grafana/minisgl.json, from the table below: `python -m tools.write_board`.
 
-Keeps true: every query keeps to the servers that the board's variables choose. A test fails when the file is not what
+Invariants: every query keeps to the servers that the board's variables choose. A test fails when the file is not what
 this would write; others hold the queries against what real servers print (tests/deploy).
-Doesn't know: Grafana. The JSON is its classic model.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A revision is a checkout of its own (a git worktree in a temporary folder) with its own extension, built there by cargo;
 both are gone at the end.
 
-Keeps true: this checkout and its extension stay as they are; a variant without a revision is this checkout.
+Invariants: this checkout and its extension stay as they are; a variant without a revision is this checkout.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     with start("exact", setup) as variant:          # raises `Missing` with the reason
         tok_s = variant.ask(Point("decode", 8, 128, 64), seed=(0, 1))["decode_tok_s"]
 
-Keeps true: what a variant started is gone with it; a variant that this checkout or machine does not have says why.
+Invariants: what a variant started is gone with it; a variant that this checkout or machine does not have says why.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The load is made to reach every decision: shared prefixes, a pool that is too small (eviction and retraction), requests
 that are aborted, and new ones while others run.
 
-Keeps true: the same seed gives the same calls.
+Invariants: the same seed gives the same calls.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 An experiment gives figures by variant, a sample a round; variants take turns, there and back. Those in virtual time are
 exact: one round says all. The first variant is what the others are told against.
-
-Doesn't know: a real GPU. `simulated` step times are those of a profile.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Step metadata built request by request in Python, as servers of the family do it.
 
-Keeps true: `build` writes the same live arrays as a scheduler does for a step of these rows (a test compares them).
+Invariants: `build` writes the same live arrays as a scheduler does for a step of these rows (a test compares them).
 It is the kind form of such code: flat lists and one array made of each; no tensor operation per request.
 """
 

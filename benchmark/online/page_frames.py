@@ -1,8 +1,7 @@
 """Frames that the page drops while a long answer grows: `python -m benchmark.online.page_frames --out FOLDER`.
 
-Keeps true: each answer stands beside the same answer, read by a page that shows nothing of it: what the machine itself
+Invariants: each answer stands beside the same answer, read by a page that shows nothing of it: what the machine itself
 drops is seen. A scripted engine behind the real server gives the answer, a byte a token, at full speed and at a pace.
-Doesn't know: a screen. Frames are those that headless chromium hands to `requestAnimationFrame`, 60 a second.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What Ray Serve costs: the same load on one replica behind Serve, on the bare server that a replica is, and on the
 default server, all alive at once, asked in turns.
 
-Keeps true: a failed request makes the run no result; within a round all sides get the same texts.
-Doesn't know: several machines; a replica that computes (the echo engine takes no time, so all that is left is the way).
+Invariants: a failed request makes the run no result; within a round all sides get the same texts.
 """
 
 from __future__ import annotations

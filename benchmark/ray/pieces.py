@@ -2,7 +2,7 @@
 
 A client that is slow reads several chunks at once; the chunks themselves stay what the server wrote.
 
-Keeps true: an answer that is not whole, or not chunked, is an error, not a figure.
+Invariants: an answer that is not whole, or not chunked, is an error, not a figure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Who of a server's or a Ray cluster's processes used how much CPU time, by what they are.
 
-Keeps true: every process counts once, under one part; what has ended since is not counted.
-Doesn't know: threads. Ray's driver and the load generator are threads of the process that measures, and are no part.
+Invariants: every process counts once, under one part; what has ended since is not counted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One side over another, paired by round.
 
-Keeps true: only figures of the same round are divided; a figure that is 0 somewhere has no ratio.
+Invariants: only figures of the same round are divided; a figure that is 0 somewhere has no ratio.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ power of two choices, on simulated engines whose prefill takes time and whose po
 Both deployments are alive at once in one application, one is asked at a time, in turns. Texts of a round are the same
 for both and new to each.
 
-Keeps true: a failed request makes the run no result; what does not fit into memory is not begun, and is said with
+Invariants: a failed request makes the run no result; what does not fit into memory is not begun, and is said with
 figures.
 """
 

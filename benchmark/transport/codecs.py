@@ -4,7 +4,7 @@ Each codec takes what the sender has (numpy arrays of a step, the ids of a promp
 works with: a list of (request id, token, reason), or the prompt as an int32 array and the sampling fields. So none is
 spared the conversion that its form needs.
 
-Keeps true: every codec carries the same facts; `benchmark.transport` checks it before the clock starts.
+Invariants: every codec carries the same facts; `benchmark.transport` checks it before the clock starts.
 """
 
 from __future__ import annotations

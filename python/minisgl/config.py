@@ -1,7 +1,6 @@
 """The resolved, immutable configuration of one engine process and of one server.
 
-Keeps true: built once (by cli or llm.py), checked there, never changed; it travels to the engine process as JSON.
-Doesn't know: command-line spelling, the environment.
+Invariants: built once (by cli or llm.py), checked there, never changed; it travels to the engine process as JSON.
 """
 
 from __future__ import annotations

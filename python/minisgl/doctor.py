@@ -1,6 +1,6 @@
 """`minisgl doctor`: what is installed, which devices, engines and control planes work here, and why not.
 
-Keeps true: it never fails because something is missing: that is what it is for. Exit code 1 if nothing could serve.
+Invariants: it never fails because something is missing: that is what it is for. Exit code 1 if nothing could serve.
 """
 
 from __future__ import annotations

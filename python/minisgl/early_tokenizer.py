@@ -1,7 +1,6 @@
 """A tokenizer that is loaded while its engine loads, where the folder is known before the engine names it.
 
-Keeps true: what is taken is what loading it afterwards would have given, and so are the complaints.
-Doesn't know: engines, processes.
+Invariants: what is taken is what loading it afterwards would have given, and so are the complaints.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every environment variable that minisgl reads, and the only place that reads them.
 
-Keeps true: values are read when asked for, never at import; a bad value is an `EnvError` that names the variable.
+Invariants: values are read when asked for, never at import; a bad value is an `EnvError` that names the variable.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is installed only with an extra of the package (`pip install 'minisgl[torch]'`), and what to say where it is
 missing.
 
-Keeps true: asking imports nothing; the error begins with what was asked for, and ends with the command that brings it.
+Invariants: asking imports nothing; the error begins with what was asked for, and ends with the command that brings it.
 """
 
 from __future__ import annotations

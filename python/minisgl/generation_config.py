@@ -1,7 +1,6 @@
 """A model's own sampling defaults: generation_config.json as fields of `SamplingParams`.
 
-Keeps true: what it returns passes `SamplingParams.check`; without the file, or a field of it, nothing changes.
-Doesn't know: EOS ids (they are always stops, models/ reads them), requests, HTTP.
+Invariants: what it returns passes `SamplingParams.check`; without the file, or a field of it, nothing changes.
 """
 
 from __future__ import annotations

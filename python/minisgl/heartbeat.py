@@ -1,7 +1,7 @@
 """Heartbeats, and the watchdog that judges them. A process says every half second what it is doing and since when; the
 HTTP process watches the engine process so, and rank 0 watches the other ranks.
 
-Keeps true: heartbeats go on while a loop waits for a forward or hangs, and stop with the process.
+Invariants: heartbeats go on while a loop waits for a forward or hangs, and stop with the process.
 """
 
 from __future__ import annotations

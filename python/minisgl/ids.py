@@ -1,7 +1,6 @@
 """Ids and times that stand in answers.
 
-Keeps true: an answer that another server goes on with (`server/resume.py`) has the ids there that it had here.
-Doesn't know: what they are ids of.
+Invariants: an answer that another server goes on with (`server/resume.py`) has the ids there that it had here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The offline API: `LLM(model).generate(prompts, params)`, in this process, without a server.
 
 The same step loop, scheduler, engine and output processor as the server; results come in the order of the prompts.
-Doesn't know: HTTP, other processes. One call runs at a time.
 """
 
 from __future__ import annotations

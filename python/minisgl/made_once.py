@@ -1,7 +1,6 @@
 """Folders of the cache that are made from something once: imported models, converted tokenizers.
 
-Keeps true: a folder appears whole or not at all, and is made by one process; others that want it meanwhile wait.
-Doesn't know: what is in it.
+Invariants: a folder appears whole or not at all, and is made by one process; others that want it meanwhile wait.
 """
 
 from __future__ import annotations

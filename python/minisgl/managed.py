@@ -1,7 +1,6 @@
 """The bond of a server to the program that started it with `--managed`.
 
-Keeps true: one JSON line on standard output when the server is ready; the end of standard input asks it to stop.
-Doesn't know: the server.
+Invariants: one JSON line on standard output when the server is ready; the end of standard input asks it to stop.
 """
 
 from __future__ import annotations

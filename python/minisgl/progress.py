@@ -1,8 +1,7 @@
 """Reports of what is being loaded: lines, and how far a long step is. Bars on a terminal, plain lines elsewhere.
 
-Keeps true: off a terminal nothing but whole lines is written; a long step says so at its beginning and every few
+Invariants: off a terminal nothing but whole lines is written; a long step says so at its beginning and every few
 seconds; one writer draws, so that bars and lines do not mix.
-Doesn't know: what is loaded, where the reports come from.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Formats: AWQ (arXiv 2306.00978, as AutoAWQ writes it), GPTQ (arXiv 2210.17323, as AutoGPTQ and GPTQModel write it),
 compressed-tensors (as llm-compressor writes it), and float8 with scales by tensor or by block (as DeepSeek writes it).
 
-Keeps true: what would change a weight's meaning is read or refused by name. Which layers are packed is not read here:
+Invariants: what would change a weight's meaning is read or refused by name. Which layers are packed is not read here:
 the tensors of a checkpoint say it.
 """
 

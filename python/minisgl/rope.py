@@ -1,8 +1,7 @@
 """Rotary position embeddings (Su et al. 2021): how fast each pair of a head's dimensions turns, and the ways to stretch
 that over longer contexts.
 
-Keeps true: one rule for every engine, in float32, without torch.
-Doesn't know: configs, tables, who rotates.
+Invariants: one rule for every engine, in float32, without torch.
 """
 
 from __future__ import annotations

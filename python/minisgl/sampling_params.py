@@ -1,7 +1,6 @@
 """How one request samples and when it ends; the same object in the offline API, the messages and the engine.
 
-Keeps true: immutable, and valid once `check` has passed.
-Doesn't know: the HTTP field names (server/ maps them), the model's vocabulary and context (server/ checks them).
+Invariants: immutable, and valid once `check` has passed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The life of a server: this process is HTTP and text, a child process is the engine.
 
-Keeps true: the death of the child ends the server with a message and a non-zero code; SIGTERM lets running answers end,
+Invariants: the death of the child ends the server with a message and a non-zero code; SIGTERM lets running answers end,
 Ctrl-C or a second signal does not, all with exit code 0; no process, socket or file is left behind.
-Doesn't know: the protocol, scheduling, torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Other projects' words for the values and settings of this one: mini-sglang's and SGLang's, mostly.
 
-Keeps true: what is accepted means exactly what the word here means; a name given in two spellings is an error.
-Doesn't know: flags (cli/aliases.py has theirs). docs/from-mini-sglang.md is the table for people.
+Invariants: what is accepted means exactly what the word here means; a name given in two spellings is an error.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Start a server: its port, its engine process, then the HTTP side (`serving`), which is imported while the engine
 process already loads.
 
-Keeps true: the port is taken before anything is loaded; a signal that comes before there is an event loop is not lost,
+Invariants: the port is taken before anything is loaded; a signal that comes before there is an event loop is not lost,
 and ends the server like any other; whatever happens, no process and no file is left behind.
-Doesn't know: the protocol, scheduling, torch. Nothing heavy is imported at its top.
 """
 
 from __future__ import annotations

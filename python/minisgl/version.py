@@ -1,6 +1,6 @@
 """The version that clients are told, and `minisgl --version`.
 
-Keeps true: it is said of sources, too, where no package is installed.
+Invariants: it is said of sources, too, where no package is installed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
 """Images and compose files: what a build may see, what a container runs, and that its health check and its end work.
-
-Doesn't know: docker. The container's command runs here as it stands in the Dockerfile, on the echo engine.
 """
 
 from __future__ import annotations

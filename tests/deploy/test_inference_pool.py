@@ -1,6 +1,4 @@
 """Servers behind the Gateway API inference extension: objects that name each other, and metrics that a picker reads.
-
-Doesn't know: a cluster, a gateway, a picker.
 """
 
 from __future__ import annotations

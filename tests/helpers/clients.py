@@ -1,6 +1,6 @@
 """Programs of official clients, each in the environment that `make client-test` makes for it under `.clients`.
 
-Keeps true: a test whose environment is not there is left out with that reason; what a program prints is all that a test
+Invariants: a test whose environment is not there is left out with that reason; what a program prints is all that a test
 knows of it.
 """
 

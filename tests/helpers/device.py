@@ -1,6 +1,6 @@
 """A device of the tests: streams whose jobs run late, in any order that events allow.
 
-Keeps true: a job runs once, after all before it in its stream and after the events that its stream waits for;
+Invariants: a job runs once, after all before it in its stream and after the events that its stream waits for;
 `synchronize` runs what it must, and a random choice of what it may.
 """
 

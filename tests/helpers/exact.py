@@ -1,7 +1,7 @@
 """Answers held against a client's typed models, more strictly than those do it: no field that they do not know, and
 none left out that OpenAI's published schema requires.
 
-Keeps true: what this server adds of its own is listed here by name.
+Invariants: what this server adds of its own is listed here by name.
 """
 
 from __future__ import annotations

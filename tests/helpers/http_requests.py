@@ -1,6 +1,4 @@
 """Requests as clients send them, and as they should not: heads, targets and framing, strategies of hypothesis.
-
-Doesn't know: what bodies say (bodies.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hypothesis for long: many short runs of one property, the seed of each its number: the same every time, and with
 `--times` others more.
 
-Keeps true: memory stays what one short run needs, for hypothesis remembers all that it has drawn in a run; a run that
+Invariants: memory stays what one short run needs, for hypothesis remembers all that it has drawn in a run; a run that
 is put apart fails at its bound of memory and says so, where it would take the machine's.
 """
 

@@ -1,7 +1,6 @@
 """What a PromQL query asks for, held against what a server prints.
 
-Keeps true: a query that this finds nothing wrong with names only metrics, labels and values of labels that are there.
-Doesn't know: what a query means.
+Invariants: a query that this finds nothing wrong with names only metrics, labels and values of labels that are there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Other people's proxies before two servers of the echo engine, each with the configuration that stands in deploy/.
 
-Keeps true: an example names what is put in its place; nothing runs when a `with` ends.
+Invariants: an example names what is put in its place; nothing runs when a `with` ends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Drives a scheduler without an engine, and keeps an engine's view of slots and page tables beside it.
 
-Keeps true: every plan is checked as an engine would see it (`EngineView`), and the scheduler checks itself after
+Invariants: every plan is checked as an engine would see it (`EngineView`), and the scheduler checks itself after
 every call.
 """
 

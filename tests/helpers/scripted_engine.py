@@ -5,7 +5,6 @@ nothing until it is told to end, "fail:TEXT" ends with an error after TEXT, "bur
 "fill:" sends `FILL` times an x and then hangs. Of several orders in a prompt the last one counts: talks go on. Without
 one it says what `replies` has for the first of its patterns that is found, else "ok". Asked for log probabilities it
 gives each token that of `chance`, and one rival.
-Doesn't know: HTTP, what is between it and the clients.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `python -m tests.replay.record` writes `corpus/*.trace.gz` and `corpus/digests.json` anew. Commit that only with the
 reason why decisions changed.
 
-Keeps true: events and tokens come from an integer generator that is written out here, so that every machine, Python
+Invariants: events and tokens come from an integer generator that is written out here, so that every machine, Python
 version and implementation sees the same ones.
 """
 

@@ -1,6 +1,6 @@
 """What an attention backend is.
 
-Keeps true: one `prepare` per step, then `attend` once per layer in ascending order; all rows store before any row
+Invariants: one `prepare` per step, then `attend` once per layer in ascending order; all rows store before any row
 reads.
 """
 

@@ -1,6 +1,6 @@
 """Which attention backend serves: what each can do, what is installed, and why one was chosen.
 
-Keeps true: a backend that was asked for serves, or the start fails with what to do; `auto` always finds one and says
+Invariants: a backend that was asked for serves, or the start fails with what to do; `auto` always finds one and says
 why.
 """
 

@@ -3,7 +3,7 @@
 Steps whose rows all have one token go through `flash_attn_with_kvcache`, which takes lengths and page tables on the
 device; all others in one call through `flash_attn_varlen_func`.
 
-Keeps true: what a graph reads stays at the address that it had when the graph was captured.
+Invariants: what a graph reads stays at the address that it had when the graph was captured.
 """
 
 from __future__ import annotations

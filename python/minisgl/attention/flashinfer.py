@@ -6,7 +6,7 @@ last plan has ended; with one step in flight it has by then. Its small arguments
 come in pinned memory, which such a copy never waits for. Its lists of pages are on the device already, and a graph's
 wrapper has that very list as its buffer, so that nothing is copied.
 
-Keeps true: what a graph reads stays at the address that it had when the graph was captured; `plan` is never part of a
+Invariants: what a graph reads stays at the address that it had when the graph was captured; `plan` is never part of a
 graph; lists of pages are gathered on the device.
 """
 

@@ -3,7 +3,7 @@
 A plan that does not fit raises in the middle of serving, or while graphs are captured; so the most that any plan can
 ask for is worked out from the scheduler of flashinfer 0.6.7 (`attention/scheduler.cuh`).
 
-Keeps true: no plan of a backend with these heads, graph sizes and multiprocessors needs more.
+Invariants: no plan of a backend with these heads, graph sizes and multiprocessors needs more.
 """
 
 from __future__ import annotations

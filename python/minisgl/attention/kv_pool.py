@@ -1,6 +1,6 @@
 """The KV tensors: for each layer K and V of every page.
 
-Keeps true: a slot of the pool holds finite numbers from the start, because masked positions are read, too.
+Invariants: a slot of the pool holds finite numbers from the start, because masked positions are read, too.
 """
 
 from __future__ import annotations

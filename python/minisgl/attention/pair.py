@@ -1,6 +1,6 @@
 """Two backends over one KV pool: rows of several tokens go through the first, rows of one token through the second.
 
-Keeps true: all rows of a step store before any row reads; steps of one-token rows are the second backend's alone, so it
+Invariants: all rows of a step store before any row reads; steps of one-token rows are the second backend's alone, so it
 can have graphs.
 """
 

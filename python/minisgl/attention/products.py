@@ -2,7 +2,7 @@
 
 Soft caps are those of Gemma 2 (arXiv 2408.00118): a score s becomes softcap * tanh(s / softcap) before the mask.
 
-Keeps true: step by step, no more than `SCORE_BYTES` of scores are there at once, or those of one query.
+Invariants: step by step, no more than `SCORE_BYTES` of scores are there at once, or those of one query.
 """
 
 from __future__ import annotations

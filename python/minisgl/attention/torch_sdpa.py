@@ -4,7 +4,7 @@ Decode rows go in groups of similar length, a few rows at a time: their pages ar
 one call, with the query heads of a KV head folded into the query length. Prefill rows go one by one. Layers with a
 window read its pages only.
 
-Keeps true: only the pages of the step's rows are read; tokens before the window take no part; the scratch buffer is as
+Invariants: only the pages of the step's rows are read; tokens before the window take no part; the scratch buffer is as
 large as one row needs, or `SCRATCH_BYTES`. (Fresh memory for every gather costs as much again, in page faults.)
 """
 

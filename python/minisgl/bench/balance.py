@@ -1,7 +1,7 @@
 """How a load was spread over the engines of a server, and how much of its prompts was cached: from what the server
 counts (/stats), before and after.
 
-Keeps true: a server that counts no such thing costs nothing but these figures.
+Invariants: a server that counts no such thing costs nothing but these figures.
 """
 
 from __future__ import annotations

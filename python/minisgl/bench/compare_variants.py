@@ -3,7 +3,7 @@
     with start(name, settings) as variant:      # raises `Missing` with the reason
         times = variant.ask(prompts, num_out)
 
-Keeps true: what a variant started is gone with it; a variant that cannot start, or fails, says why and ends no other.
+Invariants: what a variant started is gone with it; a variant that cannot start, or fails, says why and ends no other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The load of `minisgl serve --demo-load`: `python -m minisgl.bench.demo_load`, a client like any other, in its own
 process. It reads {url, model, api_key, seed} as one JSON line from stdin and goes on until stdin ends.
 
-Keeps true: the same seed sends the same; a few requests at once, so that a laptop keeps up; it ends with whoever
+Invariants: the same seed sends the same; a few requests at once, so that a laptop keeps up; it ends with whoever
 started it.
 """
 

@@ -1,6 +1,6 @@
 """What a figure was measured on: hardware and software versions, for the record beside every result.
 
-Keeps true: no host name, no user, no path; asking loads nothing heavy (a GPU is named only if torch is loaded already).
+Invariants: no host name, no user, no path; asking loads nothing heavy (a GPU is named only if torch is loaded already).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Reads an `OfflineJob` as JSON from stdin and prints the result as one JSON line. All sequences are there at the start;
 what runs is the server's step loop with its scheduler and engine, without text and sockets.
 
-Keeps true: the same job gives the same prompts, lengths and (on an exact engine) tokens; loading and a short warm-up
+Invariants: the same job gives the same prompts, lengths and (on an exact engine) tokens; loading and a short warm-up
 are outside the figures; the four timed parts and `other` add up to the wall time.
 """
 

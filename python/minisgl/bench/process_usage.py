@@ -5,7 +5,7 @@
     used.cpu_s, used.rss_bytes
 
 Memory is the sum over the processes of what is resident (pages that several share count in each), the highest of a look
-every `LOOK_S`. Doesn't know: processes that began and ended between two looks.
+every `LOOK_S`. Processes that began and ended between two looks are missed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Tokens of a text of common words grow with the words along a line. Two probes of
 word, and what the chat template adds); with it a number of tokens becomes a number of words. Works with any
 OpenAI-compatible server that reports its usage.
 
-Keeps true: equal keys give equal text whose beginning does not depend on its length; bodies are JSON, encoded once.
+Invariants: equal keys give equal text whose beginning does not depend on its length; bodies are JSON, encoded once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The cases of `minisgl bench scheduler`: each brings a scheduler into a steady state, then times its steps.
 
-Keeps true: the load is asserted, not assumed (rows, pages given out, a full pool), so that a faster figure cannot come
+Invariants: the load is asserted, not assumed (rows, pages given out, a full pool), so that a faster figure cannot come
 from less work; arrivals are built before the clock starts, as the tokenizer hands them over.
 """
 

@@ -4,7 +4,7 @@
         ... server.url, server.model, server.cpu_seconds(), server.rss_bytes()
     server.left_behind  # what it did not clean up: normally nothing
 
-Keeps true: the server has a folder for temporary files of its own and a session of its own (Ctrl-C reaches the caller
+Invariants: the server has a folder for temporary files of its own and a session of its own (Ctrl-C reaches the caller
 alone); it ends with the caller, however that ends, because it watches its standard input.
 """
 

@@ -3,7 +3,7 @@
 The interval is Student's t over the pairs: exact for normal differences, good from about five pairs on for means of
 many requests, and honest about few pairs (it becomes wide; a bootstrap of few pairs becomes too narrow).
 
-Keeps true: no randomness; the same samples give the same figures.
+Invariants: no randomness; the same samples give the same figures.
 """
 
 from __future__ import annotations

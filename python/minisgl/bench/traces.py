@@ -3,7 +3,7 @@
 Formats: Mooncake, Qwen-Bailian, Azure LLM inference (trace_formats.py). The prompts themselves are not published:
 tokens are drawn from the blocks' ids, so that equal ids give equal tokens.
 
-Keeps true: the same file and seed give the same requests; arrivals ascend and begin at 0.
+Invariants: the same file and seed give the same requests; arrivals ascend and begin at 0.
 """
 
 from __future__ import annotations

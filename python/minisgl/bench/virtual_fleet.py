@@ -3,7 +3,7 @@
 Each engine has a clock of its own; whichever is behind goes on next, after all that happens until then: ends of
 requests that the router hears of, arrivals, and placements, which are at that moment.
 
-Keeps true: the same job gives the same result; with one engine, what `VirtualServer` gives.
+Invariants: the same job gives the same result; with one engine, what `VirtualServer` gives.
 """
 
 from __future__ import annotations

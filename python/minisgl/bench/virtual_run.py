@@ -1,7 +1,7 @@
 """A trace through the step loop on a clock that is only counted: the server's own loop and scheduler, a simulated
 engine, no sockets, no text.
 
-Keeps true: the same job gives the same result, whatever the machine and its load. Latencies count from the arrival in
+Invariants: the same job gives the same result, whatever the machine and its load. Latencies count from the arrival in
 the trace; nothing is left out: a request that does not fit is counted as refused.
 """
 

@@ -7,7 +7,7 @@ A prompt has parts: text that is there already, or a number of tokens of made-up
 keys give equal text, so prompts share a prefix exactly where their parts do. Requests are grouped in chains, which are
 sent one after the other, like the turns of a chat.
 
-Keeps true: the same name and settings give the same workload; lengths are aims in tokens, the server's counts of what
+Invariants: the same name and settings give the same workload; lengths are aims in tokens, the server's counts of what
 was sent are reported beside them.
 """
 

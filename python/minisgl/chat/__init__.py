@@ -1,5 +1,3 @@
 """A chat in the terminal, for any OpenAI-compatible server: `client` (HTTP), `session` (conversation and commands),
 `terminal` (reading and writing), `own_server` (a server of its own).
-
-Doesn't know: how the server works; it talks HTTP like everyone else.
 """

@@ -1,8 +1,7 @@
 """HTTP client of the chat: the models of a server, and one streamed answer at a time.
 
-Keeps true: every failure is a `ChatError` whose text is fit to be shown; closing the iteration closes the connection,
+Invariants: every failure is a `ChatError` whose text is fit to be shown; closing the iteration closes the connection,
 which is how an answer is stopped.
-Doesn't know: conversations, terminals.
 """
 
 from __future__ import annotations

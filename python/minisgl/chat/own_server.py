@@ -1,8 +1,7 @@
 """A server of the chat's own: `minisgl serve --managed ...` as a child process.
 
-Keeps true: the child's messages go to this terminal's standard error; Ctrl-C reaches the chat alone; the child ends
+Invariants: the child's messages go to this terminal's standard error; Ctrl-C reaches the chat alone; the child ends
 with this process, however that ends, because it watches its standard input.
-Doesn't know: what is said.
 """
 
 from __future__ import annotations

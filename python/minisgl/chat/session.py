@@ -1,7 +1,6 @@
 """A conversation: its messages, its settings, and the commands that change them.
 
-Keeps true: what is kept of an answer is what was shown of it; a question that got no answer is not kept.
-Doesn't know: terminals.
+Invariants: what is kept of an answer is what was shown of it; a question that got no answer is not kept.
 """
 
 from __future__ import annotations

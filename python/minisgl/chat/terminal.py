@@ -1,8 +1,7 @@
 """The chat's two ends: lines from a terminal or a pipe, answers to standard output.
 
-Keeps true: Ctrl-C stops the answer and nothing else; Ctrl-D and the end of a pipe leave; whatever a model writes, no
+Invariants: Ctrl-C stops the answer and nothing else; Ctrl-D and the end of a pipe leave; whatever a model writes, no
 control character but line feed and tab reaches the terminal.
-Doesn't know: HTTP.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The command line: `minisgl serve|chat|generate|bench|replay|doctor`, and `minisgl --model X` for serve.
 
-Keeps true: every bad setting ends with one line that says what to change and exit code 2; importing this package brings
+Invariants: every bad setting ends with one line that says what to change and exit code 2; importing this package brings
 no torch. Each command is a module with `add_parser` and `run`.
-Doesn't know: how anything is served or computed.
 """
 
 from __future__ import annotations

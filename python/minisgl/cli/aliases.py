@@ -1,8 +1,7 @@
 """Flags of mini-sglang and SGLang: those that mean a flag here, and those that mean nothing here.
 
-Keeps true: none of them shows in a help, all of them may stand in a `--config` file; one without an effect says so, in
+Invariants: none of them shows in a help, all of them may stand in a `--config` file; one without an effect says so, in
 one line, and one that asks for what cannot be had is refused with the reason.
-Doesn't know: what the flags are for. docs/from-mini-sglang.md is the table for people, and a test compares them.
 """
 
 from __future__ import annotations

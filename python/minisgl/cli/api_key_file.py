@@ -5,8 +5,7 @@
         key: sk-...
         share: 3
 
-Keeps true: every mistake is told with file, line, entry, field and reason; no key is ever shown.
-Doesn't know: what shares and limits do.
+Invariants: every mistake is told with file, line, entry, field and reason; no key is ever shown.
 """
 
 from __future__ import annotations

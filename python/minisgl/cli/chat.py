@@ -1,7 +1,6 @@
 """`minisgl chat`, and `minisgl serve --shell`: flags, and who talks to whom.
 
-Keeps true: without `--base-url` every flag that is not the chat's is one of `minisgl serve`, for a server of its own.
-Doesn't know: conversations.
+Invariants: without `--base-url` every flag that is not the chat's is one of `minisgl serve`, for a server of its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`--config FILE.yaml`: flags from a file, with the file's place in every complaint.
 
-Keeps true: a key is a flag's name without the leading dashes (`-` or `_` between words), any spelling of it; nothing
+Invariants: a key is a flag's name without the leading dashes (`-` or `_` between words), any spelling of it; nothing
 is guessed: an unknown key, a key given twice, a value of the wrong type is an error with file, line, key and value.
-Doesn't know: which flags there are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Flags of the commands that load an engine, and from flags to `EngineConfig`.
 
-Keeps true: raw arguments become one immutable configuration here and nowhere else; a flag's destination is the name of
+Invariants: raw arguments become one immutable configuration here and nowhere else; a flag's destination is the name of
 the field it sets, and its default is the field's.
-Doesn't know: commands.
 """
 
 from __future__ import annotations

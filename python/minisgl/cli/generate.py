@@ -1,6 +1,4 @@
 """`minisgl generate PROMPT`: one answer, in this process, without a server.
-
-Doesn't know: HTTP.
 """
 
 from __future__ import annotations

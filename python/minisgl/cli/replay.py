@@ -1,7 +1,7 @@
 """`minisgl replay FILE`: drive schedulers with a recorded trace, compare their decisions, time them; with
 `--report`, say what a shadow reported.
 
-Keeps true: parsing imports no scheduler.
+Invariants: parsing imports no scheduler.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The work of `minisgl replay`.
 
-Keeps true: the last line of stdout is JSON; exit code 1 if anything differs.
+Invariants: the last line of stdout is JSON; exit code 1 if anything differs.
 """
 
 from __future__ import annotations

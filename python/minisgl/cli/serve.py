@@ -1,6 +1,4 @@
 """`minisgl serve`: the server's own flags, and from flags to `ServerConfig`.
-
-Doesn't know: sockets, processes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tensor parallelism: a group of processes, its collectives, and how sizes are cut among its ranks.
 
-Keeps true: only `torch_group` imports torch, so that a process without a group does without.
+Invariants: only `torch_group` imports torch, so that a process without a group does without.
 """
 
 from minisgl.distributed.group import ALONE, Group, GroupError

@@ -1,6 +1,6 @@
 """What a rank knows of its group: which rank it is, and the few collectives that a sharded model needs.
 
-Keeps true: every rank calls the same collectives in the same order; a rank whose peer is gone gets `GroupError`.
+Invariants: every rank calls the same collectives in the same order; a rank whose peer is gone gets `GroupError`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a dimension is cut among ranks, and which part of a checkpoint's tensor a parameter holds.
 
-Keeps true: the cuts of all ranks cover a dimension in order, each index once (except heads that are replicated).
+Invariants: the cuts of all ranks cover a dimension in order, each index once (except heads that are replicated).
 """
 
 from __future__ import annotations

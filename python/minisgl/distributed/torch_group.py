@@ -3,7 +3,7 @@
 gloo blocks the caller until a collective is done. NCCL's collectives run on the caller's current stream, like any
 kernel, and the host goes on.
 
-Keeps true: no process-wide state of torch.distributed is used, so several groups may live in one process; ranks find
+Invariants: no process-wide state of torch.distributed is used, so several groups may live in one process; ranks find
 each other through a file, without a port; all collectives of a group go through one communicator, which exists when the
 group does, so that they can be captured in a graph.
 """

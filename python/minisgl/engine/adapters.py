@@ -1,6 +1,6 @@
 """Adapters as engines see them: what an engine that knows them can do, and which folder fits a model.
 
-Keeps true: torch is not imported; what does not fit is one error that names the first tensor, before anything changed.
+Invariants: torch is not imported; what does not fit is one error that names the first tensor, before anything changed.
 """
 
 from __future__ import annotations

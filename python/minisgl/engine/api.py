@@ -1,6 +1,6 @@
 """What an engine is: it runs plans in order and returns tokens by row.
 
-Keeps true: forwards run in the order of their launches; a launch never blocks on the device; slots, page-table updates
+Invariants: forwards run in the order of their launches; a launch never blocks on the device; slots, page-table updates
 and rows of one plan take effect in that order, within the forward's own order.
 """
 

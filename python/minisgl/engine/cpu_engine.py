@@ -1,7 +1,7 @@
 """The engine that runs real models on the CPU without torch: tensors, kernels and sampling are in Rust
 (rust/minisgl-cpu).
 
-Keeps true: a plan's assignments, page-table updates and rows take effect in one thread, in launch order; forwards run
+Invariants: a plan's assignments, page-table updates and rows take effect in one thread, in launch order; forwards run
 without the GIL; a step with NaN or infinities is an error, and the KV pool is wiped; a row with a grammar samples what
 its grammar allows, which is found on the forward's own threads, beside the logits of all rows.
 """

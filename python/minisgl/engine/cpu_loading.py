@@ -1,6 +1,6 @@
 """From a configuration to a ready CPU engine: find the model, size the KV pool, load.
 
-Keeps true: torch and transformers are not imported; what another engine may be able to run is `Unsupported`; every
+Invariants: torch and transformers are not imported; what another engine may be able to run is `Unsupported`; every
 other failure names the flag to change.
 """
 

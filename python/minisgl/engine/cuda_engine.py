@@ -5,7 +5,7 @@ It orders them through `device_streams` alone; on `InlineDevice` the same engine
 A step with a row that has a grammar is launched as any other, but for its sampling: that is queued when the step before
 is resolved, because only then its tokens, and so the masks, are known. The device computes the forward meanwhile.
 
-Keeps true: a launch waits for the device only where a step of two launches ago has not ended; a plan's slots,
+Invariants: a launch waits for the device only where a step of two launches ago has not ended; a plan's slots,
 page-table updates and rows take effect in the forward stream, in launch order; a token that the host doesn't know yet
 comes from `last_token`, which the forward before wrote; a step with NaN or infinities is an error, and the KV pool is
 wiped before the next launch's forward.

@@ -1,6 +1,6 @@
 """Which errors of a step leave a CUDA engine usable.
 
-Keeps true: only an error that is known to leave the CUDA context whole ends one step alone; after any other the engine
+Invariants: only an error that is known to leave the CUDA context whole ends one step alone; after any other the engine
 is dead, and its process must end. If one of several ranks fails, the others wait in a collective: then only a step that
 all ranks find not finite ends alone.
 """

@@ -1,6 +1,6 @@
 """The inputs of a step, packed into one buffer, so that one copy a step takes them to the device; and its outputs.
 
-Keeps true: where a field lies depends on the plan's counts alone; fields that a graph reads, on the padded size alone.
+Invariants: where a field lies depends on the plan's counts alone; fields that a graph reads, on the padded size alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The way of grammars' masks to the device.
 
-Keeps true: nothing is allocated before the first grammar; a buffer is written again only when the step that had it has
+Invariants: nothing is allocated before the first grammar; a buffer is written again only when the step that had it has
 ended.
 """
 

@@ -1,6 +1,6 @@
 """Sampling on a device: the same tokens as `sampler`, from parameters that lie on the device by slot.
 
-Keeps true: no operation waits for the device or has a size that the host doesn't know; a row's token depends on its
+Invariants: no operation waits for the device or has a size that the host doesn't know; a row's token depends on its
 logits, its parameters, its seed and its position only; random numbers are the project's own, so equal seeds give equal
 tokens on every device.
 """

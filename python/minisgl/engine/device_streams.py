@@ -3,7 +3,7 @@
 The names are those of `torch.cuda`. The CUDA engine orders all its work through these few calls, so that a test can put
 a device of its own in their place, one that runs each job as late or as early as the calls allow.
 
-Keeps true: `run`, `record_event` and `wait_event` return at once; a job sees everything before it in its stream, and
+Invariants: `run`, `record_event` and `wait_event` return at once; a job sees everything before it in its stream, and
 everything before the events that its stream waits for.
 """
 

@@ -13,7 +13,7 @@ Temperature, top-k and the like have no effect: the text depends on the prompt a
 are made up, so that what carries them can be tested: the token that it chose has one half, those that follow it in the
 vocabulary (round the end) a quarter, an eighth, and so on.
 
-Keeps true: as in a real forward, all rows store a layer before any row reads it; slots, page-table updates and rows
+Invariants: as in a real forward, all rows store a layer before any row reads it; slots, page-table updates and rows
 take effect in launch order, in the worker thread; a slot's page-table row is poisoned when the slot is assigned.
 """
 

@@ -1,7 +1,6 @@
 """Embeddings of prompts: hidden states behind the final norm, pooled over the steps that compute them.
 
-Keeps true: sums are float32, whatever the model computes in; a slot that is assigned again begins anew.
-Doesn't know: what an embedding is scaled to.
+Invariants: sums are float32, whatever the model computes in; a slot that is assigned again begins anew.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """CUDA graphs of steps whose rows all have one token: which sizes, and captured forwards by size.
 
-Keeps true: a step runs as a graph only at exactly its padded size; a captured forward reads and writes the same places
+Invariants: a step runs as a graph only at exactly its padded size; a captured forward reads and writes the same places
 each time. Graphs share memory, so the largest is captured first.
 """
 

@@ -1,6 +1,6 @@
 """A step that a CUDA engine has launched: its outputs, once they are on the host.
 
-Keeps true: its outputs leave the staging buffer once, when it is resolved, whoever asks first; what of it waits for the
+Invariants: its outputs leave the staging buffer once, when it is resolved, whoever asks first; what of it waits for the
 step before it is queued when that is resolved, before anything of a later step; a step with NaN or infinities is an
 error, and the KV pool is wiped, as the step may have stored some.
 """

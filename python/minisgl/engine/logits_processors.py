@@ -1,7 +1,7 @@
 """Logits processors: penalties, bias, allowed tokens, bad words, no end before min_tokens. Temperature and what follows
 it is in sampler.py.
 
-Keeps true: rows without a processor keep their logits bit for bit; token counts follow the tokens in forward order, so
+Invariants: rows without a processor keep their logits bit for bit; token counts follow the tokens in forward order, so
 they are right whatever the host knows yet; a slot that is assigned again starts from the sequence it is assigned with;
 some token can always be sampled.
 """

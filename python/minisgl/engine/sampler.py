@@ -1,6 +1,6 @@
 """From logits to tokens.
 
-Keeps true: greedy is the exact argmax, the lowest id on ties; otherwise the token is a function of the row's logits,
+Invariants: greedy is the exact argmax, the lowest id on ties; otherwise the token is a function of the row's logits,
 its parameters, its seed and its position only, whatever else is in the batch.
 """
 

@@ -1,6 +1,6 @@
 """Adapters of a torch model: their numbers, and whose rows want which.
 
-Keeps true: a step computes with the adapters that its rows were assigned, all rows of a step in one forward.
+Invariants: a step computes with the adapters that its rows were assigned, all rows of a step in one forward.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The engine that runs real models with torch, on the CPU: paged KV, variable-length batches, sampling, one forward
 thread. On an Apple GPU (`--device mps`, never seen) the model is there and sampling stays on the CPU.
 
-Keeps true: a plan's assignments, page-table updates and rows take effect in the forward thread, in launch order; a
+Invariants: a plan's assignments, page-table updates and rows take effect in the forward thread, in launch order; a
 token that the host does not know yet comes from `last_token`, which the forward before wrote; a step with NaN or
 infinities is an error, and the KV pool is wiped.
 

@@ -1,6 +1,6 @@
 """From a checkpoint to a model of transformers' own code on this package's attention.
 
-Keeps true: a checkpoint that does not fill the model exactly is refused, with the names; nothing is fetched; the
+Invariants: a checkpoint that does not fill the model exactly is refused, with the names; nothing is fetched; the
 terminal is left alone.
 """
 

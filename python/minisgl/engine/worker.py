@@ -4,7 +4,7 @@ All of an engine's torch work on a CPU belongs into this one thread. Each thread
 OpenMP threads, and as soon as the teams outnumber the cores, all of them sleep between two operations instead of
 waiting awake: measured on 2 cores, a step of 600 operations took 376 instead of 319 ms.
 
-Keeps true: `submit` returns at once; whatever a job raises reaches the caller of `wait`, and the thread goes on.
+Invariants: `submit` returns at once; whatever a job raises reaches the caller of `wait`, and the thread goes on.
 """
 
 from __future__ import annotations

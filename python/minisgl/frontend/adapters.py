@@ -1,8 +1,7 @@
 """The adapters that a front end has its engines load, by the names that clients call them.
 
-Keeps true: each engine is told the same; numbers are never reused, so what one left in a prefix cache is found by no
+Invariants: each engine is told the same; numbers are never reused, so what one left in a prefix cache is found by no
 other; a name is there for requests when every engine that serves has its adapter.
-Doesn't know: HTTP; whether there is a pool between it and the engines.
 """
 
 from __future__ import annotations

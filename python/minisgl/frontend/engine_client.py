@@ -1,9 +1,8 @@
 """One engine, as a front end sees it: submit requests, take what comes for them. The engine is a process behind a
 socket (`ProcessClient`) or a loop in this thread (`InProcessClient`).
 
-Keeps true: request ids are never reused; every submitted request ends exactly once, also when the engine dies; a stream
+Invariants: request ids are never reused; every submitted request ends exactly once, also when the engine dies; a stream
 holds no more than its own tokens that nobody has taken.
-Doesn't know: HTTP, how an engine is started.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The connection to an engine process, on one event loop.
 
-Keeps true: nothing here waits; frames leave in order; what came stays in the socket until it is asked for.
-Doesn't know: messages.
+Invariants: nothing here waits; frames leave in order; what came stays in the socket until it is asked for.
 """
 
 from __future__ import annotations

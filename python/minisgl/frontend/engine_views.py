@@ -1,8 +1,7 @@
 """What a front end knows of each engine of a pool, and of all together.
 
-Keeps true: counters go on when an engine is started again: what a dead one had counted stays in the sum; an engine that
+Invariants: counters go on when an engine is started again: what a dead one had counted stays in the sum; an engine that
 does not serve has no requests and no pages.
-Doesn't know: the pool, processes.
 """
 
 from __future__ import annotations

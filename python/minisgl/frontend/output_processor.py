@@ -1,8 +1,7 @@
 """From the tokens of steps to the text of requests: stop strings, log probabilities, finish reasons, usage.
 
-Keeps true: a request's text does not depend on how many of its tokens come at once; a subscriber is notified once of
+Invariants: a request's text does not depend on how many of its tokens come at once; a subscriber is notified once of
 all that came for its requests; tokens that nobody takes cost nothing but their place.
-Doesn't know: sockets, processes, HTTP.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The prefixes that a front end keeps in the caches of its engines, and what the engines say of them.
 
-Keeps true: each engine is asked for the same ones; ids are never reused; who waits for an engine that is lost does not
+Invariants: each engine is asked for the same ones; ids are never reused; who waits for an engine that is lost does not
 wait for ever.
-Doesn't know: HTTP, text; whether there is a pool between it and the engines.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Prompts to token ids off the event loop: a lane for short texts, several at once, and one for all else.
 
-Keeps true: the event loop serves the others meanwhile; a long text delays no short one; a text that cannot be encoded
+Invariants: the event loop serves the others meanwhile; a long text delays no short one; a text that cannot be encoded
 fails alone. A lane is one thread: more of them would only wait for each other's turn at the interpreter.
-Doesn't know: requests, HTTP.
 """
 
 from __future__ import annotations

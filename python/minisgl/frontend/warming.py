@@ -1,7 +1,6 @@
 """Adapters that are loaded, and prefixes that are computed and pinned, before a server takes requests.
 
-Keeps true: all that were asked for, or an error that says which and why not.
-Doesn't know: HTTP, where the texts come from.
+Invariants: all that were asked for, or an error that says which and why not.
 """
 
 from __future__ import annotations

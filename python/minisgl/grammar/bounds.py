@@ -4,8 +4,7 @@ Compiling cannot be cancelled. The library has limits of its own, counted and no
 here is what they do not reach. The automaton of a `multipleOf` has as many states as its digits say, and the engine
 pays for the whole rest of a literal at each of its tokens.
 
-Keeps true: an error names the place; no bound depends on the machine or on what else runs.
-Doesn't know: what a keyword means, but for `multipleOf`.
+Invariants: an error names the place; no bound depends on the machine or on what else runs.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 Compiling cannot be cancelled, so bounds come first, then the library: it reads the grammar and begins an answer with
 it, on an alphabet of bytes. The engine compiles once more, with its own vocabulary.
 
-Keeps true: what the library cannot do is refused, never ignored; nothing of a client turns the library's checks off;
+Invariants: what the library cannot do is refused, never ignored; nothing of a client turns the library's checks off;
 whatever is sent, the answer comes within two seconds.
-Doesn't know: tokens, threads.
 """
 
 from __future__ import annotations

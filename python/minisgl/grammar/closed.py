@@ -1,8 +1,7 @@
 """Schemas without the properties that nobody named: whoever reads the answer takes no others, and a small model goes on
 with an object that may go on.
 
-Keeps true: what fits the closed schema fits the given one; where closing could leave nothing that fits, it stays as is.
-Doesn't know: the library.
+Invariants: what fits the closed schema fits the given one; where closing could leave nothing that fits, it stays as is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Grammars become matchers in a thread of their own.
 
-Keeps true: a matcher belongs to one request: the library's copies share lexers, and what breaks one would break all;
+Invariants: a matcher belongs to one request: the library's copies share lexers, and what breaks one would break all;
 before the first grammar nothing is imported or built; nothing raises: what is wrong with a grammar is its answer.
-Doesn't know: what a request is, nor what clients may ask for: who sends grammars has bounded them.
 """
 
 from __future__ import annotations

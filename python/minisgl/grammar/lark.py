@@ -1,8 +1,7 @@
 """Sources as grammars in llguidance's dialect of Lark: each is a piece that can stand in a rule of a larger one.
 
-Keeps true: no text of a client can end the literal, the expression or the schema that it stands in; JSON has at most 32
+Invariants: no text of a client can end the literal, the expression or the schema that it stands in; JSON has at most 32
 characters of whitespace in one place, so that an answer does not end in them.
-Doesn't know: whether the library can do it (check.py).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A request's place in its grammar, by the library llguidance: in the extension, or without one its Python package,
 which builds its tokenizer with the GIL held.
 
-Keeps true: nothing raises; an error stays; after the end of the sequence, which overlap runs one step beyond, it allows
+Invariants: nothing raises; an error stays; after the end of the sequence, which overlap runs one step beyond, it allows
 ends alone and takes anything; ids that the engine or the tokenizer doesn't have are never allowed.
-Doesn't know: requests, threads: one at a time may use it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`SamplingParams(grammar=structured_outputs(json=schema))`: the form of an answer, for the offline API.
 
-Keeps true: the same checks and the same errors as those of the server.
-Doesn't know: how a source becomes a grammar.
+Invariants: the same checks and the same errors as those of the server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which tokens may come next, by request slot: the matchers of those requests that have a grammar.
 
-Keeps true: a slot without a grammar costs nothing; a matcher has consumed what its slot's request generated, in forward
+Invariants: a slot without a grammar costs nothing; a matcher has consumed what its slot's request generated, in forward
 order; whatever goes wrong in a matcher ends its own request with an error, and no other.
-Doesn't know: how a grammar is compiled, how logits are masked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """What clients write to say how an answer must look: one value of one kind, and the field it came in.
 
-Keeps true: a request has one source; two that ask for the same are one, two that differ are an error that names both.
-Doesn't know: HTTP bodies (server/structured.py), how a source becomes a grammar (lark.py), whether it is any good
-(check.py).
+Invariants: a request has one source; two that ask for the same are one, two that differ are an error that names both.
 """
 
 from __future__ import annotations

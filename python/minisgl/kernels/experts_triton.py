@@ -4,7 +4,7 @@ A *use* is one (token, expert) pair, numbered token * k + i. The uses of an expe
 product's program multiplies one block's rows with one tile of its expert's weights. Products read rows by use and
 write each use to its own row, so nothing is ever sorted in memory. Of very few uses each is a block, with one row.
 
-Keeps true: nothing depends on a value that only the device knows: grids are upper bounds, blocks over the end leave at
+Invariants: nothing depends on a value that only the device knows: grids are upper bounds, blocks over the end leave at
 once; no atomics: the same inputs give the same bits, and a row's sums run in the same order whatever else is in the
 batch, as long as the tile is the same; products and the sum over uses accumulate in float32; sizes that change from
 step to step are plain arguments, never compiled in.

@@ -1,6 +1,6 @@
 """Storing the K and V of a step's tokens in the KV pool.
 
-Keeps true: places of padding rows are written in any order; no other place is written twice.
+Invariants: places of padding rows are written in any order; no other place is written twice.
 """
 
 from __future__ import annotations

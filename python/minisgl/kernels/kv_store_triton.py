@@ -1,6 +1,6 @@
 """`kernels.kv_store` in Triton: K and V in one launch, one program for each token.
 
-Keeps true: where `out_loc` lies in a step's block is not compiled in: a step never waits for the compiler.
+Invariants: where `out_loc` lies in a step's block is not compiled in: a step never waits for the compiler.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The page table on its device: a step's updates of it, and the list of pages that the step's rows read.
 
-Keeps true: both run on the device alone, at sizes that the host knows, so nothing waits; torch and Triton write the
+Invariants: both run on the device alone, at sizes that the host knows, so nothing waits; torch and Triton write the
 same.
 """
 

@@ -1,6 +1,6 @@
 """`kernels.pages` in Triton. Imported only with Triton installed; its interpreter runs the same source on the CPU.
 
-Keeps true: sizes that change from step to step are plain arguments, never compiled in, nor is where a step's lists lie
+Invariants: sizes that change from step to step are plain arguments, never compiled in, nor is where a step's lists lie
 in its block: a step never waits for the compiler.
 """
 

@@ -1,6 +1,6 @@
 """Which experts a token goes to, and with what share.
 
-Keeps true: the choice stays on its device; on a device equal logits go to the expert of the lower number, whatever else
+Invariants: the choice stays on its device; on a device equal logits go to the expert of the lower number, whatever else
 is in the batch (in half precision some are equal, and `torch.topk` promises nothing about them).
 """
 

@@ -1,6 +1,6 @@
 """`kernels.routing` in Triton: one launch, one program for each token.
 
-Keeps true: a choice is always an expert's number, even among NaN.
+Invariants: a choice is always an expert's number, even among NaN.
 """
 
 from __future__ import annotations

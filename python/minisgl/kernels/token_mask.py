@@ -1,6 +1,6 @@
 """Ids that may not come: their logits become -inf, by packed bits of a row.
 
-Keeps true: on a device nothing waits; what may come keeps its logit; torch and Triton write the same.
+Invariants: on a device nothing waits; what may come keeps its logit; torch and Triton write the same.
 """
 
 from __future__ import annotations

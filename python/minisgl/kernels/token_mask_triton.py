@@ -1,6 +1,6 @@
 """`kernels.token_mask` in Triton: a program for each block of a row's ids; it writes only what may not come.
 
-Keeps true: how many rows there are and where they lie in a step's buffer is not compiled in: a step never waits for the
+Invariants: how many rows there are and where they lie in a step's buffer is not compiled in: a step never waits for the
 compiler.
 """
 

@@ -1,6 +1,6 @@
 """Adapters beside linear layers: y + B (A x), for each token with its own A and B, or none.
 
-Keeps true: what a token gets does not depend on the adapters of other tokens, but for the rounding of products of
+Invariants: what a token gets does not depend on the adapters of other tokens, but for the rounding of products of
 another size; a step without adapters costs one look a layer.
 """
 

@@ -1,6 +1,6 @@
 """Token embeddings, and the output head that may share their weights; each rank holds a part of the vocabulary.
 
-Keeps true: logits are float32, products of the weights as they are, summed in float32: in bfloat16 those of likely
+Invariants: logits are float32, products of the weights as they are, summed in float32: in bfloat16 those of likely
 tokens would lie on steps of 0.125, and the likeliest two would often be equal.
 """
 

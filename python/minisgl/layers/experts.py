@@ -4,7 +4,7 @@ Two forms. Where a Triton kernel takes the weights (`kernels.experts`), all expe
 device for nothing. Elsewhere the host asks how many tokens each expert has and multiplies expert by expert: on the CPU
 that is the fast way; on a device it waits, and no CUDA graph can hold it.
 
-Keeps true: every expert in use multiplies all its tokens at once; the weights of all experts lie in two tensors, of
+Invariants: every expert in use multiplies all its tokens at once; the weights of all experts lie in two tensors, of
 each of which a rank has an equal slice; what a token gets does not depend on the other tokens, except for the rounding
 of products of another size.
 """

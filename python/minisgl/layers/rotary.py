@@ -1,7 +1,7 @@
 """Rotary position embeddings on tensors, in the half-split layout of Llama checkpoints. `minisgl.rope` has the
 frequencies.
 
-Keeps true: the tables hold every position that the context allows; they are computed in float32.
+Invariants: the tables hold every position that the context allows; they are computed in float32.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 On a CPU torch multiplies no halves into float32. The CPU engine's kernels do, from a copy of the table in their own
 layout; where those are missing (no extension, no vectors) pieces of the table become float32, one after the other.
 
-Keeps true: a product is that of the numbers as they are; on a CPU by the kernels it has the same bits for every number
+Invariants: a product is that of the numbers as they are; on a CPU by the kernels it has the same bits for every number
 of rows, which are others for rows of bfloat16 than for the same numbers in float32.
 """
 

@@ -2,7 +2,7 @@
 the time of sending between the two, as eight bytes: of the system-wide monotonic clock, so both processes must run on
 one machine.
 
-Keeps true: a frame of another version, or one that does not fit the types, is a `MessageError`, never a wrong message.
+Invariants: a frame of another version, or one that does not fit the types, is a `MessageError`, never a wrong message.
 """
 
 from __future__ import annotations

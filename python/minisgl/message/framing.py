@@ -1,7 +1,6 @@
 """Frames on a stream socket: four bytes say how long a frame is, little-endian.
 
-Keeps true: a frame comes out whole or not at all; what is kept of a frame that is not here yet is what came of it.
-Doesn't know: what is in a frame (codec.py).
+Invariants: a frame comes out whole or not at all; what is kept of a frame that is not here yet is what came of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The messages themselves. Token ids and request ids travel as packed little-endian arrays, never as lists.
 
-Keeps true: a message means the same on both sides as long as `SCHEMA_VERSION` agrees (checked by codec.py).
-Doesn't know: sockets, processes, torch.
+Invariants: a message means the same on both sides as long as `SCHEMA_VERSION` agrees (checked by codec.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The same values under the names that dashboards made for vLLM ask for, with the labels by which they choose.
 
-Keeps true: an alias has the value, type and buckets of its source at the same scrape.
-Doesn't know: how anything is measured.
+Invariants: an alias has the value, type and buckets of its source at the same scrape.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A trace of steps as a JSON file that chrome://tracing, Perfetto and speedscope open, one for each process. Times are
 on one clock, so that one file may hold the events of both.
 
-Keeps true: memory is bounded: it stops after as many steps as it was asked for. Format: Trace Event Format, "complete"
+Invariants: memory is bounded: it stops after as many steps as it was asked for. Format: Trace Event Format, "complete"
 events (ph X) with times in microseconds.
-Doesn't know: what the phases mean.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Several engines behind one server, by label engine: families of their own, so that a sum over all samples of a family
 is right, and the families without the label stay the sum of all engines. One engine has the label "0".
 
-Keeps true: every family is there from the start, without samples until there are any.
-Doesn't know: the pool, processes.
+Invariants: every family is there from the start, without samples until there are any.
 """
 
 from __future__ import annotations

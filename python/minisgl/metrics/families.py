@@ -1,7 +1,6 @@
 """What the engine process last said of itself, as Prometheus families.
 
-Keeps true: computed when somebody asks; every family is there from the start, without samples until there are any.
-Doesn't know: who scrapes.
+Invariants: computed when somebody asks; every family is there from the start, without samples until there are any.
 """
 
 from __future__ import annotations

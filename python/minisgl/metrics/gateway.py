@@ -1,7 +1,6 @@
 """What the gateway has counted, and how it joins what the Python server counts.
 
-Keeps true: a metric is one number, whoever answered; who did is a metric of its own.
-Doesn't know: how the gateway counts.
+Invariants: a metric is one number, whoever answered; who did is a metric of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A histogram that costs a search among few bounds: the client library's costs microseconds, and every token is one.
 
-Keeps true: what it exposes is what Prometheus' own would: cumulative buckets, a sum, a count.
-Doesn't know: threads: it belongs to one.
+Invariants: what it exposes is what Prometheus' own would: cumulative buckets, a sum, a count.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What each API key has used, here and in the gateway.
 
-Keeps true: a key is shown by its name only; number 0 are all callers without a key of the file.
-Doesn't know: keys, limits.
+Invariants: a key is shown by its name only; number 0 are all callers without a key of the file.
 """
 
 from __future__ import annotations

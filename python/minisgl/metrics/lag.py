@@ -1,8 +1,7 @@
 """How long an event loop keeps others waiting: how late it is for a timer.
 
-Keeps true: costs a wake-up every `BUSY_S` while there is work and every `IDLE_S` otherwise; a pause that is longer than
+Invariants: costs a wake-up every `BUSY_S` while there is work and every `IDLE_S` otherwise; a pause that is longer than
 that is seen, shorter by at most as much.
-Doesn't know: what the loop does.
 """
 
 from __future__ import annotations

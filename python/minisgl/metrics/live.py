@@ -1,7 +1,6 @@
 """What a server does now: rates, percentiles and means between two looks at its counters, once a second.
 
-Keeps true: costs nothing unless somebody asks; whoever asks at the same time gets the same.
-Doesn't know: who asks, how it is sent.
+Invariants: costs nothing unless somebody asks; whoever asks at the same time gets the same.
 """
 
 from __future__ import annotations

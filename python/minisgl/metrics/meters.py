@@ -1,7 +1,6 @@
 """How often something happened, how long it took altogether, and at most.
 
-Keeps true: counting costs well under a microsecond and allocates nothing that stays; a meter belongs to one thread.
-Doesn't know: what is measured, who asks.
+Invariants: counting costs well under a microsecond and allocates nothing that stays; a meter belongs to one thread.
 """
 
 from __future__ import annotations

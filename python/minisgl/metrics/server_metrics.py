@@ -1,9 +1,8 @@
 """What the HTTP process measures, by Prometheus names `minisgl:<name>_<unit>`; docs/metrics.md lists them. What the
 gateway counted is in every figure.
 
-Keeps true: one registry per server, no process-wide state but the watch on garbage collections between `start` and
+Invariants: one registry per server, no process-wide state but the watch on garbage collections between `start` and
 `stop`; counting is O(1) per request and step, and belongs to the thread of the event loop.
-Doesn't know: who scrapes.
 """
 
 from __future__ import annotations

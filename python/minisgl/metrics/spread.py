@@ -1,9 +1,8 @@
 """How durations are spread: counts by buckets that are an eighth of an octave wide, from nanoseconds to hours, so that
 a percentile is right within 7 %.
 
-Keeps true: counting costs a few hundred nanoseconds, whatever was counted before; only buckets that hold something are
+Invariants: counting costs a few hundred nanoseconds, whatever was counted before; only buckets that hold something are
 kept and sent.
-Doesn't know: what is measured.
 """
 
 from __future__ import annotations

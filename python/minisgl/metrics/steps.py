@@ -1,8 +1,7 @@
 """Where a step loop's time goes: laps that follow each other without a gap, so that the phases add up to the clock.
 
-Keeps true: a lap costs one reading of the clock and a few additions; nothing is kept per step unless a trace is asked
+Invariants: a lap costs one reading of the clock and a few additions; nothing is kept per step unless a trace is asked
 for.
-Doesn't know: what a phase does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
 """Which linear layers of a model an adapter may change, and their sizes.
-
-Doesn't know: what an adapter is made of, who computes.
 """
 
 from __future__ import annotations

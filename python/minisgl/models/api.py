@@ -1,6 +1,6 @@
 """What a model is to an engine, whoever wrote its layers.
 
-Keeps true: K and V pass through `attend` alone, once a layer, in ascending order; whatever else a forward needs is in
+Invariants: K and V pass through `attend` alone, once a layer, in ascending order; whatever else a forward needs is in
 the weights, the ids and their positions, so that the tokens of a step may be of many sequences.
 """
 

@@ -1,6 +1,6 @@
 """Which architectures are known, and what sets them apart beyond the numbers in their config.
 
-Keeps true: an architecture that is not in the table is refused before anything else of its config is read.
+Invariants: an architecture that is not in the table is refused before anything else of its config is read.
 """
 
 from __future__ import annotations

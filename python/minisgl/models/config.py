@@ -1,6 +1,6 @@
 """A model's config.json, as the layers read it.
 
-Keeps true: every field that changes the computation is read or refused, never ignored.
+Invariants: every field that changes the computation is read or refused, never ignored.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The decoder-only transformer that Llama and its relatives share; the fields of `Variant` set them apart.
 
-Keeps true: pure functions of the inputs and the weights; K and V pass through `attend`, which stores and reads them.
+Invariants: pure functions of the inputs and the weights; K and V pass through `attend`, which stores and reads them.
 """
 
 from __future__ import annotations

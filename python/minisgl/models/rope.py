@@ -1,7 +1,7 @@
 """What a config.json says about rotary embeddings, in both of transformers' spellings: `rope_parameters` (5), and
 `rope_scaling` with `rope_theta` beside it (4).
 
-Keeps true: every field that changes the angles is read or refused, never ignored.
+Invariants: every field that changes the angles is read or refused, never ignored.
 """
 
 from __future__ import annotations

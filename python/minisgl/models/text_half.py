@@ -1,6 +1,6 @@
 """Models that see and read: which config fields and tensors are of their text half.
 
-Keeps true: only tensors whose names are known to be of the other half are left out.
+Invariants: only tensors whose names are known to be of the other half are left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Attention of classes that transformers has from before its registry of attention functions: the same projections
 and rotation, with the scores asked of the registry.
 
-Keeps true: a module keeps its weights and everything else that it has; with an attention that is not registered it is
+Invariants: a module keeps its weights and everything else that it has; with an attention that is not registered it is
 as it was.
 """
 

@@ -1,8 +1,7 @@
 """Which class of transformers a checkpoint asks for, and whether it can stand on this package's attention.
 
-Keeps true: what cannot be right is refused by name with the reason, before weights are read; code that a checkpoint
+Invariants: what cannot be right is refused by name with the reason, before weights are read; code that a checkpoint
 brings along is never run.
-Doesn't know: what the layers ask of attention when they run; `transformers_probe` sees that.
 """
 
 from __future__ import annotations

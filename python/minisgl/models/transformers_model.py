@@ -5,9 +5,8 @@ there and hands q, k and v to `attend`. A step is one sequence [1, tokens] of al
 what tells the rows apart is the page table behind `attend`. The output head, with its scales and soft caps, is the
 class's own, too: it runs with a body that returns the hidden states it is given.
 
-Keeps true: the n-th call of attention in a forward is layer n; the head multiplies into float32, whatever the weights
+Invariants: the n-th call of attention in a forward is layer n; the head multiplies into float32, whatever the weights
 are (see `layers.wide`); nothing is kept between forwards.
-Doesn't know: which classes may do this (`transformers_config`), and what their layers ask (`transformers_probe`).
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ the window, which is the one of the mask that transformers itself made. The seco
 side by side, through pages, and compares the hidden states with those of transformers' own attention for each text
 alone: a model that keeps anything else between steps, or counts positions in its own way, differs.
 
-Keeps true: whatever a layer asks that `LayerAttention` has no word for is refused by name.
-Doesn't know: windows and contexts at full length; the texts are shorter than most.
+Invariants: whatever a layer asks that `LayerAttention` has no word for is refused by name.
 """
 
 from __future__ import annotations

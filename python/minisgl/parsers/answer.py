@@ -3,10 +3,9 @@
 A format of calls is a subclass. White space between text and a call, and around what the model thinks, counts as part
 of the markers.
 
-Keeps true: what does not become a call is text, as it was, with its markers; a call begins once its name is known and
+Invariants: what does not become a call is text, as it was, with its markers; a call begins once its name is known and
 its arguments have begun: what comes of them after that is handed on as it comes, and a text that breaks off within
 them leaves a call with what came.
-Doesn't know: requests, which format a model has (choice.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The parts of an answer, and what takes a growing text apart into them.
 
-Keeps true: whatever pieces the text comes in, the parts joined are the same; no character of the text is lost but the
+Invariants: whatever pieces the text comes in, the parts joined are the same; no character of the text is lost but the
 markers around reasoning and calls; a call that is no call is text.
-Doesn't know: HTTP, tokens, how a part is shown.
 """
 
 from __future__ import annotations

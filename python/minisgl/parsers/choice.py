@@ -1,7 +1,5 @@
 """Which formats a model has for tool calls and for what it thinks: those that are asked for by name, or found in its
 chat template and among its tokens.
-
-Doesn't know: requests, where the names come from.
 """
 
 from __future__ import annotations

@@ -4,9 +4,6 @@ Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, als
 `{"name": ..., "parameters": {...}}` at the beginning or after `<|python_tag|>`. Mistral: `[TOOL_CALLS]` and a list of
 objects, in newer models a name, `[ARGS]` and an object. Models without a format of their own are told to write plain
 JSON. Pythonic calls have a file of their own.
-
-Keeps true: see answer.py.
-Doesn't know: which format a model has (choice.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A text that grows, and a parser of it, written as if it were whole: a generator that waits where it needs more.
 
-Keeps true: what is decided depends on the text alone, not on its pieces; what waits in the buffer is shorter than the
+Invariants: what is decided depends on the text alone, not on its pieces; what waits in the buffer is shorter than the
 longest marker, so that all work is linear in the text.
-Doesn't know: what is parsed.
 """
 
 from __future__ import annotations

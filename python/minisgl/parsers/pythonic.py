@@ -1,7 +1,6 @@
 """Tool calls as a list of Python calls: `[get_weather(city='Paris', days=3), now()]`, as Llama 3.2 and 4 write them.
 
-Keeps true: see answer.py; arguments are literals, which become JSON; a call is known when its parentheses are closed.
-Doesn't know: which format a model has (choice.py).
+Invariants: see answer.py; arguments are literals, which become JSON; a call is known when its parentheses are closed.
 """
 
 from __future__ import annotations

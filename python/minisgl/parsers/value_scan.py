@@ -1,7 +1,6 @@
 """Where a JSON value, or a list of arguments in Python's way, ends in a text that comes in pieces.
 
-Keeps true: each character is looked at once; brackets that do not match end the search.
-Doesn't know: what the value says.
+Invariants: each character is looked at once; brackets that do not match end the search.
 """
 
 from __future__ import annotations

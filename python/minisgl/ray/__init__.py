@@ -1,6 +1,4 @@
 """minisgl on Ray Serve: `serve run minisgl.ray:app model=smollm2 replicas=2`, or `minisgl.ray.build(args)`.
-
-Doesn't know: engines, tensors, text; a replica is a whole server of its own (`replica.py`).
 """
 
 from __future__ import annotations

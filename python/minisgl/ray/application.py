@@ -1,8 +1,7 @@
 """The application: an ingress before a deployment of replicas for each model.
 
-Keeps true: a replica that dies, is replaced or drained is known to Serve within seconds; Serve's own limits never
+Invariants: a replica that dies, is replaced or drained is known to Serve within seconds; Serve's own limits never
 refuse what a server's limits would take.
-Doesn't know: what a request says.
 """
 
 from typing import Any

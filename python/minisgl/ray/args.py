@@ -1,7 +1,6 @@
 """What an application on Ray Serve is asked to be: on the command line, in YAML, in Python.
 
-Keeps true: an unknown name and an impossible value are refused, with the name, before anything starts.
-Doesn't know: Ray.
+Invariants: an unknown name and an impossible value are refused, with the name, before anything starts.
 """
 
 from __future__ import annotations

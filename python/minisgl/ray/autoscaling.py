@@ -3,9 +3,8 @@
 Serve's own policy counts requests. But a request is ten tokens or a hundred thousand; what makes people wait is the
 prompts before theirs, and what makes a server retract is a full pool.
 
-Keeps true: pure arithmetic; a load that stays the same asks for the same number again and again; nothing is asked for
+Invariants: pure arithmetic; a load that stays the same asks for the same number again and again; nothing is asked for
 that one replica could not change (an empty server that has just come counts as one).
-Doesn't know: Ray's delays and bounds, which Serve applies to what is asked for.
 """
 
 from __future__ import annotations

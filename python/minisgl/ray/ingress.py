@@ -1,8 +1,7 @@
 """What Serve's proxy talks to: finds the model that a request asks for, and passes it on to one of its replicas.
 
-Keeps true: answers are those of the server of a replica, byte for byte, but for marks; a client that leaves ends its
+Invariants: answers are those of the server of a replica, byte for byte, but for marks; a client that leaves ends its
 request there; which keys, limits and routes there are is the servers' to say, and is said here of no request.
-Doesn't know: what answers say.
 """
 
 from __future__ import annotations

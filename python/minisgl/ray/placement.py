@@ -1,7 +1,6 @@
 """The engine pool's router over members that come and go and have names, not numbers.
 
-Keeps true: a number stands for one member until that has left; what has left holds no request.
-Doesn't know: Ray, what the members are.
+Invariants: a number stands for one member until that has left; what has left holds no request.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ The router of the engine pool takes token ids; here there is no tokenizer, and t
 two prompts have in common at the beginning, their tokens have, too. What a conversation's next turn repeats stands
 first: tools, the system's text, then the messages as they were sent.
 
-Keeps true: a body that says nothing useful, or is none, gives an empty prefix and no model, never an error: the server
+Invariants: a body that says nothing useful, or is none, gives an empty prefix and no model, never an error: the server
 that gets it has the words for what is wrong.
-Doesn't know: templates, tokenizers, replicas.
 """
 
 from __future__ import annotations

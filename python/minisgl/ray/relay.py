@@ -1,9 +1,8 @@
 """One request's way to a replica and back, and to another replica if that one is gone.
 
-Keeps true: of a stream only what a mark closed, or its good end, is passed on, so that what comes from the next replica
+Invariants: of a stream only what a mark closed, or its good end, is passed on, so that what comes from the next replica
 follows on it (`server/resume.py`); of a whole answer nothing before it is whole; a request that no replica answers ends
 with an error that says why, after `retry_s` without progress.
-Doesn't know: Ray, which replica gets it, HTTP connections.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A replica: a whole minisgl server as a child process, and the way to it.
 
-Keeps true: the server ends with the replica, however that ends (it watches its standard input); the replica ends with
+Invariants: the server ends with the replica, however that ends (it watches its standard input); the replica ends with
 its server, so that Serve starts both anew; what Serve calls healthy is what /livez calls alive.
-Doesn't know: other replicas, what the requests say.
 """
 
 from __future__ import annotations

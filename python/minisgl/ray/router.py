@@ -1,10 +1,8 @@
 """Which replica gets a request: the router of the engine pool (`minisgl.routing`), behind Serve's own interface.
 
-Keeps true: the rules are those of `--routing cache_aware`, decided by the same code: the deepest known prefix, unless
+Invariants: the rules are those of `--routing cache_aware`, decided by the same code: the deepest known prefix, unless
 its replica is too much busier than others; without a prefix the least load. Replicas come and go: a number is one
 replica's until that is gone.
-Doesn't know: what Serve does with the choice (it asks the replica, and takes the next best that answers); other routers
-beside this one, but for the load that replicas report of themselves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a router is: the Protocol that the reference and the Rust implementation share.
 
-Keeps true: integers only, no clock; the same calls give the same placements.
-Doesn't know: engines, messages, text.
+Invariants: integers only, no clock; the same calls give the same placements.
 """
 
 from __future__ import annotations

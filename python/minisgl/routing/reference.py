@@ -1,8 +1,7 @@
 """The plain router: what people read, and what the Rust one is compared with.
 
-Keeps true: a request waits or is on one engine; limits hold at every moment; nobody starves, neither within a key
+Invariants: a request waits or is on one engine; limits hold at every moment; nobody starves, neither within a key
 (priorities age) nor between keys (who has had least goes next).
-Doesn't know: engines, messages, text. A page of a prompt is known by a digest of all tokens up to its end.
 """
 
 from __future__ import annotations

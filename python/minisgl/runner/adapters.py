@@ -1,9 +1,8 @@
 """Adapters of the engine process: read beside the steps, put into the engine between two, taken out when nobody is left
 who names them.
 
-Keeps true: a request that names an adapter comes to the scheduler when that is in the engine, or is refused; one that
+Invariants: a request that names an adapter comes to the scheduler when that is in the engine, or is refused; one that
 has come keeps it to its end; steps wait for no file.
-Doesn't know: names of adapters, what is in one.
 """
 
 from __future__ import annotations

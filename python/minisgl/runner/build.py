@@ -1,6 +1,6 @@
 """From a configuration to a loaded engine and a scheduler that fits it.
 
-Keeps true: the two agree on every size, because both take them from here.
+Invariants: the two agree on every size, because both take them from here.
 """
 
 from __future__ import annotations

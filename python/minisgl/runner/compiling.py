@@ -1,7 +1,6 @@
 """Requests with a grammar, until it is compiled: the scheduler hears of them after that.
 
-Keeps true: each leaves once: compiled, refused, or told to end; without any a step pays for one look.
-Doesn't know: schedulers, engines.
+Invariants: each leaves once: compiled, refused, or told to end; without any a step pays for one look.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The connection of one front end, as the engine process sees it.
 
-Keeps true: frames leave whole and in order, whichever thread sends them; sending never waits: what the front end does
+Invariants: frames leave whole and in order, whichever thread sends them; sending never waits: what the front end does
 not take yet is kept, in bounds.
-Doesn't know: requests of others, what steps are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """When a scheduler breaks while serving: clients get the tokens of the steps in flight, and another scheduler goes on
 with what still lives.
 
-Keeps true: no token is lost or repeated; the tokens of the steps in flight are taken in step order by the same end test
+Invariants: no token is lost or repeated; the tokens of the steps in flight are taken in step order by the same end test
 that a scheduler makes (an end in one step drops the token of the next); what was asked to end ends.
 """
 

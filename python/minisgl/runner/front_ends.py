@@ -1,9 +1,8 @@
 """The front ends of an engine process: it listens on a Unix socket, and several connect.
 
-Keeps true: a request belongs to one connection, which alone gets what comes for it; a front end that dies has its
+Invariants: a request belongs to one connection, which alone gets what comes for it; a front end that dies has its
 requests aborted, and one that talks nonsense is told so and put out: the others notice nothing. The engine waits for a
 front end that cannot follow while no other could go on; else what it does not read is kept for it, in bounds.
-Doesn't know: scheduling, engines.
 """
 
 from __future__ import annotations

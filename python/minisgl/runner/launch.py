@@ -1,8 +1,7 @@
 """Start an engine process, watch it, end it. Nothing that computes is imported here, so that the child starts early.
 
-Keeps true: the child never outlives its parent (it watches its stdin), nor `stop`, nor the `with` block; nothing is
+Invariants: the child never outlives its parent (it watches its stdin), nor `stop`, nor the `with` block; nothing is
 left in the file system.
-Doesn't know: several of them (runner/several.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The step loop: it schedules a step, launches it on the engine, and processes the output of the step before.
 
-Keeps true: plans are launched in the order they were scheduled; every schedule gets exactly one commit, or the
+Invariants: plans are launched in the order they were scheduled; every schedule gets exactly one commit, or the
 `ForwardFailed` that stands in for it; step n + 1 is scheduled and launched before step n is waited for (overlap depth
 one); every accepted request gets exactly one terminal reply; no message can stop the loop.
 """

@@ -1,10 +1,9 @@
 """Prefixes that front ends keep in the prefix cache: what `AddPrefix`, `RemovePrefix` and `ClearCache` mean in the step
 loop. A prefix is computed as a request of its own that makes one token, which nobody gets.
 
-Keeps true: such a request runs in the background and its id is negative: none of a front end is; a prefix is answered
+Invariants: such a request runs in the background and its id is negative: none of a front end is; a prefix is answered
 ready once it is computed, and computed again when the cache was lost (a failed forward, another scheduler); whatever is
 pinned belongs to a prefix that is there; without prefixes nothing here costs anything.
-Doesn't know: connections, engines, text.
 """
 
 from __future__ import annotations

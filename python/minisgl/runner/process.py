@@ -3,7 +3,7 @@
 It reads a `ProcessConfig` as one JSON line from stdin, loads, and runs the step loop until a `Shutdown` comes or stdin
 closes, which means that the parent is gone.
 
-Keeps true: exit code 0 only after `Shutdown`; any other end sends `EngineFailed` with the reason first.
+Invariants: exit code 0 only after `Shutdown`; any other end sends `EngineFailed` with the reason first.
 """
 
 from __future__ import annotations

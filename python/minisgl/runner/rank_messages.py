@@ -1,6 +1,6 @@
 """Messages between rank 0 and the ranks above it: a step is one message with the live regions of rank 0's buffers.
 
-Keeps true: what arrives, written into buffers of the same sizes, has the digest of what was sent.
+Invariants: what arrives, written into buffers of the same sizes, has the digest of what was sent.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each rank above 0 is a `runner.worker` process. It ends when its stdin is closed. On its stdout come a `RankReady`,
 heartbeats and the reason of its end; the end of its stdout is the end of the process.
 
-Keeps true: every rank gets every step, in order, before this rank runs it; a ring entry is overwritten only when all
+Invariants: every rank gets every step, in order, before this rank runs it; a ring entry is overwritten only when all
 ranks have launched the step in it; a rank that ends unasked, or hangs, ends all others and makes every later call raise
 `RankDied`; no rank outlives `close`, or this process.
 """

@@ -1,7 +1,6 @@
 """What a step means for clients, as messages.
 
-Keeps true: log probabilities stand beside the token that they are of.
-Doesn't know: who gets them.
+Invariants: log probabilities stand beside the token that they are of.
 """
 
 from __future__ import annotations

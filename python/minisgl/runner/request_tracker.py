@@ -1,6 +1,6 @@
 """What the step loop remembers of live requests: prompt, sampling parameters, generated tokens.
 
-Keeps true: O(1) Python work per step whatever the batch size: outputs are kept as they come, and flushed into the
+Invariants: O(1) Python work per step whatever the batch size: outputs are kept as they come, and flushed into the
 requests when a sequence is asked for, or when too many wait.
 """
 

@@ -1,10 +1,9 @@
 """Several engine processes behind a pool (`minisgl._rust.EnginePool`): start them, start one again that has died, end
 them all. Front ends connect to the pool as if it were one engine process.
 
-Keeps true: no child outlives its parent, `stop` or the `with` block; nothing is left in the file system; one that dies
+Invariants: no child outlives its parent, `stop` or the `with` block; nothing is left in the file system; one that dies
 is started again as long as another runs, after a wait that doubles with each death in succession; the last one's death
 is the end.
-Doesn't know: requests: the pool has them.
 """
 
 from __future__ import annotations

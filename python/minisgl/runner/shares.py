@@ -1,8 +1,7 @@
 """What each of several engine processes gets of the machine: on a CPU its part of the threads and of the memory, else
 its CUDA devices, in order.
 
-Keeps true: one engine gets what was asked for, unchanged; no device belongs to two engines.
-Doesn't know: processes. torch is not imported to count devices.
+Invariants: one engine gets what was asked for, unchanged; no device belongs to two engines.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Request ids of several front ends in one engine process: a connection's number stands above a front end's own id.
 
-Keeps true: what a front end gets of a step is its own rows in their order, with its own ids; nothing here is done token
+Invariants: what a front end gets of a step is its own rows in their order, with its own ids; nothing here is done token
 by token.
-Doesn't know: sockets.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What steps do, told to front ends while somebody looks.
 
-Keeps true: while nobody looks there is no object of this, nothing is built or sent; what is kept is bounded.
-Doesn't know: who looks, where messages go.
+Invariants: while nobody looks there is no object of this, nothing is built or sent; what is kept is bounded.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 It reads a `RankConfig` as one JSON line from stdin, loads its shard, and runs the steps that rank 0 sends until a
 `Stop` comes or stdin closes, which means that rank 0 is gone. It schedules nothing and samples nothing.
 
-Keeps true: steps are launched in the order they came, each when no more are in flight than rank 0 had, so that a ring
+Invariants: steps are launched in the order they came, each when no more are in flight than rank 0 had, so that a ring
 entry is not written while it is read, and a wipe comes where it came on rank 0; a step that failed is noticed even if
 no other comes; exit code 0 only after `Stop`; any other end says why on stdout first, if it can.
 """

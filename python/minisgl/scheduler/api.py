@@ -1,7 +1,6 @@
 """What a scheduler is: the Protocol that the reference and the Rust implementation share.
 
-Keeps true: two calls per engine step, whatever the batch size; the same events give the same plans, bit for bit.
-Doesn't know: tensors, text, sockets, the wall clock.
+Invariants: two calls per engine step, whatever the batch size; the same events give the same plans, bit for bit.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 A name that means nothing is an error that lists the valid ones; where the extension is missing the
 reference serves, and the reason is told.
-Doesn't know: environment variables (envs.py reads them), engines.
 """
 
 from __future__ import annotations

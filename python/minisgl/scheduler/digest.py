@@ -1,7 +1,6 @@
 """64-bit digests of what a scheduler says, by which two of them are compared.
 
-Keeps true: equal plans, or outputs, have equal digests on every machine; only live regions count.
-Doesn't know: who made the plan.
+Invariants: equal plans, or outputs, have equal digests on every machine; only live regions count.
 
 A digest is the BLAKE2b hash of 8 bytes, read as a little-endian integer, over the header's fields in the order of their
 declaration as int32, then the live regions in the order of `RingEntry.__slots__`; request ids count as int64. All

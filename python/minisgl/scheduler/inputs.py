@@ -1,7 +1,6 @@
 """Checks what comes in from outside: the configuration, the events, the sampled tokens.
 
-Keeps true: an event that passes can be applied without an error; `EventError` names the first that doesn't.
-Doesn't know: how events are applied. (Whether a prompt fits is no error of the event: the request is answered.)
+Invariants: an event that passes can be applied without an error; `EventError` names the first that doesn't.
 """
 
 from __future__ import annotations

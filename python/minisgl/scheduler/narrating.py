@@ -1,7 +1,6 @@
 """A scheduler that tells what each step does, for people who learn: `--log-level debug`.
 
 It decides nothing; lines hold counts and request numbers, never a token or a text.
-Doesn't know: where lines go.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 It decides bit for bit as `scheduler.reference` does. The extension's own object is what serves: no Python
 stands between the step loop and it.
-Doesn't know: why it was chosen (backend.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Two schedulers under the same calls: one serves, the other is compared with it.
 
-Keeps true: what is served comes from the primary alone; a shadow that differs too often, or fails, is left out from
+Invariants: what is served comes from the primary alone; a shadow that differs too often, or fails, is left out from
 then on; every difference stands in the report with the calls that led to it.
-Doesn't know: which implementations they are.
 """
 
 from __future__ import annotations

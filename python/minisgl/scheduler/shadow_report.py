@@ -1,7 +1,6 @@
 """Reading what a shadow reported: which differences, how many, and the first of them with the calls that led to it.
 
 A report that was cut off is read up to the cut.
-Doesn't know: schedulers.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ frame a call, written before the call is made, so that a call which breaks the s
 A file may be compressed with gzip afterwards, as the corpus in `tests/replay` is.
 
 A trace that was cut off is read up to the cut; the same trace gives the same digests on every machine.
-Doesn't know: engines. (The recorded tokens stand in for one.)
 """
 
 from __future__ import annotations

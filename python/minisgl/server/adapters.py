@@ -1,8 +1,7 @@
 """/v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them.
 
-Keeps true: a name is served from when every engine has its adapter until it is unloaded; requests under way keep
+Invariants: a name is served from when every engine has its adapter until it is unloaded; requests under way keep
 theirs.
-Doesn't know: what an adapter is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
 """What may stand in a place of a body, in words: of all kinds that the field takes, not of the one that was tried.
-
-Doesn't know: why a value was refused (request.py).
 """
 
 from __future__ import annotations

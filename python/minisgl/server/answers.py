@@ -1,7 +1,6 @@
 """The shapes of answers, for the OpenAPI page: what clients may rely on.
 
 Tests hold real answers against them.
-Doesn't know: how answers are made; they are written as plain dicts, which is faster.
 """
 
 from __future__ import annotations

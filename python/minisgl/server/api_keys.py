@@ -5,8 +5,7 @@ once are kept where requests are dealt out (`routing`); here a key's queue is bo
 are a bucket: full at first, filled evenly, and what a request uses is taken out as it comes, so that it may be below
 nothing: then the key waits.
 
-Keeps true: which key was given, and whether one was right, takes the same time to find; what the gateway used counts.
-Doesn't know: heads of requests, engines.
+Invariants: which key was given, and whether one was right, takes the same time to find; what the gateway used counts.
 """
 
 from __future__ import annotations

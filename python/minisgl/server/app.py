@@ -1,8 +1,7 @@
 """The HTTP application: routes over an engine client and a tokenizer, and the way of a POST.
 
-Keeps true: a handler reads its body under the limit, answers in OpenAI's shapes, frees the engine when its client goes;
+Invariants: a handler reads its body under the limit, answers in OpenAI's shapes, frees the engine when its client goes;
 a stream's status waits for its first tokens: an early failure is a proper status.
-Doesn't know: processes, sockets, how the engine is started.
 """
 
 from __future__ import annotations

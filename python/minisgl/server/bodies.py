@@ -1,8 +1,7 @@
 """Request bodies: the fields that are known, with their types, defaults and meanings. The OpenAPI page is made of them.
 
-Keeps true: strict types (no "1" for 1, no true for 1); null means the default; unknown fields are ignored, those that
+Invariants: strict types (no "1" for 1, no true for 1); null means the default; unknown fields are ignored, those that
 would change the answer elsewhere are refused (refused.py); each field has a description.
-Doesn't know: the model, its vocabulary and context; how a bad body is reported (request.py).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """One request's way to its client, below ASGI: chunks of a stream go straight into the transport's buffer. Clients that
 do not read what was written for them are dropped after a time.
 
-Keeps true: a client that goes away cancels the task that answers it, at the transport's event; a client that does not
+Invariants: a client that goes away cancels the task that answers it, at the transport's event; a client that does not
 read is known at once, so that nobody formats what cannot be sent: what a stream has not sent is bounded (its next
 chunk, and the tokens of its requests, which end).
-Doesn't know: what is sent, and to which request of the connection the transport belongs now (http.py does).
 """
 
 from __future__ import annotations

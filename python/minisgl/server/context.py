@@ -1,6 +1,6 @@
 """What every handler needs, and the checks that need the model: names, vocabulary, context length.
 
-Keeps true: text is encoded off the event loop; what is being encoded counts as waiting.
+Invariants: text is encoded off the event loop; what is being encoded counts as waiting.
 """
 
 from __future__ import annotations

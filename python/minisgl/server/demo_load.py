@@ -1,7 +1,6 @@
 """A load of the server on itself, for people who watch: `--demo-load`.
 
-Keeps true: it is a process that ends with this one, and before the server drains: none of its requests is waited for.
-Doesn't know: what is sent.
+Invariants: it is a process that ends with this one, and before the server drains: none of its requests is waited for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
 """The body and the answer of POST /v1/embeddings.
-
-Keeps true: see bodies.py.
-Doesn't know: the model, how embeddings are made.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """POST /v1/embeddings: what the model makes of texts, as vectors of length 1.
 
-Keeps true: an input goes the way of any request and ends with its prompt; a vector has length 1 whatever `dimensions`.
-Doesn't know: how hidden states are pooled (the engine).
+Invariants: an input goes the way of any request and ends with its prompt; a vector has length 1 whatever `dimensions`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Errors as clients see them: OpenAI's `{"error": {message, type, param, code}}`, and Anthropic's under /v1/messages.
 
-Keeps true: every answer that is not a success has its API's shape; 422 never; the message names field, value, reason.
+Invariants: every answer that is not a success has its API's shape; 422 never; the message names field, value, reason.
 """
 
 from __future__ import annotations

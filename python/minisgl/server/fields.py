@@ -1,7 +1,4 @@
 """What all request bodies are made of: strict types, bounded lists, described fields.
-
-Keeps true: see bodies.py.
-Doesn't know: any endpoint.
 """
 
 from __future__ import annotations

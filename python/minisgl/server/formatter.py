@@ -1,9 +1,8 @@
 """What clients get: the base of the endpoints' formatters, server-sent events, and log probabilities in OpenAI's two
 shapes: chat's list of tokens, completions' parallel lists.
 
-Keeps true: every token has its bytes; a token that is no whole text is shown in a way that no other token shares; an
+Invariants: every token has its bytes; a token that is no whole text is shown in a way that no other token shares; an
 offset of a token is the place, in the text that is returned, of the character in which it begins.
-Doesn't know: connections, where tokens and numbers come from.
 """
 
 from __future__ import annotations

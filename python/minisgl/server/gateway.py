@@ -1,8 +1,7 @@
 """Who owns the server's port: the gateway, with the Python server on a Unix socket behind it, or the Python server.
 
-Keeps true: the port is answered before anything heavy is imported; a gateway that cannot start costs one line of the
+Invariants: the port is answered before anything heavy is imported; a gateway that cannot start costs one line of the
 log: the Python server then owns the port; the gateway's threads and sockets end with the `with` block.
-Doesn't know: what either of them answers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What the gateway is told once, as JSON, when the engine is ready: everything that an answer depends on beside its
 request (`rust/minisgl-gateway/src/config.rs` reads it).
 
-Keeps true: values are those that the Python server itself uses, resolved.
-Doesn't know: what the gateway does with it.
+Invariants: values are those that the Python server itself uses, resolved.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """POST /generate: one `prompt`, plain answers; streaming sends JSON lines. `text` and `input_ids` are answered as
 SGLang does (sglang.py).
 
-Keeps true: a field means the same in `sampling_params` and beside it; given twice, it says the same twice; errors name
+Invariants: a field means the same in `sampling_params` and beside it; given twice, it says the same twice; errors name
 the field as the client wrote it.
-Doesn't know: what the fields mean (bodies.py).
 """
 
 from __future__ import annotations

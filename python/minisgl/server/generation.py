@@ -1,8 +1,7 @@
 """What one HTTP request adds to its requests in the engine: prompts times n choices, a timeout, pauses, usage.
 
-Keeps true: leaving the `with` block aborts whatever still runs; deltas of all choices come by one call, in the turn of
+Invariants: leaving the `with` block aborts whatever still runs; deltas of all choices come by one call, in the turn of
 the event loop in which their tokens came, without waking a task; while it is paused, tokens stay where they are.
-Doesn't know: OpenAI's shapes, transports.
 """
 
 from __future__ import annotations

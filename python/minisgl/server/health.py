@@ -1,8 +1,7 @@
 """What operators ask: is it alive, is it ready, how does it do. And what the server answers before there is a model.
 
-Keeps true: /livez and /readyz cost nothing and answer under full load; a long forward is no hang, a stopped process or
+Invariants: /livez and /readyz cost nothing and answer under full load; a long forward is no hang, a stopped process or
 a stuck step loop is one within 5 s; while the model loads, everything but /livez gets 503, with what is being done.
-Doesn't know: requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """uvicorn around the app, on a socket that is already bound: the port, or a Unix socket behind the gateway.
 
-Keeps true: the caller owns signals and binds the listener; `stop` lets running answers end for a moment, then cuts
+Invariants: the caller owns signals and binds the listener; `stop` lets running answers end for a moment, then cuts
 them; a server that ends by itself begins again; no connection stays open for a client that neither sends nor reads; a
 client that has sent its request and then only reads is answered, one that is gone is noticed.
 """

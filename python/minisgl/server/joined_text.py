@@ -1,6 +1,6 @@
 """A text that grows piece by piece.
 
-Keeps true: a piece is copied when the whole is asked for, not when it comes: `+=` on an attribute copies all of the
+Invariants: a piece is copied when the whole is asked for, not when it comes: `+=` on an attribute copies all of the
 text each time, and the event loop waits for that.
 """
 

@@ -7,8 +7,7 @@ Of a prompt that leaves `left` tokens of the context:
   `--adaptive-max-tokens THRESHOLD:FACTOR`, while more than THRESHOLD answers are in flight, it is FACTOR of that,
   rounded down. It stays at least 1, and at least `min_tokens`, as far as the default has them.
 
-Keeps true: whole numbers only: the gateway reckons the same (`rust/minisgl-gateway/src/lengths.rs`).
-Doesn't know: requests, what is in flight.
+Invariants: whole numbers only: the gateway reckons the same (`rust/minisgl-gateway/src/lengths.rs`).
 """
 
 from __future__ import annotations

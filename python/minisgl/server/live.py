@@ -1,8 +1,7 @@
 """GET /stats/stream: what the server does, as it does it, to those who look. POST /slow_motion: so that one can see it.
 
-Keeps true: while nobody looks nothing is measured, asked for or sent; all who look share what the engines tell; a
+Invariants: while nobody looks nothing is measured, asked for or sent; all who look share what the engines tell; a
 reader that does not keep up misses events and holds nobody up; a stream ends with its client, the engine or the server.
-Doesn't know: what steps and trees mean.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Log lines on stderr: plain text, or one JSON object a line.
 
-Keeps true: one line an event, whatever its text holds; no text reaches a terminal as its codes.
+Invariants: one line an event, whatever its text holds; no text reaches a terminal as its codes.
 """
 
 from __future__ import annotations

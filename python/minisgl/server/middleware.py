@@ -1,12 +1,11 @@
 """Middleware around the application: request ids, who may ask, the API key, the access log, who is being answered.
 
-Keeps true: every request gets its id back and one access line, also when its client goes (probes: only if asked for);
+Invariants: every request gets its id back and one access line, also when its client goes (probes: only if asked for);
 nothing is done, and no body read, for a caller that may not ask; without the key nothing but /livez, /readyz and the
 files of the page answers. What a web page in somebody's browser must not do with a server that listens on his machine:
 a page of another origin gets an answer only if it is named, and includes nothing of the server (403); a body that a
 page could send without a preflight is refused (415); a server on loopback answers to no name that a foreign name server
 may point at it (403).
-Doesn't know: routes, bodies.
 """
 
 from __future__ import annotations

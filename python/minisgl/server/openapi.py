@@ -1,9 +1,8 @@
 """The OpenAPI page: every route with the body it takes and the answers it gives. /docs is the same as HTML that needs
 nothing else, no script and no other host.
 
-Keeps true: bodies and answers are those of bodies.py and answers.py; a route of the app that is not described here is
+Invariants: bodies and answers are those of bodies.py and answers.py; a route of the app that is not described here is
 an error at the first look; text of a schema stands in the HTML as text.
-Doesn't know: how a request is handled. (Handlers read their bodies themselves, so FastAPI cannot derive this.)
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The page at `/` and its files below `/web/`: chat, what the server does, the scheduler's steps. docs/page.md.
 
-Keeps true: only files of the package that were there at the start are given, by their exact names; every answer forbids
+Invariants: only files of the package that were there at the start are given, by their exact names; every answer forbids
 the browser to run, show or ask anything that is not from this server; a file that the browser has is not sent again.
-Doesn't know: keys, the API, what the page does with it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """How the model's answers are taken apart: its formats of tool calls and of what it thinks, found once.
 
-Keeps true: where a marker is one of the tokenizer's special tokens, which are no text, the parser's requests have it
+Invariants: where a marker is one of the tokenizer's special tokens, which are no text, the parser's requests have it
 shown.
-Doesn't know: requests.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """/v1/cache: prefixes that operators keep in the prefix cache of every engine, and emptying it.
 
-Keeps true: a prefix that one engine cannot take is taken back from all; who waits is answered when the last engine is
+Invariants: a prefix that one engine cannot take is taken back from all; who waits is answered when the last engine is
 done, after `--request-timeout` at the latest; no text of a prefix is shown.
-Doesn't know: how a prefix is computed.
 """
 
 from __future__ import annotations

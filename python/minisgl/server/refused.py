@@ -1,7 +1,6 @@
 """Request fields that other servers know and this one does not do, with the values that ask for nothing.
 
-Keeps true: a field stands here if its value could change the answer there; what only labels a request does not.
-Doesn't know: how a request is refused (request.py), the fields that are done (bodies.py).
+Invariants: a field stands here if its value could change the answer there; what only labels a request does not.
 """
 
 from __future__ import annotations

@@ -6,11 +6,10 @@ a body of millions of them would stop every stream for a second and take hundred
 `check_shape` counts the values outside of texts before a large body is parsed, a stretch at a time, between which other
 threads run.
 
-Keeps true: a body of at most `SMALL_BYTES` waits for nobody; who sends slowly keeps others waiting for
+Invariants: a body of at most `SMALL_BYTES` waits for nobody; who sends slowly keeps others waiting for
 `--slow-client-timeout` at most; a body over the limit is refused without being held; every failure is an answer that
 names the field; a known field that this version cannot honour is refused unless its value asks for nothing; no prompt
 and no output is logged unless that was asked for.
-Doesn't know: what the fields mean (bodies.py), where log lines go.
 """
 
 from __future__ import annotations

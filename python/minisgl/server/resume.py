@@ -6,9 +6,8 @@ were made. The router takes them out, passes on what a mark closes (or the good 
 server with `Said`, what the marks told, in front of the request's body. That server makes the same events once more,
 sends none of them, and goes on with the next token.
 
-Keeps true: what was passed on and what comes then is one stream, with the same ids and numbers, and the text that would
+Invariants: what was passed on and what comes then is one stream, with the same ids and numbers, and the text that would
 have come from the first server, if the request is greedy or both servers draw the same numbers.
-Doesn't know: routers, engines.
 """
 
 from __future__ import annotations

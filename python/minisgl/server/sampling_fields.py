@@ -1,7 +1,6 @@
 """How to sample and how to answer: the fields that all generating endpoints share.
 
-Keeps true: see bodies.py; bounds that `SamplingParams.check` holds are repeated here for the page only.
-Doesn't know: how a form of the answer is asked for (structured.py).
+Invariants: see bodies.py; bounds that `SamplingParams.check` holds are repeated here for the page only.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """An answer as sections in the order in which they come: reasoning, text, calls. The APIs that show lists of items or
 blocks are made of it.
 
-Keeps true: one section is open at a time; whatever pieces the parts come in, the sections are the same; blank text
+Invariants: one section is open at a time; whatever pieces the parts come in, the sections are the same; blank text
 before, between and after other sections is none, but an answer of nothing else is a section of text.
-Doesn't know: how a section is shown.
 """
 
 from __future__ import annotations

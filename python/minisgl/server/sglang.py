@@ -1,8 +1,7 @@
 """What SGLang's clients know: POST /generate with `text` or `input_ids`, one or several, answers with `meta_info`, and
 streams of server-sent events, each with all of the text so far; and its questions about the server.
 
-Keeps true: one prompt has one answer, several have a list; what this server's own form of the answer has, this has too.
-Doesn't know: how the fields are read (generate.py).
+Invariants: one prompt has one answer, several have a list; what this server's own form of the answer has, this has too.
 """
 
 from __future__ import annotations

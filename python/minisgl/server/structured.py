@@ -1,8 +1,7 @@
 """The form that an answer must have, in the fields of OpenAI, vLLM, SGLang and llama.cpp.
 
-Keeps true: whichever field is used, the same form is the same source; null asks for nothing; two fields that ask for
+Invariants: whichever field is used, the same form is the same source; null asks for nothing; two fields that ask for
 different forms are an error that names both.
-Doesn't know: whether a form can be had (grammar/check.py).
 """
 
 from __future__ import annotations

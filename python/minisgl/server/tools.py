@@ -1,7 +1,6 @@
 """Tools of a request: what clients write, what of it the model is shown, and what is asked of its answer.
 
-Keeps true: a choice without tools to choose from, or of a tool that is not there, is refused.
-Doesn't know: chat templates, how calls are found in an answer (parsers).
+Invariants: a choice without tools to choose from, or of a tool that is not there, is refused.
 """
 
 from __future__ import annotations

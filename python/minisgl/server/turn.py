@@ -1,8 +1,7 @@
 """One call of the model with a conversation, whichever API asks for it: what is generated, and how an answer's text is
 taken apart.
 
-Keeps true: what the APIs have in common stands here once; they translate into a `ChatRequest` and out of `Part`s.
-Doesn't know: how answers are shown.
+Invariants: what the APIs have in common stands here once; they translate into a `ChatRequest` and out of `Part`s.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The grammar of an answer that must call tools, or may not break a call once it begins: in the model's own format, so
 that the parser of that format reads it. What the model thinks before is free, also before an answer of a certain form.
 
-Keeps true: a marker that is one token is that token, else text; arguments are what the tool's schema says, of tools
+Invariants: a marker that is one token is that token, else text; arguments are what the tool's schema says, of tools
 that are not strict only where a call was asked for.
-Doesn't know: whether the library can do it (grammar/check.py).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What waits, on both sides of the server: turns for large bodies, and the queue that --max-queued-... bound.
 And what else the gateway is to know of this side.
 
-Keeps true: what waits is bounded; turns are taken in order, and given back by whoever is cancelled; what waits in the
+Invariants: what waits is bounded; turns are taken in order, and given back by whoever is cancelled; what waits in the
 gateway counts here, and what waits or is used here is told to the gateway, once a turn of the event loop at most.
-Doesn't know: what is waited for.
 """
 
 from __future__ import annotations

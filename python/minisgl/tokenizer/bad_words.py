@@ -1,8 +1,7 @@
 """Words as token ids, for an engine that must not generate them.
 
-Keeps true: what vLLM's `bad_words` means: a word at the beginning of a text and after a space, each as the tokenizer
+Invariants: what vLLM's `bad_words` means: a word at the beginning of a text and after a space, each as the tokenizer
 spells it. Another spelling of the same letters by smaller tokens is another sequence, and not found.
-Doesn't know: how sequences are kept from coming.
 """
 
 from __future__ import annotations

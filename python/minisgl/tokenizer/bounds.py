@@ -1,12 +1,11 @@
 """How few tokens a text can have, known without encoding it: bytes against the most bytes of a kind that one token
 stands for.
 
-Keeps true: `min_tokens` is never more than what encoding gives. That rests on every byte of the normalized text being
+Invariants: `min_tokens` is never more than what encoding gives. That rests on every byte of the normalized text being
 covered by some token, so it is only said of tokenizers for which that is certain: BPE with all bytes in the vocabulary
 (byte level or byte fallback) or one unknown token a character, Unigram with byte fallback, with normalizers and
 pre-tokenizers that drop nothing. An added token that takes the spaces around it along covers any number of them: of a
 text that names one nothing is said. For all other tokenizers there is no bound, and `None` says so.
-Doesn't know: ids, what the limit is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """In what shape a chat template takes a message's content, read from its syntax tree.
 
-Keeps true: a template that loops over content, directly, through a variable or through a macro's parameter, takes
+Invariants: a template that loops over content, directly, through a variable or through a macro's parameter, takes
 parts, and strings too only if it asks anywhere whether something is one; any other gets one string.
-Doesn't know: messages.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Chat templates, rendered as transformers renders them: the same jinja environment, filters and globals.
 
-Keeps true: a template runs in jinja's immutable sandbox, its output is bounded, and so are the turns of its loops and
+Invariants: a template runs in jinja's immutable sandbox, its output is bounded, and so are the turns of its loops and
 the calls of its macros, together; what goes wrong in it is a
 `ChatTemplateError` for the client.
-Doesn't know: token ids.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Tokenizers that have no tokenizer.json: transformers makes one of their files, once.
 
-Keeps true: transformers runs in a process of its own, reaches no network and runs no code of the model's; the model's
+Invariants: transformers runs in a process of its own, reaches no network and runs no code of the model's; the model's
 folder is only read; what was made is known by the content of the files it was made of.
-Doesn't know: what a tokenizer does.
 """
 
 from __future__ import annotations

@@ -5,12 +5,11 @@ bytes; the standard library's incremental UTF-8 decoder carries split characters
 the ids are, where decoding a growing window (as `DecodeStream` of the tokenizers library does) is quadratic in a flood
 of invalid bytes and fails where a decoding does not begin with the one before it. Other decoders get a short window.
 
-Keeps true: the deltas and the flush together equal the whole-text decoding of the generated ids, in a text that goes on
+Invariants: the deltas and the flush together equal the whole-text decoding of the generated ids, in a text that goes on
 (the space that sentencepiece strips at the very beginning is kept). So they equal decode(prompt + generated) without
 decode(prompt), unless the prompt ends inside a character. One exception, which whole-text decoding decides in
 hindsight: an invalid byte turns all bytes of its byte-fallback run into U+FFFD there; here, characters delivered
 before it stay.
-Doesn't know: stop strings, requests.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Fill-in-the-middle: a prompt of what stands before a gap and after it, for models whose tokenizer has the tokens.
 
-Keeps true: only ids placed here are markers. A text that spells a special token is read as plain text: it is cut inside
+Invariants: only ids placed here are markers. A text that spells a special token is read as plain text: it is cut inside
 the spelling, since not all tokenizers mark these tokens as special.
-Doesn't know: whether the model was trained with its tokenizer's tokens.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ reaches across, and neither side knows the other. That is known of pre-tokenizer
 its followers (`_ALTERNATIVES`): none of them matches a letter with a space behind it, looks back, or looks ahead from
 anything but spaces.
 
-Keeps true: where that is not certain, for a tokenizer or a stretch of text, the text is not cut.
-Doesn't know: ids.
+Invariants: where that is not certain, for a tokenizer or a stretch of text, the text is not cut.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The text of one request as it grows: detokenized, and cut at the first stop string.
 
-Keeps true: the deltas joined are the text before the first match, whatever the chunks were; text that may be the
+Invariants: the deltas joined are the text before the first match, whatever the chunks were; text that may be the
 beginning of a stop string is held back until that is decided. The first match is the one that ends first; of those that
 end at the same place, the one that begins first.
-Doesn't know: stop tokens. The token that ended a request (EOS, a stop id) is no text: the caller does not push it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A model's tokenizer: files to object, text to ids, ids to text.
 
-Keeps true: the same ids as transformers gives for the same files; safe to use from several threads.
-Doesn't know: the model's weights, its context length, requests.
+Invariants: the same ids as transformers gives for the same files; safe to use from several threads.
 """
 
 from __future__ import annotations

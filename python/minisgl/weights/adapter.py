@@ -2,9 +2,8 @@
 
 An adapter (LoRA; Hu et al. 2021) makes y + scale * B (A x) of a linear layer's y = W x.
 
-Keeps true: what would change the model in a way that nobody here computes is refused by name; numbers are float32
+Invariants: what would change the model in a way that nobody here computes is refused by name; numbers are float32
 whatever the file has; neither torch nor the library safetensors is imported: the CPU engine has neither.
-Doesn't know: the model that it is for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fill a model: from safetensors, tensor by tensor, or from seeds. A model's `checkpoint()` says which tensors go
 where.
 
-Keeps true: memory stays at the weights plus the tensor being copied (files are mapped, and a rank reads only its part);
+Invariants: memory stays at the weights plus the tensor being copied (files are mapped, and a rank reads only its part);
 a checkpoint that does not fit is one error that names every difference, raised before the model is used.
 """
 

@@ -1,6 +1,6 @@
 """What the metadata of a GGUF file says about the model, as a config.json.
 
-Keeps true: every field that changes the computation is read or refused by its key, never ignored; a value of the wrong
+Invariants: every field that changes the computation is read or refused by its key, never ignored; a value of the wrong
 type is a `ConfigError` that names its key.
 """
 

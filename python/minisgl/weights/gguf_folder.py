@@ -1,7 +1,7 @@
 """A GGUF file as the model folder that the rest of minisgl reads: config.json and the tokenizer, from its header alone.
 The tensors stay in the file; `gguf_import` makes folders with weights.
 
-Keeps true: the folder appears whole or not at all, and stands for one file as it is now: its path, size, time and
+Invariants: the folder appears whole or not at all, and stands for one file as it is now: its path, size, time and
 header.
 """
 

@@ -1,6 +1,6 @@
 """Import of a GGUF file for torch: once per file it becomes a folder of safetensors, config.json and tokenizer.json.
 
-Keeps true: the folder appears whole or not at all; it is keyed by the file's content; dequantised values are exact
+Invariants: the folder appears whole or not at all; it is keyed by the file's content; dequantised values are exact
 (float32); what cannot be imported is refused by name.
 """
 

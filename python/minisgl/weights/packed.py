@@ -3,9 +3,8 @@
 A weight is scale * (integer - zero point), scale and zero point by group of inputs, or scale * a float of 8 bits.
 `minisgl.quantization` names the formats.
 
-Keeps true: a layer that lacks a tensor, or whose tensors do not fit each other, is an error that names it; one layer at
+Invariants: a layer that lacks a tensor, or whose tensors do not fit each other, is an error that names it; one layer at
 a time is in memory.
-Doesn't know: the model; what an engine makes of a weight.
 """
 
 from __future__ import annotations

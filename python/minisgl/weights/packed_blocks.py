@@ -6,10 +6,8 @@
 | 8 bits, zero points in the middle, such groups | Q8_0 | half precision of the scale |
 | float8; other groups, other zero points | Q8_0, rounded anew | 1/254 of the largest of 32, and the above |
 
-Keeps true: the file appears whole or not at all, and its name says what it was made from; all else of the checkpoint is
+Invariants: the file appears whole or not at all, and its name says what it was made from; all else of the checkpoint is
 as it was; a weight that no block takes is kept in float32.
-Doesn't know: how blocks are multiplied. It is a GGUF file with the names of the checkpoint and no architecture, as
-rust/minisgl-cpu/src/files/cache.rs writes them.
 """
 
 from __future__ import annotations

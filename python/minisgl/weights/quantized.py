@@ -1,7 +1,7 @@
 """Weights in blocks of 8 or 4 bits, made once from full ones and kept in the cache. rust/minisgl-cpu/src/files has the
 blocks.
 
-Keeps true: the kept file's name says which files it is made of, as they are now; its content says so, too.
+Invariants: the kept file's name says which files it is made of, as they are now; its content says so, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Tensors of safetensors files: what a file's head says of them, and their numbers.
 
-Keeps true: a head that is not sound is an error before anything is read; neither torch nor the library safetensors is
+Invariants: a head that is not sound is an error before anything is read; neither torch nor the library safetensors is
 imported: the CPU engine has neither.
-Doesn't know: what a tensor is for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 //! The free pages of the KV pool: a stack, so that the order in which pages are given out is specified.
 //!
-//! Keeps true: a page is on the stack at most once; at start, and after `reset`, the lowest page is on top.
-//! Doesn't know: who owns the pages that are not on the stack.
+//! Invariants: a page is on the stack at most once; at start, and after `reset`, the lowest page is on top.
 
 use crate::api::{Result, broken};
 use crate::numbers::ToU32;

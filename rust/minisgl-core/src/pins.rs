@@ -1,8 +1,7 @@
 //! Pins: the prompt pages that stay in the tree after the end of the request that brought them.
 //!
-//! Keeps true: the pages of all pins, each counted by itself, are within the limit from the arrival of their requests
+//! Invariants: the pages of all pins, each counted by itself, are within the limit from the arrival of their requests
 //! on; a pin locks its pages from the step on in which the last of them was scheduled, whatever becomes of the request.
-//! Doesn't know: why a request ends, who asks for pins.
 //!
 //! Taking a pin as early as that means that a request which ends by itself has it: a retraction before its last token
 //! takes nothing away.

@@ -1,8 +1,7 @@
 //! Requests as the scheduler sees them, in three parts (hot, sequence, cold), and the sorted lists that they stand in.
 //!
-//! Keeps true: an index names one request until it has ended and no step in flight holds a row of it; its order key
+//! Invariants: an index names one request until it has ended and no step in flight holds a row of it; its order key
 //! never changes.
-//! Doesn't know: the radix tree's inside, the pool.
 //!
 //! A started request is *prefilling* until the KV of all tokens known at its admission is scheduled, then it *decodes*.
 //! While it decodes its row in the decode set is the truth, and what is here is as old as the last `synchronize`.

@@ -2,8 +2,7 @@
 //! prints a line a case: multiply-adds and bytes of weights a second, and the share of what `limits`, built beside it,
 //! measures this core to do at most. Every setting is a list (`rows=1,8`); without one, all there are.
 //!
-//! Keeps true: the best of many short runs by CPU time, in turns over copies of a matrix that no core's cache holds.
-//! Doesn't know: the rest of the engine.
+//! Invariants: the best of many short runs by CPU time, in turns over copies of a matrix that no core's cache holds.
 
 use std::process::Command;
 

@@ -1,9 +1,8 @@
 //! What this machine can do at most: `limits THREADS SECONDS` prints one line of JSON with memory read in GB/s and
 //! multiply-adds in G/s (float32, int8, bfloat16), each by the best instruction set, and all of them under `all`.
 //!
-//! Keeps true: every figure is the best of several short runs, all threads at once, by their CPU time; loops touch registers alone, or
+//! Invariants: every figure is the best of several short runs, all threads at once, by their CPU time; loops touch registers alone, or
 //! memory that no cache holds.
-//! Doesn't know: the engine.
 
 use std::hint::black_box;
 use std::sync::Barrier;

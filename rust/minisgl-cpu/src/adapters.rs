@@ -1,7 +1,6 @@
 //! Adapters that a running engine has, and whose rows want which.
 //!
-//! Keeps true: a run is of tokens side by side with the same adapter, of rows that decode or of others.
-//! Doesn't know: how they are computed.
+//! Invariants: a run is of tokens side by side with the same adapter, of rows that decode or of others.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,8 @@
 //! The engine behind one call a step: page table, slots, forward, sampling.
 //!
-//! Keeps true: freed slots, bindings, page-table changes and rows of a step take effect in that order; an id that the
+//! Invariants: freed slots, bindings, page-table changes and rows of a step take effect in that order; an id that the
 //! host does not know yet is the token that the step before sampled for its slot; a step that fails leaves an engine
 //! that goes on, with its KV pool wiped.
-//! Doesn't know: requests' text, the prefix cache.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;

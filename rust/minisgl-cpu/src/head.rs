@@ -1,7 +1,6 @@
 //! One matrix by itself: the output head of a model whose other tensors another engine has.
 //!
-//! Keeps true: a row's products have the same bits for every number of rows and threads, as in the CPU engine.
-//! Doesn't know: whose rows these are.
+//! Invariants: a row's products have the same bits for every number of rows and threads, as in the CPU engine.
 
 #![allow(unsafe_code)]
 

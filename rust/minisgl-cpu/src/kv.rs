@@ -10,9 +10,8 @@
 //! becomes infinite and a key NaN, so that the step that reads it reports logits that are not finite); q8: int8 with an f16 scale for each token,
 //! head and 32 numbers, scale = max / 127, so |error| <= half a scale = 0.4 % of the largest of the 32.
 //!
-//! Keeps true: a slot is `page * page_size + offset`; nothing outside the slots given is written; 64 bytes may be read
+//! Invariants: a slot is `page * page_size + offset`; nothing outside the slots given is written; 64 bytes may be read
 //! past the end of any head's part of a page.
-//! Doesn't know: requests, page tables, rotary positions.
 
 mod memory;
 mod put;

@@ -5,9 +5,8 @@
 //! architectures, `sampling` turns logits into tokens, `threads` is the pool that all of it runs on, `engine` is the
 //! whole behind one call a step; `head` is one product for the torch engine.
 //!
-//! Keeps true: the same input gives the same bits whatever the instruction set (but AMX, whose exact products have
+//! Invariants: the same input gives the same bits whatever the instruction set (but AMX, whose exact products have
 //! an order of sums of their own), the number of threads and the other rows of the step; no input file and no request can crash the process.
-//! Doesn't know: Python, requests, the prefix cache, text.
 
 #![deny(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -1,7 +1,6 @@
 //! From settings to a ready engine.
 //!
-//! Keeps true: what cannot be is told before anything large is read.
-//! Doesn't know: where Python found the files.
+//! Invariants: what cannot be is told before anything large is read.
 
 use std::path::PathBuf;
 

@@ -3,8 +3,7 @@
 //! Those threads spin for milliseconds when they have nothing to do. A second set of threads beside them gets half of a
 //! core: measured, a product on two threads then took as long as on one.
 //!
-//! Keeps true: no panic passes through C.
-//! Doesn't know: who else uses these threads.
+//! Invariants: no panic passes through C.
 
 #![allow(unsafe_code)]
 

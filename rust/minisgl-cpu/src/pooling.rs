@@ -1,7 +1,6 @@
 //! Embeddings of prompts: hidden numbers of their tokens, pooled over the steps that compute them.
 //!
-//! Keeps true: what comes out does not depend on how a prompt was cut into steps; a slot that is bound again begins anew.
-//! Doesn't know: how hidden numbers are computed, what an embedding is scaled to.
+//! Invariants: what comes out does not depend on how a prompt was cut into steps; a slot that is bound again begins anew.
 
 use crate::sampling::{Binding, Pooling};
 use crate::step::Embedding;

@@ -1,7 +1,6 @@
 //! What goes into a step of the engine and what comes out.
 //!
-//! Keeps true: plain data, in the units of `python/minisgl/step.py` and `engine/api.py`.
-//! Doesn't know: who computes it.
+//! Invariants: plain data, in the units of `python/minisgl/step.py` and `engine/api.py`.
 
 use crate::kv::KvShape;
 use crate::sampling::TokenLogprobs;

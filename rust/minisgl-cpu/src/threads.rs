@@ -1,9 +1,8 @@
 //! The threads that a step runs on: one job on all of them at once, with barriers inside.
 //!
-//! Keeps true: `run` returns only when every thread is done with the job; a thread that waits spins for microseconds,
+//! Invariants: `run` returns only when every thread is done with the job; a thread that waits spins for microseconds,
 //! then gives way, then sleeps, so that other processes on the same cores get them; a panic in one thread ends the job
 //! on all of them and reaches the caller, none waits for ever.
-//! Doesn't know: what a job does.
 
 #![allow(unsafe_code)]
 

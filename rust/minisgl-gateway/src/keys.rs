@@ -1,8 +1,7 @@
 //! What API keys use, and whether they may use more: `server/api_keys.py`. A key of the file has a number, its place there
 //! from 1; all others are number 0.
 //!
-//! Keeps true: which key was given, and whether one was right, takes the same time to find.
-//! Doesn't know: how a request is refused: who may have no more is passed on.
+//! Invariants: which key was given, and whether one was right, takes the same time to find.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;

@@ -1,9 +1,8 @@
 //! HTTP, text and routing in front of an engine process. A request that the gateway is sure of it answers by itself;
 //! every other request, every error and every rare route goes on, unchanged, to the Python server.
 //!
-//! Keeps true: what it answers is what the Python server would have answered; a request is answered by exactly one of
+//! Invariants: what it answers is what the Python server would have answered; a request is answered by exactly one of
 //! the two; a panic in one request is that request's error only.
-//! Doesn't know: scheduling, models, Python. It speaks to the engine process in its messages (docs/protocol.md).
 //!
 //! - [`text`]: templates, encoding, decoding, stop strings. No I/O.
 //! - [`message`]: the messages of the engine process, and their bytes.

@@ -1,8 +1,7 @@
 //! The requests that are in the engine (`frontend/output_processor.py`, `engine_client.py`).
 //!
-//! Keeps true: ids are never reused; every submitted request ends exactly once, also when the engine dies; a generation
+//! Invariants: ids are never reused; every submitted request ends exactly once, also when the engine dies; a generation
 //! is notified once of all that came for its choices.
-//! Doesn't know: text, HTTP.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -1,6 +1,6 @@
 //! What the gateway measures, in the words and bounds of `metrics/server_metrics.py`, which adds both up.
 //!
-//! Keeps true: one thread counts, any thread reads; counting neither locks nor allocates.
+//! Invariants: one thread counts, any thread reads; counting neither locks nor allocates.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};

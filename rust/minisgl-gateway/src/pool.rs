@@ -1,7 +1,7 @@
 //! A bounded pool of threads for what takes long: parsing, rendering and encoding. A lane for short work, one for long:
 //! a long text delays no short one.
 //!
-//! Keeps true: a panic in one piece of work is that piece's only.
+//! Invariants: a panic in one piece of work is that piece's only.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};

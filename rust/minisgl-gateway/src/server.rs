@@ -1,6 +1,6 @@
 //! A gateway: its thread, and how its owner tells it what to do.
 //!
-//! Keeps true: clients are accepted from `start` on; everything is passed on until `serve`, and again from `drain` on;
+//! Invariants: clients are accepted from `start` on; everything is passed on until `serve`, and again from `drain` on;
 //! the thread has ended when `stop` returns.
 
 use std::io;

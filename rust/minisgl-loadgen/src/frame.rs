@@ -1,7 +1,7 @@
 //! What an event of an OpenAI-compatible stream says, read without parsing its JSON.
 //!
 //! A key is searched with its quotes and colon: inside a JSON string its quotes would be escaped, so text that a model
-//! wrote cannot be taken for one. Nothing is allocated. Doesn't know: HTTP, time.
+//! wrote cannot be taken for one. Nothing is allocated.
 
 use memchr::memmem;
 

@@ -3,9 +3,8 @@
 //! Open loop (arrival times are given; latencies count from them, so a stalled server cannot hide its stall) or closed
 //! loop (so many clients, each sends its next request when its last one has ended). Plain HTTP/1.1.
 //!
-//! Keeps true: a request that failed says so and why, and is never taken for a fast one; times are seconds since the
+//! Invariants: a request that failed says so and why, and is never taken for a fast one; times are seconds since the
 //! start; what the generator itself costs is measured and part of the outcome.
-//! Doesn't know: Python, what is in the requests.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::as_conversions)]

@@ -1,7 +1,7 @@
 //! Carries out a plan: threads with a runtime of one thread each, that share nothing but counters.
 //!
 //! In an open loop no request waits for another one's answer; a cancelled run ends within a tenth of a
-//! second, and what was in flight counts as failed. Doesn't know: what a request's answer means.
+//! second, and what was in flight counts as failed.
 
 use std::future::Future;
 use std::sync::atomic::AtomicUsize;

@@ -1,7 +1,6 @@
 //! Splits a byte stream into server-sent events, however the bytes were cut on their way.
 //!
 //! An event is given out once, when its blank line is there; lines end with LF or CR LF.
-//! Doesn't know: what is in an event.
 
 use memchr::memchr;
 

@@ -1,6 +1,6 @@
 //! The arrays that Python allocated and the scheduler writes in place. All `unsafe` code of the crate is here.
 //!
-//! Keeps true: an array is bound only if it has the right type, is contiguous, writable, large enough, and overlaps no
+//! Invariants: an array is bound only if it has the right type, is contiguous, writable, large enough, and overlaps no
 //! other; while it is bound, Python cannot resize or free its memory.
 
 use std::ptr::NonNull;

@@ -1,7 +1,6 @@
 //! `minisgl._rust.RadixCacheManager`: the core's radix tree by itself, with numpy arrays in and out.
 //!
 //! A handle is used with the manager that made it.
-//! Doesn't know: what lies in the pages.
 
 use minisgl_core as core;
 use minisgl_core::CachePolicy;

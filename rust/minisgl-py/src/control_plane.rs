@@ -1,6 +1,6 @@
 //! `minisgl._rust.ControlPlane`: the core's scheduler behind the Python Protocol, with the arrays bound once.
 //!
-//! Keeps true: a panic is caught in the call, poisons the object and arrives as `ControlPlaneError`.
+//! Invariants: a panic is caught in the call, poisons the object and arrives as `ControlPlaneError`.
 //! The GIL stays held: a call takes microseconds, winning the GIL back from a busy thread takes milliseconds.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

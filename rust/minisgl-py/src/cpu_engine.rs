@@ -1,7 +1,6 @@
 //! `minisgl._rust.CpuEngine`: the CPU engine behind one call a step.
 //!
-//! Keeps true: arrays are read while the GIL is held, forwards run without it; one step at a time.
-//! Doesn't know: what engines are to the rest of the server.
+//! Invariants: arrays are read while the GIL is held, forwards run without it; one step at a time.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

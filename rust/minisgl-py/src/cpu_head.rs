@@ -1,7 +1,6 @@
 //! `minisgl._rust.CpuHead`: the output head of the torch engine on a CPU, multiplied by the CPU engine's kernels.
 //!
-//! Keeps true: products run without the GIL, on arrays that the caller made for the call.
-//! Doesn't know: torch.
+//! Invariants: products run without the GIL, on arrays that the caller made for the call.
 
 use std::sync::{Mutex, PoisonError};
 

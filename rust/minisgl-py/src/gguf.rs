@@ -1,7 +1,7 @@
 //! `minisgl._rust.gguf_header` and what else Python wants of files with weights: GGUF headers, blocks as numbers and
 //! back, weights quantized once.
 //!
-//! Keeps true: only the header of a GGUF file is read; a damaged one is a `ValueError` that names key or tensor.
+//! Invariants: only the header of a GGUF file is read; a damaged one is a `ValueError` that names key or tensor.
 
 use std::path::PathBuf;
 

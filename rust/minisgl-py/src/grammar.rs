@@ -1,10 +1,9 @@
 //! Grammars and requests' places in them, by the library llguidance; `minisgl/grammar/matcher.py` is the same on its
 //! Python package.
 //!
-//! Keeps true: building and compiling run without the GIL, so that nobody waits for them; a panic of the library is an
+//! Invariants: building and compiling run without the GIL, so that nobody waits for them; a panic of the library is an
 //! error, and nothing is printed; an error stays; behind the end of the sequence, which overlap runs one step beyond,
 //! ends alone are allowed and anything is taken; bits beyond the engine's vocabulary are never set.
-//! Doesn't know: requests, what clients may ask for.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;

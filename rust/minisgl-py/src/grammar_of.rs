@@ -1,8 +1,7 @@
 //! A Python object's grammar as the CPU engine asks it: what is in a `GrammarMatcher`, or the object itself, with the
 //! GIL.
 //!
-//! Keeps true: an object that raises is a grammar that cannot go on.
-//! Doesn't know: what a grammar is.
+//! Invariants: an object that raises is a grammar that cannot go on.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,6 +1,4 @@
 //! `minisgl._rust.Router`: the router behind the Protocol of `minisgl.routing.api`.
-//!
-//! Doesn't know: engines, messages.
 
 use minisgl_router::policy::{self, KeyShare, Policy, RouterConfig};
 use pyo3::exceptions::PyValueError;

@@ -1,8 +1,7 @@
 //! What requests ask of the CPU engine's sampler, out of Python's objects; and that sampler by itself, for the suite
 //! that holds it against the torch engine's.
 //!
-//! Keeps true: a number beyond what the engine counts with is taken for the nearest that is not.
-//! Doesn't know: whether the parameters make sense: `SamplingParams.check` has seen to it.
+//! Invariants: a number beyond what the engine counts with is taken for the nearest that is not.
 
 use minisgl_cpu::sampling::{Binding, Params, Pooling, Scratch, Slots};
 use pyo3::buffer::PyBuffer;

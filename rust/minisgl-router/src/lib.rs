@@ -1,8 +1,7 @@
 //! Several engines behind one socket. `policy` decides which engine a request goes to, and when; `pool` carries messages
 //! between front ends and engines, and moves the requests of an engine that is lost to another one.
 //!
-//! Keeps true: the same events give the same placements (`policy` is integers only); every request ends exactly once.
-//! Doesn't know: HTTP, text, how an engine is started.
+//! Invariants: the same events give the same placements (`policy` is integers only); every request ends exactly once.
 
 #![forbid(unsafe_code)]
 

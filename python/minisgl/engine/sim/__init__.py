@@ -1,7 +1,7 @@
 """An engine without a model: its tokens come from (request seed, position), its step times from a profile. It proves
 nothing about the scheduler (engine/echo.py does), and nothing about a GPU that the profile does not assume.
 
-Keeps true: tokens do not depend on the batch, the chunks or the cache; `launch` never blocks; steps run one after the
+Invariants: tokens do not depend on the batch, the chunks or the cache; `launch` never blocks; steps run one after the
 other on one simulated device, so a step that is launched while another runs begins at its end; nothing in a step costs
 Python per row.
 """

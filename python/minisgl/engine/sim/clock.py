@@ -1,6 +1,6 @@
 """The time of a simulated device: the machine's, or a virtual one.
 
-Keeps true: no clock runs backwards; `sleep_until` never returns early.
+Invariants: no clock runs backwards; `sleep_until` never returns early.
 """
 
 from __future__ import annotations

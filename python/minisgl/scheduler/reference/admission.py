@@ -1,7 +1,6 @@
 """How much of a prompt a step takes in, and whether a waiting request may start.
 
 Sizing changes nothing, so what fails leaves no trace; integers only, so that two implementations agree.
-Doesn't know: the order of requests, who is retracted when pages lack.
 
 A request holds on admission only the pages of its first chunk. Whether it may start is decided by an estimate: its own
 prompt and a share (the ratio) of the output it may still make, and the same for everyone started, must fit into what

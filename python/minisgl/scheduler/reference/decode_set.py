@@ -1,8 +1,7 @@
 """Decode rows: started requests that have their prompt behind them and make one token a step.
 
-Keeps true: a row is scheduled only if the token it makes is within the request's limits, which is known before the
+Invariants: a row is scheduled only if the token it makes is within the request's limits, which is known before the
 token is; its input is the last token of the sequence, known to the host or not.
-Doesn't know: where a new page comes from, what else runs in the step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What is known of one text's repetitions, and how far to trust it.
 
-Keeps true: the same text and the same verdicts give the same guesses; a guess costs O(its length).
-Doesn't know: requests, pages, the tree.
+Invariants: the same text and the same verdicts give the same guesses; a guess costs O(its length).
 
 A guess is what came after the last `NGRAM` tokens when they stood in the text the last time (prompt lookup; Saxena
 2023). Drafts get longer while they are right. One of which nothing was right is followed by a pause, and each such one

@@ -4,9 +4,8 @@ Each drafted token has a decode row of its own: its request's slot again, at its
 computes it as it computes any decode row, to the same bits, and each row makes one token. A row's token counts if the
 tokens before it turned out to be those that it was computed from; the KV of the others is given back at the commit.
 
-Keeps true: a request owns pages beyond its `kv_len` only while its draft is in flight. It has no row in the step after
+Invariants: a request owns pages beyond its `kv_len` only while its draft is in flight. It has no row in the step after
 one with its draft: what comes next is not known before the commit.
-Doesn't know: engines; how many rows, tokens and pages a step has left.
 
 What follows is looked up in the prefix cache, below the request's own node: there is what another text went on with
 after the same tokens. Else in the request's own text (`drafter`).

@@ -1,7 +1,6 @@
 """Checks everything that must hold between two calls, from scratch.
 
 Nothing is changed by a check; a broken invariant is a `ControlPlaneError` that says which.
-Doesn't know: what is in the KV pool (the echo engine's audit compares that with the tree).
 """
 
 from __future__ import annotations

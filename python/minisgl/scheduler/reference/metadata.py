@@ -1,8 +1,7 @@
 """Writes a decided step into its ring entry: what the engine reads.
 
-Keeps true: every live region named in `RingEntry` is written in full at each step; nothing grows with the context
+Invariants: every live region named in `RingEntry` is written in full at each step; nothing grows with the context
 length of a decoding row. Decode rows cost a few list passes in all; prefill rows a few slices each.
-Doesn't know: why these rows were chosen.
 """
 
 from __future__ import annotations

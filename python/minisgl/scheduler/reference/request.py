@@ -1,7 +1,6 @@
 """One request as the scheduler sees it, and the sorted lists that requests stand in.
 
-Keeps true: a request is known by its object for life (ids are never reused); its order key never changes.
-Doesn't know: the radix tree's inside, the pool, steps other than the last that held a row of it.
+Invariants: a request is known by its object for life (ids are never reused); its order key never changes.
 
 A started request is *prefilling* until the KV of all tokens known at its admission is scheduled, then it *decodes*.
 What a retracted request has generated counts as prompt when it comes back.

@@ -1,8 +1,7 @@
 """Giving up pages: at a request's end, and when it is sent back to the queue because pages lack.
 
-Keeps true: a page that a request gives up belongs to the tree or to the pool before the call returns; what the tree
+Invariants: a page that a request gives up belongs to the tree or to the pool before the call returns; what the tree
 has already is freed; the lock goes last, deepest node first.
-Doesn't know: why the request gives up, what becomes of its slot.
 
 Pages may be given out again at once, while a step in flight still reads them: forwards run in one ordered stream, so
 whoever gets them writes later.

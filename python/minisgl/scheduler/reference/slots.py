@@ -1,8 +1,7 @@
 """Request slots: rows of the engine's request table, which holds sampling parameters and page tables.
 
-Keeps true: a slot is free, in use by one started request, or *draining*, which means that its request has gone but a
+Invariants: a slot is free, in use by one started request, or *draining*, which means that its request has gone but a
 step in flight still holds a row of it. The plan of the next step names each freed slot once.
-Doesn't know: requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
 """The shapes of answers of /v1/messages, for the OpenAPI page.
-
-Keeps true: as answers.py.
 """
 
 from __future__ import annotations

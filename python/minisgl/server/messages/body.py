@@ -1,7 +1,6 @@
 """The bodies of POST /v1/messages and /v1/messages/count_tokens: Anthropic's names; sampling as in the chat API.
 
-Keeps true: a block or a tool of a kind that is not done here is refused by name.
-Doesn't know: what the fields become (translate.py).
+Invariants: a block or a tool of a kind that is not done here is refused by name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The answer of POST /v1/messages: a message of blocks, or the events that tell how it grows.
 
-Keeps true: deltas of a block joined are the block that would have come whole.
+Invariants: deltas of a block joined are the block that would have come whole.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """From the bodies of Anthropic's API to a request of the chat API.
 
-Keeps true: errors name the fields that the client wrote.
-Doesn't know: the model.
+Invariants: errors name the fields that the client wrote.
 """
 
 from __future__ import annotations

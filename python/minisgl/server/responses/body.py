@@ -1,7 +1,6 @@
 """The body of POST /v1/responses: OpenAI's names; sampling as in the chat API.
 
-Keeps true: an item, a part or a tool of a kind that is not done here is refused by name.
-Doesn't know: what the fields become (translate.py).
+Invariants: an item, a part or a tool of a kind that is not done here is refused by name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """POST /v1/responses, and the routes of the answers that are kept.
 
-Keeps true: an answer is kept when it has ended, unless `store` is false; only its caller finds it.
+Invariants: an answer is kept when it has ended, unless `store` is false; only its caller finds it.
 """
 
 from __future__ import annotations

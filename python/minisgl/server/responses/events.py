@@ -1,8 +1,7 @@
 """The answer of POST /v1/responses: an object with a list of items, or the events that tell how it grows.
 
-Keeps true: each event has the next `sequence_number`; deltas of an item joined are its text when it is done; the
+Invariants: each event has the next `sequence_number`; deltas of an item joined are its text when it is done; the
 object that ends a stream is the one that would have come whole, and the one that is kept.
-Doesn't know: what was asked, beyond what the object repeats.
 """
 
 from __future__ import annotations

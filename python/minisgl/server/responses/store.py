@@ -1,8 +1,7 @@
 """Answers that clients may come back to, in memory.
 
-Keeps true: at most so many, of so many bytes together; beyond that the oldest is forgotten of the key that has most, so
+Invariants: at most so many, of so many bytes together; beyond that the oldest is forgotten of the key that has most, so
 that no key pushes out another's that has less; whose key differs from that of the one who asked finds nothing.
-Doesn't know: HTTP; what stands in an answer.
 """
 
 from __future__ import annotations

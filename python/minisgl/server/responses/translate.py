@@ -1,8 +1,7 @@
 """From the body of POST /v1/responses to a request of the chat API.
 
-Keeps true: reasoning, text and calls that follow each other are one message of the assistant, as templates want it;
+Invariants: reasoning, text and calls that follow each other are one message of the assistant, as templates want it;
 errors name the fields that the client wrote.
-Doesn't know: the model.
 """
 
 from __future__ import annotations

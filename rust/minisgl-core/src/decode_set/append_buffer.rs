@@ -1,7 +1,6 @@
 //! A buffer for what steps append to many sequences, one entry each: entries go to the sequences 16 at a time.
 //!
-//! Keeps true: no entry is overwritten before it is flushed, as long as whoever appends flushes those that are `due`.
-//! Doesn't know: where a sequence lies, who holds a slot.
+//! Invariants: no entry is overwritten before it is flushed, as long as whoever appends flushes those that are `due`.
 //!
 //! Entry number t of a slot's sequence stands in plane (t + slot / BLOCK) mod LENGTH: sequences of the same length
 //! write next to each other, and no step has to flush all of them.

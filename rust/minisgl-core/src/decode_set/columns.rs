@@ -1,6 +1,6 @@
 //! The rows of the decode set, one array a field, so that a step's loops over a field are loops over a plain array.
 //!
-//! Keeps true: all columns have the same length.
+//! Invariants: all columns have the same length.
 
 use crate::page_pool::Page;
 use crate::request::Index;

@@ -1,7 +1,6 @@
 //! The started requests in request order, as dense columns: what a decode step visits.
 //!
-//! Keeps true: rows are sorted by (background, age, id), and a request that has started has one.
-//! Doesn't know: how many pages are free, what else runs in the step.
+//! Invariants: rows are sorted by (background, age, id), and a request that has started has one.
 //!
 //! While a request decodes, its row is the truth and its record in `Requests` is as old as the last `synchronize`,
 //! which whoever reads the record calls first. While it prefills the record is the truth, and the row follows it. Rows

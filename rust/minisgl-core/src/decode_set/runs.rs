@@ -1,8 +1,7 @@
 //! Runs of decode rows: scheduling them, and taking their tokens.
 //!
-//! Keeps true: a row is scheduled only if the token it makes is within the request's limits, which is known before the
+//! Invariants: a row is scheduled only if the token it makes is within the request's limits, which is known before the
 //! token is; its input is the last token of the sequence, known to the host or not.
-//! Doesn't know: what ends a run from outside (prefill rows between, no more pages).
 
 use std::ops::Range;
 

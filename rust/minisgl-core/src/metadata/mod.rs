@@ -1,8 +1,7 @@
 //! Writes a decided step into its ring entry: what the engine reads.
 //!
-//! Keeps true: every live region is written in full at each step; nothing grows with the context length of a decoding
+//! Invariants: every live region is written in full at each step; nothing grows with the context length of a decoding
 //! row.
-//! Doesn't know: why these rows were chosen.
 
 pub mod arrays;
 

@@ -1,8 +1,7 @@
 //! Which leaf of the radix tree goes next.
 //!
-//! Keeps true: under LRU all unlocked nodes stand in one list by stamp. A parent is never older than its children, so
+//! Invariants: under LRU all unlocked nodes stand in one list by stamp. A parent is never older than its children, so
 //! the head is a leaf that may go: O(1). Under LFU the unlocked leaves stand in an ordered set: O(log n).
-//! Doesn't know: what the pages hold, how the tree is changed.
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,6 @@
 //! What the tree knows of how a text goes on.
 //!
-//! Keeps true: nothing is changed.
-//! Doesn't know: whose text it is.
+//! Invariants: nothing is changed.
 
 use super::nodes::{Namespace, NodeId};
 use super::tree::RadixTree;

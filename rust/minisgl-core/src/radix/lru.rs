@@ -1,7 +1,6 @@
 //! A list of nodes by age, linked by node id.
 //!
-//! Keeps true: a node is in the list at most once; every change is O(1).
-//! Doesn't know: why a node comes or goes.
+//! Invariants: a node is in the list at most once; every change is O(1).
 
 use super::nodes::{NO_NODE, NodeId};
 use crate::numbers::ToUsize;

@@ -1,9 +1,8 @@
 //! The radix tree by itself, for tests, measurements and people who build on it. The scheduler does not go through
 //! this.
 //!
-//! Keeps true: a page is in the tree at most once; a page that was evicted, or that the tree had already, is the
+//! Invariants: a page is in the tree at most once; a page that was evicted, or that the tree had already, is the
 //! caller's; a handle whose nodes may be gone is refused.
-//! Doesn't know: what lies in the pages.
 
 use super::check::check_tree;
 use super::nodes::{NodeId, ROOT};

@@ -1,8 +1,7 @@
 //! The nodes of the radix tree, and the table that finds a node's child by its first page.
 //!
-//! Keeps true: a node is linked below its parent under its namespace and the tokens of its first page, by which
+//! Invariants: a node is linked below its parent under its namespace and the tokens of its first page, by which
 //! siblings differ.
-//! Doesn't know: locks, the order of eviction.
 //!
 //! Children are found by (parent, hash of namespace and first page's tokens) in one table for the whole tree: heads of
 //! chains that go through the nodes. Hashes may collide, so tokens are always compared. The table is as large as the

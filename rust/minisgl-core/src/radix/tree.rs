@@ -1,9 +1,8 @@
 //! The radix tree: which pages hold the KV of which token prefixes.
 //!
-//! Keeps true: edges cover whole pages; no two nodes stand for the same tokens of the same namespace (siblings differ
+//! Invariants: edges cover whole pages; no two nodes stand for the same tokens of the same namespace (siblings differ
 //! in it or in their first page), and nothing is found from another; a node's lock count is the number of handles on it
 //! and below it; locked nodes are never trimmed or removed, though a split may cut one in two.
-//! Doesn't know: requests. A *handle* is a node that someone has locked from the root down to it.
 
 use super::evict::EvictionOrder;
 use super::nodes::{NO_NODE, Namespace, Node, NodeId, Nodes, ROOT};

@@ -1,6 +1,6 @@
 //! The radix tree for people who watch it: its largest nodes.
 //!
-//! Keeps true: read only; the same tree gives the same view as the reference does, whatever the nodes' own numbers are.
+//! Invariants: read only; the same tree gives the same view as the reference does, whatever the nodes' own numbers are.
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,6 @@
 //! Taking the tokens of a step.
 //!
 //! Every row's token goes to its request once, in row order; an end that it makes comes with it.
-//! Doesn't know: how the step was decided.
 
 use super::Scheduler;
 use crate::api::{Result, broken};

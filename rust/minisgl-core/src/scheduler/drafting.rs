@@ -1,8 +1,7 @@
 //! Drafts in a step and in its commit: which rows compute them, which of their tokens count, what comes next.
 //!
-//! Keeps true: drafts get only what is left of rows, tokens and pages; the record of a request whose draft changes is
+//! Invariants: drafts get only what is left of rows, tokens and pages; the record of a request whose draft changes is
 //! synchronized, and its row follows.
-//! Doesn't know: what is guessed, and why.
 
 use super::Scheduler;
 use crate::api::Result;

@@ -1,8 +1,7 @@
 //! How events change the state, and how a request leaves it.
 //!
-//! Keeps true: every accepted request leaves exactly one end; pages go at once, a slot only when no step in flight
+//! Invariants: every accepted request leaves exactly one end; pages go at once, a slot only when no step in flight
 //! holds a row of it.
-//! Doesn't know: what the next step computes.
 
 use super::Scheduler;
 use crate::api::CachePolicy;

@@ -1,8 +1,7 @@
 //! The pass that decides a step: started rows in request order, then new ones.
 //!
-//! Keeps true: decode rows come before everything else in the token budget; a failed admission changes nothing; after a
+//! Invariants: decode rows come before everything else in the token budget; a failed admission changes nothing; after a
 //! retraction nobody is admitted; a row in the background takes nothing from a request that is not.
-//! Doesn't know: tokens that were sampled, clients.
 
 use super::Scheduler;
 use crate::admission::{self, Chunk, Waiting};

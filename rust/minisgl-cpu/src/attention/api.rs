@@ -1,7 +1,6 @@
 //! Attention as the model calls it, and the choice of the instruction set.
 //!
-//! Keeps true: a thread's scratch is as large as a unit's tile, whatever the step.
-//! Doesn't know: what a unit computes.
+//! Invariants: a thread's scratch is as large as a unit's tile, whatever the step.
 
 use super::kernel::{CHUNK, Sums};
 use super::lanes::LANES;

@@ -1,7 +1,6 @@
 //! Sixteen lanes in two AVX2 registers.
 //!
-//! Keeps true: each lane is what the scalar form computes.
-//! Doesn't know: when it may be used.
+//! Invariants: each lane is what the scalar form computes.
 
 use std::arch::x86_64::*;
 

@@ -1,8 +1,7 @@
 //! The kernels of attention over chunks of keys, written once over [`Lanes`].
 //!
-//! Keeps true: each number is one sequence of operations, whatever rows and columns are computed with it: a product sums
+//! Invariants: each number is one sequence of operations, whatever rows and columns are computed with it: a product sums
 //! over its inner index in order, one fused multiply-add each; a row of scores is reduced lane by lane, then by a tree.
-//! Doesn't know: pages, rows of a step, units.
 
 use super::lanes::{LANES, Lanes, exp2, exp2_one};
 

@@ -1,8 +1,7 @@
 //! Sixteen numbers at once: what an instruction set must offer to the kernels, and 2^x made of it.
 //!
-//! Keeps true: every operation rounds as the scalar form does, so kernels written once over this trait give the same
+//! Invariants: every operation rounds as the scalar form does, so kernels written once over this trait give the same
 //! bits on all of them.
-//! Doesn't know: what the numbers mean.
 
 /// Lanes of a vector on every instruction set.
 pub(super) const LANES: usize = 16;

@@ -1,7 +1,6 @@
 //! Numbers on cache lines of their own, so that no vector lies on two.
 //!
-//! Keeps true: the first number begins a line.
-//! Doesn't know: what they are.
+//! Invariants: the first number begins a line.
 
 use std::cell::UnsafeCell;
 

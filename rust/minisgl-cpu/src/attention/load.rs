@@ -1,8 +1,7 @@
 //! Keys and values of a chunk from the pool's pages into f32.
 //!
-//! Keeps true: what is written is what the pool holds, exactly: the same numbers whatever the page size; only the pages
+//! Invariants: what is written is what the pool holds, exactly: the same numbers whatever the page size; only the pages
 //! that cover the asked positions are looked up.
-//! Doesn't know: queries.
 
 use super::kernel::CHUNK;
 use super::lanes::{LANES, Lanes};

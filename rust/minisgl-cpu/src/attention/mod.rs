@@ -9,8 +9,7 @@
 //! sixteen lanes, the values are summed position by position. Chunks are joined from the left. So neither the other rows,
 //! nor how a prompt was cut, nor the page size, nor the threads, nor the instruction set change a bit.
 //!
-//! Keeps true: a row sees the positions up to its own, within its layer's window; no allocation after the plan is built.
-//! Doesn't know: projections, rotary positions, requests.
+//! Invariants: a row sees the positions up to its own, within its layer's window; no allocation after the plan is built.
 
 mod api;
 #[cfg(target_arch = "x86_64")]

@@ -6,8 +6,7 @@
 //! result. Otherwise its state goes to a record, every later chunk to one of its own, and a merge joins them from the left:
 //! the same operations in the same order.
 //!
-//! Keeps true: each (query, chunk within its sight) is in exactly one segment; building costs O(rows x pages) at worst.
-//! Doesn't know: layers (only their windows), memory of KV.
+//! Invariants: each (query, chunk within its sight) is in exactly one segment; building costs O(rows x pages) at worst.
 
 use std::ops::Range;
 

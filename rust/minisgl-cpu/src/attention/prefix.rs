@@ -3,9 +3,8 @@
 //! Rows are divided page by page like the branches of a tree: rows with the same pages so far stay together, what all of
 //! them share is a segment if reading it once is worth a merge, and where they part each branch goes on alone.
 //!
-//! Keeps true: each page of each row is compared once with a neighbour's; a row's chunks are in shared segments up to some
+//! Invariants: each page of each row is compared once with a neighbour's; a row's chunks are in shared segments up to some
 //! chunk and in its own from there on.
-//! Doesn't know: queries, heads, layers.
 
 use std::ops::Range;
 

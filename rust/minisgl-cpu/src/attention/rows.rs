@@ -1,7 +1,6 @@
 //! The rows of a step as the scheduler gives them.
 //!
-//! Keeps true: what `check` lets through reads no page outside of the pool and no entry outside of the tables.
-//! Doesn't know: how they are divided into work.
+//! Invariants: what `check` lets through reads no page outside of the pool and no entry outside of the tables.
 
 use crate::error::{Error, Result};
 

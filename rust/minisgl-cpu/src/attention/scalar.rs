@@ -1,7 +1,6 @@
 //! Sixteen lanes as an array: the form that all others must equal bit for bit.
 //!
-//! Keeps true: one lane is one f32 operation, rounded once.
-//! Doesn't know: instruction sets.
+//! Invariants: one lane is one f32 operation, rounded once.
 
 use super::lanes::{LANES, Lanes, power_one};
 use crate::files::blocks::f16_to_f32;

@@ -1,7 +1,6 @@
 //! Weights times values for rows that see different positions of a chunk.
 //!
-//! Keeps true: a row goes through its positions in order and through no others.
-//! Doesn't know: why they differ.
+//! Invariants: a row goes through its positions in order and through no others.
 
 use super::kernel::{At, TALLEST, product};
 use super::lanes::Lanes;

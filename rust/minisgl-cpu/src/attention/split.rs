@@ -1,7 +1,6 @@
 //! Cutting long segments by chunks, when there are too few units for the threads.
 //!
-//! Keeps true: the pieces of a segment see what it saw; the records of all cuts take a bounded amount of memory.
-//! Doesn't know: records, merges.
+//! Invariants: the pieces of a segment see what it saw; the records of all cuts take a bounded amount of memory.
 
 use super::plan::{Segment, Sizes, Variant};
 

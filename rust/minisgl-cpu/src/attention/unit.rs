@@ -1,8 +1,7 @@
 //! A unit of work: one segment of queries, one key/value head, all query heads of its group.
 //!
-//! Keeps true: only the unit's own places of the output and of the plan's records are written, so units of a layer may run
+//! Invariants: only the unit's own places of the output and of the plan's records are written, so units of a layer may run
 //! at once in any order.
-//! Doesn't know: how segments were chosen.
 
 use super::MAX_HEAD_DIM;
 use super::api::{Attention, Call, ROWS, Scratch};

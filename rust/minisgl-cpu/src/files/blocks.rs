@@ -1,8 +1,7 @@
 //! Numbers of every stored kind as `f32`: the exact values that ggml's formats stand for.
 //!
-//! Keeps true: each number is computed by the operations, in the order and with the roundings, of ggml's own
+//! Invariants: each number is computed by the operations, in the order and with the roundings, of ggml's own
 //! dequantization; conversions between 16 and 32 bits round to nearest, ties to even.
-//! Doesn't know: files, shapes, speed: kernels unpack their own layouts.
 
 use super::Kind;
 

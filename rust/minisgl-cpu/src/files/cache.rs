@@ -1,8 +1,7 @@
 //! Quantized weights kept in a file: made once, read by mmap from then on.
 //!
-//! Keeps true: the file appears whole or not at all; it is used only if its header, its checksum, its version and the
+//! Invariants: the file appears whole or not at all; it is used only if its header, its checksum, its version and the
 //! fingerprint of what it was made from are right, and made again otherwise.
-//! Doesn't know: where caches lie. The caller's file name says which weights these are.
 //!
 //! It is a GGUF file with the names, and the architecture, of its source.
 

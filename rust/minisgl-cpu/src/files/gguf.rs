@@ -1,8 +1,7 @@
 //! GGUF files: the header checked once, tensors where they lie.
 //!
-//! Keeps true: nothing is allocated in proportion to a count before the bytes that it counts are known to be there;
+//! Invariants: nothing is allocated in proportion to a count before the bytes that it counts are known to be there;
 //! tensors lie within the file and do not overlap; what is said twice, or wrongly, is an error that names key or tensor.
-//! Doesn't know: what keys and tensors mean, but for `general.alignment`, `general.architecture` and `split.count`.
 //!
 //! Versions 2 and 3, little endian. The header: magic, version, count of tensors, count of keys; keys with values;
 //! for each tensor its name, dimensions (innermost first), type, and offset from where the data begins, which is the

@@ -1,9 +1,8 @@
 //! Tensors in files: GGUF and safetensors by mmap, one way to ask for both.
 //!
-//! Keeps true: what a `TensorView` says about itself is checked against its bytes, so reading rows of it cannot go
+//! Invariants: what a `TensorView` says about itself is checked against its bytes, so reading rows of it cannot go
 //! beyond them; a file that is damaged is an error that names the tensor or key, never a panic, and costs no memory
 //! in proportion to what it claims.
-//! Doesn't know: what tensors are for, or how kernels want them.
 //!
 //! A mapped file that somebody shortens while it is mapped ends the process (SIGBUS), as in every program that maps.
 

@@ -1,8 +1,7 @@
 //! Numbers as blocks of 8 or 4 bits: what `--quantization q8|q4` makes of full weights.
 //!
-//! Keeps true: blocks are bit for bit those of ggml's reference quantization: Q8_0 and Q4_1, each 32 numbers by
+//! Invariants: blocks are bit for bit those of ggml's reference quantization: Q8_0 and Q4_1, each 32 numbers by
 //! themselves, rounded to nearest.
-//! Doesn't know: files; `cache` keeps the result.
 //!
 //! What is lost: with q8 a number is off by at most 1/254 of the largest in its block, with q4 by 1/30 of the distance
 //! between the smallest and the largest, and what half precision rounds off scale and minimum.

@@ -1,8 +1,7 @@
 //! A folder of safetensors files, as hubs and training write them.
 //!
-//! Keeps true: the same files are read that the Python side reads: those of the index, else `model.safetensors`, else
+//! Invariants: the same files are read that the Python side reads: those of the index, else `model.safetensors`, else
 //! all; every tensor is there once and of a type that can be computed with.
-//! Doesn't know: names of tensors.
 
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};

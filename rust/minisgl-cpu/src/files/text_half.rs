@@ -1,8 +1,7 @@
 //! Models that see and read: the tensors of their text half, by the names that a text model's have.
 //!
-//! Keeps true: only tensors whose names are known to be of the other half are left out. python/minisgl/models/text_half.py
+//! Invariants: only tensors whose names are known to be of the other half are left out. python/minisgl/models/text_half.py
 //! has the same rules.
-//! Doesn't know: which models have two halves.
 
 use std::collections::BTreeMap;
 

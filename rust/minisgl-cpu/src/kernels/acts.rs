@@ -4,8 +4,7 @@
 //! f32: [block][row][32] and the block's sum [block][row]; int8: [block][row][32] bytes, and [block][row] each of d,
 //! d times the sum, and the sum itself. Kernels on tiles also keep f32 as sums of bf16: [block][row][part][32].
 //!
-//! Keeps true: inputs beyond k are zero in every prepared row.
-//! Doesn't know: how many threads write rows.
+//! Invariants: inputs beyond k are zero in every prepared row.
 
 use crate::weights::memory::{ALIGN, Zeroed};
 use crate::weights::{BLOCK, Form};

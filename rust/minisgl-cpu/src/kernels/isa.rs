@@ -1,7 +1,6 @@
 //! Which instruction set to use.
 //!
-//! Keeps true: an `Isa` that `detect` returns can run here.
-//! Doesn't know: what is done with it.
+//! Invariants: an `Isa` that `detect` returns can run here.
 
 use super::Mode;
 use crate::weights::Form;

@@ -3,9 +3,8 @@
 //! Every output number comes from one fixed sequence of operations, which `scalar` defines; the other sets run that
 //! sequence in the lanes of their vectors: one output row of the matrix a lane, inputs in the same order.
 //!
-//! Keeps true: same bits on every instruction set, for every number of rows and cut of panels; `amx` alone has exact
+//! Invariants: same bits on every instruction set, for every number of rows and cut of panels; `amx` alone has exact
 //! products with bits of their own (`Isa::sums_as_scalar`), still the same for every number of rows and cut.
-//! Doesn't know: the model, threads, pages.
 
 mod acts;
 #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -1,8 +1,7 @@
 //! Matrix products for 128-bit vectors of ARM: plain loops over 16 lanes, which the compiler turns into vectors (a
 //! fused multiply-add is an instruction of every 64-bit ARM). No instruction is named here, so tests run it anywhere.
 //!
-//! Keeps true: the operations of `scalar`, in its order, in every lane.
-//! Doesn't know: dot products of bytes, which only newer ARM has.
+//! Invariants: the operations of `scalar`, in its order, in every lane.
 
 #![allow(clippy::needless_range_loop)] // lanes of several arrays at once
 

@@ -1,7 +1,6 @@
 //! The definition of every result, in plain Rust, one operation at a time.
 //!
-//! Keeps true: `mul_add` is one fused operation with one rounding, nothing else is fused or reordered.
-//! Doesn't know: vectors, caches, speed.
+//! Invariants: `mul_add` is one fused operation with one rounding, nothing else is fused or reordered.
 
 use super::{ActsPtr, Mode, Product, Table};
 use crate::files::blocks::{bf16_to_f32, f16_to_f32};

@@ -1,8 +1,7 @@
 //! Adapters: B (A x) beside the products of a layer, for each token its own or none.
 //!
-//! Keeps true: what a token gets is computed as a product of exact numbers, whatever the others of the step have and
+//! Invariants: what a token gets is computed as a product of exact numbers, whatever the others of the step have and
 //! whatever the weights are multiplied with.
-//! Doesn't know: requests, files.
 
 #![allow(unsafe_code)]
 

@@ -1,7 +1,6 @@
 //! The first half of a layer: projections, rotation, keys and values into their pages, attention, and the way out.
 //!
-//! Keeps true: keys and values of a step are in their pages before any of its rows reads them.
-//! Doesn't know: how attention cuts its work.
+//! Invariants: keys and values of a step are in their pages before any of its rows reads them.
 
 #![allow(unsafe_code)]
 

@@ -1,7 +1,6 @@
 //! The memory of a forward, made once and grown when a step has more tokens than any before.
 //!
-//! Keeps true: nothing is allocated within a forward.
-//! Doesn't know: what is computed.
+//! Invariants: nothing is allocated within a forward.
 
 use crate::kernels::{Acts, Mode};
 use crate::model::adapter::{Between, OwnBetween};

@@ -1,7 +1,6 @@
 //! The numbers of a model, as Python read them from its config.json.
 //!
-//! Keeps true: a `ModelConfig` that `check` let pass has no size that could overflow or divide by zero later.
-//! Doesn't know: files, weights.
+//! Invariants: a `ModelConfig` that `check` let pass has no size that could overflow or divide by zero later.
 
 use serde::Deserialize;
 

@@ -1,7 +1,6 @@
 //! A loaded model and the memory that it computes in.
 //!
-//! Keeps true: a forward that fails leaves both usable.
-//! Doesn't know: requests, sampling, where weights came from.
+//! Invariants: a forward that fails leaves both usable.
 
 #![allow(unsafe_code)]
 

@@ -1,8 +1,7 @@
 //! The forward through routed experts: each token goes through the few that its router finds most likely.
 //!
-//! Keeps true: a token's sum runs over its experts from the most to the least likely, whatever else is in the step;
+//! Invariants: a token's sum runs over its experts from the most to the least likely, whatever else is in the step;
 //! of equally likely experts the one with the lower number wins.
-//! Doesn't know: attention.
 
 #![allow(unsafe_code)]
 

@@ -3,9 +3,8 @@
 //! Each phase deals out pieces through a counter of its own, so each piece has one thread; what a phase writes is read
 //! after the next barrier only. This is the reason behind every `unsafe` block here that says "its piece".
 //!
-//! Keeps true: what a token's numbers become depends on the tokens before it only, not on how pieces fall to threads
+//! Invariants: what a token's numbers become depends on the tokens before it only, not on how pieces fall to threads
 //! nor on what else is in the step.
-//! Doesn't know: requests, sampling.
 
 #![allow(unsafe_code)]
 

@@ -1,7 +1,6 @@
 //! Numbers of all tokens of a step, which threads write in pieces that do not overlap.
 //!
-//! Keeps true: rows begin at cache lines and are padded with zeros that nobody overwrites; memory grows, never shrinks.
-//! Doesn't know: who writes what; whoever follows a pointer says why nobody else does.
+//! Invariants: rows begin at cache lines and are padded with zeros that nobody overwrites; memory grows, never shrinks.
 
 use std::cell::UnsafeCell;
 

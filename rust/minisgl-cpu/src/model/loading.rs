@@ -1,7 +1,6 @@
 //! How a decoder's tensors become its weights, layer by layer.
 //!
-//! Keeps true: what does not fit the config is an error that names the tensor.
-//! Doesn't know: threads.
+//! Invariants: what does not fit the config is an error that names the tensor.
 
 use crate::error::Result;
 use crate::files::TensorView;

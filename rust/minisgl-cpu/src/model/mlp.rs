@@ -1,7 +1,6 @@
 //! The second half of a layer where all tokens go through one MLP.
 //!
-//! Keeps true: gate and up of a column are there at once, so that only their product is kept.
-//! Doesn't know: routed experts, which use the same pieces.
+//! Invariants: gate and up of a column are there at once, so that only their product is kept.
 
 #![allow(unsafe_code)]
 

@@ -1,7 +1,6 @@
 //! The decoder: one for all architectures.
 //!
-//! Keeps true: what differs between architectures is in `ModelConfig`; weights come from `Tensors`, whatever their file.
-//! Doesn't know: requests, sampling, pages of whom.
+//! Invariants: what differs between architectures is in `ModelConfig`; weights come from `Tensors`, whatever their file.
 
 mod adapter;
 mod attend;

@@ -1,7 +1,6 @@
 //! What the tensors of a decoder are called, in checkpoints and in GGUF files.
 //!
-//! Keeps true: one name for each part and layer; nothing is guessed.
-//! Doesn't know: what a tensor holds.
+//! Invariants: one name for each part and layer; nothing is guessed.
 
 /// Whose names a file uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

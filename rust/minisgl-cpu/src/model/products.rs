@@ -1,7 +1,6 @@
 //! Matrix products on all threads: preparing what they read, dealing out their pieces.
 //!
-//! Keeps true: a piece is some panels by some tokens, and has one thread.
-//! Doesn't know: what is multiplied.
+//! Invariants: a piece is some panels by some tokens, and has one thread.
 
 #![allow(unsafe_code)]
 

@@ -1,8 +1,7 @@
 //! Finds the tensors of a decoder in a file, whatever the file calls them, or makes them up.
 //!
-//! Keeps true: a tensor is handed out only with the shape that the model's config demands; whatever is missing or
+//! Invariants: a tensor is handed out only with the shape that the model's config demands; whatever is missing or
 //! misshapen is an error that names it; each tensor of the file is asked for or named as unknown.
-//! Doesn't know: how weights are held.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;

@@ -1,8 +1,7 @@
 //! A decoder's weights as they are held, and how they get there.
 //!
-//! Keeps true: every layer is loaded by one thread, all threads load at once; what does not fit the config is an error
+//! Invariants: every layer is loaded by one thread, all threads load at once; what does not fit the config is an error
 //! that names the tensor.
-//! Doesn't know: how a forward goes.
 
 use std::sync::Mutex;
 

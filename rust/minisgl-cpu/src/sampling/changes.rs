@@ -1,10 +1,9 @@
 //! What one request asks of its logits before they are sampled: penalties, bias, allowed tokens, bad words, no end
 //! before `min_tokens`.
 //!
-//! Keeps true: the arithmetic and its order are those of the torch engine, in float32; counts and what came last follow
+//! Invariants: the arithmetic and its order are those of the torch engine, in float32; counts and what came last follow
 //! the tokens in forward order; some token can always be sampled; the cost is of what is asked, not of the vocabulary,
 //! but for allowed tokens.
-//! Doesn't know: temperature and what follows it, the text.
 
 use std::collections::{BTreeSet, HashMap};
 

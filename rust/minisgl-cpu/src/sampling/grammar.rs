@@ -1,8 +1,7 @@
 //! What may come next in a request that has a grammar: asked while logits are computed, told what came when it is drawn.
 //!
-//! Keeps true: a grammar is asked by one thread at a time, in the order of steps; one that cannot go on ends its own
+//! Invariants: a grammar is asked by one thread at a time, in the order of steps; one that cannot go on ends its own
 //! request, and no other row notices.
-//! Doesn't know: what a grammar is.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,7 +1,6 @@
 //! Log probabilities of tokens, from the model's own distribution.
 //!
-//! Keeps true: natural logarithms; the most likely first, the lower id on ties.
-//! Doesn't know: which rows ask, what was sampled and why.
+//! Invariants: natural logarithms; the most likely first, the lower id on ties.
 
 use super::softmax;
 

@@ -1,8 +1,7 @@
 //! Which tokens may come at all: a bit for each, packed.
 //!
-//! Keeps true: the logits of tokens that may come keep their bits, all others are minus infinity; what is uniform costs
+//! Invariants: the logits of tokens that may come keep their bits, all others are minus infinity; what is uniform costs
 //! little: nothing where all of 32 neighbours may come, a fill where none may.
-//! Doesn't know: who says what may come.
 
 /// Tokens of a word.
 const WORD: usize = 32;

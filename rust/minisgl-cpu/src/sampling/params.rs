@@ -1,7 +1,6 @@
 //! How one request samples, as the engine needs it.
 //!
-//! Keeps true: numbers are as exact as the arithmetic that uses them, float32.
-//! Doesn't know: when a request ends, stop strings, how many choices it has.
+//! Invariants: numbers are as exact as the arithmetic that uses them, float32.
 
 /// Parameters of one request, valid and with a seed: whoever accepts requests has seen to both. Ids beyond the
 /// vocabulary are passed over.

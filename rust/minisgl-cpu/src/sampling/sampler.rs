@@ -1,8 +1,7 @@
 //! From one row of logits to a token.
 //!
-//! Keeps true: greedy is the exact argmax, the lowest id on ties; otherwise the token is a function of the logits, the
+//! Invariants: greedy is the exact argmax, the lowest id on ties; otherwise the token is a function of the logits, the
 //! parameters, the seed and the position only; what top-k and top-p leave is what a stable sort of the whole row would.
-//! Doesn't know: what a request asks of the logits before, slots.
 
 use super::params::Params;
 use super::softmax;

@@ -1,8 +1,7 @@
 //! Exponentials of a row of logits.
 //!
-//! Keeps true: the same bits whatever the instruction set: no fused operations, sums in a fixed order; nothing is slower
+//! Invariants: the same bits whatever the instruction set: no fused operations, sums in a fixed order; nothing is slower
 //! for odd numbers, and none of them makes a NaN: an impossible or a wrong logit has no probability.
-//! Doesn't know: what is drawn from the probabilities.
 
 /// Sums that run side by side.
 const LANES: usize = 8;

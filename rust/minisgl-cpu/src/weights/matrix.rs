@@ -8,8 +8,7 @@
 //! * F16, 1024 bytes: 32 vectors of 32 bytes; vector i has input i of each row.
 //! * F32, 2048 bytes: 32 vectors of 64 bytes, as F16.
 //!
-//! Keeps true: every block of every panel is there; rows and inputs beyond the tensor's are zero.
-//! Doesn't know: where the numbers came from.
+//! Invariants: every block of every panel is there; rows and inputs beyond the tensor's are zero.
 
 use super::memory::Zeroed;
 use crate::files::blocks::{bf16_to_f32, f16_to_f32};

@@ -1,8 +1,7 @@
 //! Zeroed memory for weights and activations: aligned to cache lines and on huge pages where the system has them.
 //!
-//! Keeps true: every piece is zero when it is handed out, has one owner, and its mapping is given back when the last
+//! Invariants: every piece is zero when it is handed out, has one owner, and its mapping is given back when the last
 //! piece of it is dropped. Pages are touched by whoever writes to them first, not here.
-//! Doesn't know: what lies in it.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 

@@ -1,8 +1,7 @@
 //! Weights as the kernels want them: packed once at load into panels of 16 output rows by blocks of 32 inputs.
 //!
-//! Keeps true: a layout is the same on every instruction set; what a stored kind loses on its way into a `Form` is
+//! Invariants: a layout is the same on every instruction set; what a stored kind loses on its way into a `Form` is
 //! written at `Form` and nowhere more; a matrix is padded with zeros, so kernels know no odd sizes.
-//! Doesn't know: files (it gets `TensorView`s), the model, activations.
 
 mod matrix;
 #[allow(unsafe_code)]

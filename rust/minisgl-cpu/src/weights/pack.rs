@@ -1,8 +1,7 @@
 //! From tensors to panels.
 //!
-//! Keeps true: what fits a `Form` without loss is copied bit by bit; the rest goes through f32 and is quantized by
+//! Invariants: what fits a `Form` without loss is copied bit by bit; the rest goes through f32 and is quantized by
 //! one rule a form.
-//! Doesn't know: which tensors belong together: the model says so by its `Part`s.
 
 use super::matrix::{BLOCK, Form, Matrix, PANEL};
 use crate::files::blocks::{decode, f16_to_f32, f32_to_bf16, f32_to_f16};

@@ -1,6 +1,4 @@
 //! Attention against a plain softmax in f64, and against itself: what may not change a bit.
-//!
-//! Doesn't know: how steps are cut into units.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,6 +1,6 @@
 //! One choice of a request: what came for it from the engine, and its text so far (`frontend/output_processor.py`).
 //!
-//! Keeps true: the text does not depend on how many of its tokens come at once.
+//! Invariants: the text does not depend on how many of its tokens come at once.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,8 +1,7 @@
 //! Bodies of requests, as far as the gateway is sure what they mean: the fields of `server/bodies.py` that it takes.
 //!
-//! Keeps true: what does not parse into these types is none of ours, whatever is wrong or new about it; a field that is
+//! Invariants: what does not parse into these types is none of ours, whatever is wrong or new about it; a field that is
 //! given twice is not sure either.
-//! Doesn't know: what values are allowed (`plan`).
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,9 +1,8 @@
 //! What one HTTP request adds to its requests in the engine (`server/generation.py`): its choices, the shape in which they
 //! are shown, the way to its client.
 //!
-//! Keeps true: tokens go from the engine's message to the client's socket in the turn in which they came, without waking
+//! Invariants: tokens go from the engine's message to the client's socket in the turn in which they came, without waking
 //! the connection's task; while the client lags behind, tokens stay where they are.
-//! Doesn't know: the engine, other requests.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;

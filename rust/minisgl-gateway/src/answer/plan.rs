@@ -1,8 +1,7 @@
 //! From the bytes of a body to what is to be generated and how that is shown: `server/bodies.py`, `chat.py`,
 //! `completions.py` and `generate.py` for what they accept.
 //!
-//! Keeps true: a body that any check there could refuse is none of ours ([`NotSure`]): the Python server finds the words.
-//! Doesn't know: connections, what else is running.
+//! Invariants: a body that any check there could refuse is none of ours ([`NotSure`]): the Python server finds the words.
 
 use serde_json::{Map, Value, json};
 

@@ -1,7 +1,6 @@
 //! The shapes of answers, whole or streamed: `server/chat.py`, `completions.py` and `generate.py`.
 //!
-//! Keeps true: the same JSON as there, in the same order; all but the text of an event is formatted once.
-//! Doesn't know: where tokens come from, connections.
+//! Invariants: the same JSON as there, in the same order; all but the text of an event is formatted once.
 
 use std::fmt::Write as _;
 use std::io::Write as _;

@@ -1,8 +1,7 @@
 //! The connection to an engine process.
 //!
-//! Keeps true: frames are left in the socket until the caller asks for them, so that the engine waits for a gateway that
+//! Invariants: frames are left in the socket until the caller asks for them, so that the engine waits for a gateway that
 //! cannot follow; nothing here waits for the engine to read.
-//! Doesn't know: requests.
 
 mod frames;
 mod link;

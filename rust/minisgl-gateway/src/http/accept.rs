@@ -1,6 +1,6 @@
 //! New connections.
 //!
-//! Keeps true: many are taken at a turn, and no more than there is room for; without file descriptors it waits for some instead of asking on and on.
+//! Invariants: many are taken at a turn, and no more than there is room for; without file descriptors it waits for some instead of asking on and on.
 
 use std::io;
 use std::net::TcpListener;

@@ -1,6 +1,6 @@
 //! What a client sends: its bytes, its end, and whether it is still there while it waits.
 //!
-//! Keeps true: what is read ahead is bounded; a client that closes its half before its answer begins is still
+//! Invariants: what is read ahead is bounded; a client that closes its half before its answer begins is still
 //! answered, and asked with interim answers, which those who wait skip, whether it is gone.
 
 use std::future::poll_fn;

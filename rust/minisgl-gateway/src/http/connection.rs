@@ -1,6 +1,6 @@
 //! A client's connection: its requests, one after the other.
 //!
-//! Keeps true: answers come in the order of the requests; a head or body that does not come in time keeps nothing busy;
+//! Invariants: answers come in the order of the requests; a head or body that does not come in time keeps nothing busy;
 //! a panic in one request is that request's error only.
 
 use std::any::Any;

@@ -1,6 +1,6 @@
 //! The head of a request, and where it ends.
 //!
-//! Keeps true: what is taken apart here, the Python server's parser takes apart in the same way; all else is odd, and
+//! Invariants: what is taken apart here, the Python server's parser takes apart in the same way; all else is odd, and
 //! goes on as bytes. Reading costs no more than a few passes over what came, however it is cut.
 
 use std::mem::MaybeUninit;

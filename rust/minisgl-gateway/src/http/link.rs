@@ -1,8 +1,7 @@
 //! A client's socket, and what waits for it.
 //!
-//! Keeps true: bytes go out in the order in which they were written; whoever writes never waits; a client that reads
+//! Invariants: bytes go out in the order in which they were written; whoever writes never waits; a client that reads
 //! nothing for too long is dropped.
-//! Doesn't know: requests, framing.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;

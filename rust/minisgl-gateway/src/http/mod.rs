@@ -3,9 +3,8 @@
 //! One thread, one event loop, no locks: a connection's task reads heads and bodies and waits; whoever answers writes
 //! through a [`Writer`], from any task of the same thread, without waking the connection's own.
 //!
-//! Keeps true: what is no plain HTTP/1.1 request goes on byte for byte; a client that is gone ends what is done for it;
+//! Invariants: what is no plain HTTP/1.1 request goes on byte for byte; a client that is gone ends what is done for it;
 //! what waits for a client is bounded.
-//! Doesn't know: what requests mean; a [`Handler`] does.
 
 mod accept;
 mod answer_end;

@@ -1,6 +1,6 @@
 //! Bytes between a client and the Python server, both ways, as they come.
 //!
-//! Keeps true: neither side is read faster than the other one takes it; nothing is changed; the end of one side's
+//! Invariants: neither side is read faster than the other one takes it; nothing is changed; the end of one side's
 //! sending is the other's to know.
 
 use std::io::ErrorKind;

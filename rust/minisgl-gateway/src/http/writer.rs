@@ -1,6 +1,6 @@
 //! The way of one answer to its client.
 //!
-//! Keeps true: one answer to a request, and nothing behind its end; framing as uvicorn writes it.
+//! Invariants: one answer to a request, and nothing behind its end; framing as uvicorn writes it.
 
 use std::cell::{Cell, RefCell};
 use std::io::Write;

@@ -1,8 +1,7 @@
 //! The messages of the engine process, and their bytes: docs/protocol.md.
 //!
-//! Keeps true: a frame of another schema version, or one that does not fit the types, is a [`MessageError`], never a
+//! Invariants: a frame of another schema version, or one that does not fit the types, is a [`MessageError`], never a
 //! wrong message; what this side writes is byte for byte what Python writes for the same messages.
-//! Doesn't know: sockets.
 
 mod decode;
 mod decode_to_engine;

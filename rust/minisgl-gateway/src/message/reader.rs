@@ -1,6 +1,6 @@
 //! Values of msgpack out of a slice, by the types that are expected.
 //!
-//! Keeps true: nothing is reserved for what a length only claims; a value of another type is an error.
+//! Invariants: nothing is reserved for what a length only claims; a value of another type is an error.
 
 use rmp::Marker;
 

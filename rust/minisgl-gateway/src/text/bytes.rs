@@ -1,7 +1,6 @@
 //! What a tokenizer's ids stand for, in bytes (`tokenizer/decode.py`, `DecodeTable`).
 //!
-//! Keeps true: ids beyond the vocabulary stand for nothing.
-//! Doesn't know: streams.
+//! Invariants: ids beyond the vocabulary stand for nothing.
 
 use super::normalize::Backend;
 use serde_json::Value;

@@ -1,8 +1,7 @@
 //! Ids of texts that come again: the parts of a long chat that its next turn repeats.
 //!
-//! Keeps true: what is held stays below its bytes; the least recently used goes first. A text is known by all of its
+//! Invariants: what is held stays below its bytes; the least recently used goes first. A text is known by all of its
 //! bytes, not by a hash.
-//! Doesn't know: why a text has the same ids wherever it stands.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -1,7 +1,6 @@
 //! Incremental detokenization: token ids in, text out, each character once and whole (`tokenizer/decode.py`).
 //!
-//! Keeps true: the text is the Python server's, however the ids are grouped.
-//! Doesn't know: stop strings, requests.
+//! Invariants: the text is the Python server's, however the ids are grouped.
 
 use std::sync::Arc;
 

@@ -1,8 +1,7 @@
 //! Templates, encoding, decoding, stop strings.
 //!
-//! Keeps true: the same ids and the same text as the Python server's for the same files; where that is not certain, an
+//! Invariants: the same ids and the same text as the Python server's for the same files; where that is not certain, an
 //! error says so and the caller passes the request on.
-//! Doesn't know: requests, sockets, the engine. No I/O but reading a tokenizer's file.
 
 use std::fmt;
 

@@ -3,8 +3,7 @@
 //! Two kinds of places: an added token of the vocabulary (`Cuts`), and, in a long text, a space between two ASCII letters
 //! (`tokenizer/pieces.py`).
 //!
-//! Keeps true: where that is not certain, for a tokenizer or a stretch of text, nothing is cut.
-//! Doesn't know: ids.
+//! Invariants: where that is not certain, for a tokenizer or a stretch of text, nothing is cut.
 
 use super::normalize::Backend;
 use aho_corasick::{AhoCorasick, MatchKind};

@@ -1,9 +1,8 @@
 //! Stop strings in a growing text (`tokenizer/text_stream.py`, `StopMatcher`).
 //!
-//! Keeps true: text that may be the beginning of a stop string is held back until that is decided. The first match is
+//! Invariants: text that may be the beginning of a stop string is held back until that is decided. The first match is
 //! the one that ends first; of those that end at the same place, the one that begins first. Bytes are as good as
 //! characters: text comes in whole characters, and no character's bytes begin inside another's.
-//! Doesn't know: tokens.
 
 use memchr::memchr;
 

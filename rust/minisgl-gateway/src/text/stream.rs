@@ -1,7 +1,6 @@
 //! The text of one request as it grows: detokenized, and cut at the first stop string (`tokenizer/text_stream.py`).
 //!
-//! Keeps true: the deltas joined are the text before the first match, whatever the chunks were.
-//! Doesn't know: stop tokens. The token that ended a request (EOS, a stop id) is no text: the caller does not push it.
+//! Invariants: the deltas joined are the text before the first match, whatever the chunks were.
 
 use std::sync::Arc;
 

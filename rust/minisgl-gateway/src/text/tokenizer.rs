@@ -1,8 +1,7 @@
 //! A model's tokenizer: text to ids, ids to text (`tokenizer/tokenizer.py`).
 //!
-//! Keeps true: the same ids as Python gives for the same file, also where they come from the cache. Safe to use from
+//! Invariants: the same ids as Python gives for the same file, also where they come from the cache. Safe to use from
 //! several threads.
-//! Doesn't know: the model's context length, requests.
 
 use std::borrow::Cow;
 use std::str::FromStr as _;

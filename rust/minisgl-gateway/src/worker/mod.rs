@@ -1,8 +1,7 @@
 //! The gateway's event loop: requests that it is sure of, from head to answer.
 //!
-//! Keeps true: what is passed on was not begun; leaving `answer`, however that comes, ends what still runs in the engine,
+//! Invariants: what is passed on was not begun; leaving `answer`, however that comes, ends what still runs in the engine,
 //! and writes the access line; a panic is the error of one request.
-//! Doesn't know: sockets of clients, how a request is passed on.
 
 mod engine;
 mod generate;

@@ -1,7 +1,6 @@
 //! The engines as the router sees them: who takes requests, how much each has, whose turn it is.
 //!
-//! Keeps true: no choice but among engines that are up and below their limit.
-//! Doesn't know: requests, prompts.
+//! Invariants: no choice but among engines that are up and below their limit.
 
 use super::config::RouterConfig;
 

@@ -1,10 +1,9 @@
 //! The waiting line: between keys by their shares, within a key by priority and age.
 //!
-//! Keeps true: of the keys that may go the one that has had the least, by its share, goes next; a key gets no credit for
+//! Invariants: of the keys that may go the one that has had the least, by its share, goes next; a key gets no credit for
 //! the time in which it had nothing to go. A request of priority p is overtaken by at most (p - q) * `AGE` later
 //! arrivals of priority q. Those that were placed before (`again`) go before all others, in the order of their coming
 //! back, and are not charged twice.
-//! Doesn't know: engines.
 
 use std::collections::BTreeMap;
 

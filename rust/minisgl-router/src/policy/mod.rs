@@ -1,7 +1,6 @@
 //! Which engine gets a request, and when: `minisgl.routing`, in Rust.
 //!
-//! Keeps true: integers only, no clock; the same calls give the same placements.
-//! Doesn't know: engines, messages, text.
+//! Invariants: integers only, no clock; the same calls give the same placements.
 
 mod config;
 mod engines;

@@ -3,10 +3,9 @@
 //! A page is known by a hash of all tokens from the start of the sequence to its end, so a path through the radix tree
 //! is a row of hashes, and no token is kept. Two prompts that collide cost a placement that is worse than thought.
 //!
-//! Keeps true: an engine holds at most its `max_pages`, those used last; with a page it holds all pages before it, so of a
+//! Invariants: an engine holds at most its `max_pages`, those used last; with a page it holds all pages before it, so of a
 //! path the engines that hold it get fewer with its depth. Finding a path is O(its pages), whatever the number of
 //! engines.
-//! Doesn't know: loads, what an engine really holds.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -1,6 +1,6 @@
 //! The router: requests stand in line until `place` gives them to an engine, and count there until `remove`.
 //!
-//! Keeps true: a request is in the line or on one engine; limits hold at every moment.
+//! Invariants: a request is in the line or on one engine; limits hold at every moment.
 
 use std::collections::HashMap;
 

@@ -1,6 +1,6 @@
 //! What engines say, and what becomes of the requests of one that is lost.
 //!
-//! Keeps true: a token is counted before it is passed on; what an engine says after its loss is not heard.
+//! Invariants: a token is counted before it is passed on; what an engine says after its loss is not heard.
 
 use minisgl_gateway::message::{FromEngine, FromPool, StepTokens, ToEngine};
 

@@ -1,8 +1,7 @@
 //! A pool of engines: to front ends one engine process, to engine processes one front end.
 //!
-//! Keeps true: a request is in one engine or in line, never in two; every token of it reaches its front end once, in
+//! Invariants: a request is in one engine or in line, never in two; every token of it reaches its front end once, in
 //! order, whichever engines made it; every request ends exactly once, but for those of a pool that has failed.
-//! Doesn't know: HTTP, text, how an engine is started; which engine is the right one ([`crate::policy`]).
 //!
 //! - [`Switchboard`]: what is known, and what becomes of it. No I/O, no clock.
 //! - `engine_events`: its other half; `requests`, `engines`, `front_ends`, `steps`: its parts.

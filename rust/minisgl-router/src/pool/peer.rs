@@ -1,6 +1,6 @@
 //! The connection of one front end, as a pool sees it: `minisgl.runner.connection`.
 //!
-//! Keeps true: frames leave whole and in order; sending never waits: what the front end does not take yet is kept, in
+//! Invariants: frames leave whole and in order; sending never waits: what the front end does not take yet is kept, in
 //! bounds.
 
 use std::cell::{Cell, RefCell};

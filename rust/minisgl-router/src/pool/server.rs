@@ -1,6 +1,6 @@
 //! A pool: its thread, and how its owner tells it what to do.
 //!
-//! Keeps true: front ends can connect when `start` returns; the thread has ended and the socket is gone when `stop`
+//! Invariants: front ends can connect when `start` returns; the thread has ended and the socket is gone when `stop`
 //! returns.
 
 use std::fs::{Permissions, remove_file, set_permissions};

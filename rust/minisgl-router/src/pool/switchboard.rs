@@ -1,7 +1,6 @@
 //! Who is there, which requests there are and where; what each message does to that.
 //!
-//! Keeps true: what is to be sent stands in `out` in order; a request's tokens are counted before they are passed on.
-//! Doesn't know: sockets, time.
+//! Invariants: what is to be sent stands in `out` in order; a request's tokens are counted before they are passed on.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;

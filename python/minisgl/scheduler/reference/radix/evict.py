@@ -1,8 +1,7 @@
 """Which leaf of the radix tree goes next: a heap of unlocked leaves with lazy deletion.
 
-Keeps true: every unlocked leaf has a live entry; at most half of the entries (and a few) are dead, so that finding the
+Invariants: every unlocked leaf has a live entry; at most half of the entries (and a few) are dead, so that finding the
 next leaf is O(log n) amortized.
-Doesn't know: what the pages hold, how the tree is changed.
 
 An entry is live as long as its node is an unlocked leaf that carries the entry's stamp. A lock, a child or a removal
 kills it in passing, without a search; the heap drops it when it surfaces.

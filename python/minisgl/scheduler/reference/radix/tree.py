@@ -1,10 +1,9 @@
 """The radix tree: which pages hold the KV of which token prefixes.
 
-Keeps true: edges cover whole pages; no two nodes stand for the same tokens of the same namespace (siblings differ in
+Invariants: edges cover whole pages; no two nodes stand for the same tokens of the same namespace (siblings differ in
 it or in their first page), and nothing is found from another namespace; a
 node's lock count is the number of handles on it and below it, so an unlocked node has no locked descendant; locked
 nodes are never trimmed or removed, though a split may cut one in two.
-Doesn't know: requests. A *handle* is a node that someone has locked from the root down to it.
 
 Matching is read-only. Whoever wants what was matched locks it (`descend`), and only that may split an edge, so a
 request that is looked at and then not admitted leaves no trace.

@@ -1,6 +1,6 @@
 """The radix tree for people who watch it: its largest nodes.
 
-Keeps true: read only; the same tree gives the same view as the Rust implementation does.
+Invariants: read only; the same tree gives the same view as the Rust implementation does.
 """
 
 from __future__ import annotations

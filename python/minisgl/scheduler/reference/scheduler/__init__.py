@@ -1,9 +1,8 @@
 """The scheduler as a whole: takes events, decides steps, takes tokens.
 
-Keeps true: every schedule gets exactly one commit (or the `ForwardFailed` that stands in for it); every accepted
+Invariants: every schedule gets exactly one commit (or the `ForwardFailed` that stands in for it); every accepted
 request leaves exactly one end; a request slot is not assigned again before the last step that holds a row of it is
 committed; an error in the middle of a call makes every later call an error.
-Doesn't know: tensors, text, time but for a meter.
 
 One pass makes a step (`step_pass`). Started rows go in order of (age, id): each decode row gets its token, prefill
 rows share what the decode rows leave of the token budget. Then waiting requests are admitted, in the same order, until

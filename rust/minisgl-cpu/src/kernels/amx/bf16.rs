@@ -5,8 +5,7 @@
 //! of f32. Weights that are bf16 have one part, those of f16 two. With `Mode::Bf16` both sides have one: weights that are
 //! none are rounded to it. Weights become tiles some panels at a time, in the second level of the cache.
 //!
-//! Keeps true: a row's bits depend on nothing but the row and the matrix.
-//! Doesn't know: threads, how panels and rows are cut.
+//! Invariants: a row's bits depend on nothing but the row and the matrix.
 
 use std::arch::x86_64::*;
 

@@ -2,8 +2,6 @@
 //!
 //! A tile of bytes has row j = inputs 4j..4j+4 of each output (the very layout of Q8), a tile of bf16 row j = inputs
 //! 2j and 2j + 1 (the very layout of Bf16).
-//!
-//! Doesn't know: activations.
 
 use std::arch::x86_64::*;
 

@@ -4,8 +4,7 @@
 //! A step is three blocks: while their tiles are computed, those of the step before are stored and those of the one
 //! before that are scaled.
 //!
-//! Keeps true: the bits of every other instruction set.
-//! Doesn't know: threads, how panels and rows are cut.
+//! Invariants: the bits of every other instruction set.
 
 use std::arch::x86_64::*;
 use std::ops::Range;

@@ -3,8 +3,7 @@
 //! int8: the same bits as everywhere (`int8`). Other products have an order of sums of their own (`bf16`), and it is
 //! the same for every number of rows: a row's bits depend on the row alone, but are not those of other instruction sets.
 //!
-//! Keeps true: no tile outlives a product; activations of f32 lose nothing on their way into bf16.
-//! Doesn't know: threads.
+//! Invariants: no tile outlives a product; activations of f32 lose nothing on their way into bf16.
 
 mod bf16;
 mod expand;

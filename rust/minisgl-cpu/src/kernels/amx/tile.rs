@@ -1,8 +1,7 @@
 //! Tile registers: leave to use them, their shapes, and the instructions (which stable Rust knows only as text).
 //!
-//! Keeps true: no instruction runs in a process that the system has not given leave; a thread's tiles are released
+//! Invariants: no instruction runs in a process that the system has not given leave; a thread's tiles are released
 //! by whoever configured them.
-//! Doesn't know: what the numbers mean.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};

@@ -3,8 +3,7 @@
 //! Few rows: weights are turned into f32 in registers and used for all rows at once. At one row two blocks of one
 //! stream go at once: the sums of a block wait for no other block, which is what fills the pipeline.
 //!
-//! Keeps true: as `scalar`: a block's sum in the order of its steps, blocks in order.
-//! Doesn't know: int8; how many rows share what is unpacked once.
+//! Invariants: as `scalar`: a block's sum in the order of its steps, blocks in order.
 
 use super::*;
 

@@ -4,8 +4,7 @@
 //! Q4 has such halves of bytes. A byte of Q8 is `16 h + l - 128` with two of them; the activations' `offset` is what
 //! 128 gives.
 //!
-//! Keeps true: integer sums are exact in any order; the rest as `scalar`.
-//! Doesn't know: f32 activations.
+//! Invariants: integer sums are exact in any order; the rest as `scalar`.
 
 use super::*;
 

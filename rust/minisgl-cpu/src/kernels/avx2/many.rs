@@ -1,8 +1,7 @@
 //! Products of many rows with f32 activations: some blocks of a panel are turned into f32 in the L1 cache, and tiles of
 //! rows run over them.
 //!
-//! Keeps true: as `scalar`; sums of blocks are added in memory, in the blocks' order.
-//! Doesn't know: how weights are stored.
+//! Invariants: as `scalar`; sums of blocks are added in memory, in the blocks' order.
 
 use std::ops::Range;
 

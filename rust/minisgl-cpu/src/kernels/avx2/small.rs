@@ -1,7 +1,6 @@
 //! What happens to rows between matrix products. Ends that fill no vector are read as zeros under a mask.
 //!
-//! Keeps true: as `scalar`, lane by lane, with the same trees.
-//! Doesn't know: matrices.
+//! Invariants: as `scalar`, lane by lane, with the same trees.
 
 use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, GELU, INFINITE, LN2, TINY, inverse_root};
 use super::*;

@@ -4,8 +4,7 @@
 //! the sums of a block wait for no other block, which is what fills the pipeline at one row. Many rows: some blocks of
 //! four panels are turned into f32 in the L1 cache, and tiles of rows run over them.
 //!
-//! Keeps true: as `scalar`: a block's sum in the order of its steps, blocks in order.
-//! Doesn't know: int8.
+//! Invariants: as `scalar`: a block's sum in the order of its steps, blocks in order.
 
 use super::unpack::{GROUP, group, input, steps, weights};
 use super::*;

@@ -1,8 +1,7 @@
 //! Products of bf16 with bf16, where the CPU has an instruction for two of them at once (AVX512-BF16).
 //!
-//! Keeps true: the same bits for every number of rows and cut of panels. They are this file's own: the instruction adds
+//! Invariants: the same bits for every number of rows and cut of panels. They are this file's own: the instruction adds
 //! two products to a sum, and takes numbers below 2^-126 for zero.
-//! Doesn't know: other forms.
 
 use super::*;
 

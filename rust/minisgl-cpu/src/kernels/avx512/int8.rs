@@ -3,8 +3,7 @@
 //! Its first factor is unsigned: Q4's halves of bytes are; Q8's bytes get 128 added, which the activations' `offset`
 //! takes off again.
 //!
-//! Keeps true: integer sums are exact in any order; the rest as `scalar`.
-//! Doesn't know: f32 activations.
+//! Invariants: integer sums are exact in any order; the rest as `scalar`.
 
 use super::*;
 

@@ -1,7 +1,6 @@
 //! Kernels for AVX-512 with VNNI: a panel's 16 rows are the lanes of one vector.
 //!
-//! Keeps true: the operations of `scalar`, in its order, in every lane.
-//! Doesn't know: how many of these it takes to fill a CPU: callers bring panels and rows.
+//! Invariants: the operations of `scalar`, in its order, in every lane.
 
 #![allow(clippy::needless_range_loop)] // over registers: how many is known when it is compiled
 

@@ -1,7 +1,6 @@
 //! A block's weights as vectors of f32, one input of all 16 outputs after the other.
 //!
-//! Keeps true: numbers come as they are held; scales and minima are the caller's.
-//! Doesn't know: products.
+//! Invariants: numbers come as they are held; scales and minima are the caller's.
 
 use super::*;
 

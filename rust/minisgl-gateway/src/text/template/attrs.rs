@@ -1,7 +1,6 @@
 //! Attributes and items, as jinja's sandbox finds them.
 //!
-//! Keeps true: an attribute that a Python object has, and this does not know, is refused, not undefined.
-//! Doesn't know: what a method does.
+//! Invariants: an attribute that a Python object has, and this does not know, is refused, not undefined.
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -1,7 +1,6 @@
 //! Arguments of a call.
 //!
-//! Keeps true: an argument that is not asked for makes the call refused.
-//! Doesn't know: what is called.
+//! Invariants: an argument that is not asked for makes the call refused.
 
 use std::sync::Arc;
 

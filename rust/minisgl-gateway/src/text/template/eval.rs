@@ -1,8 +1,7 @@
 //! What expressions are worth while a program runs.
 //!
-//! Keeps true: an operand that Python does not evaluate is not evaluated; names and calls take no generator but where it
+//! Invariants: an operand that Python does not evaluate is not evaluated; names and calls take no generator but where it
 //! is gone through at once.
-//! Doesn't know: statements.
 
 use std::rc::Rc;
 use std::sync::Arc;

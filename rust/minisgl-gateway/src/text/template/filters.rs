@@ -1,7 +1,6 @@
 //! Jinja's filters and tests.
 //!
-//! Keeps true: a filter whose result can be gone through once gives a generator.
-//! Doesn't know: templates.
+//! Invariants: a filter whose result can be gone through once gives a generator.
 
 use std::rc::Rc;
 use std::sync::Arc;

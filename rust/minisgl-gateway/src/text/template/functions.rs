@@ -1,7 +1,6 @@
 //! What a template may call by name.
 //!
-//! Keeps true: jinja's other globals are known to be there, and refused.
-//! Doesn't know: templates.
+//! Invariants: jinja's other globals are known to be there, and refused.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;

@@ -1,6 +1,4 @@
 //! A template as it is run: names are places, literals are values.
-//!
-//! Doesn't know: how it was written, how it is run.
 
 use std::sync::Arc;
 

@@ -1,8 +1,7 @@
 //! From minijinja's syntax tree to a program, or a refusal.
 //!
-//! Keeps true: where minijinja's parser reads something differently than jinja's, or takes what jinja's does not, the
+//! Invariants: where minijinja's parser reads something differently than jinja's, or takes what jinja's does not, the
 //! template is refused. What jinja's compiler would refuse is too.
-//! Doesn't know: values at run time.
 
 use std::sync::Arc;
 

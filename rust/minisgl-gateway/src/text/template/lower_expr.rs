@@ -1,8 +1,7 @@
 //! Expressions of minijinja's syntax tree as those of a program.
 //!
-//! Keeps true: a literal means what its source means to Python; where a sign or a test binds otherwise than in jinja, it
+//! Invariants: a literal means what its source means to Python; where a sign or a test binds otherwise than in jinja, it
 //! is refused.
-//! Doesn't know: statements.
 
 use minijinja::machinery::Span;
 use minijinja::machinery::ast::{self, BinOpKind, CallArg, CompareOpKind, Expr as Tree, UnaryOpKind};

@@ -1,7 +1,6 @@
 //! Methods of strings and dicts.
 //!
-//! Keeps true: a letter beyond ASCII changes its case by Python's tables only, so that is refused.
-//! Doesn't know: templates.
+//! Invariants: a letter beyond ASCII changes its case by Python's tables only, so that is refused.
 
 use std::sync::Arc;
 

@@ -5,8 +5,7 @@
 //! (`true`, tuples, dicts, mixed comparisons, names set in loops): `run` and `eval` are Python's way for what templates use, and
 //! refuse the rest. So what is rendered here is what Python renders, and all other requests are left to it.
 //!
-//! Keeps true: the text of a request is never a template's source; output and work are bounded.
-//! Doesn't know: token ids.
+//! Invariants: the text of a request is never a template's source; output and work are bounded.
 
 mod attrs;
 mod call;

@@ -1,7 +1,6 @@
 //! Python's operators.
 //!
-//! Keeps true: what Python raises, and what could be another number here, is refused.
-//! Doesn't know: templates.
+//! Invariants: what Python raises, and what could be another number here, is refused.
 
 use std::cmp::Ordering;
 use std::rc::Rc;

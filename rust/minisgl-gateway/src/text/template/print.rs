@@ -1,7 +1,6 @@
 //! Values as text: `str`, `repr` and `json.dumps` of Python.
 //!
-//! Keeps true: what Python's text is not certain of is refused.
-//! Doesn't know: templates.
+//! Invariants: what Python's text is not certain of is refused.
 
 use std::fmt::Write as _;
 

@@ -1,7 +1,6 @@
 //! Runs a program.
 //!
-//! Keeps true: work, output and depth are bounded; what Python would not certainly make the same of is refused.
-//! Doesn't know: messages, sources.
+//! Invariants: work, output and depth are bounded; what Python would not certainly make the same of is refused.
 
 use std::rc::Rc;
 use std::sync::Arc;

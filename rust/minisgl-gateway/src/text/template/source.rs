@@ -1,7 +1,6 @@
 //! A template's source before it is parsed: what jinja's lexer and minijinja's would read differently is refused.
 //!
-//! Keeps true: what comes out means to minijinja's lexer, with the same white space, what the source means to jinja's.
-//! Doesn't know: expressions and statements, but for `{% generation %}`.
+//! Invariants: what comes out means to minijinja's lexer, with the same white space, what the source means to jinja's.
 
 use super::value::{Result, refuse};
 

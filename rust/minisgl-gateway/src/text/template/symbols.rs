@@ -1,8 +1,7 @@
 //! Which variable a name means where, as jinja decides it before a template runs (its `idtracking`).
 //!
-//! Keeps true: a name that a frame sets is the frame's own from the beginning of the frame, also where it is read before;
+//! Invariants: a name that a frame sets is the frame's own from the beginning of the frame, also where it is read before;
 //! a name that it only reads is that of the nearest frame around, else the caller's.
-//! Doesn't know: values.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

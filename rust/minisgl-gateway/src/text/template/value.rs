@@ -1,7 +1,6 @@
 //! What expressions of a template are worth: Python's values as far as templates meet them.
 //!
-//! Keeps true: a value that Python would tell apart from another is another kind here (a list, a tuple, a generator).
-//! Doesn't know: operators, templates.
+//! Invariants: a value that Python would tell apart from another is another kind here (a list, a tuple, a generator).
 
 use std::cell::RefCell;
 use std::rc::Rc;
