@@ -22,10 +22,7 @@ struct Bench {
 
 /// CPU seconds of this thread.
 fn now() -> f64 {
-    let mut t = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes to `t`.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut t) };
     t.tv_sec as f64 + t.tv_nsec as f64 * 1e-9
@@ -100,8 +97,7 @@ impl Bench {
             dtype,
         })
         .unwrap();
-        let attention =
-            Attention::new(isa, heads, kv_heads, dim, 1.0 / (dim as f32).sqrt()).unwrap();
+        let attention = Attention::new(isa, heads, kv_heads, dim, 1.0 / (dim as f32).sqrt()).unwrap();
         Self {
             plan: attention.plan(&kv, 1, &[None; LAYERS]),
             scratch: attention.scratch(),
@@ -147,8 +143,7 @@ impl Bench {
                 // SAFETY: one thread, the plan's own rows, buffers for all tokens.
                 unsafe {
                     for unit in 0..self.plan.units(layer) {
-                        self.attention
-                            .run_unit(&self.plan, unit, &call, &mut self.scratch);
+                        self.attention.run_unit(&self.plan, unit, &call, &mut self.scratch);
                     }
                     for unit in 0..self.plan.merges(layer) {
                         self.attention.merge(&self.plan, unit, &call);

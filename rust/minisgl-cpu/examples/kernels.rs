@@ -59,10 +59,7 @@ fn peak(limits: &serde_json::Value, isa: Isa, int8: bool) -> f64 {
 
 #[cfg(unix)]
 fn cpu_seconds() -> f64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid place for the answer.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64
@@ -131,10 +128,7 @@ fn seconds(kernels: Kernels, matrices: &[Matrix], acts: ActsPtr, rows: usize) ->
 fn main() {
     let limits = limits().unwrap_or_default();
     let read = limits["read_one_thread_gb_s"].as_f64().unwrap_or(f64::NAN);
-    println!(
-        "one core reads {read:.1} GB/s; multiply-adds {}",
-        limits["all"]
-    );
+    println!("one core reads {read:.1} GB/s; multiply-adds {}", limits["all"]);
     println!("isa form mode shape rows | GMAC/s, of peak | GB/s of weights, of read");
     for (name, k, n) in SHAPES.into_iter().filter(|shape| wanted("shape", shape.0)) {
         for form in Form::ALL
@@ -144,10 +138,7 @@ fn main() {
             let matrices = matrices(form, k, n);
             for mode in [Mode::Exact, Mode::Bf16, Mode::Int8] {
                 if wanted("mode", &format!("{mode:?}")) && mode.serves(form) {
-                    for isa in Isa::here()
-                        .into_iter()
-                        .filter(|isa| wanted("isa", isa.name()))
-                    {
+                    for isa in Isa::here().into_iter().filter(|isa| wanted("isa", isa.name())) {
                         measure(&matrices, name, mode, isa, (&limits, read));
                     }
                 }
@@ -156,18 +147,9 @@ fn main() {
     }
 }
 
-fn measure(
-    matrices: &[Matrix],
-    name: &str,
-    mode: Mode,
-    isa: Isa,
-    (limits, read): (&serde_json::Value, f64),
-) {
+fn measure(matrices: &[Matrix], name: &str, mode: Mode, isa: Isa, (limits, read): (&serde_json::Value, f64)) {
     let (w, kernels) = (&matrices[0], Kernels::new(isa));
-    for rows in ROWS
-        .into_iter()
-        .filter(|rows| wanted("rows", &rows.to_string()))
-    {
+    for rows in ROWS.into_iter().filter(|rows| wanted("rows", &rows.to_string())) {
         let acts = Acts::new(rows, w.k(), mode);
         let writer = acts.writer(rows, w.k());
         let x: Vec<f32> = (0..w.k()).map(|i| (i as f32 * 0.7).sin()).collect();

@@ -37,19 +37,14 @@ fn rate(threads: usize, seconds: f64, work: f64, call: &(impl Fn(usize) + Sync))
                 })
             })
             .collect();
-        each.into_iter()
-            .map(|thread| thread.join().unwrap_or(0.0))
-            .sum()
+        each.into_iter().map(|thread| thread.join().unwrap_or(0.0)).sum()
     })
 }
 
 /// CPU time of this thread: who else runs on the machine does not count.
 #[cfg(unix)]
 fn thread_seconds() -> f64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid place for the answer.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64
@@ -58,10 +53,7 @@ fn thread_seconds() -> f64 {
 #[cfg(not(unix))]
 fn thread_seconds() -> f64 {
     static BEGAN: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
-    BEGAN
-        .get_or_init(std::time::Instant::now)
-        .elapsed()
-        .as_secs_f64()
+    BEGAN.get_or_init(std::time::Instant::now).elapsed().as_secs_f64()
 }
 
 /// In huge pages where the system has them, as the engine's weights are.
@@ -183,10 +175,7 @@ mod x86 {
     #[target_feature(enable = "avx512f,avx512bf16")]
     pub unsafe fn bf16_avx512(loops: usize) {
         let mut accs = [_mm512_setzero_ps(); 16];
-        let ones = black_box(_mm512_cvtne2ps_pbh(
-            _mm512_set1_ps(0.5),
-            _mm512_set1_ps(0.5),
-        ));
+        let ones = black_box(_mm512_cvtne2ps_pbh(_mm512_set1_ps(0.5), _mm512_set1_ps(0.5)));
         for _ in 0..loops {
             for acc in &mut accs {
                 *acc = _mm512_dpbf16_ps(*acc, ones, ones);
@@ -204,8 +193,7 @@ mod x86 {
         let info = __cpuid_count(7, 0);
         const NEEDED: u32 = 1 << 24 | 1 << 25 | 1 << 22; // tiles, their int8, their bfloat16
         // SAFETY: a system call that changes what this process may use, and no memory.
-        info.edx & NEEDED == NEEDED
-            && unsafe { libc::syscall(libc::SYS_arch_prctl, 0x1023, 18) } == 0
+        info.edx & NEEDED == NEEDED && unsafe { libc::syscall(libc::SYS_arch_prctl, 0x1023, 18) } == 0
     }
 
     #[cfg(not(target_os = "linux"))]
@@ -271,13 +259,7 @@ fn multiply_adds(threads: usize, seconds: f64) -> Vec<(&'static str, &'static st
     measure("f32", "avx2", fma, 10 * 8, x86::f32_avx2);
     measure("f32", "avx512", avx512, 16 * 16, x86::f32_avx512);
     measure("int8", "avx2", fma, 10 * 32, x86::int8_avx2);
-    measure(
-        "int8",
-        "avx512 vnni",
-        avx512 && vnni,
-        16 * 64,
-        x86::int8_vnni,
-    );
+    measure("int8", "avx512 vnni", avx512 && vnni, 16 * 64, x86::int8_vnni);
     measure("int8", "amx", tiles, 4 * 16 * 16 * 64, x86::int8_amx);
     measure(
         "bf16",
@@ -302,20 +284,13 @@ fn multiply_adds(threads: usize, seconds: f64) -> Vec<(&'static str, &'static st
         }
         black_box(accs);
     };
-    vec![(
-        "f32",
-        "as compiled",
-        best(threads, seconds, work, call) / 1e9,
-    )]
+    vec![("f32", "as compiled", best(threads, seconds, work, call) / 1e9)]
 }
 
 fn main() {
     let mut args = std::env::args().skip(1);
     let threads = args.next().and_then(|text| text.parse().ok()).unwrap_or(1);
-    let seconds = args
-        .next()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(0.4);
+    let seconds = args.next().and_then(|text| text.parse().ok()).unwrap_or(0.4);
     let (memory, model, one) = (
         read(threads, seconds, MEMORY),
         read(threads, seconds, MODEL),

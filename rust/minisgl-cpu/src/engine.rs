@@ -39,13 +39,7 @@ pub struct Engine {
 
 impl Engine {
     /// A decoder with its pool of threads and an empty KV pool.
-    pub fn new(
-        decoder: Decoder,
-        pool: Pool,
-        sizes: Sizes,
-        choices: Choices,
-        eos_ids: &[u32],
-    ) -> Result<Self> {
+    pub fn new(decoder: Decoder, pool: Pool, sizes: Sizes, choices: Choices, eos_ids: &[u32]) -> Result<Self> {
         let config = &decoder.config;
         let kv = KvPool::new(choices.kv)?;
         let memory = decoder.memory(pool.threads(), &kv, choices.timed)?;
@@ -58,9 +52,7 @@ impl Engine {
             adapters: Adapters::new(sizes.max_rows + 1),
             pools: Pools::new(sizes.max_rows + 1),
             logits: Grid::new(config.vocab_size),
-            scratch: (0..pool.threads())
-                .map(|_| Mutex::new(Scratch::default()))
-                .collect(),
+            scratch: (0..pool.threads()).map(|_| Mutex::new(Scratch::default())).collect(),
             decoder,
             pool,
             kv,
@@ -96,10 +88,7 @@ impl Engine {
         }
         for (slot, binding) in bindings {
             if slot > self.sizes.max_rows {
-                return Err(Error::step(format!(
-                    "binding: slot {slot} of {}",
-                    self.sizes.max_rows
-                )));
+                return Err(Error::step(format!("binding: slot {slot} of {}", self.sizes.max_rows)));
             }
             self.pools.bind(slot, &binding);
             self.adapters.bind(slot, &binding);
@@ -111,8 +100,7 @@ impl Engine {
         }
         // a panic of any of the threads' own jobs is an error already; this is for what runs between them
         let run = || self.checked(step).and_then(|ids| self.run(step, &ids));
-        let done = catch_unwind(AssertUnwindSafe(run))
-            .unwrap_or_else(|_| Err(Error::step("the step panicked")));
+        let done = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(Error::step("the step panicked")));
         if done.is_err() {
             self.kv = KvPool::new(*self.kv.shape())?;
         }
@@ -123,13 +111,7 @@ impl Engine {
     /// its keys and values take the place of whatever the first pages hold.
     pub fn prompt_logits(&mut self, tokens: &[i32]) -> Result<Vec<f32>> {
         let count = tokens.len();
-        if count == 0
-            || count
-                > self
-                    .sizes
-                    .max_seq_len
-                    .min(self.sizes.num_pages * self.sizes.page_size)
-        {
+        if count == 0 || count > self.sizes.max_seq_len.min(self.sizes.num_pages * self.sizes.page_size) {
             return Err(Error::step(format!("prompt_logits: {count} tokens")));
         }
         let slot = self.sizes.max_rows as i32;
@@ -151,13 +133,8 @@ impl Engine {
         let mut found = Vec::with_capacity(count * vocabulary);
         for from in (0..count).step_by(PIECE) {
             let places: Vec<usize> = (from..count.min(from + PIECE)).collect();
-            self.decoder.logits(
-                &mut self.pool,
-                &mut self.memory,
-                &places,
-                &mut self.logits,
-                &|| (),
-            )?;
+            self.decoder
+                .logits(&mut self.pool, &mut self.memory, &places, &mut self.logits, &|| ())?;
             for row in self.logits.rows(places.len()) {
                 found.extend_from_slice(&row[..vocabulary]);
             }
@@ -172,8 +149,7 @@ impl Engine {
             let pages = step.page_ids.get(from..from.saturating_add(count));
             let start = slot.saturating_mul(self.columns).saturating_add(column);
             let row = self.page_table.get_mut(start..start.saturating_add(count));
-            let (Some(pages), Some(row)) = (pages, row.filter(|_| column + count <= self.columns))
-            else {
+            let (Some(pages), Some(row)) = (pages, row.filter(|_| column + count <= self.columns)) else {
                 return Err(Error::step(format!(
                     "page table: slot {slot}, column {column}, {count} pages"
                 )));
@@ -194,12 +170,9 @@ impl Engine {
 
     /// The ids of all tokens, once nothing in the step points out of bounds.
     fn checked(&self, step: &Step) -> Result<Vec<u32>> {
-        let wrong =
-            |what: &str, value: i32| Error::step(format!("step: {what}: {value}: out of bounds"));
+        let wrong = |what: &str, value: i32| Error::step(format!("step: {what}: {value}: out of bounds"));
         let within = |what: &str, values: &[i32], end: usize| {
-            let outside = values
-                .iter()
-                .find(|value| **value < 0 || **value as usize >= end);
+            let outside = values.iter().find(|value| **value < 0 || **value as usize >= end);
             outside.map_or(Ok(()), |value| Err(wrong(what, *value)))
         };
         let rows = step.req_slots.len();
@@ -220,9 +193,7 @@ impl Engine {
                 .zip(&step.seq_lens)
                 .any(|(new, all)| *new < 1 || new > all)
         {
-            return Err(Error::step(
-                "step: extend_lens: they are not those of its tokens",
-            ));
+            return Err(Error::step("step: extend_lens: they are not those of its tokens"));
         }
         let vocabulary = self.decoder.config.vocab_size;
         step.input_ids
@@ -241,12 +212,7 @@ impl Engine {
     }
 
     fn run(&mut self, step: &Step, ids: &[u32]) -> Result<Sampled> {
-        let numbers = |values: &[i32]| {
-            values
-                .iter()
-                .map(|value| *value as u32)
-                .collect::<Vec<u32>>()
-        };
+        let numbers = |values: &[i32]| values.iter().map(|value| *value as u32).collect::<Vec<u32>>();
         let (positions, locations) = (numbers(&step.positions), numbers(&step.out_loc));
         let (seq_lens, slots) = (numbers(&step.seq_lens), numbers(&step.req_slots));
         let mut starts = vec![0_u32];
@@ -288,13 +254,10 @@ impl Engine {
                 .iter()
                 .map(|row| step.req_slots[*row as usize] as usize);
             let masks = self.slots.masks(slots);
-            self.decoder.logits(
-                &mut self.pool,
-                &mut self.memory,
-                &last,
-                &mut self.logits,
-                &|| masks.fill(),
-            )?;
+            self.decoder
+                .logits(&mut self.pool, &mut self.memory, &last, &mut self.logits, &|| {
+                    masks.fill()
+                })?;
             self.sample(step, &mut sampled)?;
         }
         Ok(sampled)
@@ -364,10 +327,7 @@ impl Engine {
         for (row, slot) in step.req_slots.iter().enumerate() {
             let (start, end) = (starts[row] as usize, starts[row + 1] as usize);
             let position = step.positions[start] as usize;
-            let Some(part) = self
-                .slots
-                .prompt_part(*slot as usize, position, end - start)
-            else {
+            let Some(part) = self.slots.prompt_part(*slot as usize, position, end - start) else {
                 continue;
             };
             let (req_id, first, count) = (part.req_id, part.first, part.count);
@@ -376,20 +336,11 @@ impl Engine {
             for (piece, own) in wanted.chunks(PIECE).enumerate() {
                 let from = start + piece * PIECE;
                 let places: Vec<usize> = (from..from + own.len()).collect();
-                self.decoder.logits(
-                    &mut self.pool,
-                    &mut self.memory,
-                    &places,
-                    &mut self.logits,
-                    &|| (),
-                )?;
+                self.decoder
+                    .logits(&mut self.pool, &mut self.memory, &places, &mut self.logits, &|| ())?;
                 tokens.append(&mut self.logprobs_of(own, count)?);
             }
-            found.push(PromptLogprobs {
-                req_id,
-                first,
-                tokens,
-            });
+            found.push(PromptLogprobs { req_id, first, tokens });
         }
         Ok(found)
     }
@@ -397,11 +348,7 @@ impl Engine {
     /// Of `own`, whose logits are there row by row, on all threads.
     fn logprobs_of(&mut self, own: &[u32], count: usize) -> Result<Vec<TokenLogprobs>> {
         let vocabulary = self.decoder.config.vocab_size;
-        let rows: Vec<&[f32]> = self
-            .logits
-            .rows(own.len())
-            .map(|row| &row[..vocabulary])
-            .collect();
+        let rows: Vec<&[f32]> = self.logits.rows(own.len()).map(|row| &row[..vocabulary]).collect();
         let cells: Vec<Mutex<TokenLogprobs>> = own.iter().map(|_| Mutex::default()).collect();
         let next = Counter::default();
         self.pool.run(&|_, _| {

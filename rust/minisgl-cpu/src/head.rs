@@ -51,13 +51,7 @@ pub struct Head {
 
 impl Head {
     /// Of numbers as they lie in a tensor, row after row. `isa` holds the instruction set down.
-    pub fn new(
-        kind: Kind,
-        shape: [usize; 2],
-        data: &[u8],
-        isa: Option<&str>,
-        team: Team,
-    ) -> Result<Self> {
+    pub fn new(kind: Kind, shape: [usize; 2], data: &[u8], isa: Option<&str>, team: Team) -> Result<Self> {
         if shape.contains(&0) {
             return Err(Error::setting("a head without numbers"));
         }
@@ -155,9 +149,7 @@ mod tests {
     fn products_are_those_of_the_numbers_whatever_the_rows() {
         let shape = [37, 45];
         let number = |i: usize| ((i * 2_654_435_761) % 2_001) as f32 / 1_000.0 - 1.0;
-        let table: Vec<u16> = (0..shape[0] * shape[1])
-            .map(|i| f32_to_bf16(number(i)))
-            .collect();
+        let table: Vec<u16> = (0..shape[0] * shape[1]).map(|i| f32_to_bf16(number(i))).collect();
         let data: Vec<u8> = table.iter().flat_map(|bits| bits.to_le_bytes()).collect();
         let mut head = Head::new(Kind::BF16, shape, &data, None, team(2)).unwrap();
         assert_eq!(head.width(), 48);
@@ -170,14 +162,7 @@ mod tests {
         }
     }
 
-    fn check(
-        head: &mut Head,
-        table: &[u16],
-        shape: [usize; 2],
-        x: &[f32],
-        all: &[f32],
-        halves: bool,
-    ) {
+    fn check(head: &mut Head, table: &[u16], shape: [usize; 2], x: &[f32], all: &[f32], halves: bool) {
         for row in 0..9 {
             let own = &x[row * shape[1]..][..shape[1]];
             let mut alone = vec![0.0; 48];

@@ -40,9 +40,7 @@ impl KvDtype {
             "f16" => Ok(Self::F16),
             "f32" => Ok(Self::F32),
             "q8" => Ok(Self::Q8),
-            other => Err(Error::setting(format!(
-                "kv dtype {other:?} is not one of f16, f32, q8"
-            ))),
+            other => Err(Error::setting(format!("kv dtype {other:?} is not one of f16, f32, q8"))),
         }
     }
 }
@@ -209,14 +207,7 @@ impl KvPool {
     /// # Panics
     /// A slot past the pool.
     #[allow(unsafe_code)]
-    pub unsafe fn store(
-        &self,
-        layer: usize,
-        slots: &[u32],
-        k: *const f32,
-        v: *const f32,
-        stride: usize,
-    ) {
+    pub unsafe fn store(&self, layer: usize, slots: &[u32], k: *const f32, v: *const f32, stride: usize) {
         let KvShape {
             layers,
             pages,

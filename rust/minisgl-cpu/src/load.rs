@@ -52,8 +52,8 @@ pub struct Settings {
 impl Settings {
     /// From JSON.
     pub fn parse(text: &str) -> Result<Self> {
-        let settings: Self = serde_json::from_str(text)
-            .map_err(|error| Error::setting(format!("engine settings: {error}")))?;
+        let settings: Self =
+            serde_json::from_str(text).map_err(|error| Error::setting(format!("engine settings: {error}")))?;
         settings.model.check()?;
         Ok(settings)
     }
@@ -91,10 +91,7 @@ impl Settings {
                 Some("bfloat16") => Kind::BF16,
                 _ => Kind::F32,
             };
-            return Ok(Tensors::new(Origin::Dummy {
-                seed: self.seed,
-                kind,
-            }));
+            return Ok(Tensors::new(Origin::Dummy { seed: self.seed, kind }));
         };
         let source = files::open(path)?;
         let naming = match source.architecture() {

@@ -14,8 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::error::{Error, Result};
 
 /// `GOMP_parallel` of libgomp's interface to compilers: calls a function with its data on so many threads.
-type Parallel =
-    unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void), *mut c_void, c_uint, c_uint);
+type Parallel = unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void), *mut c_void, c_uint, c_uint);
 
 /// Where the threads are.
 pub struct OpenMp {

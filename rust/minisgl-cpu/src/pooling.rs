@@ -49,12 +49,10 @@ impl Pools {
 
     /// Whether the token at `position` of the slot's request is part of it.
     pub fn wants(&self, slot: usize, position: usize) -> bool {
-        self.slots[slot]
-            .as_ref()
-            .is_some_and(|pool| match pool.kind {
-                Pooling::Mean => position < pool.num_prompt,
-                Pooling::Last => position + 1 == pool.num_prompt,
-            })
+        self.slots[slot].as_ref().is_some_and(|pool| match pool.kind {
+            Pooling::Mean => position < pool.num_prompt,
+            Pooling::Last => position + 1 == pool.num_prompt,
+        })
     }
 
     /// The hidden numbers of a token that is wanted; with the last of the prompt comes the embedding.

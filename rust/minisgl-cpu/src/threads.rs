@@ -86,8 +86,7 @@ impl Barrier {
             self.turn.0.store(turn.wrapping_add(1), Ordering::Release);
             return;
         }
-        let passed =
-            || self.turn.0.load(Ordering::Acquire) != turn || self.broken.load(Ordering::Relaxed);
+        let passed = || self.turn.0.load(Ordering::Acquire) != turn || self.broken.load(Ordering::Relaxed);
         while !wait_until(&passed) {
             std::thread::sleep(NAP);
         }
@@ -180,8 +179,7 @@ impl Pool {
     pub fn run(&mut self, job: &(dyn Fn(usize, &Barrier) + Sync)) -> Result<()> {
         let shared = &*self.shared;
         // SAFETY: only the lifetime is changed; all threads are done with `job` when this function returns.
-        let lasting: Job =
-            unsafe { std::mem::transmute::<&(dyn Fn(usize, &Barrier) + Sync), Job>(job) };
+        let lasting: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize, &Barrier) + Sync), Job>(job) };
         // SAFETY: no thread reads the cell between two jobs, and `&mut self` keeps a second job out.
         unsafe { *shared.job.get() = Some(lasting) };
         shared.left.0.store(self.others.len(), Ordering::Relaxed);
@@ -195,14 +193,8 @@ impl Pool {
             std::thread::sleep(NAP);
         }
         shared.barrier.mend();
-        let panic = shared
-            .panic
-            .lock()
-            .unwrap_or_else(|e| e.into_inner())
-            .take();
-        panic.map_or(Ok(()), |text| {
-            Err(Error::step(format!("the forward panicked: {text}")))
-        })
+        let panic = shared.panic.lock().unwrap_or_else(|e| e.into_inner()).take();
+        panic.map_or(Ok(()), |text| Err(Error::step(format!("the forward panicked: {text}"))))
     }
 }
 

@@ -99,8 +99,7 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
         (at(), numbers()).prop_map(|(at, number)| Change::Number(at, number)),
         (at(), 0u32..50).prop_map(|(at, number)| Change::Short(at, number)),
         at().prop_map(Change::Truncate),
-        (at(), at(), any::<u8>(), any::<bool>())
-            .prop_map(|(from, to, len, over)| Change::Splice(from, to, len, over)),
+        (at(), at(), any::<u8>(), any::<bool>()).prop_map(|(from, to, len, over)| Change::Splice(from, to, len, over)),
         any::<u8>().prop_map(Change::Extend),
     ];
     prop::collection::vec(change, 1..5)
@@ -159,9 +158,7 @@ fn gguf() -> Vec<u8> {
     list.extend([1u8; 12]);
     words.extend(8u32.to_le_bytes());
     words.extend(3u64.to_le_bytes());
-    ["a", "", "é"]
-        .iter()
-        .for_each(|word| text(&mut words, word));
+    ["a", "", "é"].iter().for_each(|word| text(&mut words, word));
     key(&mut out, "general.architecture", 8, &name);
     key(&mut out, "general.alignment", 4, &32u32.to_le_bytes());
     key(&mut out, "a.bool", 7, &[1]);
@@ -239,11 +236,7 @@ fn opened(file: &Path, bytes: &[u8], open: impl FnOnce() -> Result<Box<dyn Sourc
 
 fn folder(name: &str) -> PathBuf {
     let fast = PathBuf::from("/dev/shm");
-    let base = if fast.is_dir() {
-        fast
-    } else {
-        std::env::temp_dir()
-    };
+    let base = if fast.is_dir() { fast } else { std::env::temp_dir() };
     let folder = base.join(format!("minisgl-hostile-{}-{name}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     folder
@@ -267,13 +260,8 @@ const BESIDE: usize = 16 << 10;
 fn damaged_gguf_files_are_errors() {
     let folder = folder("gguf");
     let file = folder.join("m.gguf");
-    let (valid, open) = (gguf(), || {
-        Ok(Box::new(File::open(&file)?) as Box<dyn Source>)
-    });
-    assert_eq!(
-        open_names(&file, &valid, open),
-        ["norm", "q8", "k4", "experts"]
-    );
+    let (valid, open) = (gguf(), || Ok(Box::new(File::open(&file)?) as Box<dyn Source>));
+    assert_eq!(open_names(&file, &valid, open), ["norm", "q8", "k4", "experts"]);
     proptest!(config(), |(changes in changes())| {
         let bytes = changed(valid.clone(), &changes);
         let most = memory_of(|| read_header(&bytes));
@@ -288,9 +276,10 @@ fn damaged_gguf_files_are_errors() {
 fn damaged_safetensors_are_errors() {
     let folder = folder("safetensors");
     let file = folder.join("model.safetensors");
-    let (valid, open) = (safetensors(), || {
-        Ok(Box::new(Folder::open(&folder)?) as Box<dyn Source>)
-    });
+    let (valid, open) = (
+        safetensors(),
+        || Ok(Box::new(Folder::open(&folder)?) as Box<dyn Source>),
+    );
     assert_eq!(open_names(&file, &valid, open), ["a", "b.weight", "c"]);
     proptest!(config(), |(changes in changes())| {
         let bytes = changed(valid.clone(), &changes);
@@ -301,11 +290,7 @@ fn damaged_safetensors_are_errors() {
 }
 
 /// So that the cases change a file that is sound.
-fn open_names(
-    file: &Path,
-    bytes: &[u8],
-    open: impl FnOnce() -> Result<Box<dyn Source>>,
-) -> Vec<String> {
+fn open_names(file: &Path, bytes: &[u8], open: impl FnOnce() -> Result<Box<dyn Source>>) -> Vec<String> {
     fs::write(file, bytes).unwrap();
     let source = open().unwrap();
     source.names().into_iter().map(str::to_owned).collect()

@@ -28,9 +28,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Int32s<'py> {
         let py = array.py();
         match View::of(&array) {
             Some(view) => Ok(Self { view, py }),
-            None => Err(PyValueError::new_err(
-                "not a contiguous int32 array of one dimension",
-            )),
+            None => Err(PyValueError::new_err("not a contiguous int32 array of one dimension")),
         }
     }
 }
@@ -58,10 +56,7 @@ impl Numpy {
 }
 
 /// A new int32 array.
-pub(crate) fn to_numpy(
-    py: Python<'_>,
-    numbers: impl ExactSizeIterator<Item = i32>,
-) -> PyResult<Bound<'_, PyAny>> {
+pub(crate) fn to_numpy(py: Python<'_>, numbers: impl ExactSizeIterator<Item = i32>) -> PyResult<Bound<'_, PyAny>> {
     let bytes = PyBytes::new_with(py, 4 * numbers.len(), |bytes| {
         for (to, number) in bytes.chunks_exact_mut(4).zip(numbers) {
             to.copy_from_slice(&number.to_ne_bytes());

@@ -38,10 +38,7 @@ impl<T: Element> Array<T> {
             return refuse("not contiguous");
         }
         if buffer.item_count() < needed {
-            return refuse(&format!(
-                "{} numbers, {needed} are needed",
-                buffer.item_count()
-            ));
+            return refuse(&format!("{} numbers, {needed} are needed", buffer.item_count()));
         }
         let Some(data) = NonNull::new(buffer.buf_ptr().cast::<T>()) else {
             return refuse("has no memory");
@@ -99,11 +96,7 @@ pub(crate) struct Ring {
 
 impl Ring {
     /// Bind `ring`, a sequence of objects with the arrays as attributes. Raises `ValueError`.
-    pub fn bind(
-        ring: &Bound<'_, PyAny>,
-        limits: &Limits,
-        max_padded_rows: usize,
-    ) -> PyResult<Self> {
+    pub fn bind(ring: &Bound<'_, PyAny>, limits: &Limits, max_padded_rows: usize) -> PyResult<Self> {
         let rows = limits.max_rows.max(max_padded_rows);
         let tokens = limits.max_tokens + rows;
         let needed = |name: &str| match name {
@@ -126,10 +119,7 @@ impl Ring {
             }
             let name = NAMES[ASSIGNED_IDS];
             let assigned_ids = Array::bind(&one.getattr(name)?, name, needed(name))?;
-            entries.push(Entry {
-                int32,
-                assigned_ids,
-            });
+            entries.push(Entry { int32, assigned_ids });
         }
         if entries.len() < 2 {
             return Err(PyValueError::new_err(format!(

@@ -66,11 +66,7 @@ impl RadixCacheManager {
 
     /// Keep the pages of a handle from eviction, or take one such lock back.
     #[pyo3(signature = (handle, unlock=false))]
-    fn lock_handle(
-        slf: &Bound<'_, Self>,
-        handle: &mut RadixCacheHandle,
-        unlock: bool,
-    ) -> PyResult<()> {
+    fn lock_handle(slf: &Bound<'_, Self>, handle: &mut RadixCacheHandle, unlock: bool) -> PyResult<()> {
         if !handle.manager.is(slf) {
             return Err(PyValueError::new_err("handle: of another manager"));
         }
@@ -85,12 +81,7 @@ impl RadixCacheManager {
 
     /// Let `tokens`, whole pages, enter with the `pages` of their KV; returns how many of the first pages the cache had
     /// already.
-    fn insert_prefix(
-        &mut self,
-        py: Python<'_>,
-        tokens: Int32s<'_>,
-        pages: Int32s<'_>,
-    ) -> PyResult<usize> {
+    fn insert_prefix(&mut self, py: Python<'_>, tokens: Int32s<'_>, pages: Int32s<'_>) -> PyResult<usize> {
         let pages = pages_of(pages.as_slice());
         let done = self.inner.insert_prefix(tokens.as_slice(), &pages);
         done.map_err(|error| to_python(py, &error))

@@ -45,11 +45,7 @@ pub(crate) struct ControlPlane {
 
 impl ControlPlane {
     /// Run a call of the core: errors and panics become Python exceptions.
-    fn run<T>(
-        &mut self,
-        py: Python<'_>,
-        call: impl FnOnce(&mut Self) -> Result<T, Error>,
-    ) -> PyResult<T> {
+    fn run<T>(&mut self, py: Python<'_>, call: impl FnOnce(&mut Self) -> Result<T, Error>) -> PyResult<T> {
         match catch_unwind(AssertUnwindSafe(|| call(self))) {
             Ok(result) => result.map_err(|error| to_python(py, &error)),
             Err(panic) => {
@@ -97,9 +93,7 @@ impl ControlPlane {
                 Some(mut entry) => {
                     let mut began = None;
                     let decided = || began = Some(Instant::now());
-                    let plan = this
-                        .scheduler
-                        .schedule(step, checked, &mut entry, index, decided);
+                    let plan = this.scheduler.schedule(step, checked, &mut entry, index, decided);
                     let taken = began.map_or(Duration::ZERO, |at: Instant| at.elapsed());
                     this.metadata_ns = u64::try_from(taken.as_nanos()).unwrap_or(u64::MAX);
                     plan
@@ -120,9 +114,7 @@ impl ControlPlane {
             match tokens {
                 Some(tokens) => this.scheduler.commit(step, tokens, &mut entries)?,
                 None => {
-                    let what = format!(
-                        "commit({step}): tokens of step {step}: not an int32 array of one dimension"
-                    );
+                    let what = format!("commit({step}): tokens of step {step}: not an int32 array of one dimension");
                     this.scheduler.poison(what.clone());
                     return Err(Error::Broken(what));
                 }

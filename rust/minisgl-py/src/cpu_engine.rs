@@ -52,10 +52,7 @@ pub(crate) struct CpuAdapter {
 
 impl CpuAdapter {
     fn take(&self) -> Option<Adapter> {
-        self.inner
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -203,10 +200,7 @@ impl CpuEngine {
             num_decode_rows,
             freed: freed.as_slice().to_vec(),
         };
-        let bindings = bindings
-            .iter()
-            .map(binding_from_python)
-            .collect::<PyResult<Vec<_>>>()?;
+        let bindings = bindings.iter().map(binding_from_python).collect::<PyResult<Vec<_>>>()?;
         let sampled = py.detach(|| {
             let mut guard = self.locked();
             let engine = guard.as_mut()?;
@@ -221,16 +215,10 @@ impl CpuEngine {
 
     /// The logits at each of `tokens`, as the bytes of [tokens, vocabulary] float32: for measurements, between steps of
     /// nobody, since the first pages of the pool are overwritten.
-    fn prompt_logits<'py>(
-        &self,
-        py: Python<'py>,
-        tokens: Int32s<'py>,
-    ) -> PyResult<Bound<'py, PyBytes>> {
+    fn prompt_logits<'py>(&self, py: Python<'py>, tokens: Int32s<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let tokens = tokens.as_slice().to_vec();
         let found = py.detach(|| Some(self.locked().as_mut()?.prompt_logits(&tokens)));
-        let logits = found
-            .ok_or_else(closed)?
-            .map_err(|error| to_python(&error))?;
+        let logits = found.ok_or_else(closed)?.map_err(|error| to_python(&error))?;
         PyBytes::new_with(py, 4 * logits.len(), |bytes| {
             for (to, number) in bytes.chunks_exact_mut(4).zip(logits) {
                 to.copy_from_slice(&number.to_ne_bytes());
@@ -259,9 +247,7 @@ fn told(py: Python<'_>, sampled: Sampled) -> PyResult<Told<'_>> {
         None => py.None().into_bound(py),
         Some(found) => {
             let (own, top_ids, top) = apart(found.tokens);
-            (found.rows, own, top_ids, top)
-                .into_pyobject(py)?
-                .into_any()
+            (found.rows, own, top_ids, top).into_pyobject(py)?.into_any()
         }
     };
     let prompts = PyList::empty(py);
@@ -273,10 +259,7 @@ fn told(py: Python<'_>, sampled: Sampled) -> PyResult<Told<'_>> {
     for one in sampled.embeddings {
         let numbers = PyBytes::new(
             py,
-            &one.numbers
-                .iter()
-                .flat_map(|x| x.to_le_bytes())
-                .collect::<Vec<u8>>(),
+            &one.numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>(),
         );
         embeddings.append((one.req_id, numbers))?;
     }

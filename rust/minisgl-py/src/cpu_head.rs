@@ -73,17 +73,8 @@ impl CpuHead {
         Ok(found.name())
     }
 
-    fn product(
-        &self,
-        py: Python<'_>,
-        x: &Bound<'_, PyAny>,
-        out: &Bound<'_, PyAny>,
-        halves: bool,
-    ) -> PyResult<()> {
-        let (mut x, mut out) = (
-            Array::<f32>::bind(x, "x", 1)?,
-            Array::<f32>::bind(out, "out", 1)?,
-        );
+    fn product(&self, py: Python<'_>, x: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>, halves: bool) -> PyResult<()> {
+        let (mut x, mut out) = (Array::<f32>::bind(x, "x", 1)?, Array::<f32>::bind(out, "out", 1)?);
         let (x, out): (&[f32], _) = (x.as_mut(), out.as_mut());
         py.detach(|| self.locked().product(x, out, halves))
             .map_err(|error| to_python(&error))

@@ -1,8 +1,6 @@
 //! `minisgl._rust.EnginePool`: several engine processes behind one socket. Its thread never touches Python.
 
-use minisgl_gateway::message::{
-    FromEngine, FromPool, decode, decode_to_engine, encode, encode_from_pool,
-};
+use minisgl_gateway::message::{FromEngine, FromPool, decode, decode_to_engine, encode, encode_from_pool};
 use minisgl_router::pool::{EnginePool as Pool, PoolConfig};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -28,9 +26,7 @@ impl EnginePool {
     }
 
     fn restarting(&self, engine: usize, yes: bool) -> PyResult<()> {
-        self.pool
-            .restarting(engine, yes)
-            .map_err(PyValueError::new_err)
+        self.pool.restarting(engine, yes).map_err(PyValueError::new_err)
     }
 
     fn readings<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -53,8 +49,7 @@ impl EnginePool {
 /// See `_rust.pyi`.
 #[pyfunction]
 pub(crate) fn recode_to_engine(frame: &[u8]) -> PyResult<Vec<u8>> {
-    let messages =
-        decode_to_engine(frame).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    let messages = decode_to_engine(frame).map_err(|error| PyValueError::new_err(error.to_string()))?;
     Ok(encode(&messages))
 }
 
@@ -69,11 +64,7 @@ pub(crate) fn recode_from_engine(frame: &[u8]) -> PyResult<Vec<u8>> {
             FromEngine::EngineReady(ready) => FromPool::EngineReady(ready),
             FromEngine::Heartbeat(beat) => FromPool::Heartbeat(beat),
             FromEngine::StepTokens(step) => FromPool::StepTokens(step),
-            FromEngine::EngineState {
-                engine,
-                state,
-                reason,
-            } => FromPool::EngineState {
+            FromEngine::EngineState { engine, state, reason } => FromPool::EngineState {
                 engine: *engine,
                 state,
                 reason,

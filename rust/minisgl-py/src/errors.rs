@@ -8,11 +8,7 @@ use pyo3::types::PyAny;
 /// `minisgl.step.EventError`, `ValueError` or `minisgl.scheduler.api.ControlPlaneError`.
 pub(crate) fn to_python(py: Python<'_>, error: &Error) -> PyErr {
     let made = match error {
-        Error::Event {
-            index,
-            field,
-            reason,
-        } => py
+        Error::Event { index, field, reason } => py
             .import("minisgl.step")
             .and_then(|module| module.getattr("EventError"))
             .and_then(|kind| kind.call1((index, field, reason))),

@@ -22,9 +22,7 @@ pub(crate) struct EventTypes {
 impl EventTypes {
     pub fn import(py: Python<'_>) -> PyResult<Self> {
         let module = py.import("minisgl.step")?;
-        let class = |name: &str| -> PyResult<Py<PyType>> {
-            Ok(module.getattr(name)?.cast_into::<PyType>()?.unbind())
-        };
+        let class = |name: &str| -> PyResult<Py<PyType>> { Ok(module.getattr(name)?.cast_into::<PyType>()?.unbind()) };
         Ok(Self {
             arrival: class("Arrival")?,
             finish: class("Finish")?,
@@ -36,11 +34,7 @@ impl EventTypes {
     }
 
     /// Convert and check each event, in order. Raises `EventError` at the first that is malformed.
-    pub fn read(
-        &self,
-        events: &Bound<'_, PyList>,
-        scheduler: &Scheduler,
-    ) -> PyResult<CheckedEvents> {
+    pub fn read(&self, events: &Bound<'_, PyList>, scheduler: &Scheduler) -> PyResult<CheckedEvents> {
         let mut checked = CheckedEvents::default();
         for (index, one) in events.iter().enumerate() {
             scheduler
@@ -64,9 +58,7 @@ impl EventTypes {
             return Ok(Event::Abort(req_id()?));
         }
         if kind.is(&self.forward_failed) {
-            return Ok(Event::ForwardFailed(integer(
-                &event.getattr(intern!(py, "step"))?,
-            )?));
+            return Ok(Event::ForwardFailed(integer(&event.getattr(intern!(py, "step"))?)?));
         }
         if kind.is(&self.unpin) {
             return Ok(Event::Unpin(req_id()?));
@@ -74,9 +66,7 @@ impl EventTypes {
         if kind.is(&self.clear_cache) {
             return Ok(Event::ClearCache);
         }
-        Err(PyTypeError::new_err(format!(
-            "event {index}: {kind} is no event"
-        )))
+        Err(PyTypeError::new_err(format!("event {index}: {kind} is no event")))
     }
 }
 
@@ -87,20 +77,11 @@ fn convert_arrival(index: usize, event: &Bound<'_, PyAny>) -> PyResult<Arrival> 
     let flag = |name| event.getattr(name)?.is_truthy();
     let refuse = |field, reason: &str| {
         let reason = reason.to_string();
-        to_python(
-            py,
-            &Error::Event {
-                index,
-                field,
-                reason,
-            },
-        )
+        to_python(py, &Error::Event { index, field, reason })
     };
     let tokens = get(intern!(py, "tokens"))?;
     let Some(view) = View::of(&tokens) else {
-        let dimensions = tokens
-            .getattr("ndim")
-            .and_then(|ndim| ndim.extract::<usize>());
+        let dimensions = tokens.getattr("ndim").and_then(|ndim| ndim.extract::<usize>());
         let reason = match dimensions {
             Ok(ndim) if ndim != 1 && is_int32(&tokens) => "must have one dimension",
             _ => "must be an int32 array",
@@ -110,9 +91,7 @@ fn convert_arrival(index: usize, event: &Bound<'_, PyAny>) -> PyResult<Arrival> 
     let req_id = get(intern!(py, "req_id"))?;
     let max_tokens = number(intern!(py, "max_tokens"))?;
     let tokens = view.as_slice(py);
-    let room = usize::try_from(max_tokens)
-        .unwrap_or(0)
-        .min(RESERVED_OUTPUT);
+    let room = usize::try_from(max_tokens).unwrap_or(0).min(RESERVED_OUTPUT);
     let mut sequence = Vec::with_capacity(tokens.len() + room);
     sequence.extend_from_slice(tokens);
     Ok(Arrival {
@@ -137,9 +116,7 @@ fn convert_arrival(index: usize, event: &Bound<'_, PyAny>) -> PyResult<Arrival> 
 }
 
 fn is_int32(array: &Bound<'_, PyAny>) -> bool {
-    let name = array
-        .getattr("dtype")
-        .and_then(|dtype| dtype.getattr("name"));
+    let name = array.getattr("dtype").and_then(|dtype| dtype.getattr("name"));
     name.is_ok_and(|name| name.eq("int32").unwrap_or(false))
 }
 

@@ -38,13 +38,10 @@ pub(crate) fn prefill_admission_plan<'py>(
     let lengths = num_tokens.as_slice();
     let (matched, output) = (num_matched_pages.as_slice(), max_output.as_slice());
     if matched.len() != lengths.len() || output.len() != lengths.len() {
-        return Err(PyValueError::new_err(
-            "candidates: arrays of one length are needed",
-        ));
+        return Err(PyValueError::new_err("candidates: arrays of one length are needed"));
     }
     let number = |value: i32| {
-        u32::try_from(value)
-            .map_err(|_| PyValueError::new_err(format!("candidates: {value} is negative")))
+        u32::try_from(value).map_err(|_| PyValueError::new_err(format!("candidates: {value} is negative")))
     };
     let mut candidates = Vec::with_capacity(lengths.len());
     for ((&length, &matched), &output) in lengths.iter().zip(matched).zip(output) {

@@ -38,16 +38,13 @@ impl Gateway {
     }
 
     fn load(&self, py: Python<'_>, tokenizer: PathBuf) -> PyResult<()> {
-        py.detach(|| self.served.load(tokenizer))
-            .map_err(PyValueError::new_err)
+        py.detach(|| self.served.load(tokenizer)).map_err(PyValueError::new_err)
     }
 
     fn serve(&self, py: Python<'_>, config: &str) -> PyResult<Vec<String>> {
-        let found = serde_json::from_str(config).map_err(|error| {
-            PyValueError::new_err(format!("the gateway's configuration: {error}"))
-        })?;
-        py.detach(|| self.served.serve(found))
-            .map_err(PyValueError::new_err)
+        let found = serde_json::from_str(config)
+            .map_err(|error| PyValueError::new_err(format!("the gateway's configuration: {error}")))?;
+        py.detach(|| self.served.serve(found)).map_err(PyValueError::new_err)
     }
 
     fn drain(&self) {
@@ -59,20 +56,14 @@ impl Gateway {
     }
 
     fn stop(&self, py: Python<'_>, grace_s: f64) -> PyResult<()> {
-        let grace = Duration::try_from_secs_f64(grace_s)
-            .map_err(|error| PyValueError::new_err(format!("grace_s: {error}")))?;
+        let grace =
+            Duration::try_from_secs_f64(grace_s).map_err(|error| PyValueError::new_err(format!("grace_s: {error}")))?;
         py.detach(|| self.served.stop(grace));
         Ok(())
     }
 
     #[allow(clippy::needless_pass_by_value)] // it comes from Python
-    fn publish(
-        &self,
-        num_waiting: usize,
-        num_waiting_tokens: usize,
-        num_live: usize,
-        keys: Vec<(usize, u64)>,
-    ) {
+    fn publish(&self, num_waiting: usize, num_waiting_tokens: usize, num_live: usize, keys: Vec<(usize, u64)>) {
         let shared = self.served.shared();
         shared.publish(num_waiting, num_waiting_tokens, num_live, &keys);
     }
@@ -116,10 +107,7 @@ impl Gateway {
         }
         found.set_item("num_finished", finished)?;
         let most = PyDict::new(py);
-        for (name, peak) in [
-            ("in_flight", &metrics.in_flight),
-            ("queued", &metrics.queued),
-        ] {
+        for (name, peak) in [("in_flight", &metrics.in_flight), ("queued", &metrics.queued)] {
             let one = PyDict::new(py);
             let (recent, ever) = peak.read();
             one.set_item("recent", recent)?;

@@ -36,13 +36,7 @@ impl GatewayText {
     }
 
     #[pyo3(signature = (text, add_special_tokens=true, most=usize::MAX))]
-    fn encode(
-        &self,
-        py: Python<'_>,
-        text: &str,
-        add_special_tokens: bool,
-        most: usize,
-    ) -> PyResult<Vec<u32>> {
+    fn encode(&self, py: Python<'_>, text: &str, add_special_tokens: bool, most: usize) -> PyResult<Vec<u32>> {
         py.detach(|| self.tokenizer.encode(text, add_special_tokens, most))
             .map_err(to_python)
     }
@@ -154,11 +148,7 @@ impl GatewayTemplate {
     #[new]
     #[pyo3(signature = (source, content, special_tokens=BTreeMap::new()))]
     #[allow(clippy::needless_pass_by_value)] // what Python gives
-    fn new(
-        source: String,
-        content: &str,
-        special_tokens: BTreeMap<String, String>,
-    ) -> PyResult<Self> {
+    fn new(source: String, content: &str, special_tokens: BTreeMap<String, String>) -> PyResult<Self> {
         let content = match content {
             "string" => ContentShape::String,
             "parts" => ContentShape::Parts,
@@ -171,20 +161,11 @@ impl GatewayTemplate {
     }
 
     /// `messages` and `variables` are JSON.
-    fn render(
-        &self,
-        py: Python<'_>,
-        messages: &str,
-        variables: &str,
-        add_generation_prompt: bool,
-    ) -> PyResult<String> {
+    fn render(&self, py: Python<'_>, messages: &str, variables: &str, add_generation_prompt: bool) -> PyResult<String> {
         let json = |error: serde_json::Error| PyValueError::new_err(format!("not JSON: {error}"));
         let messages: Vec<serde_json::Value> = serde_json::from_str(messages).map_err(json)?;
         let variables = serde_json::from_str(variables).map_err(json)?;
-        py.detach(|| {
-            self.inner
-                .render(&messages, &variables, add_generation_prompt)
-        })
-        .map_err(to_python)
+        py.detach(|| self.inner.render(&messages, &variables, add_generation_prompt))
+            .map_err(to_python)
     }
 }

@@ -69,11 +69,7 @@ fn list_to_python<'py>(py: Python<'py>, list: &List<'_>) -> PyResult<Bound<'py, 
 
 /// See `_rust.pyi`.
 #[pyfunction]
-pub(crate) fn decode_blocks<'py>(
-    py: Python<'py>,
-    kind: &str,
-    data: &[u8],
-) -> PyResult<Bound<'py, PyBytes>> {
+pub(crate) fn decode_blocks<'py>(py: Python<'py>, kind: &str, data: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
     let known = Kind::from_name(kind);
     let kind = known.ok_or_else(|| PyValueError::new_err(format!("no decoder for {kind}")))?;
     if !data.len().is_multiple_of(kind.block_bytes()) {
@@ -96,18 +92,12 @@ pub(crate) fn decode_blocks<'py>(
 
 /// See `_rust.pyi`.
 #[pyfunction]
-pub(crate) fn encode_blocks<'py>(
-    py: Python<'py>,
-    kind: &str,
-    numbers: &[u8],
-) -> PyResult<Bound<'py, PyBytes>> {
+pub(crate) fn encode_blocks<'py>(py: Python<'py>, kind: &str, numbers: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
     let known = [Kind::Q8_0, Kind::Q4_1].into_iter();
     let kind = known.clone().find(|known| known.name() == kind);
     let kind = kind.ok_or_else(|| PyValueError::new_err("only Q8_0 and Q4_1 are made"))?;
     let numbers = numbers.chunks_exact(4);
-    let values: Vec<f32> = numbers
-        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-        .collect();
+    let values: Vec<f32> = numbers.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
     let bytes = kind.bytes_of(values.len());
     let bytes = bytes.ok_or_else(|| PyValueError::new_err("not whole blocks of 32 numbers"))?;
     PyBytes::new_with(py, bytes, |out| {

@@ -38,26 +38,17 @@ pub(crate) struct GrammarTokenizer {
 #[pymethods]
 impl GrammarTokenizer {
     #[new]
-    fn new(
-        py: Python<'_>,
-        tokenizer_json: &str,
-        vocab_size: usize,
-        eos_ids: Vec<u32>,
-    ) -> PyResult<Self> {
+    fn new(py: Python<'_>, tokenizer_json: &str, vocab_size: usize, eos_ids: Vec<u32>) -> PyResult<Self> {
         let out_of = |id: &u32| *id as usize >= vocab_size;
         if eos_ids.is_empty() || eos_ids.iter().any(out_of) {
-            return Err(PyValueError::new_err(
-                "eos_ids: none, or beyond the vocabulary",
-            ));
+            return Err(PyValueError::new_err("eos_ids: none, or beyond the vocabulary"));
         }
         let build = || {
             // One with more ids than the model keeps them: their bits are left out of the masks.
-            let tokens = grammar_tokens::read(tokenizer_json, vocab_size, &eos_ids)
-                .map_err(anyhow::Error::msg)?;
+            let tokens = grammar_tokens::read(tokenizer_json, vocab_size, &eos_ids).map_err(anyhow::Error::msg)?;
             let mut slices = SlicedBiasComputer::general_slices();
             slices.push(SHORT_TEXT.to_owned());
-            let mut factory =
-                ParserFactory::new(&tokens, InferenceCapabilities::default(), &slices)?;
+            let mut factory = ParserFactory::new(&tokens, InferenceCapabilities::default(), &slices)?;
             factory.quiet().limits_mut().verbose_errors = false;
             Ok(factory)
         };
@@ -151,8 +142,7 @@ impl GrammarMatcher {
 
     fn consume(&self, token: i64) {
         // one of no vocabulary is of none here
-        self.locked()
-            .consume(u32::try_from(token).unwrap_or(u32::MAX));
+        self.locked().consume(u32::try_from(token).unwrap_or(u32::MAX));
     }
 }
 
@@ -239,13 +229,7 @@ impl Place {
 /// Why the library does not take a grammar, in its words; empty if it does. It is read, and `num_steps` bytes of an
 /// answer are begun with it, each one of `first` if that may come. `lexer_fuel`: see `ParserLimits`.
 #[pyfunction]
-pub(crate) fn check_grammar(
-    py: Python<'_>,
-    grammar: &str,
-    lexer_fuel: u64,
-    num_steps: usize,
-    first: &[u8],
-) -> String {
+pub(crate) fn check_grammar(py: Python<'_>, grammar: &str, lexer_fuel: u64, num_steps: usize, first: &[u8]) -> String {
     let limits = ParserLimits {
         initial_lexer_fuel: lexer_fuel,
         verbose_errors: false,

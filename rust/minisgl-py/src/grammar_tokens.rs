@@ -28,14 +28,12 @@ impl TokenizerEnv for Tokens {
     }
 
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
-        self.trie
-            .tokenize_with_greedy_fallback(bytes, |text| self.ids(text))
+        self.trie.tokenize_with_greedy_fallback(bytes, |text| self.ids(text))
     }
 
     fn tokenize_bytes_special(&self, bytes: &[u8]) -> Vec<TokenId> {
         self.trie.tokenize_with_greedy_fallback(bytes, |text| {
-            self.trie
-                .tokenize_with_special(text, |plain| self.ids(plain))
+            self.trie.tokenize_with_special(text, |plain| self.ids(plain))
         })
     }
 }
@@ -46,9 +44,7 @@ pub(crate) fn read(json: &str, vocab_size: usize, eos_ids: &[u32]) -> Result<Tok
     let mut config: Value = serde_json::from_str(json).map_err(|error| error.to_string())?;
     let decoder = Decoder::of(&config["decoder"]);
     if !decoder.is_byte_level && !decoder.falls_back {
-        return Err(
-            "the tokenizer's decoder is neither byte-level nor one with single bytes".to_owned(),
-        );
+        return Err("the tokenizer's decoder is neither byte-level nor one with single bytes".to_owned());
     }
     without_first_space(&mut config["normalizer"]);
     without_first_space(&mut config["pre_tokenizer"]);
@@ -59,8 +55,7 @@ pub(crate) fn read(json: &str, vocab_size: usize, eos_ids: &[u32]) -> Result<Tok
         return Err("no id ends a text".to_owned());
     };
     let num_ids = u32::try_from(bytes_of.len()).map_err(|error| error.to_string())?;
-    let trie =
-        TokTrie::from(&TokRxInfo::new(num_ids, first_eos), &bytes_of).with_eos_tokens(eos_ids);
+    let trie = TokTrie::from(&TokRxInfo::new(num_ids, first_eos), &bytes_of).with_eos_tokens(eos_ids);
     Ok(std::sync::Arc::new(Tokens { tokenizer, trie }))
 }
 
@@ -87,10 +82,7 @@ impl Decoder {
             Some("ByteLevel") => self.is_byte_level = true,
             Some("ByteFallback") => self.falls_back = true,
             Some("Replace") if step["content"] == " " => {
-                let mut of_pattern = step["pattern"]["String"]
-                    .as_str()
-                    .unwrap_or_default()
-                    .chars();
+                let mut of_pattern = step["pattern"]["String"].as_str().unwrap_or_default().chars();
                 if let (Some(only), None) = (of_pattern.next(), of_pattern.next()) {
                     self.space = only;
                 }
@@ -139,18 +131,12 @@ fn token_bytes(tokenizer: &Tokenizer, decoder: &Decoder, num_ids: usize) -> Vec<
                 return one.content.clone().into_bytes();
             }
             if !decoder.falls_back {
-                let spelled: Option<Vec<u8>> =
-                    token.chars().map(|c| alphabet.get(&c).copied()).collect();
+                let spelled: Option<Vec<u8>> = token.chars().map(|c| alphabet.get(&c).copied()).collect();
                 return spelled.unwrap_or_default(); // no byte-level token: no text leads to it
             }
-            let single = (token
-                .strip_prefix("<0x")
-                .and_then(|rest| rest.strip_suffix('>')))
-            .and_then(|digits| u8::from_str_radix(digits, 16).ok());
-            single.map_or_else(
-                || token.replace(decoder.space, " ").into_bytes(),
-                |byte| vec![byte],
-            )
+            let single = (token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>')))
+                .and_then(|digits| u8::from_str_radix(digits, 16).ok());
+            single.map_or_else(|| token.replace(decoder.space, " ").into_bytes(), |byte| vec![byte])
         })
         .collect()
 }

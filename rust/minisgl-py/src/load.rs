@@ -8,9 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use minisgl_loadgen::{
-    Arrivals, FAILURES, Failure, Outcome, Plan, PlanError, Record, Shared, Target, run,
-};
+use minisgl_loadgen::{Arrivals, FAILURES, Failure, Outcome, Plan, PlanError, Record, Shared, Target, run};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
@@ -45,15 +43,11 @@ pub(crate) fn run_load<'py>(
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let seconds = |name: &str, value: f64| {
-        Duration::try_from_secs_f64(value)
-            .map_err(|error| PyValueError::new_err(format!("{name}: {error}")))
+        Duration::try_from_secs_f64(value).map_err(|error| PyValueError::new_err(format!("{name}: {error}")))
     };
     let plan = Plan {
         target: Target::parse(url, method, &headers).map_err(value_error)?,
-        bodies: bodies
-            .iter()
-            .map(|body| body.as_bytes().to_vec().into())
-            .collect(),
+        bodies: bodies.iter().map(|body| body.as_bytes().to_vec().into()).collect(),
         chains,
         arrivals: match arrivals {
             Some(times) => Arrivals::At(times),
@@ -140,9 +134,7 @@ fn to_python<'py>(py: Python<'py>, outcome: &Outcome) -> PyResult<Bound<'py, PyD
         ("events", |record| i64::from(record.events)),
         ("text_events", |record| i64::from(record.text_events)),
         ("prompt_tokens", |record| record.usage.prompt.unwrap_or(-1)),
-        ("completion_tokens", |record| {
-            record.usage.completion.unwrap_or(-1)
-        }),
+        ("completion_tokens", |record| record.usage.completion.unwrap_or(-1)),
         ("cached_tokens", |record| record.usage.cached.unwrap_or(-1)),
         ("status", |record| record.status.map_or(0, i64::from)),
         ("failure", |record| record.failure.map_or(0, number)),
@@ -155,23 +147,11 @@ fn to_python<'py>(py: Python<'py>, outcome: &Outcome) -> PyResult<Bound<'py, PyD
     let gaps = records.iter().flat_map(|record| &record.gaps);
     result.set_item(
         "gaps",
-        array(
-            py,
-            "float32",
-            gaps.flat_map(|gap| gap.to_ne_bytes()).collect(),
-        )?,
+        array(py, "float32", gaps.flat_map(|gap| gap.to_ne_bytes()).collect())?,
     )?;
-    let num_gaps = records
-        .iter()
-        .map(|record| int64(record.gaps.len()).to_ne_bytes());
-    result.set_item(
-        "num_gaps",
-        array(py, "int64", num_gaps.flatten().collect())?,
-    )?;
-    result.set_item(
-        "errors",
-        PyList::new(py, records.iter().map(|record| &record.error))?,
-    )?;
+    let num_gaps = records.iter().map(|record| int64(record.gaps.len()).to_ne_bytes());
+    result.set_item("num_gaps", array(py, "int64", num_gaps.flatten().collect())?)?;
+    result.set_item("errors", PyList::new(py, records.iter().map(|record| &record.error))?)?;
     result.set_item("failures", FAILURES.to_vec())?;
     result.set_item("started", outcome.started)?;
     result.set_item("duration_s", outcome.duration_s)?;

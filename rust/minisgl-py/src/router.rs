@@ -21,9 +21,7 @@ pub(crate) struct Router {
 fn below(name: &str, number: i64, count: usize) -> PyResult<usize> {
     match usize::try_from(number) {
         Ok(found) if found < count => Ok(found),
-        _ => Err(PyValueError::new_err(format!(
-            "{name} {number}: must be below {count}"
-        ))),
+        _ => Err(PyValueError::new_err(format!("{name} {number}: must be below {count}"))),
     }
 }
 

@@ -13,8 +13,7 @@ use crate::grammar_of::grammar_of;
 
 /// The attributes of a `minisgl.sampling_params.SamplingParams` with a seed.
 pub(crate) fn params_from_python(sampling: &Bound<'_, PyAny>) -> PyResult<Params> {
-    let float =
-        |name: &str| -> PyResult<f32> { Ok(sampling.getattr(name)?.extract::<f64>()? as f32) };
+    let float = |name: &str| -> PyResult<f32> { Ok(sampling.getattr(name)?.extract::<f64>()? as f32) };
     let bias = sampling.getattr("logit_bias")?.call_method0("items")?;
     let bias = bias.try_iter()?.map(|item| -> PyResult<(u32, f32)> {
         let (id, value): (Bound<'_, PyAny>, f64) = item?.extract()?;
@@ -42,19 +41,12 @@ pub(crate) fn params_from_python(sampling: &Bound<'_, PyAny>) -> PyResult<Params
         logit_bias: bias.collect::<PyResult<_>>()?,
         allowed_token_ids: ids_of(&sampling.getattr("allowed_token_ids")?)?,
         bad_token_ids: bad.collect::<PyResult<_>>()?,
-        min_tokens: sampling
-            .getattr("min_tokens")?
-            .extract()
-            .unwrap_or(usize::MAX),
+        min_tokens: sampling.getattr("min_tokens")?.extract().unwrap_or(usize::MAX),
         stop_token_ids: ids_of(&sampling.getattr("stop_token_ids")?)?,
         ignore_eos: sampling.getattr("ignore_eos")?.is_truthy()?,
         logprobs: sampling.getattr("logprobs")?.extract()?,
         prompt_logprobs: sampling.getattr("prompt_logprobs")?.extract()?,
-        embedding: match sampling
-            .getattr("embedding")?
-            .extract::<Option<String>>()?
-            .as_deref()
-        {
+        embedding: match sampling.getattr("embedding")?.extract::<Option<String>>()?.as_deref() {
             None => None,
             Some("last") => Some(Pooling::Last),
             Some(_) => Some(Pooling::Mean),
@@ -144,9 +136,7 @@ impl CpuSampler {
         let buffer = PyBuffer::<f32>::get(logits)?;
         let mut numbers = buffer.to_vec(py)?;
         if positions.len() != slots.len() || numbers.len() != slots.len() * self.vocab_size {
-            return Err(PyValueError::new_err(
-                "logits, slots, positions: not of as many rows",
-            ));
+            return Err(PyValueError::new_err("logits, slots, positions: not of as many rows"));
         }
         let mut masks: Vec<Option<Vec<u32>>> = masks
             .unwrap_or_default()
@@ -159,9 +149,7 @@ impl CpuSampler {
         for (((row, slot), position), mask) in rows.zip(slots).zip(positions).zip(masks) {
             let slot = self.check_slot(slot)?;
             let mask = mask.as_deref();
-            let drawn = self
-                .slots
-                .draw(slot, position, row, mask, &mut self.scratch);
+            let drawn = self.slots.draw(slot, position, row, mask, &mut self.scratch);
             self.slots.record(slot, drawn.token);
             tokens.push(drawn.token);
             logprobs.push(drawn.logprobs.map(|of| (of.own, of.top_ids, of.top)));

@@ -81,11 +81,7 @@ impl StepOutput {
                 Ok(())
             })?;
             let numpy = Numpy::get(py)?;
-            let dtype = if SIZE == 8 {
-                &numpy.int64
-            } else {
-                &numpy.int32
-            };
+            let dtype = if SIZE == 8 { &numpy.int64 } else { &numpy.int32 };
             numpy.from_buffer.call1(py, (bytes, dtype))
         };
         Ok(self.arrays[which].get_or_try_init(py, make)?.clone_ref(py))
@@ -105,9 +101,7 @@ impl StepOutput {
 
     #[getter]
     fn tokens(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.array(py, 1, |entry| {
-            entry.sampled.map_or(-1, |it| it.token).to_ne_bytes()
-        })
+        self.array(py, 1, |entry| entry.sampled.map_or(-1, |it| it.token).to_ne_bytes())
     }
 
     #[getter]
@@ -117,9 +111,7 @@ impl StepOutput {
 
     #[getter]
     fn rows(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.array(py, 3, |entry| {
-            entry.sampled.map_or(u32::MAX, |it| it.row).to_ne_bytes()
-        })
+        self.array(py, 3, |entry| entry.sampled.map_or(u32::MAX, |it| it.row).to_ne_bytes())
     }
 }
 

@@ -73,18 +73,8 @@ pub struct Scratch {
 impl Attention {
     /// Attention with `heads` query heads over `kv_heads` key/value heads of `head_dim`; scores are multiplied by `scale`
     /// (1 / sqrt(head_dim) in all models here).
-    pub fn new(
-        isa: Isa,
-        heads: usize,
-        kv_heads: usize,
-        head_dim: usize,
-        scale: f32,
-    ) -> Result<Self> {
-        if kv_heads == 0
-            || heads == 0
-            || !heads.is_multiple_of(kv_heads)
-            || heads / kv_heads > MAX_GROUP
-        {
+    pub fn new(isa: Isa, heads: usize, kv_heads: usize, head_dim: usize, scale: f32) -> Result<Self> {
+        if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) || heads / kv_heads > MAX_GROUP {
             return Err(Error::unsupported(format!(
                 "{heads} heads over {kv_heads} key/value heads: not 1 to {MAX_GROUP} for each"
             )));
@@ -128,10 +118,7 @@ impl Attention {
             values: Lines::new(CHUNK * width),
             chunk: Lines::new(ROWS * width),
             whole: Lines::new(ROWS * (width + LANES)),
-            sums: [Sums {
-                most: 0.0,
-                sum: 0.0,
-            }; ROWS],
+            sums: [Sums { most: 0.0, sum: 0.0 }; ROWS],
         }
     }
 
@@ -155,13 +142,7 @@ impl Attention {
     /// The plan was built for `call.rows`, and for this model; the call's pointers are valid for all tokens of the step;
     /// the keys and values of this layer, this step's included, are stored and nobody writes them; nobody else uses
     /// `scratch`, runs this unit, or touches the output meanwhile but other units of this plan and layer.
-    pub unsafe fn run_unit(
-        &self,
-        plan: &Plan,
-        unit: usize,
-        call: &Call<'_>,
-        scratch: &mut Scratch,
-    ) {
+    pub unsafe fn run_unit(&self, plan: &Plan, unit: usize, call: &Call<'_>, scratch: &mut Scratch) {
         // SAFETY: the caller's word; the instruction set was found on this processor.
         unsafe {
             match self.isa {

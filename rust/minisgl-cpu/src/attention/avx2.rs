@@ -17,13 +17,7 @@ pub(super) struct Vector([__m256; 2]);
 /// # Safety
 /// As there, and the processor has the instructions.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn unit(
-    a: &Attention,
-    plan: &Plan,
-    unit: usize,
-    call: &Call<'_>,
-    scratch: &mut Scratch,
-) {
+pub(super) unsafe fn unit(a: &Attention, plan: &Plan, unit: usize, call: &Call<'_>, scratch: &mut Scratch) {
     // SAFETY: the caller's word.
     unsafe { a.unit::<Vector>(plan, unit, call, scratch) }
 }
@@ -127,15 +121,11 @@ impl Lanes for Vector {
     #[inline(always)]
     unsafe fn keep(self, from: usize, to: usize, other: Self) -> Self {
         unsafe {
-            let (from, to) = (
-                _mm256_set1_epi32(from as i32 - 1),
-                _mm256_set1_epi32(to as i32),
-            );
+            let (from, to) = (_mm256_set1_epi32(from as i32 - 1), _mm256_set1_epi32(to as i32));
             let mut lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
             let mut kept = other.0;
             for (kept, mine) in kept.iter_mut().zip(self.0) {
-                let inside =
-                    _mm256_and_si256(_mm256_cmpgt_epi32(lane, from), _mm256_cmpgt_epi32(to, lane));
+                let inside = _mm256_and_si256(_mm256_cmpgt_epi32(lane, from), _mm256_cmpgt_epi32(to, lane));
                 *kept = _mm256_blendv_ps(*kept, mine, _mm256_castsi256_ps(inside));
                 lane = _mm256_add_epi32(lane, _mm256_set1_epi32(8));
             }
@@ -147,10 +137,7 @@ impl Lanes for Vector {
         unsafe {
             let low = _mm256_cmp_ps::<_CMP_LT_OQ>(x.0[0], limit.0[0]);
             let high = _mm256_cmp_ps::<_CMP_LT_OQ>(x.0[1], limit.0[1]);
-            Self([
-                _mm256_andnot_ps(low, self.0[0]),
-                _mm256_andnot_ps(high, self.0[1]),
-            ])
+            Self([_mm256_andnot_ps(low, self.0[0]), _mm256_andnot_ps(high, self.0[1])])
         }
     }
     #[inline(always)]

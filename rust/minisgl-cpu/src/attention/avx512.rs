@@ -18,13 +18,7 @@ pub(super) struct Vector(__m512);
 /// # Safety
 /// As there, and the processor has the instructions.
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c")]
-pub(super) unsafe fn unit(
-    a: &Attention,
-    plan: &Plan,
-    unit: usize,
-    call: &Call<'_>,
-    scratch: &mut Scratch,
-) {
+pub(super) unsafe fn unit(a: &Attention, plan: &Plan, unit: usize, call: &Call<'_>, scratch: &mut Scratch) {
     // SAFETY: the caller's word.
     unsafe { a.unit::<Vector>(plan, unit, call, scratch) }
 }
@@ -111,20 +105,14 @@ impl Lanes for Vector {
     #[inline(always)]
     unsafe fn total(self) -> f32 {
         unsafe {
-            let x = _mm256_add_ps(
-                _mm512_castps512_ps256(self.0),
-                _mm512_extractf32x8_ps::<1>(self.0),
-            );
+            let x = _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
             avx2::total(x)
         }
     }
     #[inline(always)]
     unsafe fn largest(self) -> f32 {
         unsafe {
-            let x = _mm256_max_ps(
-                _mm512_castps512_ps256(self.0),
-                _mm512_extractf32x8_ps::<1>(self.0),
-            );
+            let x = _mm256_max_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
             avx2::largest(x)
         }
     }

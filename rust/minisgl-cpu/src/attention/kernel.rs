@@ -326,9 +326,7 @@ pub(super) unsafe fn finish<V: Lanes>(sums: Sums, values: *const f32, out: *mut 
     unsafe {
         let by = V::splat(inverse);
         for i in 0..count / LANES {
-            V::load(values.add(i * LANES))
-                .mul(by)
-                .store(out.add(i * LANES));
+            V::load(values.add(i * LANES)).mul(by).store(out.add(i * LANES));
         }
         for i in count / LANES * LANES..count {
             *out.add(i) = *values.add(i) * inverse;

@@ -98,11 +98,5 @@ pub(super) fn exp2_one(x: f32) -> f32 {
 /// [`Lanes::power`] of one number.
 #[inline(always)]
 pub(super) fn power_one(shifted: f32) -> f32 {
-    f32::from_bits(
-        shifted
-            .to_bits()
-            .wrapping_sub(ROUNDER.to_bits())
-            .wrapping_add(127)
-            << 23,
-    )
+    f32::from_bits(shifted.to_bits().wrapping_sub(ROUNDER.to_bits()).wrapping_add(127) << 23)
 }

@@ -67,9 +67,7 @@ pub(super) unsafe fn keys<V: Lanes>(
         // SAFETY: the page is in the table by the contract; the group lies in the head's part of it, and groups of
         // sixteen are whole vectors of the chunk.
         unsafe {
-            let head = source
-                .kv
-                .head(source.layer, source.pages[page] as usize, source.head);
+            let head = source.kv.head(source.layer, source.pages[page] as usize, source.head);
             if l.group == LANES {
                 let ahead = ahead.and_then(|ahead| ahead.group(source, at));
                 group_of_lanes::<V>(l, head, offset, ahead, keys.add(at));
@@ -88,13 +86,7 @@ pub(super) unsafe fn keys<V: Lanes>(
 /// # Safety
 /// As [`keys`]; `to` is the group's first column.
 #[inline(always)]
-unsafe fn group_of_lanes<V: Lanes>(
-    l: &Layout,
-    head: *const u8,
-    offset: usize,
-    ahead: Option<*const u8>,
-    to: *mut f32,
-) {
+unsafe fn group_of_lanes<V: Lanes>(l: &Layout, head: *const u8, offset: usize, ahead: Option<*const u8>, to: *mut f32) {
     let dim = l.head_dim;
     // Keys of the group ahead, a line as often as a line of this group is read.
     let fetch = |d: usize, size: usize| {
@@ -128,9 +120,7 @@ unsafe fn group_of_lanes<V: Lanes>(
                     let scale = V::load_f16(scales.add(b * LANES));
                     for d in b * Q8_BLOCK..dim.min((b + 1) * Q8_BLOCK) {
                         fetch(d, 1);
-                        V::load_i8(from.add(d * LANES))
-                            .mul(scale)
-                            .store(to.add(d * CHUNK));
+                        V::load_i8(from.add(d * LANES)).mul(scale).store(to.add(d * CHUNK));
                     }
                 }
             }
@@ -197,9 +187,7 @@ pub(super) unsafe fn value(source: Source<'_>, position: usize) -> (*const u16, 
     let (page, offset) = (position / l.page_size, position % l.page_size);
     // SAFETY: as in `values`.
     let at = unsafe {
-        let head = source
-            .kv
-            .head(source.layer, source.pages[page] as usize, source.head);
+        let head = source.kv.head(source.layer, source.pages[page] as usize, source.head);
         head.add(l.v).cast::<u16>().add(offset * l.head_dim)
     };
     (at, l.page_size - offset)
@@ -227,9 +215,7 @@ pub(super) unsafe fn values<V: Lanes>(
         // SAFETY: the page is in the table by the contract and has `count` tokens from `offset`; the vector that ends a
         // row reads past it by less than 64 bytes, as the pool allows.
         unsafe {
-            let head = source
-                .kv
-                .head(source.layer, source.pages[page] as usize, source.head);
+            let head = source.kv.head(source.layer, source.pages[page] as usize, source.head);
             let ahead = ahead.and_then(|ahead| ahead.group(source, at));
             for i in 0..count {
                 if let Some(ahead) = ahead {

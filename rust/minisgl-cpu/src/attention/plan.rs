@@ -186,9 +186,9 @@ impl Variant {
 
     fn query(&self, token: u32, position: u32) -> Query {
         let hi = position + 1;
-        let lo = self.window.map_or(0, |w| {
-            hi.saturating_sub(w.clamp(1, u32::MAX as usize) as u32)
-        });
+        let lo = self
+            .window
+            .map_or(0, |w| hi.saturating_sub(w.clamp(1, u32::MAX as usize) as u32));
         Query {
             token,
             lo,
@@ -267,12 +267,8 @@ impl Variant {
         spans.resize(tokens, (0, 0));
         for segment in &self.segments {
             let end = segment.chunks.end;
-            for query in &self.queries[segment.queries.start as usize..segment.queries.end as usize]
-            {
-                if query.folds(segment.chunks.start)
-                    && query.first_chunk() < end
-                    && !query.ends(end)
-                {
+            for query in &self.queries[segment.queries.start as usize..segment.queries.end as usize] {
+                if query.folds(segment.chunks.start) && query.first_chunk() < end && !query.ends(end) {
                     let count = 1 + query.hi.div_ceil(CHUNK as u32) - end;
                     spans[query.token as usize] = (self.records, end);
                     self.merges.push(Merge {
@@ -297,7 +293,6 @@ impl Variant {
             }
         }
         let group = sizes.group as u32;
-        self.segments
-            .sort_by_cached_key(|s| std::cmp::Reverse(cost(s, group)));
+        self.segments.sort_by_cached_key(|s| std::cmp::Reverse(cost(s, group)));
     }
 }

@@ -59,13 +59,7 @@ impl Finder {
     }
 
     /// Divide the rows added since `clear` into shared and own chunks.
-    pub fn find(
-        &mut self,
-        rows: &Rows<'_>,
-        page_size: usize,
-        window: Option<usize>,
-        sharing: bool,
-    ) {
+    pub fn find(&mut self, rows: &Rows<'_>, page_size: usize, window: Option<usize>, sharing: bool) {
         if !sharing || self.members.len() < 2 {
             let own = self.members.iter().map(|row| Own { row: *row, from: 0 });
             self.own.extend(own);

@@ -41,20 +41,13 @@ impl<'a> Rows<'a> {
             let len = self.seq_lens[row] as usize;
             let end = (self.slots[row] as usize + 1).saturating_mul(self.columns);
             let needs = len.div_ceil(page_size);
-            if to < from
-                || (to - from) as usize > len
-                || needs > self.columns
-                || end > self.table.len()
-            {
+            if to < from || (to - from) as usize > len || needs > self.columns || end > self.table.len() {
                 return Err(Error::step(format!(
                     "row {row} of length {len}: tokens {from}..{to}, {needs} pages in a table of {}",
                     self.columns
                 )));
             }
-            if let Some(page) = self.pages(row)[..needs]
-                .iter()
-                .find(|p| **p as usize >= pages)
-            {
+            if let Some(page) = self.pages(row)[..needs].iter().find(|p| **p as usize >= pages) {
                 return Err(Error::step(format!("row {row}: page {page} of {pages}")));
             }
         }

@@ -83,18 +83,16 @@ impl Lanes for Scalar {
     #[inline(always)]
     unsafe fn keep(self, from: usize, to: usize, other: Self) -> Self {
         Self(std::array::from_fn(|i| {
-            if (from..to).contains(&i) {
-                self.0[i]
-            } else {
-                other.0[i]
-            }
+            if (from..to).contains(&i) { self.0[i] } else { other.0[i] }
         }))
     }
     #[inline(always)]
     unsafe fn zero_below(self, x: Self, limit: Self) -> Self {
-        Self(std::array::from_fn(|i| {
-            if x.0[i] < limit.0[i] { 0.0 } else { self.0[i] }
-        }))
+        Self(std::array::from_fn(
+            |i| {
+                if x.0[i] < limit.0[i] { 0.0 } else { self.0[i] }
+            },
+        ))
     }
     #[inline(always)]
     unsafe fn power(self) -> Self {

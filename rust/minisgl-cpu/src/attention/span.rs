@@ -48,14 +48,8 @@ pub(super) unsafe fn ragged<V: Lanes>(
     let mut start = 0;
     while start < rows {
         let tall = TALLEST.min(rows - start);
-        let from = (start..start + tall)
-            .map(|r| limits(r).0)
-            .max()
-            .unwrap_or(0);
-        let to = (start..start + tall)
-            .map(|r| limits(r).1)
-            .min()
-            .unwrap_or(0);
+        let from = (start..start + tall).map(|r| limits(r).0).max().unwrap_or(0);
+        let to = (start..start + tall).map(|r| limits(r).1).min().unwrap_or(0);
         // SAFETY: rows start..start + tall are the caller's.
         unsafe {
             let row = |r: usize| {

@@ -14,11 +14,7 @@ impl Variant {
     /// Cut long segments if the threads would end far apart.
     pub(super) fn split(&mut self, sizes: &Sizes) {
         let group = sizes.group as u32;
-        let whole: u64 = self
-            .segments
-            .iter()
-            .map(|s| u64::from(cost(s, group)))
-            .sum();
+        let whole: u64 = self.segments.iter().map(|s| u64::from(cost(s, group))).sum();
         let share = whole * sizes.kv_heads as u64 / sizes.threads.max(1) as u64;
         if self.even(sizes, share) {
             return;
@@ -47,9 +43,7 @@ impl Variant {
         if self.segments.len() * sizes.kv_heads > MANY * sizes.threads {
             return costs.max().unwrap_or(0) * 4 <= share;
         }
-        let mut costs: Vec<_> = costs
-            .flat_map(|c| std::iter::repeat_n(c, sizes.kv_heads))
-            .collect();
+        let mut costs: Vec<_> = costs.flat_map(|c| std::iter::repeat_n(c, sizes.kv_heads)).collect();
         costs.sort_unstable_by(|a, b| b.cmp(a));
         let mut ends = vec![0; sizes.threads];
         for cost in costs {

@@ -14,17 +14,10 @@ use crate::kv::KvDtype;
 
 impl Attention {
     #[inline(always)]
-    pub(super) unsafe fn unit<V: Lanes>(
-        &self,
-        plan: &Plan,
-        unit: usize,
-        call: &Call<'_>,
-        scratch: &mut Scratch,
-    ) {
+    pub(super) unsafe fn unit<V: Lanes>(&self, plan: &Plan, unit: usize, call: &Call<'_>, scratch: &mut Scratch) {
         let variant = plan.variant(call.layer);
         let segment = &variant.segments[unit / self.kv_heads];
-        let queries =
-            &variant.queries[segment.queries.start as usize..segment.queries.end as usize];
+        let queries = &variant.queries[segment.queries.start as usize..segment.queries.end as usize];
         assert!(queries.len() * self.group <= ROWS, "a tile too large");
         let head = unit % self.kv_heads;
         let source = Source {
@@ -34,10 +27,8 @@ impl Attention {
             pages: call.rows.pages(segment.row as usize),
         };
         let layout = call.kv.layout();
-        let direct = queries.len() == 1
-            && self.group <= TALLEST
-            && layout.dtype == KvDtype::F16
-            && layout.group == LANES;
+        let direct =
+            queries.len() == 1 && self.group <= TALLEST && layout.dtype == KvDtype::F16 && layout.group == LANES;
         // SAFETY: the caller's word for all of it; scratch has room for a tile of rows and a chunk.
         unsafe {
             self.gather(queries, head, call, scratch);
@@ -56,13 +47,7 @@ impl Attention {
                 }
                 let ahead = self.ahead(plan, (unit, chunk), segment, call);
                 load::keys::<V>(source, first, (from, to), ahead, scratch.keys.as_mut_ptr());
-                load::values::<V>(
-                    source,
-                    first,
-                    (from, to),
-                    ahead,
-                    scratch.values.as_mut_ptr(),
-                );
+                load::values::<V>(source, first, (from, to), ahead, scratch.values.as_mut_ptr());
                 self.chunk::<V>(&queries[active.clone()], active.start, first, scratch);
                 self.keep::<V>(plan, segment, queries, (active, chunk), head, scratch);
             }
@@ -99,22 +84,13 @@ impl Attention {
 
     /// Copy the queries, scaled, to where products read them.
     #[inline(always)]
-    unsafe fn gather(
-        &self,
-        queries: &[Query],
-        head: usize,
-        call: &Call<'_>,
-        scratch: &mut Scratch,
-    ) {
+    unsafe fn gather(&self, queries: &[Query], head: usize, call: &Call<'_>, scratch: &mut Scratch) {
         let count = self.group * self.head_dim;
         for (i, query) in queries.iter().enumerate() {
             let from = query.token as usize * call.query_stride + head * count;
             // SAFETY: the caller's word for each token of the step; scratch has room for a tile of rows.
             unsafe {
-                let (from, to) = (
-                    call.queries.add(from),
-                    scratch.queries.as_mut_ptr().add(i * count),
-                );
+                let (from, to) = (call.queries.add(from), scratch.queries.as_mut_ptr().add(i * count));
                 for d in 0..count {
                     *to.add(d) = *from.add(d) * self.scale;
                 }
@@ -166,14 +142,7 @@ impl Attention {
                     at: scores.add(at).cast_const(),
                     ld: CHUNK,
                 };
-                half_product::<V>(
-                    a,
-                    &values[..width / LANES],
-                    (count, dim),
-                    c,
-                    rows,
-                    at > from,
-                );
+                half_product::<V>(a, &values[..width / LANES], (count, dim), c, rows, at > from);
                 at += count;
             }
         }
@@ -181,18 +150,9 @@ impl Attention {
 
     /// Scores, weights and weighted values of one chunk for the queries that see it; `at` is the first one's place.
     #[inline(always)]
-    unsafe fn chunk<V: Lanes>(
-        &self,
-        queries: &[Query],
-        at: usize,
-        first: usize,
-        scratch: &mut Scratch,
-    ) {
+    unsafe fn chunk<V: Lanes>(&self, queries: &[Query], at: usize, first: usize, scratch: &mut Scratch) {
         let (dim, width, group) = (self.head_dim, self.width(), self.group);
-        let (from, to) = (
-            range(queries[0], first).0,
-            range(queries[queries.len() - 1], first).1,
-        );
+        let (from, to) = (range(queries[0], first).0, range(queries[queries.len() - 1], first).1);
         let (left, right) = (from / LANES * LANES, to.next_multiple_of(LANES));
         let row = at * group;
         let rows = queries.len() * group;
@@ -254,12 +214,7 @@ impl Attention {
         scratch: &mut Scratch,
     ) {
         let width = self.width();
-        for (i, query) in queries
-            .iter()
-            .enumerate()
-            .take(active.end)
-            .skip(active.start)
-        {
+        for (i, query) in queries.iter().enumerate().take(active.end).skip(active.start) {
             let folds = query.folds(segment.chunks.start);
             let begins = query.lo as usize / CHUNK == chunk as usize;
             for g in 0..self.group {
@@ -312,10 +267,7 @@ impl Attention {
         for g in 0..self.group {
             // SAFETY: as in `keep`; the output of this token and head is this unit's own.
             unsafe {
-                let values = scratch
-                    .whole
-                    .as_ptr()
-                    .add((i * self.group + g) * (width + LANES));
+                let values = scratch.whole.as_ptr().add((i * self.group + g) * (width + LANES));
                 let sums = Sums {
                     most: *values.add(width),
                     sum: *values.add(width + 1),
@@ -351,13 +303,7 @@ impl Attention {
                         most: *next,
                         sum: *next.add(1),
                     };
-                    sums = fold::<V>(
-                        sums,
-                        state.add(LANES),
-                        to_come,
-                        next.add(LANES),
-                        width / LANES,
-                    );
+                    sums = fold::<V>(sums, state.add(LANES), to_come, next.add(LANES), width / LANES);
                 }
                 self.write::<V>(call, merge.token, head, sums, state.add(LANES));
             }
@@ -374,19 +320,10 @@ impl Attention {
     }
 
     #[inline(always)]
-    unsafe fn write<V: Lanes>(
-        &self,
-        call: &Call<'_>,
-        token: u32,
-        head: usize,
-        sums: Sums,
-        values: *const f32,
-    ) {
+    unsafe fn write<V: Lanes>(&self, call: &Call<'_>, token: u32, head: usize, sums: Sums, values: *const f32) {
         // SAFETY: the caller's word for the output of each token.
         unsafe {
-            let out = call
-                .out
-                .add(token as usize * call.out_stride + head * self.head_dim);
+            let out = call.out.add(token as usize * call.out_stride + head * self.head_dim);
             finish::<V>(sums, values, out, self.head_dim);
         }
     }

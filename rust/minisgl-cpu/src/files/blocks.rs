@@ -19,9 +19,7 @@ pub fn decode(kind: Kind, data: &[u8], out: &mut [f32]) {
     match kind {
         Kind::F32 => blocks.for_each(|(b, y)| y[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
         Kind::F16 => blocks.for_each(|(b, y)| y[0] = half(b, 0)),
-        Kind::BF16 => {
-            blocks.for_each(|(b, y)| y[0] = bf16_to_f32(u16::from_le_bytes([b[0], b[1]])))
-        }
+        Kind::BF16 => blocks.for_each(|(b, y)| y[0] = bf16_to_f32(u16::from_le_bytes([b[0], b[1]]))),
         Kind::Q4_0 => blocks.for_each(|(b, y)| q4_0(b, y)),
         Kind::Q4_1 => blocks.for_each(|(b, y)| q4_1(b, y)),
         Kind::Q5_0 => blocks.for_each(|(b, y)| q5_0(b, y)),
@@ -74,10 +72,7 @@ fn q5_1(block: &[u8], out: &mut [f32]) {
 /// Numbers i and 16 + i of five bits each.
 fn fives(q: u8, high: u32, i: usize) -> (f32, f32) {
     let fifth = |at: usize| (((high >> at) & 1) as u8) << 4;
-    (
-        f32::from(q & 15 | fifth(i)),
-        f32::from(q >> 4 | fifth(16 + i)),
-    )
+    (f32::from(q & 15 | fifth(i)), f32::from(q >> 4 | fifth(16 + i)))
 }
 
 /// d, then 32 signed bytes.
@@ -137,12 +132,7 @@ fn scale_and_min(scales: &[u8], j: usize) -> (f32, f32) {
 /// 128 bytes of low halves, 64 of upper two bits, 16 scales, d. Each half of the block: 4 x 32 numbers, of which the
 /// first two share the low, the last two the high halves of 64 bytes, and all four 32 bytes of upper bits.
 fn q6_k(block: &[u8], out: &mut [f32]) {
-    let (low, high, scales, d) = (
-        &block[..128],
-        &block[128..192],
-        &block[192..208],
-        half(block, 208),
-    );
+    let (low, high, scales, d) = (&block[..128], &block[128..192], &block[192..208], half(block, 208));
     for (at, y) in out[..QK_K].chunks_exact_mut(32).enumerate() {
         let (side, j) = (at / 4, at % 4);
         let low = &low[64 * side + 32 * (j % 2)..][..32];
@@ -187,9 +177,7 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     let value = match bits & 0x7c00 {
         // The smallest are multiples of 2^-24, which a single holds.
         0 => {
-            return f32::from_bits(
-                sign | (f32::from(bits & 0x3ff) * f32::from_bits(0x3380_0000)).to_bits(),
-            );
+            return f32::from_bits(sign | (f32::from(bits & 0x3ff) * f32::from_bits(0x3380_0000)).to_bits());
         }
         0x7c00 => rest | 0x7f80_0000,
         _ => rest + ((127 - 15) << 23),

@@ -107,9 +107,7 @@ impl<'a> Plan<'a> {
                 continue;
             }
             let kind = quantization.kind_of(&tensor);
-            let size = tensor.data().len() / tensor.kind().block_bytes()
-                * tensor.kind().block_len()
-                / kind.block_len()
+            let size = tensor.data().len() / tensor.kind().block_bytes() * tensor.kind().block_len() / kind.block_len()
                 * kind.block_bytes();
             sample(&tensor, kind, &mut fingerprint);
             tensors.push(Planned {
@@ -140,10 +138,7 @@ impl<'a> Plan<'a> {
             out.extend(8u32.to_le_bytes()); // a text
             text(&mut out, name);
         }
-        for (key, value) in [
-            ("general.alignment", ALIGNMENT as u32),
-            (VERSION_KEY, VERSION),
-        ] {
+        for (key, value) in [("general.alignment", ALIGNMENT as u32), (VERSION_KEY, VERSION)] {
             text(&mut out, key);
             out.extend(4u32.to_le_bytes()); // of 32 bits
             out.extend(value.to_le_bytes());
@@ -167,11 +162,7 @@ impl<'a> Plan<'a> {
         out
     }
 
-    fn write(
-        &self,
-        path: &Path,
-        progress: &mut dyn FnMut(usize, usize) -> Result<()>,
-    ) -> Result<()> {
+    fn write(&self, path: &Path, progress: &mut dyn FnMut(usize, usize) -> Result<()>) -> Result<()> {
         let file = fs::File::create(path).map_err(|error| at(path, &error))?;
         let mut out = Out {
             file: BufWriter::with_capacity(1 << 20, file),
@@ -192,11 +183,7 @@ impl<'a> Plan<'a> {
 }
 
 impl Planned<'_> {
-    fn write(
-        &self,
-        out: &mut Out<'_>,
-        progress: &mut dyn FnMut(usize) -> Result<()>,
-    ) -> Result<()> {
+    fn write(&self, out: &mut Out<'_>, progress: &mut dyn FnMut(usize) -> Result<()>) -> Result<()> {
         if self.kind == self.tensor.kind() {
             progress(out.data)?;
             return out.data(self.tensor.data());
@@ -224,9 +211,7 @@ impl Planned<'_> {
                 )));
             }
             let used = (tensor.rows() - first).div_ceil(rows).min(threads);
-            pieces[..used]
-                .iter()
-                .try_for_each(|piece| out.data(piece))?;
+            pieces[..used].iter().try_for_each(|piece| out.data(piece))?;
         }
         Ok(())
     }
@@ -363,9 +348,7 @@ impl Checksum {
         sum.whole(&last);
         let [a, b, c, d] = sum.lanes;
         [a, b, c, d, self.len].iter().fold(0, |sum: u64, &word| {
-            (sum ^ word)
-                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-                .rotate_left(31)
+            (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31)
         })
     }
 }

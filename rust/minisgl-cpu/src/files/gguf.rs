@@ -157,10 +157,7 @@ fn preamble(reader: &mut Reader<'_>) -> Result<(u64, u64)> {
         }
     }
     let counts = (reader.u64("the counts")?, reader.u64("the counts")?);
-    for (what, count, most) in [
-        ("tensors", counts.0, MAX_TENSORS),
-        ("keys", counts.1, MAX_KEYS),
-    ] {
+    for (what, count, most) in [("tensors", counts.0, MAX_TENSORS), ("keys", counts.1, MAX_KEYS)] {
         if count > most {
             return Err(Error::file(format!(
                 "it claims {count} {what}: more than {most} are not read"
@@ -174,11 +171,7 @@ fn preamble(reader: &mut Reader<'_>) -> Result<(u64, u64)> {
 fn room(reader: &Reader<'_>, what: &str, count: u64, least: usize) -> Result<usize> {
     let most = reader.left() / least;
     let found = usize::try_from(count).ok().filter(|&count| count <= most);
-    found.ok_or_else(|| {
-        Error::file(format!(
-            "it claims {count} {what}, the file has room for {most}"
-        ))
-    })
+    found.ok_or_else(|| Error::file(format!("it claims {count} {what}, the file has room for {most}")))
 }
 
 fn read_metadata<'a>(reader: &mut Reader<'a>, count: u64) -> Result<Vec<(&'a str, Value<'a>)>> {
@@ -236,14 +229,12 @@ fn read_info<'a>(reader: &mut Reader<'a>, name: &'a str) -> Result<TensorInfo<'a
     }
     let shape = &dims[MAX_DIMS - num_dims..];
     let type_id = reader.u32(&what)?;
-    let Some(&(_, type_name, block_len, block_bytes)) = TYPES.iter().find(|t| t.0 == type_id)
-    else {
+    let Some(&(_, type_name, block_len, block_bytes)) = TYPES.iter().find(|t| t.0 == type_id) else {
         return Err(bad(format!("type {type_id} is not known")));
     };
     let count = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
     let size = count.and_then(|n| (n / block_len).checked_mul(block_bytes));
-    let Some(size) = size.filter(|&size| size > 0 && dims[MAX_DIMS - 1].is_multiple_of(block_len))
-    else {
+    let Some(size) = size.filter(|&size| size > 0 && dims[MAX_DIMS - 1].is_multiple_of(block_len)) else {
         return Err(bad(format!(
             "its shape {shape:?} cannot be in {type_name}, blocks of {block_len}"
         )));
@@ -267,9 +258,7 @@ fn place(tensors: &mut [TensorInfo<'_>], data: usize, alignment: usize, len: usi
     for tensor in tensors.iter_mut() {
         let bad = |what: &str| {
             let (name, Range { start, end }) = (tensor.name, &tensor.bytes);
-            Error::file(format!(
-                "tensor {name}: its bytes {start} to {end} of the data {what}"
-            ))
+            Error::file(format!("tensor {name}: its bytes {start} to {end} of the data {what}"))
         };
         if !tensor.bytes.start.is_multiple_of(alignment) {
             return Err(bad(&format!("do not begin at a multiple of {alignment}")));
@@ -278,9 +267,7 @@ fn place(tensors: &mut [TensorInfo<'_>], data: usize, alignment: usize, len: usi
             Some(end) if end <= len => tensor.bytes = tensor.bytes.start + data..end,
             _ => {
                 let have = len.saturating_sub(data);
-                return Err(bad(&format!(
-                    "are not all there: the file has {have} of data"
-                )));
+                return Err(bad(&format!("are not all there: the file has {have} of data")));
             }
         }
     }
@@ -356,11 +343,7 @@ fn entries(header: &Header<'_>) -> Result<Vec<Entry>> {
             tensor.name, tensor.type_name
         ))),
     };
-    let mut entries = header
-        .tensors
-        .iter()
-        .map(entry)
-        .collect::<Result<Vec<_>>>()?;
+    let mut entries = header.tensors.iter().map(entry).collect::<Result<Vec<_>>>()?;
     entries.sort_by_key(|entry| entry.bytes.start);
     Ok(entries)
 }

@@ -140,9 +140,7 @@ impl<'a> TensorView<'a> {
         let Some((&k, outer)) = shape.split_last() else {
             return Err(bad("it has no dimensions".into()));
         };
-        let rows = outer
-            .iter()
-            .try_fold(1usize, |rows, &n| rows.checked_mul(n));
+        let rows = outer.iter().try_fold(1usize, |rows, &n| rows.checked_mul(n));
         let row_bytes = kind.bytes_of(k).ok_or_else(|| {
             bad(format!(
                 "rows of {k} do not fill blocks of {} ({})",
@@ -241,12 +239,7 @@ impl<'a> TensorView<'a> {
             }
         };
         let bytes = self.data.len() / n;
-        Self::new(
-            self.name,
-            self.kind,
-            inner,
-            &self.data[i * bytes..(i + 1) * bytes],
-        )
+        Self::new(self.name, self.kind, inner, &self.data[i * bytes..(i + 1) * bytes])
     }
 }
 
@@ -265,10 +258,7 @@ pub trait Source: Send + Sync {
 
     /// Bytes of all tensors.
     fn bytes(&self) -> usize {
-        let sizes = self
-            .names()
-            .into_iter()
-            .filter_map(|name| self.tensor(name));
+        let sizes = self.names().into_iter().filter_map(|name| self.tensor(name));
         sizes.map(|tensor| tensor.data().len()).sum()
     }
 }

@@ -28,9 +28,7 @@ impl Quantization {
         match text {
             "q8" => Ok(Self::Q8),
             "q4" => Ok(Self::Q4),
-            _ => Err(Error::setting(format!(
-                "quantization: {text:?}: only q8 and q4"
-            ))),
+            _ => Err(Error::setting(format!("quantization: {text:?}: only q8 and q4"))),
         }
     }
 
@@ -53,10 +51,8 @@ impl Quantization {
         let small = ["norm.weight", ".mlp.gate.weight", ".ffn_gate_inp.weight"];
         if !full || !matrix || small.iter().any(|end| name.ends_with(end)) {
             tensor.kind()
-        } else if matches!(
-            name,
-            "token_embd.weight" | "output.weight" | "lm_head.weight"
-        ) || name.ends_with("embed_tokens.weight")
+        } else if matches!(name, "token_embd.weight" | "output.weight" | "lm_head.weight")
+            || name.ends_with("embed_tokens.weight")
         {
             Kind::Q8_0
         } else {
@@ -72,9 +68,7 @@ impl Quantization {
 #[must_use]
 pub fn encode(kind: Kind, values: &[f32], out: &mut [u8]) -> bool {
     assert_eq!(kind.bytes_of(values.len()), Some(out.len()), "{kind:?}");
-    let blocks = values
-        .chunks_exact(BLOCK)
-        .zip(out.chunks_exact_mut(kind.block_bytes()));
+    let blocks = values.chunks_exact(BLOCK).zip(out.chunks_exact_mut(kind.block_bytes()));
     let each: fn(&[f32], &mut [u8]) -> bool = match kind {
         Kind::Q8_0 => q8_0,
         Kind::Q4_1 => q4_1,

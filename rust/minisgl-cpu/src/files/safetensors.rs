@@ -73,9 +73,7 @@ fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
     if single.is_file() {
         return Ok(vec![single]);
     }
-    let listed = folder
-        .read_dir()
-        .and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
+    let listed = folder.read_dir().and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
     let listed = listed.map_err(|error| Error::file(error.to_string()))?;
     let mut paths: Vec<PathBuf> = listed.into_iter().map(|entry| entry.path()).collect();
     paths.retain(|path| path.extension().is_some_and(|end| end == SUFFIX));
@@ -89,15 +87,12 @@ fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
 /// The files that an index names, which have to be below its folder.
 fn indexed(bytes: &[u8]) -> Result<Vec<String>> {
     let bad = |what: &str| Error::file(format!("not a safetensors index: {what}"));
-    let index: serde_json::Value =
-        serde_json::from_slice(bytes).map_err(|error| bad(&error.to_string()))?;
+    let index: serde_json::Value = serde_json::from_slice(bytes).map_err(|error| bad(&error.to_string()))?;
     let map = index.get("weight_map").and_then(|map| map.as_object());
     let map = map.ok_or_else(|| bad("no weight_map"))?;
     let mut names = Vec::new();
     for (tensor, file) in map {
-        let file = file
-            .as_str()
-            .ok_or_else(|| bad(&format!("the file of {tensor}")))?;
+        let file = file.as_str().ok_or_else(|| bad(&format!("the file of {tensor}")))?;
         let mut parts = Path::new(file).components();
         if file.is_empty() || !parts.all(|part| matches!(part, Component::Normal(_))) {
             return Err(bad(&format!("{file:?} is not a name of a file beside it")));
@@ -162,9 +157,7 @@ fn diagnosis(bytes: &[u8]) -> Option<String> {
     let head: serde_json::Value = serde_json::from_slice(head).ok()?;
     let tensors = head.as_object()?.iter();
     let mut tensors = tensors.filter(|(name, _)| *name != "__metadata__");
-    tensors.find_map(|(name, info)| {
-        wrong(info, data.len()).map(|what| format!("tensor {name}: {what}"))
-    })
+    tensors.find_map(|(name, info)| wrong(info, data.len()).map(|what| format!("tensor {name}: {what}")))
 }
 
 /// What is wrong with one tensor's entry; `len` bytes of data are there.

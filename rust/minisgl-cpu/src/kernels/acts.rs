@@ -111,11 +111,7 @@ impl Acts {
 /// Rows laid out for that many: were their number a power of two, all blocks of a tile would fall into the same few
 /// sets of a cache and drive each other out.
 fn spread(rows: usize) -> usize {
-    if rows < 64 {
-        rows
-    } else {
-        rows.next_multiple_of(16) + 8
-    }
+    if rows < 64 { rows } else { rows.next_multiple_of(16) + 8 }
 }
 
 /// Where activations of a step are. A plain pointer: valid as long as its `Acts`, and only until that is laid out anew.
@@ -161,11 +157,7 @@ impl ActsPtr {
         let mut at = 0;
         let mut take = |there: bool, bytes: usize| {
             let piece = start.wrapping_add(at);
-            at += if there {
-                bytes.next_multiple_of(ALIGN)
-            } else {
-                0
-            };
+            at += if there { bytes.next_multiple_of(ALIGN) } else { 0 };
             piece
         };
         let (f32s, int8) = (mode.has_f32(), mode.has_int8());

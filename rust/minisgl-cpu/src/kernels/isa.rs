@@ -127,10 +127,7 @@ fn missing_amx() -> Vec<&'static str> {
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 fn lacking(has: &[(&'static str, bool)]) -> Vec<&'static str> {
-    has.iter()
-        .filter(|(_, here)| !here)
-        .map(|&(name, _)| name)
-        .collect()
+    has.iter().filter(|(_, here)| !here).map(|&(name, _)| name).collect()
 }
 
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
@@ -157,11 +154,7 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_named() {
-        let foreign = if cfg!(target_arch = "aarch64") {
-            "avx2"
-        } else {
-            "neon"
-        };
+        let foreign = if cfg!(target_arch = "aarch64") { "avx2" } else { "neon" };
         let text = Isa::detect(Some(foreign)).unwrap_err().to_string();
         assert!(text.contains(foreign) && text.contains("no "), "{text}");
         let text = Isa::detect(Some("mmx")).unwrap_err().to_string();

@@ -133,12 +133,7 @@ impl Kernels {
         add: bool,
     ) {
         assert!(panels.end <= w.panels() && rows.end <= acts.rows && w.k() == acts.k);
-        assert!(
-            acts.mode.serves(w.form()),
-            "{:?} with {:?}",
-            w.form(),
-            acts.mode
-        );
+        assert!(acts.mode.serves(w.form()), "{:?} with {:?}", w.form(), acts.mode);
         assert!(rows.len() <= 1 || stride >= panels.len() * PANEL);
         let product = Product {
             w,

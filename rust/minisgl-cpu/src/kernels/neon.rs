@@ -69,11 +69,7 @@ unsafe fn exact(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f
             let (x, sum) = unsafe { cell(p.acts, b, row) };
             let mut s = [0.0f32; PANEL];
             for step in 0..BLOCK {
-                let i = if form == Form::Q4 {
-                    q4_input(step)
-                } else {
-                    step
-                };
+                let i = if form == Form::Q4 { q4_input(step) } else { step };
                 for lane in 0..PANEL {
                     s[lane] = w[i][lane].mul_add(x[i], s[lane]);
                 }
@@ -181,9 +177,7 @@ fn unpack(form: Form, block: &[u8]) -> [Lanes<f32>; BLOCK] {
             let at = |lane: usize| i / 2 * 64 + lane * 4 + i % 2 * 2;
             std::array::from_fn(|lane| bf16_to_f32(u16_at(block, at(lane))))
         }),
-        Form::F16 => std::array::from_fn(|i| {
-            std::array::from_fn(|lane| f16_to_f32(u16_at(block, i * 32 + lane * 2)))
-        }),
+        Form::F16 => std::array::from_fn(|i| std::array::from_fn(|lane| f16_to_f32(u16_at(block, i * 32 + lane * 2)))),
         Form::F32 => std::array::from_fn(|i| {
             let at = |lane: usize| i * 64 + lane * 4;
             let number = |at: usize| [block[at], block[at + 1], block[at + 2], block[at + 3]];

@@ -89,10 +89,7 @@ fn quantize(v: &[f32; BLOCK]) -> ([i8; BLOCK], f32) {
     }
     let max = f32::from_bits(max);
     let inverse = 127.0 / max;
-    (
-        v.map(|x| (x * inverse).round_ties_even() as i8),
-        max / 127.0,
-    )
+    (v.map(|x| (x * inverse).round_ties_even() as i8), max / 127.0)
 }
 
 unsafe fn matmul(p: &Product<'_>) {
@@ -116,11 +113,7 @@ unsafe fn matmul(p: &Product<'_>) {
 unsafe fn panel_by_row(p: &Product<'_>, panel: usize, row: usize, int8: bool) -> [f32; PANEL] {
     let (form, acts) = (p.w.form(), p.acts);
     let mut sums = [0.0; PANEL];
-    for (b, block) in
-        p.w.panel(panel)
-            .chunks_exact(form.block_bytes())
-            .enumerate()
-    {
+    for (b, block) in p.w.panel(panel).chunks_exact(form.block_bytes()).enumerate() {
         let cell = b * acts.rows + row;
         for (lane, acc) in sums.iter_mut().enumerate() {
             // SAFETY: the caller's: the row is prepared, in the mode that the form needs.
@@ -141,11 +134,7 @@ unsafe fn panel_by_row(p: &Product<'_>, panel: usize, row: usize, int8: bool) ->
 fn add_exact(acc: f32, form: Form, block: &[u8], lane: usize, x: &[f32; BLOCK], sum: f32) -> f32 {
     let mut s = 0.0f32;
     for step in 0..BLOCK {
-        let i = if form == Form::Q4 {
-            q4_input(step)
-        } else {
-            step
-        };
+        let i = if form == Form::Q4 { q4_input(step) } else { step };
         s = stored(form, block, lane, i).mul_add(x[i], s);
     }
     match form {
@@ -155,14 +144,7 @@ fn add_exact(acc: f32, form: Form, block: &[u8], lane: usize, x: &[f32; BLOCK], 
     }
 }
 
-unsafe fn add_int8(
-    acc: f32,
-    form: Form,
-    block: &[u8],
-    lane: usize,
-    acts: ActsPtr,
-    cell: usize,
-) -> f32 {
+unsafe fn add_int8(acc: f32, form: Form, block: &[u8], lane: usize, acts: ActsPtr, cell: usize) -> f32 {
     // SAFETY: the caller's: the cell is prepared in int8.
     let (q, d, ds) = unsafe {
         let q = &*acts.q.add(cell * BLOCK).cast::<[i8; BLOCK]>();
@@ -215,11 +197,7 @@ unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, out: *mut f
         let x = unsafe { *x.add(i) };
         lanes[i % 32] = x.mul_add(x, lanes[i % 32]);
     }
-    let by = inverse_root(
-        tree(std::array::from_fn(|i| lanes[i] + lanes[i + 16])),
-        n,
-        eps,
-    );
+    let by = inverse_root(tree(std::array::from_fn(|i| lanes[i] + lanes[i + 16])), n, eps);
     for i in 0..n {
         // SAFETY: as above.
         unsafe { *out.add(i) = *x.add(i) * by * *w.add(i) };

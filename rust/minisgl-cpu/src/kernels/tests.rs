@@ -41,9 +41,7 @@ impl Numbers {
 fn matrix(form: Form, n: usize, k: usize, numbers: &mut Numbers, extremes: bool) -> Matrix {
     let mut data = Vec::new();
     let full = numbers.next() as u8;
-    let half = |numbers: &mut Numbers| {
-        crate::files::blocks::f32_to_f16(numbers.weight_f32()).to_le_bytes()
-    };
+    let half = |numbers: &mut Numbers| crate::files::blocks::f32_to_f16(numbers.weight_f32()).to_le_bytes();
     let kind = match form {
         Form::Q4 | Form::Q8 => {
             for _ in 0..n * k.div_ceil(BLOCK) {
@@ -57,11 +55,7 @@ fn matrix(form: Form, n: usize, k: usize, numbers: &mut Numbers, extremes: bool)
                 let bytes = if form == Form::Q4 { 16 } else { 32 };
                 data.extend((0..bytes).map(|_| if fill { byte } else { numbers.next() as u8 }));
             }
-            if form == Form::Q4 {
-                Kind::Q4_1
-            } else {
-                Kind::Q8_0
-            }
+            if form == Form::Q4 { Kind::Q4_1 } else { Kind::Q8_0 }
         }
         Form::F16 => {
             (0..n * k).for_each(|_| data.extend(half(numbers)));
@@ -89,13 +83,7 @@ pub(super) struct Case {
 }
 
 impl Case {
-    pub(super) fn new(
-        form: Form,
-        mode: Mode,
-        (n, k, rows): (usize, usize, usize),
-        seed: u64,
-        extremes: bool,
-    ) -> Self {
+    pub(super) fn new(form: Form, mode: Mode, (n, k, rows): (usize, usize, usize), seed: u64, extremes: bool) -> Self {
         let mut numbers = Numbers(seed);
         let k = if form.is_quantized() {
             k.next_multiple_of(BLOCK)
@@ -103,21 +91,12 @@ impl Case {
             k
         };
         let w = matrix(form, n, k, &mut numbers, extremes);
-        let x = (0..rows * k)
-            .map(|_| numbers.activation(extremes))
-            .collect();
+        let x = (0..rows * k).map(|_| numbers.activation(extremes)).collect();
         Self { w, x, rows, mode }
     }
 
     /// The product of rows `rows` prepared among `among`, panels `panels`; `add` to ones.
-    fn run(
-        &self,
-        isa: Isa,
-        among: Range<usize>,
-        rows: Range<usize>,
-        panels: Range<usize>,
-        add: bool,
-    ) -> Vec<f32> {
+    fn run(&self, isa: Isa, among: Range<usize>, rows: Range<usize>, panels: Range<usize>, add: bool) -> Vec<f32> {
         let (kernels, k) = (Kernels::new(isa), self.w.k());
         let acts = Acts::new(among.len(), k, self.mode);
         let writer = acts.writer(among.len(), k);
@@ -127,15 +106,7 @@ impl Case {
             for (i, row) in among.enumerate() {
                 kernels.prepare(self.x[row * k..].as_ptr(), writer, i);
             }
-            kernels.matmul(
-                &self.w,
-                panels.clone(),
-                writer,
-                rows,
-                out.as_mut_ptr(),
-                stride,
-                add,
-            );
+            kernels.matmul(&self.w, panels.clone(), writer, rows, out.as_mut_ptr(), stride, add);
         }
         for row in out.chunks(stride) {
             assert!(
@@ -190,10 +161,7 @@ fn products_are_right() {
             let (got, k) = (case.all(isa), case.w.k());
             let mut row = vec![0.0; k];
             for (at, got) in got.iter().enumerate() {
-                let (r, n) = (
-                    at / (case.w.panels() * PANEL),
-                    at % (case.w.panels() * PANEL),
-                );
+                let (r, n) = (at / (case.w.panels() * PANEL), at % (case.w.panels() * PANEL));
                 case.w.row(n, &mut row);
                 let products = row
                     .iter()
@@ -206,10 +174,7 @@ fn products_are_right() {
                     _ => 1e-6,
                 };
                 let off = (f64::from(*got) - products.sum::<f64>()).abs();
-                assert!(
-                    off <= bound * size,
-                    "{isa:?} {form:?} {mode:?}: off by {off} of {size}"
-                );
+                assert!(off <= bound * size, "{isa:?} {form:?} {mode:?}: off by {off} of {size}");
             }
         }
     }
@@ -225,15 +190,8 @@ fn what_is_not_finite_shows() {
                     case.x[3 * 64 + 40] = bad;
                     let out = case.all(isa);
                     let row = |r: usize| &out[r * 32..(r + 1) * 32];
-                    assert!(
-                        row(3).iter().all(|x| !x.is_finite()),
-                        "{isa:?} {form:?} {mode:?}"
-                    );
-                    assert!(
-                        (0..9)
-                            .filter(|&r| r != 3)
-                            .all(|r| row(r).iter().all(|x| x.is_finite()))
-                    );
+                    assert!(row(3).iter().all(|x| !x.is_finite()), "{isa:?} {form:?} {mode:?}");
+                    assert!((0..9).filter(|&r| r != 3).all(|r| row(r).iter().all(|x| x.is_finite())));
                 }
             }
         }
@@ -324,10 +282,7 @@ fn gelu_is_close() {
         let inner = (2.0 / std::f64::consts::PI).sqrt() * (wide + 0.044715 * wide.powi(3));
         let want = 0.5 * wide * (1.0 + inner.tanh());
         let off = (f64::from(out) - want).abs();
-        assert!(
-            off < 1e-6 * wide.abs().max(0.1),
-            "gelu({x}) is {out}, not {want}"
-        );
+        assert!(off < 1e-6 * wide.abs().max(0.1), "gelu({x}) is {out}, not {want}");
     }
 }
 

@@ -51,14 +51,7 @@ fn f16c(x: &[f32], halves: &mut [u16]) {
 /// # Safety
 /// `to` is the start of a head's part of a page that nobody else uses at `at`; `at` is below the page size; `k` and
 /// `v` have `head_dim` numbers.
-pub(super) unsafe fn token(
-    l: &Layout,
-    to_halves: ToHalves,
-    to: *mut u8,
-    at: usize,
-    k: &[f32],
-    v: &[f32],
-) {
+pub(super) unsafe fn token(l: &Layout, to_halves: ToHalves, to: *mut u8, at: usize, k: &[f32], v: &[f32]) {
     let dim = l.head_dim;
     // Number d of the key of token `at` is number `first + d * step`.
     let (first, step) = (at / l.group * l.group * dim + at % l.group, l.group);
@@ -104,11 +97,7 @@ unsafe fn quantized(x: &[f32], to: *mut i8, step: usize, scales: *mut u16) {
         let mut max = 0.0f32;
         for &x in block {
             // What is not a number must stay so: it makes the scale one.
-            max = if x.abs() > max || x.is_nan() {
-                x.abs()
-            } else {
-                max
-            };
+            max = if x.abs() > max || x.is_nan() { x.abs() } else { max };
         }
         let scale = f32_to_f16(max / 127.0);
         let d = f16_to_f32(scale);

@@ -84,9 +84,7 @@ impl Adapter {
         let mut layers = Vec::with_capacity(config.num_layers);
         for layer in 0..config.num_layers {
             let of = |part: &'static str, inputs, outputs| {
-                let found = pairs
-                    .iter()
-                    .find(|one| one.layer == layer && one.part == part);
+                let found = pairs.iter().find(|one| one.layer == layer && one.part == part);
                 Block::of(found, part, inputs, outputs)
             };
             let (hidden, inner) = (config.hidden_size, config.intermediate_size);
@@ -106,10 +104,7 @@ impl Adapter {
                 None,
             ];
             if config.experts_of(layer).is_none() {
-                let both = [
-                    of("gate_proj", hidden, inner)?,
-                    of("up_proj", hidden, inner)?,
-                ];
+                let both = [of("gate_proj", hidden, inner)?, of("up_proj", hidden, inner)?];
                 sites[2] = joined(&both, true)?;
                 sites[3] = joined(&[of("down_proj", inner, hidden)?], false)?;
             }
@@ -118,9 +113,7 @@ impl Adapter {
         let all = layers.iter().flatten().flatten();
         let rank = all.map(|one| one.a.n()).max().unwrap_or(0);
         if rank == 0 {
-            return Err(Error::setting(
-                "an adapter without any A and B for this model",
-            ));
+            return Err(Error::setting("an adapter without any A and B for this model"));
         }
         Ok(Self { layers, rank })
     }
@@ -161,10 +154,7 @@ impl<'a> Block<'a> {
     fn spread(&self, first: usize, width: usize) -> Vec<f32> {
         let mut rows = vec![0.0; self.outputs * width];
         if let Some(pair) = self.pair {
-            for (to, from) in rows
-                .chunks_exact_mut(width)
-                .zip(pair.b.chunks_exact(self.rank))
-            {
+            for (to, from) in rows.chunks_exact_mut(width).zip(pair.b.chunks_exact(self.rank)) {
                 to[first..first + self.rank].copy_from_slice(from);
             }
         }
@@ -184,21 +174,13 @@ fn joined(blocks: &[Block<'_>], interleave: bool) -> Result<Option<Factors>> {
         b.push(block.spread(first, rank));
         first += block.rank;
     }
-    let bytes =
-        |numbers: &[f32]| -> Vec<u8> { numbers.iter().flat_map(|one| one.to_le_bytes()).collect() };
+    let bytes = |numbers: &[f32]| -> Vec<u8> { numbers.iter().flat_map(|one| one.to_le_bytes()).collect() };
     let (a, b): (Vec<u8>, Vec<Vec<u8>>) = (bytes(&a), b.iter().map(|one| bytes(one)).collect());
     let shapes: Vec<[usize; 2]> = blocks.iter().map(|block| [block.outputs, rank]).collect();
     let parts = b
         .iter()
         .zip(&shapes)
-        .map(|(data, shape)| {
-            Ok(Part::new(TensorView::new(
-                "lora_B",
-                Kind::F32,
-                shape,
-                data,
-            )?))
-        })
+        .map(|(data, shape)| Ok(Part::new(TensorView::new("lora_B", Kind::F32, shape, data)?)))
         .collect::<Result<Vec<_>>>()?;
     let shape = [rank, blocks[0].inputs];
     let whole = Part::new(TensorView::new("lora_A", Kind::F32, &shape, &a)?);
@@ -272,8 +254,7 @@ impl Worker<'_, '_> {
             let (kernels, count) = (shared.kernels_of(run.tokens.start), run.tokens.len());
             let (normed, low) = (self.own.row.at(0, 0), &self.own.between.low);
             let acts = self.own.between.from.writer_as(count, width, Mode::Exact);
-            let to =
-                shared.buffers.between.runs[piece].writer_as(count, factors.a.n(), Mode::Exact);
+            let to = shared.buffers.between.runs[piece].writer_as(count, factors.a.n(), Mode::Exact);
             // SAFETY: `acts`, `low` and `normed` are this thread's, `to` its piece; `from` was written before a
             // barrier.
             unsafe {
@@ -281,23 +262,13 @@ impl Worker<'_, '_> {
                     let mut at = from.at(token, 0);
                     if let Some(norm) = norm {
                         let eps = shared.config.rms_norm_eps;
-                        shared
-                            .kernels
-                            .rms_norm(at, norm.as_ptr(), width, eps, normed);
+                        shared.kernels.rms_norm(at, norm.as_ptr(), width, eps, normed);
                         at = normed;
                     }
                     kernels.prepare(at, acts, row);
                 }
                 let (out, stride) = (low.at(0, 0), low.stride());
-                kernels.matmul(
-                    &factors.a,
-                    0..factors.a.panels(),
-                    acts,
-                    0..count,
-                    out,
-                    stride,
-                    false,
-                );
+                kernels.matmul(&factors.a, 0..factors.a.panels(), acts, 0..count, out, stride, false);
                 for row in 0..count {
                     kernels.prepare(low.at(row, 0), to, row);
                 }
@@ -331,17 +302,10 @@ impl Forward<'_> {
             let Some(factors) = run.adapter.at(index, site) else {
                 continue;
             };
-            let (start, end) = (
-                run.tokens.start.max(rows.start),
-                run.tokens.end.min(rows.end),
-            );
+            let (start, end) = (run.tokens.start.max(rows.start), run.tokens.end.min(rows.end));
             let own = start - run.tokens.start..end - run.tokens.start;
             let kernels = self.kernels_of(start);
-            let acts = self.buffers.between.runs[piece].writer_as(
-                run.tokens.len(),
-                factors.a.n(),
-                Mode::Exact,
-            );
+            let acts = self.buffers.between.runs[piece].writer_as(run.tokens.len(), factors.a.n(), Mode::Exact);
             // SAFETY: the caller's.
             unsafe {
                 let to = out.add((start - rows.start) * stride);

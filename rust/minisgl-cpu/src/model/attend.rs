@@ -39,14 +39,9 @@ impl Worker<'_, '_> {
         self.project_all(index, Phase::Qkv, &layer.qkv, acts, &buffers.qkv);
         self.barrier.wait();
         self.lap(1);
-        each(
-            shared.counter(index, Phase::Rotate),
-            shared.count(),
-            FEW,
-            |token| {
-                self.rotate_and_store(index, layer, token);
-            },
-        );
+        each(shared.counter(index, Phase::Rotate), shared.count(), FEW, |token| {
+            self.rotate_and_store(index, layer, token);
+        });
         self.barrier.wait();
         self.lap(2);
         let call = Call {
@@ -73,13 +68,7 @@ impl Worker<'_, '_> {
         }
         self.lap(3);
         let width = config.num_heads * config.head_dim;
-        self.lower(
-            index,
-            (Phase::LowerOut, Site::Out),
-            &buffers.attended,
-            None,
-            width,
-        );
+        self.lower(index, (Phase::LowerOut, Site::Out), &buffers.attended, None, width);
         let acts = self.prepare(
             index,
             Phase::PrepareOut,
@@ -105,10 +94,7 @@ impl Worker<'_, '_> {
         let row = buffers.qkv.at(token, 0);
         let angles = config.rotary[index].map(|table| {
             let at = table * dim;
-            (
-                buffers.angles.at(token, at),
-                buffers.angles.at(token, at + dim / 2),
-            )
+            (buffers.angles.at(token, at), buffers.angles.at(token, at + dim / 2))
         });
         // SAFETY: its piece: the row of this token in `qkv`; `angles` was written before a barrier.
         unsafe {
@@ -127,9 +113,7 @@ impl Worker<'_, '_> {
             }
             let keys = row.add(heads * dim);
             let slot = std::slice::from_ref(&shared.tokens.slots[token]);
-            shared
-                .kv
-                .store(index, slot, keys, keys.add(kv_heads * dim), 0);
+            shared.kv.store(index, slot, keys, keys.add(kv_heads * dim), 0);
         }
     }
 }

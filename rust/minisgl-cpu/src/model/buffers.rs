@@ -54,10 +54,7 @@ impl Buffers {
     /// For steps of no tokens yet.
     pub fn new(config: &ModelConfig, mode: Mode) -> Self {
         let attended = config.num_heads * config.head_dim;
-        let widest = config
-            .intermediate_size
-            .max(config.hidden_size)
-            .max(attended);
+        let widest = config.intermediate_size.max(config.hidden_size).max(attended);
         let mode = held(mode);
         Self {
             x: Grid::new(config.hidden_size),
@@ -71,10 +68,7 @@ impl Buffers {
                 .map(|_| Counter::default())
                 .collect(),
             between: Between::default(),
-            experts: config
-                .moe
-                .as_ref()
-                .map(|moe| ExpertBuffers::new(config, moe, mode)),
+            experts: config.moe.as_ref().map(|moe| ExpertBuffers::new(config, moe, mode)),
             widest,
             mode,
             tokens: 0,

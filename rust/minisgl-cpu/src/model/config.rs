@@ -116,11 +116,7 @@ impl ModelConfig {
             return Err(unsupported("head_dim", self.head_dim, "must be even"));
         }
         if self.windows.len() != self.num_layers {
-            return Err(unsupported(
-                "layer_types",
-                self.windows.len(),
-                "one a layer",
-            ));
+            return Err(unsupported("layer_types", self.windows.len(), "one a layer"));
         }
         let tables = self.inverse_frequencies.len();
         let known = |table: &usize| *table < tables;
@@ -151,11 +147,7 @@ impl MoeConfig {
         let sizes = [
             ("num_experts", self.num_experts, 4096),
             ("moe_intermediate_size", self.intermediate_size, MAX_SIZE),
-            (
-                "num_experts_per_tok",
-                self.experts_per_token,
-                self.num_experts,
-            ),
+            ("num_experts_per_tok", self.experts_per_token, self.num_experts),
         ];
         for (name, value, most) in sizes {
             if value == 0 || value > most {

@@ -94,10 +94,7 @@ impl Decoder {
         memory.buffers.begin(tokens.ids.len(), &self.config);
         memory.plan.build(rows)?;
         if !tokens.runs.is_empty() {
-            let (rank, widest) = (
-                memory.buffers.between.reserve(tokens.runs),
-                memory.buffers.widest,
-            );
+            let (rank, widest) = (memory.buffers.between.reserve(tokens.runs), memory.buffers.widest);
             for own in &memory.threads {
                 let mut own = own.lock().unwrap_or_else(|e| e.into_inner());
                 own.0.between.reserve(rank, widest);
@@ -168,10 +165,9 @@ impl Decoder {
         // one kernel for all: a token's logits do not depend on what it was
         let kernels = self.kernels.decoding();
         let (head, config) = (&self.weights.head, &self.config);
-        let acts =
-            memory
-                .last_acts
-                .writer_as(tokens.len(), config.hidden_size, mode_for(self.mode, head));
+        let acts = memory
+            .last_acts
+            .writer_as(tokens.len(), config.hidden_size, mode_for(self.mode, head));
         let groups = Groups::of(head, pool.threads());
         let (memory, out) = (&*memory, &*out);
         pool.run(&|_, barrier| {
@@ -195,9 +191,7 @@ impl Decoder {
                 let panels = groups.panels(group);
                 let to = out.at(0, panels.start * PANEL);
                 // SAFETY: these columns were handed out once; `acts` was written before the barrier.
-                unsafe {
-                    kernels.matmul(head, panels, acts, 0..tokens.len(), to, out.stride(), false)
-                };
+                unsafe { kernels.matmul(head, panels, acts, 0..tokens.len(), to, out.stride(), false) };
             }
         })
     }

@@ -71,16 +71,14 @@ impl ExpertBuffers {
         self.out.reserve(assignments);
         self.acts = Acts::new(assignments, widest, mode);
         self.router_acts = Acts::new(tokens, config.hidden_size, mode);
-        self.chosen
-            .resize_with(assignments, || UnsafeCell::new((0, 0.0)));
+        self.chosen.resize_with(assignments, || UnsafeCell::new((0, 0.0)));
     }
 }
 
 impl Worker<'_, '_> {
     pub(super) fn experts(&mut self, index: usize, layer: &Layer, experts: &Experts) {
         let shared = self.shared;
-        let (Some(buffers), Some(moe)) = (&shared.buffers.experts, shared.config.moe.as_ref())
-        else {
+        let (Some(buffers), Some(moe)) = (&shared.buffers.experts, shared.config.moe.as_ref()) else {
             return;
         };
         self.route(index, layer, experts, buffers, moe);
@@ -91,28 +89,19 @@ impl Worker<'_, '_> {
         let Some(any) = experts.experts.first() else {
             return;
         };
-        let acts = buffers.acts.writer_as(
-            assignments,
-            hidden,
-            mode_for(shared.mode, &any.gate_up.weight),
-        );
+        let acts = buffers
+            .acts
+            .writer_as(assignments, hidden, mode_for(shared.mode, &any.gate_up.weight));
         let normed = self.own.row.at(0, 0);
-        each(
-            shared.counter(index, Phase::PrepareMlp),
-            assignments,
-            FEW,
-            |place| {
-                let token = order.assignments[place] as usize / moe.experts_per_token;
-                // SAFETY: its piece: a row of `acts`.
-                unsafe {
-                    let (x, eps) = (shared.buffers.x.at(token, 0), shared.config.rms_norm_eps);
-                    shared
-                        .kernels
-                        .rms_norm(x, layer.mlp_norm.as_ptr(), hidden, eps, normed);
-                    order.kernels(shared, place).prepare(normed, acts, place);
-                }
-            },
-        );
+        each(shared.counter(index, Phase::PrepareMlp), assignments, FEW, |place| {
+            let token = order.assignments[place] as usize / moe.experts_per_token;
+            // SAFETY: its piece: a row of `acts`.
+            unsafe {
+                let (x, eps) = (shared.buffers.x.at(token, 0), shared.config.rms_norm_eps);
+                shared.kernels.rms_norm(x, layer.mlp_norm.as_ptr(), hidden, eps, normed);
+                order.kernels(shared, place).prepare(normed, acts, place);
+            }
+        });
         self.barrier.wait();
         self.lap(0);
         self.each_piece(
@@ -142,19 +131,14 @@ impl Worker<'_, '_> {
             moe.intermediate_size,
             mode_for(shared.mode, &any.down.weight),
         );
-        each(
-            shared.counter(index, Phase::PrepareDown),
-            assignments,
-            FEW,
-            |place| {
-                // SAFETY: its piece: a row of `acts`; `inner` was written before the barrier.
-                unsafe {
-                    order
-                        .kernels(shared, place)
-                        .prepare(buffers.inner.at(place, 0), acts, place)
-                };
-            },
-        );
+        each(shared.counter(index, Phase::PrepareDown), assignments, FEW, |place| {
+            // SAFETY: its piece: a row of `acts`; `inner` was written before the barrier.
+            unsafe {
+                order
+                    .kernels(shared, place)
+                    .prepare(buffers.inner.at(place, 0), acts, place)
+            };
+        });
         self.barrier.wait();
         self.each_piece(
             index,
@@ -173,69 +157,48 @@ impl Worker<'_, '_> {
             },
         );
         self.barrier.wait();
-        each(
-            shared.counter(index, Phase::Combine),
-            shared.count(),
-            FEW,
-            |token| {
-                self.combine(token, order, buffers, moe.experts_per_token);
-            },
-        );
+        each(shared.counter(index, Phase::Combine), shared.count(), FEW, |token| {
+            self.combine(token, order, buffers, moe.experts_per_token);
+        });
         self.barrier.wait();
         self.lap(6);
     }
 
     /// Choose each token's experts, and sort what follows by expert.
-    fn route(
-        &mut self,
-        index: usize,
-        layer: &Layer,
-        experts: &Experts,
-        buffers: &ExpertBuffers,
-        moe: &MoeConfig,
-    ) {
+    fn route(&mut self, index: usize, layer: &Layer, experts: &Experts, buffers: &ExpertBuffers, moe: &MoeConfig) {
         let shared = self.shared;
         let hidden = shared.config.hidden_size;
-        let acts = buffers.router_acts.writer_as(
-            shared.count(),
-            hidden,
-            mode_for(shared.mode, &experts.router),
-        );
+        let acts = buffers
+            .router_acts
+            .writer_as(shared.count(), hidden, mode_for(shared.mode, &experts.router));
         let normed = self.own.row.at(0, 0);
         let panels = experts.router.panels();
         // one kernel for all, and one row at a time
         let kernels = shared.kernels.decoding();
-        each(
-            shared.counter(index, Phase::Route),
-            shared.count(),
-            FEW,
-            |token| {
-                let to = buffers.logits.at(token, 0);
-                // SAFETY: its piece: the rows of this token; `x` was written before a barrier.
-                let logits = unsafe {
-                    let (x, eps) = (shared.buffers.x.at(token, 0), shared.config.rms_norm_eps);
-                    shared
-                        .kernels
-                        .rms_norm(x, layer.mlp_norm.as_ptr(), hidden, eps, normed);
-                    kernels.prepare(normed, acts, token);
-                    let rows = token..token + 1;
-                    kernels.matmul(
-                        &experts.router,
-                        0..panels,
-                        acts,
-                        rows,
-                        to,
-                        buffers.logits.stride(),
-                        false,
-                    );
-                    std::slice::from_raw_parts(to, moe.num_experts)
-                };
-                for (rank, choice) in choose(logits, moe).into_iter().enumerate() {
-                    // SAFETY: its piece: the choices of this token.
-                    unsafe { *buffers.chosen[token * moe.experts_per_token + rank].get() = choice };
-                }
-            },
-        );
+        each(shared.counter(index, Phase::Route), shared.count(), FEW, |token| {
+            let to = buffers.logits.at(token, 0);
+            // SAFETY: its piece: the rows of this token; `x` was written before a barrier.
+            let logits = unsafe {
+                let (x, eps) = (shared.buffers.x.at(token, 0), shared.config.rms_norm_eps);
+                shared.kernels.rms_norm(x, layer.mlp_norm.as_ptr(), hidden, eps, normed);
+                kernels.prepare(normed, acts, token);
+                let rows = token..token + 1;
+                kernels.matmul(
+                    &experts.router,
+                    0..panels,
+                    acts,
+                    rows,
+                    to,
+                    buffers.logits.stride(),
+                    false,
+                );
+                std::slice::from_raw_parts(to, moe.num_experts)
+            };
+            for (rank, choice) in choose(logits, moe).into_iter().enumerate() {
+                // SAFETY: its piece: the choices of this token.
+                unsafe { *buffers.chosen[token * moe.experts_per_token + rank].get() = choice };
+            }
+        });
         self.barrier.wait();
         if self.thread == 0 {
             // SAFETY: the others wait at the barrier.
@@ -310,17 +273,10 @@ fn choose(logits: &[f32], moe: &MoeConfig) -> Vec<(u32, f32)> {
     let shares: Vec<f32> = logits.iter().map(|logit| (logit - largest).exp()).collect();
     let total: f32 = shares.iter().sum();
     let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    order.sort_by(|a, b| {
-        shares[*b as usize]
-            .total_cmp(&shares[*a as usize])
-            .then(a.cmp(b))
-    });
+    order.sort_by(|a, b| shares[*b as usize].total_cmp(&shares[*a as usize]).then(a.cmp(b)));
     order.truncate(moe.experts_per_token);
     let kept: f32 = if moe.norm_topk_prob {
-        order
-            .iter()
-            .map(|expert| shares[*expert as usize] / total)
-            .sum()
+        order.iter().map(|expert| shares[*expert as usize] / total).sum()
     } else {
         1.0
     };
@@ -346,8 +302,7 @@ impl Order {
         let expert_of = |assignment: u32| unsafe { (*chosen[assignment as usize].get()).0 };
         self.assignments.clear();
         self.assignments.extend(0..chosen.len() as u32);
-        self.assignments
-            .sort_by_key(|assignment| expert_of(*assignment));
+        self.assignments.sort_by_key(|assignment| expert_of(*assignment));
         self.places.clear();
         self.places.resize(chosen.len(), 0);
         self.used.clear();
@@ -357,9 +312,7 @@ impl Order {
             match self.used.last_mut() {
                 // the sort is stable: an expert's prompts come last
                 Some((last, start, end))
-                    if *last == expert
-                        && (self.assignments[*start] < self.prompts)
-                            == (*assignment < self.prompts) =>
+                    if *last == expert && (self.assignments[*start] < self.prompts) == (*assignment < self.prompts) =>
                 {
                     *end = place + 1;
                 }

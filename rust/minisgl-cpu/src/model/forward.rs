@@ -183,11 +183,7 @@ impl Worker<'_, '_> {
     /// Numbers of each token, and the angles of its position.
     fn embed(&mut self) {
         let shared = self.shared;
-        let table = shared
-            .weights
-            .embedding
-            .as_ref()
-            .unwrap_or(&shared.weights.head);
+        let table = shared.weights.embedding.as_ref().unwrap_or(&shared.weights.head);
         let half = shared.config.head_dim / 2;
         let buffers = shared.buffers;
         let counter = &buffers.counters[shared.weights.layers.len() * PHASES];
@@ -225,8 +221,7 @@ impl Worker<'_, '_> {
         let counter = &shared.buffers.counters[shared.weights.layers.len() * PHASES + 1];
         each(counter, shared.count(), FEW, |token| {
             // SAFETY: written before a barrier; nobody writes now.
-            let row =
-                unsafe { std::slice::from_raw_parts(x.at(token, 0), shared.config.hidden_size) };
+            let row = unsafe { std::slice::from_raw_parts(x.at(token, 0), shared.config.hidden_size) };
             if !row.iter().all(|number| number.is_finite()) {
                 shared.not_finite.store(true, Ordering::Relaxed);
             }

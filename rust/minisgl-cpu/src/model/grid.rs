@@ -34,8 +34,7 @@ impl Grid {
     pub fn reserve(&mut self, rows: usize) {
         let lines = rows * self.stride / LINE;
         if lines > self.lines.len() {
-            self.lines
-                .resize_with(lines, || UnsafeCell::new(Line([0.0; LINE])));
+            self.lines.resize_with(lines, || UnsafeCell::new(Line([0.0; LINE])));
         }
     }
 

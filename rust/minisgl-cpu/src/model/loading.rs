@@ -10,19 +10,13 @@ use crate::model::tensors::{Found, Tensors};
 use crate::model::weights::{Experts, FeedForward, Layer, Linear, Mlp, Projections};
 use crate::weights::{Form, Matrix, PANEL, Part as Piece};
 
-pub(super) fn load_tables(
-    tensors: &Tensors,
-    config: &ModelConfig,
-) -> Result<(Matrix, Option<Matrix>)> {
+pub(super) fn load_tables(tensors: &Tensors, config: &ModelConfig) -> Result<(Matrix, Option<Matrix>)> {
     let shape = [config.vocab_size, config.hidden_size];
     let embedding = pack(&[tensors.global(Global::Embedding, shape)?], false)?;
     if config.tie_word_embeddings && !has_other_head(tensors, shape)? {
         return Ok((embedding, None));
     }
-    Ok((
-        pack(&[tensors.global(Global::Head, shape)?], false)?,
-        Some(embedding),
-    ))
+    Ok((pack(&[tensors.global(Global::Head, shape)?], false)?, Some(embedding)))
 }
 
 /// People train a model whose head was tied and forget to say that it no longer is.
@@ -39,17 +33,10 @@ fn has_other_head(tensors: &Tensors, shape: [usize; 2]) -> Result<bool> {
 }
 
 /// [size] weights of a norm, as they are multiplied with.
-pub(super) fn load_norm(
-    tensors: &Tensors,
-    config: &ModelConfig,
-    name: &str,
-    size: usize,
-) -> Result<Vec<f32>> {
+pub(super) fn load_norm(tensors: &Tensors, config: &ModelConfig, name: &str, size: usize) -> Result<Vec<f32>> {
     let mut weights = tensors.vector(name, size)?;
     if tensors.naming() == Naming::Checkpoint {
-        weights
-            .iter_mut()
-            .for_each(|weight| *weight += config.norm_offset);
+        weights.iter_mut().for_each(|weight| *weight += config.norm_offset);
     }
     Ok(weights)
 }
@@ -98,9 +85,7 @@ impl Loader<'_> {
             head_norms,
             out: Linear {
                 weight: pack(
-                    &[self
-                        .tensors
-                        .matrix(self.layer, Part::Out, [hidden, attended])?],
+                    &[self.tensors.matrix(self.layer, Part::Out, [hidden, attended])?],
                     false,
                 )?,
                 bias: self.bias(config.out_bias, Part::Out, hidden)?,
@@ -127,19 +112,14 @@ impl Loader<'_> {
         if !there {
             return Ok(None);
         }
-        self.vector(part, "bias", size)
-            .map(|bias| Some(padded(bias)))
+        self.vector(part, "bias", size).map(|bias| Some(padded(bias)))
     }
 
     /// Columns of queries, keys and values, one after the other.
     fn widths(&self) -> [(Part, usize); 3] {
         let (config, dim) = (self.config, self.config.head_dim);
         let keys = config.num_kv_heads * dim;
-        [
-            (Part::Q, config.num_heads * dim),
-            (Part::K, keys),
-            (Part::V, keys),
-        ]
+        [(Part::Q, config.num_heads * dim), (Part::K, keys), (Part::V, keys)]
     }
 
     fn projections(&self) -> Result<Projections> {
@@ -175,10 +155,7 @@ impl Loader<'_> {
         let mut column = 0;
         let mut parts = Vec::new();
         for (piece, (_, width)) in pieces.iter().zip(widths) {
-            parts.push((
-                column,
-                Matrix::pack(std::slice::from_ref(piece), false, None)?,
-            ));
+            parts.push((column, Matrix::pack(std::slice::from_ref(piece), false, None)?));
             column += width;
         }
         Ok(parts)
@@ -220,10 +197,7 @@ impl Loader<'_> {
         Ok(Mlp {
             gate_up: Linear {
                 weight: pack(
-                    &[
-                        of(Part::Gate, [inner, hidden])?,
-                        of(Part::Up, [inner, hidden])?,
-                    ],
+                    &[of(Part::Gate, [inner, hidden])?, of(Part::Up, [inner, hidden])?],
                     true,
                 )?,
                 bias: gate_up_bias,
@@ -237,20 +211,14 @@ impl Loader<'_> {
     }
 
     fn experts(&self, moe: &MoeConfig) -> Result<Experts> {
-        let (hidden, inner, count) = (
-            self.config.hidden_size,
-            moe.intermediate_size,
-            moe.num_experts,
-        );
+        let (hidden, inner, count) = (self.config.hidden_size, moe.intermediate_size, moe.num_experts);
         let router = pack(
-            &[self
-                .tensors
-                .matrix(self.layer, Part::Router, [count, hidden])?],
+            &[self.tensors.matrix(self.layer, Part::Router, [count, hidden])?],
             false,
         )?;
         let naming = self.tensors.naming();
-        let stacked = matches!(naming, Naming::Gguf { .. })
-            || self.tensors.has(&naming.experts(self.layer, Part::Down));
+        let stacked =
+            matches!(naming, Naming::Gguf { .. }) || self.tensors.has(&naming.experts(self.layer, Part::Down));
         let experts = if !stacked {
             (0..count)
                 .map(|expert| self.own_expert(expert, inner))
@@ -264,29 +232,18 @@ impl Loader<'_> {
     /// An expert whose matrices are tensors of their own.
     fn own_expert(&self, expert: usize, inner: usize) -> Result<Mlp> {
         let (hidden, naming) = (self.config.hidden_size, self.tensors.naming());
-        let of = |part, shape: [usize; 2]| {
-            self.tensors
-                .get(&naming.expert(self.layer, expert, part), &shape)
-        };
+        let of = |part, shape: [usize; 2]| self.tensors.get(&naming.expert(self.layer, expert, part), &shape);
         let gate_up = pack(
-            &[
-                of(Part::Gate, [inner, hidden])?,
-                of(Part::Up, [inner, hidden])?,
-            ],
+            &[of(Part::Gate, [inner, hidden])?, of(Part::Up, [inner, hidden])?],
             true,
         )?;
-        Ok(plain(
-            gate_up,
-            pack(&[of(Part::Down, [hidden, inner])?], false)?,
-            inner,
-        ))
+        Ok(plain(gate_up, pack(&[of(Part::Down, [hidden, inner])?], false)?, inner))
     }
 
     /// All experts' matrices in one tensor: gate and up in one, too (checkpoints), or apart (GGUF).
     fn stacked_experts(&self, count: usize, hidden: usize, inner: usize) -> Result<Vec<Mlp>> {
         let naming = self.tensors.naming();
-        let of =
-            |part, shape: [usize; 3]| self.tensors.get(&naming.experts(self.layer, part), &shape);
+        let of = |part, shape: [usize; 3]| self.tensors.get(&naming.experts(self.layer, part), &shape);
         let down = of(Part::Down, [count, hidden, inner])?;
         let both = match naming {
             Naming::Checkpoint => vec![of(Part::Gate, [count, 2 * inner, hidden])?],

@@ -53,13 +53,7 @@ impl Worker<'_, '_> {
         }
         self.barrier.wait();
         self.lap(5);
-        self.lower(
-            index,
-            (Phase::LowerDown, Site::Down),
-            &buffers.inner,
-            None,
-            mlp.inner,
-        );
+        self.lower(index, (Phase::LowerDown, Site::Down), &buffers.inner, None, mlp.inner);
         let acts = self.prepare(
             index,
             Phase::PrepareDown,
@@ -105,13 +99,7 @@ impl Worker<'_, '_> {
                 false,
             );
             if let Some(index) = layer {
-                shared.raise(
-                    (index, Site::GateUp),
-                    panels.clone(),
-                    rows.clone(),
-                    both,
-                    width,
-                );
+                shared.raise((index, Site::GateUp), panels.clone(), rows.clone(), both, width);
             }
             for row in 0..rows.len() {
                 let at = both.add(row * width);

@@ -46,13 +46,9 @@ impl Worker<'_, '_> {
             // SAFETY: its piece: a row of `acts` (alone: of this thread's own); `from` was written before a barrier.
             unsafe {
                 if let Some(norm) = norm {
-                    shared.kernels.rms_norm(
-                        at,
-                        norm.as_ptr(),
-                        width,
-                        shared.config.rms_norm_eps,
-                        normed,
-                    );
+                    shared
+                        .kernels
+                        .rms_norm(at, norm.as_ptr(), width, shared.config.rms_norm_eps, normed);
                     at = normed;
                 }
                 shared.kernels_of(token).prepare(at, acts, token);
@@ -129,21 +125,11 @@ impl Worker<'_, '_> {
             let to = x.at(rows.start, column);
             // SAFETY: its piece: these columns of these rows; `acts` was written before a barrier.
             unsafe {
-                kernels.matmul(
-                    &linear.weight,
-                    panels.clone(),
-                    acts,
-                    rows.clone(),
-                    to,
-                    x.stride(),
-                    add,
-                );
+                kernels.matmul(&linear.weight, panels.clone(), acts, rows.clone(), to, x.stride(), add);
                 shared.raise((index, site), panels, rows.clone(), to, x.stride());
                 if let Some(bias) = &linear.bias {
                     for row in rows {
-                        shared
-                            .kernels
-                            .add(x.at(row, column), bias[column..].as_ptr(), width);
+                        shared.kernels.add(x.at(row, column), bias[column..].as_ptr(), width);
                     }
                 }
             }
@@ -173,11 +159,7 @@ impl Worker<'_, '_> {
 
 /// What a matrix is multiplied with where `mode` is asked for: only integers are multiplied with integers.
 pub(super) fn mode_for(mode: Mode, matrix: &Matrix) -> Mode {
-    if mode.serves(matrix.form()) {
-        mode
-    } else {
-        Mode::Exact
-    }
+    if mode.serves(matrix.form()) { mode } else { Mode::Exact }
 }
 
 /// Call `work` with each of `0..total` that falls to this thread, `size` of them at a time.
@@ -207,9 +189,7 @@ impl Groups {
     }
 
     fn sized(panels: usize, threads: usize, unit: usize) -> Self {
-        let size = (panels / (4 * threads))
-            .clamp(2, PANELS)
-            .next_multiple_of(unit);
+        let size = (panels / (4 * threads)).clamp(2, PANELS).next_multiple_of(unit);
         Self {
             size,
             panels,

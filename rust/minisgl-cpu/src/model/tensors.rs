@@ -124,13 +124,7 @@ impl Tensors {
     }
 
     /// [size] of a layer's part; `what` is weight or bias.
-    pub fn layer_vector(
-        &self,
-        layer: usize,
-        part: Part,
-        what: &str,
-        size: usize,
-    ) -> Result<Vec<f32>> {
+    pub fn layer_vector(&self, layer: usize, part: Part, what: &str, size: usize) -> Result<Vec<f32>> {
         self.vector(&self.naming().layer(layer, part, what), size)
     }
 
@@ -177,9 +171,7 @@ fn noise(name: &str, shape: &[usize], seed: u64, kind: Kind) -> Found<'static> {
     let count: usize = shape.iter().product();
     let name = name.to_owned();
     if name.ends_with("norm.weight") {
-        let data = std::iter::repeat_n(1.0_f32.to_le_bytes(), count)
-            .flatten()
-            .collect();
+        let data = std::iter::repeat_n(1.0_f32.to_le_bytes(), count).flatten().collect();
         return Found::Owned {
             name,
             kind: Kind::F32,
@@ -187,11 +179,9 @@ fn noise(name: &str, shape: &[usize], seed: u64, kind: Kind) -> Found<'static> {
             data,
         };
     }
-    let mut state = name
-        .bytes()
-        .fold(seed ^ 0x9E37_79B9_7F4A_7C15, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
-        });
+    let mut state = name.bytes().fold(seed ^ 0x9E37_79B9_7F4A_7C15, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
+    });
     let mut next = move || {
         state = state
             .wrapping_mul(6_364_136_223_846_793_005)

@@ -87,15 +87,9 @@ pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
 impl Weights {
     /// Read all tensors on all threads of `pool`.
-    pub fn load(
-        tensors: &Tensors,
-        config: &ModelConfig,
-        pool: &mut Pool,
-        progress: Progress<'_>,
-    ) -> Result<Self> {
+    pub fn load(tensors: &Tensors, config: &ModelConfig, pool: &mut Pool, progress: Progress<'_>) -> Result<Self> {
         let parts = config.num_layers + 1;
-        let layers: Vec<Mutex<Option<Layer>>> =
-            (0..config.num_layers).map(|_| Mutex::new(None)).collect();
+        let layers: Vec<Mutex<Option<Layer>>> = (0..config.num_layers).map(|_| Mutex::new(None)).collect();
         let tables = Mutex::new(None);
         let failed = Mutex::new(None);
         let (next, done) = (Counter::default(), Counter::default());
@@ -131,11 +125,7 @@ impl Weights {
         let lost = || Error::file("a part of the weights was not loaded");
         let layers = layers
             .into_iter()
-            .map(|cell| {
-                cell.into_inner()
-                    .unwrap_or_else(|e| e.into_inner())
-                    .ok_or_else(lost)
-            })
+            .map(|cell| cell.into_inner().unwrap_or_else(|e| e.into_inner()).ok_or_else(lost))
             .collect::<Result<Vec<Layer>>>()?;
         let (head, embedding) = locked(&tables).take().ok_or_else(lost)?;
         let norm = load_norm(
@@ -157,17 +147,11 @@ impl Weights {
     pub fn bytes(&self) -> usize {
         let of_mlp = |mlp: &Mlp| mlp.gate_up.weight.bytes() + mlp.down.weight.bytes();
         let of_layer = |layer: &Layer| {
-            layer
-                .qkv
-                .iter()
-                .map(|(_, part)| part.bytes())
-                .sum::<usize>()
+            layer.qkv.iter().map(|(_, part)| part.bytes()).sum::<usize>()
                 + layer.out.weight.bytes()
                 + match &layer.feed_forward {
                     FeedForward::Dense(mlp) => of_mlp(mlp),
-                    FeedForward::Experts(all) => {
-                        all.router.bytes() + all.experts.iter().map(of_mlp).sum::<usize>()
-                    }
+                    FeedForward::Experts(all) => all.router.bytes() + all.experts.iter().map(of_mlp).sum::<usize>(),
                 }
         };
         self.layers.iter().map(of_layer).sum::<usize>()
@@ -178,11 +162,10 @@ impl Weights {
     /// How the matrices are held, by bytes, the most first.
     pub fn forms(&self) -> Vec<(Form, usize)> {
         let mut found: Vec<(Form, usize)> = Vec::new();
-        let mut add =
-            |matrix: &Matrix| match found.iter_mut().find(|(form, _)| *form == matrix.form()) {
-                Some((_, bytes)) => *bytes += matrix.bytes(),
-                None => found.push((matrix.form(), matrix.bytes())),
-            };
+        let mut add = |matrix: &Matrix| match found.iter_mut().find(|(form, _)| *form == matrix.form()) {
+            Some((_, bytes)) => *bytes += matrix.bytes(),
+            None => found.push((matrix.form(), matrix.bytes())),
+        };
         add(&self.head);
         self.embedding.iter().for_each(&mut add);
         for layer in &self.layers {

@@ -33,13 +33,7 @@ pub(super) struct Changes {
 
 impl Changes {
     /// For a request whose sequence so far is `prompt` and `output`. Ids from `vocab` on are passed over.
-    pub fn new(
-        params: &Params,
-        prompt: &[i32],
-        output: &[i32],
-        vocab: usize,
-        eos_ids: &[u32],
-    ) -> Self {
+    pub fn new(params: &Params, prompt: &[i32], output: &[i32], vocab: usize, eos_ids: &[u32]) -> Self {
         let known = |id: &u32| (*id as usize) < vocab;
         let mut ends = BTreeSet::new();
         if params.min_tokens > 0 {
@@ -48,12 +42,7 @@ impl Changes {
                 ends.extend(eos_ids.iter().copied().filter(known));
             }
         }
-        let allowed: BTreeSet<u32> = params
-            .allowed_token_ids
-            .iter()
-            .copied()
-            .filter(known)
-            .collect();
+        let allowed: BTreeSet<u32> = params.allowed_token_ids.iter().copied().filter(known).collect();
         let seen = params.has_penalties().then(|| {
             let mut seen = HashMap::new();
             for id in ids(prompt).filter(known) {
@@ -69,12 +58,7 @@ impl Changes {
             frequency: params.frequency_penalty,
             presence: params.presence_penalty,
             seen,
-            bias: params
-                .logit_bias
-                .iter()
-                .copied()
-                .filter(|(id, _)| known(id))
-                .collect(),
+            bias: params.logit_bias.iter().copied().filter(|(id, _)| known(id)).collect(),
             allowed: (!params.allowed_token_ids.is_empty()).then(|| allowed.into_iter().collect()),
             bad: BadSequences::new(&params.bad_token_ids, output, vocab),
             ends: ends.into_iter().collect(),
@@ -99,20 +83,11 @@ impl Changes {
                 logits[id as usize] = value;
             }
         }
-        let ends: &[u32] = if position < self.first_free {
-            &self.ends
-        } else {
-            &[]
-        };
+        let ends: &[u32] = if position < self.first_free { &self.ends } else { &[] };
         let bad = self.bad.iter().flat_map(BadSequences::banned);
         let banned: Vec<(u32, f32)> = bad
             .chain(ends.iter().copied())
-            .map(|id| {
-                (
-                    id,
-                    std::mem::replace(&mut logits[id as usize], f32::NEG_INFINITY),
-                )
-            })
+            .map(|id| (id, std::mem::replace(&mut logits[id as usize], f32::NEG_INFINITY)))
             .collect();
         if !banned.is_empty() && logits.iter().all(|&x| x == f32::NEG_INFINITY) {
             for &(id, value) in banned.iter().rev() {
@@ -149,8 +124,7 @@ impl Changes {
 
 impl BadSequences {
     fn new(sequences: &[Vec<u32>], output: &[i32], vocab: usize) -> Option<Self> {
-        let can_be =
-            |ids: &&Vec<u32>| !ids.is_empty() && ids.iter().all(|&id| (id as usize) < vocab);
+        let can_be = |ids: &&Vec<u32>| !ids.is_empty() && ids.iter().all(|&id| (id as usize) < vocab);
         let sequences: Vec<Vec<u32>> = sequences.iter().filter(can_be).cloned().collect();
         let longest = sequences.iter().map(|ids| ids.len() - 1).max()?;
         let start = output.len().saturating_sub(longest);
@@ -177,7 +151,5 @@ impl BadSequences {
 
 /// An id that is none becomes one beyond every vocabulary.
 fn ids(tokens: &[i32]) -> impl Iterator<Item = u32> + '_ {
-    tokens
-        .iter()
-        .map(|&token| u32::try_from(token).unwrap_or(u32::MAX))
+    tokens.iter().map(|&token| u32::try_from(token).unwrap_or(u32::MAX))
 }

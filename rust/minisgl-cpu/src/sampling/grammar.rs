@@ -35,10 +35,7 @@ impl Masked {
     /// Behind `generated`; masks of so many words.
     pub fn new(grammar: SharedGrammar, generated: &[i32], words: usize) -> Self {
         let of_it = Arc::clone(&grammar);
-        of_it
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .restart(generated);
+        of_it.lock().unwrap_or_else(PoisonError::into_inner).restart(generated);
         Self {
             grammar,
             mask: vec![0; words],
@@ -48,10 +45,7 @@ impl Masked {
     /// Find what may come next.
     pub fn fill(&mut self) {
         let Self { grammar, mask } = self;
-        grammar
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .fill(mask);
+        grammar.lock().unwrap_or_else(PoisonError::into_inner).fill(mask);
     }
 
     /// As `fill` found it.
@@ -84,9 +78,7 @@ impl<'a> Masks<'a> {
     /// Those that no other thread has taken.
     pub fn fill(&self) {
         while let Some(index) = self.next.take(self.found.len()) {
-            let mut masked = self.found[index]
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut masked = self.found[index].lock().unwrap_or_else(PoisonError::into_inner);
             masked.fill();
         }
     }

@@ -40,10 +40,6 @@ pub(super) fn apply(mask: &[u32], logits: &mut [f32]) {
 #[inline(always)]
 fn keep(word: u32, logits: &mut [f32]) {
     for (x, bit) in logits.iter_mut().zip(BITS) {
-        *x = if word & bit == 0 {
-            f32::NEG_INFINITY
-        } else {
-            *x
-        };
+        *x = if word & bit == 0 { f32::NEG_INFINITY } else { *x };
     }
 }

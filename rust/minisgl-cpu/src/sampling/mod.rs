@@ -112,16 +112,11 @@ impl Slots {
         let changes = params
             .changes_logits()
             .then(|| Changes::new(&params, prompt, output, self.vocab, &self.eos_ids));
-        let grammar =
-            grammar.map(|grammar| Mutex::new(Masked::new(grammar, output, mask_words(self.vocab))));
+        let grammar = grammar.map(|grammar| Mutex::new(Masked::new(grammar, output, mask_words(self.vocab))));
         tokens.truncate(num_prompt);
         self.slots[slot] = Slot {
             changes,
-            prompt: params.prompt_logprobs.map(|count| Prompt {
-                req_id,
-                tokens,
-                count,
-            }),
+            prompt: params.prompt_logprobs.map(|count| Prompt { req_id, tokens, count }),
             params,
             grammar,
         };
@@ -142,9 +137,7 @@ impl Slots {
     /// Whether the slot's token is the argmax of the logits as they are, and nothing else of them is wanted: `argmax` of
     /// ranges, merged, does.
     pub fn is_plain(&self, slot: usize) -> bool {
-        let Slot {
-            params, changes, ..
-        } = &self.slots[slot];
+        let Slot { params, changes, .. } = &self.slots[slot];
         params.is_greedy() && changes.is_none() && params.logprobs.is_none()
     }
 
@@ -195,13 +188,7 @@ impl Slots {
 
     /// `draw` by the slot's grammar, if it has one and as its mask says, which then stands behind the token; or it
     /// cannot, and why.
-    pub fn follow(
-        &self,
-        slot: usize,
-        position: u64,
-        logits: &mut [f32],
-        scratch: &mut Scratch,
-    ) -> Followed {
+    pub fn follow(&self, slot: usize, position: u64, logits: &mut [f32], scratch: &mut Scratch) -> Followed {
         let Some(masked) = &self.slots[slot].grammar else {
             return (self.draw(slot, position, logits, None, scratch), None);
         };

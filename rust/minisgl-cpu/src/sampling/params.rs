@@ -92,8 +92,6 @@ impl Params {
 
     /// Whether logits depend on which tokens came before, one by one.
     pub fn has_penalties(&self) -> bool {
-        self.repetition_penalty != 1.0
-            || self.frequency_penalty != 0.0
-            || self.presence_penalty != 0.0
+        self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
     }
 }

@@ -32,8 +32,7 @@ impl Best {
     /// Of both, in any order.
     #[must_use]
     pub fn merge(self, other: Self) -> Self {
-        let other_wins =
-            other.value > self.value || (other.value == self.value && other.id < self.id);
+        let other_wins = other.value > self.value || (other.value == self.value && other.id < self.id);
         if other_wins { other } else { self }
     }
 }
@@ -131,9 +130,7 @@ fn truncate(top_k: i64, top_p: f32, scratch: &mut Scratch) {
     let mut last = None;
     let k = usize::try_from(top_k).unwrap_or(0);
     if (1..nonzero).contains(&k) {
-        let (index, above) = find_bucket(&scratch.buckets, |before, bucket| {
-            before.count + bucket.count >= k
-        });
+        let (index, above) = find_bucket(&scratch.buckets, |before, bucket| before.count + bucket.count >= k);
         sort_bucket(index, scratch);
         total = above.mass;
         for &member in scratch.members.iter().take(k - above.count) {
@@ -143,9 +140,7 @@ fn truncate(top_k: i64, top_p: f32, scratch: &mut Scratch) {
     }
     if top_p < 1.0 {
         let limit = f64::from(top_p) * total;
-        let (index, above) = find_bucket(&scratch.buckets, |before, bucket| {
-            before.mass + bucket.mass >= limit
-        });
+        let (index, above) = find_bucket(&scratch.buckets, |before, bucket| before.mass + bucket.mass >= limit);
         sort_bucket(index, scratch);
         let (beyond_k, mut mass) = (last, above.mass);
         for (rank, &member) in scratch.members.iter().enumerate() {
@@ -225,9 +220,7 @@ fn keep_up_to(last: Member, probabilities: &mut [f32]) {
 /// order of ids in float64; zeros change nothing and are passed over.
 fn inverse_cdf(uniform: f64, scratch: &mut Scratch) -> u32 {
     let Scratch {
-        probabilities,
-        sums,
-        ..
+        probabilities, sums, ..
     } = scratch;
     sums.clear();
     let mut total = 0.0;

@@ -37,8 +37,7 @@ pub(super) fn max(numbers: &[f32]) -> f32 {
         }
     }
     let larger = |best: f32, &x: &f32| if x > best { x } else { best };
-    rest.iter()
-        .fold(lanes.iter().fold(f32::NEG_INFINITY, larger), larger)
+    rest.iter().fold(lanes.iter().fold(f32::NEG_INFINITY, larger), larger)
 }
 
 /// Probabilities of `logits / temperature`, not yet divided by their sum, which is returned: not positive if no token
@@ -47,10 +46,7 @@ fn exponentials(logits: &[f32], temperature: f32, to: &mut [f32]) -> f32 {
     let top = max(logits) / temperature;
     let mut sums = [0.0_f64; LANES];
     let whole = logits.len() / LANES * LANES;
-    for (from, to) in logits[..whole]
-        .chunks_exact(LANES)
-        .zip(to.chunks_exact_mut(LANES))
-    {
+    for (from, to) in logits[..whole].chunks_exact(LANES).zip(to.chunks_exact_mut(LANES)) {
         for i in 0..LANES {
             to[i] = exp(from[i] / temperature - top) as f32;
             sums[i] += f64::from(to[i]);

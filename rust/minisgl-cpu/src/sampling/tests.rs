@@ -32,9 +32,7 @@ fn greedy() -> Params {
 fn banned(slots: &Slots, position: u64, vocab: usize) -> Vec<usize> {
     let mut logits: Vec<f32> = (0..vocab).map(|i| i as f32 * 0.1 - 1.0).collect();
     slots.apply(0, position, &mut logits);
-    (0..vocab)
-        .filter(|&i| logits[i] == f32::NEG_INFINITY)
-        .collect()
+    (0..vocab).filter(|&i| logits[i] == f32::NEG_INFINITY).collect()
 }
 
 #[test]
@@ -63,10 +61,7 @@ fn ties_at_the_cut_go_to_lower_ids() {
     for position in 0..2000 {
         seen[sample(&params, position, &[0.0; 6], &mut scratch) as usize] += 1;
     }
-    assert!(
-        seen[..3].iter().all(|&n| n > 500) && seen[3..] == [0; 3],
-        "{seen:?}"
-    );
+    assert!(seen[..3].iter().all(|&n| n > 500) && seen[3..] == [0; 3], "{seen:?}");
 }
 
 #[test]
@@ -87,9 +82,7 @@ fn draws_follow_the_distribution() {
         let shares = logits.map(|x| f64::from(x / temperature).exp());
         let total: f64 = shares.iter().sum();
         let expected = shares.map(|share| share / total * 20_000.0);
-        let chi: f64 = (0..8)
-            .map(|i| (observed[i] - expected[i]).powi(2) / expected[i])
-            .sum();
+        let chi: f64 = (0..8).map(|i| (observed[i] - expected[i]).powi(2) / expected[i]).sum();
         assert!(chi < 24.3, "{temperature}: {chi}");
     }
 }
@@ -233,11 +226,7 @@ fn parts_of_a_prompt_follow_what_is_computed() {
         ..greedy()
     };
     let slots = bound(params, &[10, 11, 12, 13, 14], &[15], 20);
-    let tokens = |start, count| {
-        slots
-            .prompt_part(0, start, count)
-            .map(|part| (part.first, part.tokens))
-    };
+    let tokens = |start, count| slots.prompt_part(0, start, count).map(|part| (part.first, part.tokens));
     assert_eq!(tokens(0, 3), Some((1, &[11, 12, 13][..])));
     assert_eq!(tokens(3, 3), Some((4, &[14][..])));
     assert_eq!(tokens(4, 1), None);
@@ -251,10 +240,7 @@ fn kept_by_sorting(probabilities: &[f32], top_k: i64, top_p: f32) -> Vec<f32> {
     order.sort_by(|&a, &b| probabilities[b].total_cmp(&probabilities[a]));
     let mut values: Vec<f32> = order.iter().map(|&id| probabilities[id]).collect();
     if top_k > 0 {
-        values
-            .iter_mut()
-            .skip(top_k as usize)
-            .for_each(|p| *p = 0.0);
+        values.iter_mut().skip(top_k as usize).for_each(|p| *p = 0.0);
     }
     let total: f64 = values.iter().map(|&p| f64::from(p)).sum();
     let (mut mass, mut kept) = (0.0, vec![0.0; probabilities.len()]);
@@ -278,8 +264,7 @@ fn drawn_by_sums(probabilities: &[f32], uniform: f64) -> usize {
             sum
         })
         .collect();
-    let first =
-        |enough: &dyn Fn(f64) -> bool| sums.iter().position(|&s| enough(s)).unwrap_or(usize::MAX);
+    let first = |enough: &dyn Fn(f64) -> bool| sums.iter().position(|&s| enough(s)).unwrap_or(usize::MAX);
     first(&|s| s > uniform * sum).min(first(&|s| s >= sum))
 }
 
@@ -416,10 +401,7 @@ impl Grammar for Counting {
 fn a_slot_follows_its_grammar_and_the_others_keep_their_bits() {
     let vocab = 70;
     let mut slots = Slots::new(3, vocab, &[1]);
-    let shared = Arc::new(Mutex::new(Counting {
-        next: 0,
-        breaks: 66,
-    }));
+    let shared = Arc::new(Mutex::new(Counting { next: 0, breaks: 66 }));
     let bind = |slots: &mut Slots, slot: usize, generated: &[i32], grammar| {
         let binding = Binding {
             params: greedy(),
@@ -431,12 +413,7 @@ fn a_slot_follows_its_grammar_and_the_others_keep_their_bits() {
         slots.bind(slot, binding);
     };
     bind(&mut slots, 0, &[], None);
-    bind(
-        &mut slots,
-        1,
-        &[63],
-        Some(Arc::clone(&shared) as SharedGrammar),
-    );
+    bind(&mut slots, 1, &[63], Some(Arc::clone(&shared) as SharedGrammar));
     bind(&mut slots, 2, &[], None);
     let logits: Vec<f32> = (0..vocab).map(|i| -(i as f32)).collect();
     let mut scratch = Scratch::default();

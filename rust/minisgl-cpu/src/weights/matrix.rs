@@ -155,10 +155,7 @@ impl Matrix {
     pub fn row(&self, r: usize, out: &mut [f32]) {
         assert!(r < self.panels * PANEL && out.len() >= self.k, "row {r}");
         let (panel, lane) = (self.panel(r / PANEL), r % PANEL);
-        for (block, out) in panel
-            .chunks_exact(self.form.block_bytes())
-            .zip(out.chunks_mut(BLOCK))
-        {
+        for (block, out) in panel.chunks_exact(self.form.block_bytes()).zip(out.chunks_mut(BLOCK)) {
             for (i, out) in out.iter_mut().enumerate() {
                 *out = number(self.form, block, lane, i);
             }
@@ -172,10 +169,7 @@ fn number(form: Form, block: &[u8], lane: usize, i: usize) -> f32 {
     let u16_at = |at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
     match form {
         Form::Q4 => {
-            let (d, m) = (
-                f16_to_f32(u16_at(2 * lane)),
-                f16_to_f32(u16_at(32 + 2 * lane)),
-            );
+            let (d, m) = (f16_to_f32(u16_at(2 * lane)), f16_to_f32(u16_at(32 + 2 * lane)));
             let byte = block[64 + (i % 16) / 4 * 64 + lane * 4 + i % 4];
             d * f32::from(byte >> (i / 16 * 4) & 15) + m
         }

@@ -147,10 +147,7 @@ mod tests {
 
     #[test]
     fn pieces_are_zero_aligned_and_apart() {
-        let mut pieces: Vec<Zeroed> = [1, 63, 64, 65, 0, 1000]
-            .into_iter()
-            .map(Zeroed::new)
-            .collect();
+        let mut pieces: Vec<Zeroed> = [1, 63, 64, 65, 0, 1000].into_iter().map(Zeroed::new).collect();
         for (i, piece) in pieces.iter_mut().enumerate() {
             assert_eq!(piece.as_ptr() as usize % ALIGN, 0);
             assert!(piece.as_slice().iter().all(|&byte| byte == 0));

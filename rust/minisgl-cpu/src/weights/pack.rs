@@ -22,10 +22,7 @@ impl<'a> Part<'a> {
     /// All rows as they lie.
     #[must_use]
     pub fn new(tensor: TensorView<'a>) -> Self {
-        Self {
-            tensor,
-            order: None,
-        }
+        Self { tensor, order: None }
     }
 
     /// All rows in another order.
@@ -86,10 +83,7 @@ impl Matrix {
         let k = first.tensor.k();
         if let Some(part) = parts.iter().find(|part| part.tensor.k() != k) {
             let (name, other) = (part.tensor.name(), part.tensor.k());
-            let text = format!(
-                "tensor {name} has rows of {other}, {} of {k}",
-                first.tensor.name()
-            );
+            let text = format!("tensor {name} has rows of {other}, {} of {k}", first.tensor.name());
             return Err(Error::file(text));
         }
         let own = parts.iter().map(|part| Form::of(part.tensor.kind()));
@@ -113,10 +107,7 @@ impl Matrix {
         let rows = parts[0].tensor.rows();
         if let Some(part) = parts.iter().find(|part| part.tensor.rows() != rows) {
             let (name, other) = (part.tensor.name(), part.tensor.rows());
-            let text = format!(
-                "tensor {name} has {other} rows, {} has {rows}",
-                parts[0].tensor.name()
-            );
+            let text = format!("tensor {name} has {other} rows, {} has {rows}", parts[0].tensor.name());
             return Err(Error::file(text));
         }
         let panels = rows.div_ceil(PANEL) * parts.len();
@@ -133,9 +124,7 @@ impl Matrix {
     /// Row `r` from its stored bytes.
     fn put(&mut self, r: usize, kind: Kind, row: &[u8]) {
         let (form, k, lane) = (self.form(), self.k(), r % PANEL);
-        let blocks = self
-            .panel_mut(r / PANEL)
-            .chunks_exact_mut(form.block_bytes());
+        let blocks = self.panel_mut(r / PANEL).chunks_exact_mut(form.block_bytes());
         match (kind, form) {
             (Kind::Q4_0, Form::Q4) => row.chunks_exact(18).zip(blocks).for_each(|(from, to)| {
                 let d = u16::from_le_bytes([from[0], from[1]]);
@@ -149,12 +138,7 @@ impl Matrix {
                 put_q8(to, lane, [from[0], from[1]], &from[2..]);
             }),
             (Kind::Q5_0, Form::Q8) => row.chunks_exact(22).zip(blocks).for_each(|(from, to)| {
-                put_q8(
-                    to,
-                    lane,
-                    [from[0], from[1]],
-                    &fives(&from[2..6], &from[6..]),
-                );
+                put_q8(to, lane, [from[0], from[1]], &fives(&from[2..6], &from[6..]));
             }),
             (Kind::Q4_K, Form::Q4) => {
                 let subs = (0..k / BLOCK).map(|b| fours(&row[b / 8 * 144..][..144], b % 8));
@@ -194,13 +178,7 @@ fn put_numbers(to: &mut [u8], lane: usize, form: Form, from: &[f32]) {
         Form::Q4 => {
             let mut block = [0; 20];
             let _ = encode(Kind::Q4_1, from, &mut block);
-            put_q4(
-                to,
-                lane,
-                [block[0], block[1]],
-                [block[2], block[3]],
-                &block[4..],
-            );
+            put_q4(to, lane, [block[0], block[1]], [block[2], block[3]], &block[4..]);
         }
         Form::Q8 => {
             let mut block = [0; 34];

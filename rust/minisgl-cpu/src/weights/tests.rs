@@ -26,9 +26,7 @@ fn stored(kind: Kind, rows: usize, k: usize, mut seed: u32) -> Vec<u8> {
             Kind::Q6_K => &[209],
             Kind::F16 | Kind::Q4_0 | Kind::Q5_0 | Kind::Q8_0 => &[1],
         };
-        scales
-            .iter()
-            .for_each(|&at| block[at] = block[at] & 0x83 | 0x24);
+        scales.iter().for_each(|&at| block[at] = block[at] & 0x83 | 0x24);
     }
     data
 }
@@ -37,9 +35,7 @@ fn stored(kind: Kind, rows: usize, k: usize, mut seed: u32) -> Vec<u8> {
 fn bound(kind: Kind, form: Form, max: f32) -> f32 {
     match (kind, form) {
         (Kind::Q4_K, Form::Q4) => max * 2e-3,
-        (Kind::Q5_1 | Kind::Q5_K | Kind::Q6_K | Kind::Q4_0 | Kind::Q4_1 | Kind::Q4_K, Form::Q8) => {
-            max * 5e-3
-        }
+        (Kind::Q5_1 | Kind::Q5_K | Kind::Q6_K | Kind::Q4_0 | Kind::Q4_1 | Kind::Q4_K, Form::Q8) => max * 5e-3,
         _ => 0.0,
     }
 }
@@ -60,10 +56,7 @@ fn every_kind_comes_back_as_its_form_promises() {
                 let max = want.iter().fold(0.0f32, |max, x| max.max(x.abs()));
                 for (got, want) in got.iter().zip(&want) {
                     let off = (got - want).abs();
-                    assert!(
-                        off <= bound(kind, form, max),
-                        "{kind:?} {form:?}: {got} for {want}"
-                    );
+                    assert!(off <= bound(kind, form, max), "{kind:?} {form:?}: {got} for {want}");
                 }
                 assert!(got[k..].iter().all(|&x| x == 0.0));
             }
@@ -79,10 +72,7 @@ fn parts_are_stacked_or_taken_in_turns_and_in_any_order() {
     let data = [1, 2].map(|seed| stored(Kind::F32, 20, 32, seed));
     let tensors = [0, 1].map(|i| TensorView::new("t", Kind::F32, &shape, &data[i]).unwrap());
     let last_first = |i: usize| 19 - i;
-    let parts = [
-        Part::new(tensors[0]),
-        Part::ordered(tensors[1], &last_first),
-    ];
+    let parts = [Part::new(tensors[0]), Part::ordered(tensors[1], &last_first)];
     let (mut got, mut want) = ([0.0; 32], [0.0; 32]);
 
     let stacked = Matrix::pack(&parts, false, None).unwrap();
@@ -108,9 +98,7 @@ fn parts_that_do_not_fit_are_named() {
         TensorView::new("a", Kind::F32, &[2, 32], &a).unwrap(),
         TensorView::new("b", Kind::F32, &[2, 64], &b).unwrap(),
     ];
-    let text = |parts: &[Part<'_>], turns: bool| {
-        Matrix::pack(parts, turns, None).err().unwrap().to_string()
-    };
+    let text = |parts: &[Part<'_>], turns: bool| Matrix::pack(parts, turns, None).err().unwrap().to_string();
     assert!(text(&tensors.map(Part::new), false).contains("tensor b has rows of 64, a of 32"));
     let beyond = |i: usize| i + 1;
     assert!(text(&[Part::ordered(tensors[0], &beyond)], false).contains("tensor a has 2 rows"));

@@ -104,10 +104,7 @@ impl Case {
                     let score = |p: usize| {
                         let q = &query[head * self.dim..][..self.dim];
                         let k = &keys[p][kv..][..self.dim];
-                        q.iter()
-                            .zip(k)
-                            .map(|(q, k)| f64::from(*q) * f64::from(*k))
-                            .sum::<f64>()
+                        q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>()
                             / (self.dim as f64).sqrt()
                     };
                     let scores: Vec<_> = (from..=position).map(score).collect();
@@ -126,13 +123,7 @@ impl Case {
 
     /// Page tables: whole pages of a shared prefix are the family's, the rest the row's own, in an order of no meaning.
     pub fn tables(&self) -> (Vec<u32>, usize, usize) {
-        let columns = self
-            .rows
-            .iter()
-            .map(|r| r.len.div_ceil(self.page_size))
-            .max()
-            .unwrap()
-            + 1;
+        let columns = self.rows.iter().map(|r| r.len.div_ceil(self.page_size)).max().unwrap() + 1;
         let mut seen = std::collections::HashMap::new();
         let mut owners = Vec::new();
         for (row, r) in self.rows.iter().enumerate() {
@@ -196,8 +187,7 @@ impl Case {
             slots: &slots,
         };
         let scale = 1.0 / (self.dim as f32).sqrt();
-        let attention =
-            Attention::new(how.isa, self.heads(), self.kv_heads, self.dim, scale).unwrap();
+        let attention = Attention::new(how.isa, self.heads(), self.kv_heads, self.dim, scale).unwrap();
         let mut plan = attention.plan(&kv, how.threads, &[None, self.window]);
         plan.share(how.sharing);
         // Twice: a plan forgets the step before.
@@ -215,11 +205,7 @@ impl Case {
         };
         for merging in [false, true] {
             let next = AtomicUsize::new(0);
-            let units = if merging {
-                plan.merges(1)
-            } else {
-                plan.units(1)
-            };
+            let units = if merging { plan.merges(1) } else { plan.units(1) };
             std::thread::scope(|s| {
                 for _ in 0..how.threads {
                     s.spawn(|| {
@@ -272,10 +258,7 @@ pub fn bits(x: &[f32]) -> Vec<u32> {
 pub fn assert_near(got: &[f32], expected: &[f64], bound: f64) {
     assert_eq!(got.len(), expected.len());
     for (i, (g, e)) in got.iter().zip(expected).enumerate() {
-        assert!(
-            (f64::from(*g) - e).abs() <= bound,
-            "number {i}: {g} is not {e}"
-        );
+        assert!((f64::from(*g) - e).abs() <= bound, "number {i}: {g} is not {e}");
     }
 }
 
@@ -284,11 +267,7 @@ pub fn ways() -> Vec<How> {
     let mut all = Vec::new();
     for isa in Isa::here() {
         for (threads, sharing) in [(1, true), (2, false), (3, true)] {
-            all.push(How {
-                isa,
-                threads,
-                sharing,
-            });
+            all.push(How { isa, threads, sharing });
         }
     }
     all
@@ -311,12 +290,6 @@ pub fn small() -> Case {
         page_size: 16,
         dtype: KvDtype::F32,
         window: None,
-        rows: vec![
-            alone(1, 1),
-            alone(130, 1),
-            alone(77, 77),
-            alone(200, 40),
-            alone(64, 1),
-        ],
+        rows: vec![alone(1, 1), alone(130, 1), alone(77, 77), alone(200, 40), alone(64, 1)],
     }
 }

@@ -51,10 +51,7 @@ fn what_is_not_finite_stays_so() {
                     k.fill(spoil);
                 }
             });
-            assert!(
-                case.last(&out, 3).iter().all(|x| !x.is_finite()),
-                "{spoil} {how:?}"
-            );
+            assert!(case.last(&out, 3).iter().all(|x| !x.is_finite()), "{spoil} {how:?}");
             assert!(case.last(&out, 1).iter().all(|x| x.is_finite()));
         }
     }
@@ -139,28 +136,13 @@ fn a_damaged_plan_is_an_error() {
         .is_ok()
     };
     assert!(build(&[20], &[0, 1], &[0, 3], &[0]));
-    assert!(
-        !build(&[20], &[0, 1], &[0, 4], &[0]),
-        "a page past the pool"
-    );
-    assert!(
-        !build(&[33], &[0, 1], &[0, 3], &[0]),
-        "longer than its table"
-    );
+    assert!(!build(&[20], &[0, 1], &[0, 4], &[0]), "a page past the pool");
+    assert!(!build(&[33], &[0, 1], &[0, 3], &[0]), "longer than its table");
     assert!(!build(&[20], &[0, 1], &[0, 3], &[1]), "no such table");
-    assert!(
-        !build(&[20], &[0, 21], &[0, 3], &[0]),
-        "more tokens than length"
-    );
+    assert!(!build(&[20], &[0, 21], &[0, 3], &[0]), "more tokens than length");
     assert!(!build(&[20], &[1, 0], &[0, 3], &[0]), "falling sums");
     assert!(!build(&[20], &[0, 1, 2], &[0, 3], &[0]), "a sum too many");
-    for (layers, pages, dim) in [
-        (0, 1, 8),
-        (1, 0, 8),
-        (1, 1, 0),
-        (1, 1, 512),
-        (1 << 40, 1 << 40, 8),
-    ] {
+    for (layers, pages, dim) in [(0, 1, 8), (1, 0, 8), (1, 1, 0), (1, 1, 512), (1 << 40, 1 << 40, 8)] {
         assert!(
             KvPool::new(KvShape {
                 layers,
@@ -199,15 +181,7 @@ fn case() -> impl Strategy<Value = Case> {
         Just(33)
     ];
     let dtype = prop_oneof![Just(KvDtype::F16), Just(KvDtype::F32), Just(KvDtype::Q8)];
-    let page = prop_oneof![
-        Just(1usize),
-        Just(2),
-        Just(4),
-        Just(16),
-        Just(12),
-        Just(48),
-        Just(128)
-    ];
+    let page = prop_oneof![Just(1usize), Just(2), Just(4), Just(16), Just(12), Just(48), Just(128)];
     let window = prop_oneof![2 => Just(None), 1 => (1usize..300).prop_map(Some)];
     let rows = proptest::collection::vec(row(), 1..9);
     (1usize..4, 1usize..17, dims, page, dtype, window, rows).prop_map(

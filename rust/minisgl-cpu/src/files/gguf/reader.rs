@@ -59,7 +59,6 @@ impl<'a> Reader<'a> {
                 "the file ends in {what}: a text of {len} bytes, {left} are left"
             )));
         };
-        std::str::from_utf8(self.take(len, what)?)
-            .map_err(|error| Error::file(format!("{what} is not UTF-8: {error}")))
+        std::str::from_utf8(self.take(len, what)?).map_err(|error| Error::file(format!("{what} is not UTF-8: {error}")))
     }
 }

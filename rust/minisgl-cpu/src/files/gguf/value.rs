@@ -137,11 +137,7 @@ impl<'a> List<'a> {
             reader.take(len * element.least_bytes(), what)?;
         }
         let bytes = &rest[..reader.position() - start];
-        Ok(Self {
-            element,
-            len,
-            bytes,
-        })
+        Ok(Self { element, len, bytes })
     }
 
     /// How many values.

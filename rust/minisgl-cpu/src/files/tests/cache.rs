@@ -39,36 +39,21 @@ fn make(source: &dyn Source, quantization: Quantization, file: &Path) -> (File, 
 fn weights_are_quantized_once() {
     let folder = Temporary::new("quantized");
     let source = open(&folder_of_weights(&folder)).unwrap();
-    for (quantization, within) in [
-        (Quantization::Q8, 0.1 / 250.0),
-        (Quantization::Q4, 0.2 / 29.0),
-    ] {
+    for (quantization, within) in [(Quantization::Q8, 0.1 / 250.0), (Quantization::Q4, 0.2 / 29.0)] {
         let file = folder.0.join(format!("cache/{quantization:?}.gguf"));
         let (made, steps) = make(source.as_ref(), quantization, &file);
         assert!(steps > 0);
         assert_eq!(
             made.names(),
-            [
-                "a.weight",
-                "odd.weight",
-                "a.mlp.gate.weight",
-                "input_layernorm.weight"
-            ]
+            ["a.weight", "odd.weight", "a.mlp.gate.weight", "input_layernorm.weight"]
         );
         let tensor = |name| (source.tensor(name).unwrap(), made.tensor(name).unwrap());
         for name in ["odd.weight", "a.mlp.gate.weight", "input_layernorm.weight"] {
             let (exact, kept) = tensor(name);
-            assert_eq!(
-                (exact.kind(), exact.data()),
-                (kept.kind(), kept.data()),
-                "{name}"
-            );
+            assert_eq!((exact.kind(), exact.data()), (kept.kind(), kept.data()), "{name}");
         }
         let (exact, kept) = tensor("a.weight");
-        assert_eq!(
-            (kept.kind(), kept.shape()),
-            (quantization.kind(), exact.shape())
-        );
+        assert_eq!((kept.kind(), kept.shape()), (quantization.kind(), exact.shape()));
         for (exact, kept) in exact.decode().iter().zip(kept.decode()) {
             assert!((exact - kept).abs() <= within, "{exact} {kept}");
         }
@@ -84,11 +69,7 @@ fn a_damaged_or_foreign_cache_is_made_again() {
     let file = folder.0.join("weights.gguf");
     make(source.as_ref(), Quantization::Q8, &file);
     let good = fs::read(&file).unwrap();
-    let mut damages = vec![
-        Vec::new(),
-        good[..good.len() - 1].to_vec(),
-        b"GGUF".to_vec(),
-    ];
+    let mut damages = vec![Vec::new(), good[..good.len() - 1].to_vec(), b"GGUF".to_vec()];
     for at in [8, 60, good.len() / 2, good.len() - 65] {
         let mut bytes = good.clone();
         bytes[at] ^= 1;
@@ -139,11 +120,8 @@ fn what_cannot_be_quantized_is_named_and_leaves_nothing() {
         assert_eq!(fs::read_dir(folder.0.join("made")).unwrap().count(), 0);
     }
     let stopped = |_, _| Err(Error::step("no more"));
-    let error = quantized(
-        source.as_ref(),
-        Quantization::Q8,
-        &folder.0.join("x.gguf"),
-        &mut { stopped },
-    );
+    let error = quantized(source.as_ref(), Quantization::Q8, &folder.0.join("x.gguf"), &mut {
+        stopped
+    });
     assert_eq!(error.unwrap_err(), Error::step("no more"));
 }

@@ -5,10 +5,7 @@ use super::*;
 #[test]
 fn a_folder_of_safetensors_is_a_source() {
     let folder = Temporary::new("folder");
-    let one = tiny_safetensors(&[
-        ("b", "BF16", "[1,2]", BF16_ONE_TWO),
-        ("a", "F16", "[]", &[0, 0x3c]),
-    ]);
+    let one = tiny_safetensors(&[("b", "BF16", "[1,2]", BF16_ONE_TWO), ("a", "F16", "[]", &[0, 0x3c])]);
     folder.file("x-1.safetensors", &one);
     folder.file(
         "x-2.safetensors",
@@ -52,10 +49,7 @@ fn what_is_wrong_with_a_folder_is_named() {
     folder.file("1.safetensors", &tiny_safetensors(&[b]));
     folder.file("2.safetensors", &tiny_safetensors(&[b]));
     assert_eq!(error(), "2.safetensors: tensor b: in 1.safetensors, too");
-    folder.file(
-        "2.safetensors",
-        &tiny_safetensors(&[("q", "I32", "[1]", BF16_ONE_TWO)]),
-    );
+    folder.file("2.safetensors", &tiny_safetensors(&[("q", "I32", "[1]", BF16_ONE_TWO)]));
     assert_eq!(
         error(),
         "2.safetensors: tensor q: I32: only F32, F16 and BF16 can be computed with"

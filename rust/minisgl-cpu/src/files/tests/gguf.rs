@@ -27,10 +27,7 @@ fn a_gguf_file_is_a_source() {
     let folder = Temporary::new("source");
     let path = folder.file("tiny.gguf", &tiny_gguf());
     let source = open(&path).unwrap();
-    assert_eq!(
-        source.names(),
-        ["norm.weight", "table.weight", "experts.weight"]
-    );
+    assert_eq!(source.names(), ["norm.weight", "table.weight", "experts.weight"]);
     assert_eq!(source.bytes(), 16 + 68 + 24);
     let norm = source.tensor("norm.weight").unwrap();
     assert_eq!((norm.rows(), norm.k()), (1, 4));
@@ -56,9 +53,7 @@ fn fault(bytes: &[u8]) -> String {
 /// `tiny_gguf` with the bytes after the first `find` (and `skip` more) replaced.
 fn changed(find: &str, skip: usize, with: &[u8]) -> Vec<u8> {
     let mut bytes = tiny_gguf();
-    let at = bytes
-        .windows(find.len())
-        .position(|window| window == find.as_bytes());
+    let at = bytes.windows(find.len()).position(|window| window == find.as_bytes());
     let at = at.unwrap() + find.len() + skip;
     bytes[at..at + with.len()].copy_from_slice(with);
     bytes
@@ -72,14 +67,8 @@ fn what_is_wrong_with_a_gguf_file_is_named() {
         (b"GGML and more".to_vec(), "not a GGUF file"),
         (b"GGUF\x01\0\0\0".to_vec(), "GGUF version 1"),
         (b"GGUF\0\0\0\x03".to_vec(), "big-endian"),
-        (
-            changed("GGUF", 4, &huge),
-            "it claims 18446744073709551615 tensors",
-        ),
-        (
-            changed("GGUF", 12, &huge),
-            "it claims 18446744073709551615 keys",
-        ),
+        (changed("GGUF", 4, &huge), "it claims 18446744073709551615 tensors"),
+        (changed("GGUF", 12, &huge), "it claims 18446744073709551615 keys"),
         (
             changed("general.architecture", 4, &huge),
             "the file ends in key general.architecture: a text of 18446744073709551615 bytes",
@@ -104,18 +93,9 @@ fn what_is_wrong_with_a_gguf_file_is_named() {
             changed("tokenizer.tokens", 4, &[9]),
             "key tokenizer.tokens: a list of lists",
         ),
-        (
-            changed("norm.weight", 0, &[0]),
-            "tensor norm.weight: 0 dimensions",
-        ),
-        (
-            changed("norm.weight", 4, &[0]),
-            "tensor norm.weight: its shape [0]",
-        ),
-        (
-            changed("table.weight", 4, &huge),
-            "tensor table.weight: its shape",
-        ),
+        (changed("norm.weight", 0, &[0]), "tensor norm.weight: 0 dimensions"),
+        (changed("norm.weight", 4, &[0]), "tensor norm.weight: its shape [0]"),
+        (changed("table.weight", 4, &huge), "tensor table.weight: its shape"),
         (
             changed("table.weight", 4, &[31]),
             "tensor table.weight: its shape [2, 31] cannot be in Q8_0, blocks of 32",
@@ -169,10 +149,7 @@ fn types_and_parts_that_are_not_read_are_refused() {
     let folder = Temporary::new("refused");
     let path = folder.file("m.gguf", &changed("norm.weight", 12, &[24]));
     let error = File::open(&path).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "m.gguf: tensor norm.weight: no decoder for I8"
-    );
+    assert_eq!(error.to_string(), "m.gguf: tensor norm.weight: no decoder for I8");
     assert_eq!(error.fault, Fault::Unsupported);
     let error = File::open(&folder.0.join("absent.gguf")).unwrap_err();
     assert!(error.to_string().starts_with("absent.gguf: "));

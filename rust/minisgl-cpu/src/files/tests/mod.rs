@@ -96,9 +96,7 @@ fn tiny_safetensors(tensors: &[(&str, &str, &str, &[u8])]) -> Vec<u8> {
     for (name, dtype, shape, bytes) in tensors {
         let (start, end) = (data.len(), data.len() + bytes.len());
         let comma = if start > 0 { "," } else { "" };
-        head += &format!(
-            r#"{comma}"{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{start},{end}]}}"#
-        );
+        head += &format!(r#"{comma}"{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{start},{end}]}}"#);
         data.extend_from_slice(bytes);
     }
     head.push('}');

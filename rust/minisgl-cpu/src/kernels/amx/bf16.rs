@@ -67,10 +67,7 @@ unsafe fn product<const FORM: u8, const A: usize, const W: usize>(p: &Product<'_
                 if FORM != BF16 {
                     let from = p.w.panel(first).as_ptr();
                     for block in 0..panels * p.w.blocks() {
-                        to_bf16::<FORM, W>(
-                            from.add(block * block_bytes(FORM)),
-                            tiles_at.add(block * W * TILE),
-                        );
+                        to_bf16::<FORM, W>(from.add(block * block_bytes(FORM)), tiles_at.add(block * W * TILE));
                     }
                 }
                 let mut place = Place {
@@ -139,8 +136,7 @@ unsafe fn cell<const A: usize, const W: usize, const N: usize>(place: &Place<'_>
             let at = from * acts.rows + p.rows.start + place.row;
             for i in (0..place.panels).step_by(2) {
                 // An odd panel is its own neighbour, whose sums nobody reads.
-                let w = [i, (i + 1).min(place.panels - 1)]
-                    .map(|i| place.weights.add((i * blocks + from) * W * TILE));
+                let w = [i, (i + 1).min(place.panels - 1)].map(|i| place.weights.add((i * blocks + from) * W * TILE));
                 run::<A, W, N>(&Pair {
                     w,
                     blocks: chunk.min(blocks - from),

@@ -101,16 +101,7 @@ const fn header<const Q4: bool>() -> usize {
 /// Tiles 0 to 2 are sums, 4 and 5 rows, 6 and 7 weights.
 fn config(rows: usize) -> Config {
     let (sums, weights) = ((rows, 64), (TILE / 64, 64));
-    Config::new([
-        sums,
-        sums,
-        sums,
-        sums,
-        (rows, ROW),
-        (rows, ROW),
-        weights,
-        weights,
-    ])
+    Config::new([sums, sums, sums, sums, (rows, ROW), (rows, ROW), weights, weights])
 }
 
 /// A group of panels by up to `MOST` rows.
@@ -156,8 +147,7 @@ unsafe fn cell<const Q4: bool, const T: usize>(place: &Place<'_>) {
         }
         for t in 0..place.rows {
             for i in 0..place.panels.len() {
-                let at =
-                    (place.row + t) * p.stride + (place.panels.start - p.panels.start + i) * PANEL;
+                let at = (place.row + t) * p.stride + (place.panels.start - p.panels.start + i) * PANEL;
                 let mut sums = _mm512_load_ps(place.sums.add((i * MOST + t) * PANEL));
                 if p.add {
                     sums = _mm512_add_ps(_mm512_loadu_ps(p.out.add(at)), sums);

@@ -17,11 +17,7 @@ fn error(case: &Case, isa: Isa) -> f64 {
     for (at, got) in got.iter().enumerate() {
         case.w.row(at % width, &mut row);
         let x = &case.x[at / width * k..];
-        let terms = || {
-            row.iter()
-                .zip(x)
-                .map(|(w, x)| f64::from(*w) * f64::from(*x))
-        };
+        let terms = || row.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x));
         let size: f64 = terms().map(f64::abs).sum();
         if size > 0.0 {
             worst = worst.max((f64::from(*got) - terms().sum::<f64>()).abs() / size);
@@ -61,8 +57,7 @@ fn threads_have_tiles_of_their_own() {
                         let case = Case::new(form, mode, (80, 256, rows), thread, true);
                         let first = case.all(Isa::Amx);
                         let same = |out: &[f32]| {
-                            let bits =
-                                |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                            let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                             bits(out) == bits(&first)
                         };
                         assert!((0..20).all(|_| same(&case.all(Isa::Amx))));

@@ -42,18 +42,11 @@ pub(super) unsafe fn group<const FORM: u8>(block: *const u8, g: usize) -> Stored
 /// The weights of step `T` of group `g`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn weights<const FORM: u8, const T: usize>(
-    block: *const u8,
-    g: usize,
-    v: &Stored,
-) -> Pair {
+pub(super) unsafe fn weights<const FORM: u8, const T: usize>(block: *const u8, g: usize, v: &Stored) -> Pair {
     // SAFETY: the caller's: a whole block.
     unsafe {
         match FORM {
-            Q4 => [
-                unsigned_byte::<T>(v[T % 2][0]),
-                unsigned_byte::<T>(v[T % 2][1]),
-            ],
+            Q4 => [unsigned_byte::<T>(v[T % 2][0]), unsigned_byte::<T>(v[T % 2][1])],
             Q8 => [signed_byte::<T>(v[T / 4][0]), signed_byte::<T>(v[T / 4][1])],
             F16 => halves(block.add(256 * g + 32 * T)),
             BF16 => {
@@ -166,11 +159,7 @@ pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
 
 /// `R` rows from `row` on, `B` blocks at a time.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn few<const FORM: u8, const R: usize, const B: usize>(
-    p: &Product<'_>,
-    panel: usize,
-    row: usize,
-) {
+unsafe fn few<const FORM: u8, const R: usize, const B: usize>(p: &Product<'_>, panel: usize, row: usize) {
     let (weights, blocks) = (p.w.panel(panel).as_ptr(), p.acts.blocks());
     let mut acc = [zero(); R];
     let mut b = 0;

@@ -38,12 +38,7 @@ pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
 
 /// `R` rows from `row` on by one panel; the first tile of rows brings the panel into the cache.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn run<const FORM: u8, const R: usize>(
-    p: &Product<'_>,
-    panel: usize,
-    row: usize,
-    first: bool,
-) {
+unsafe fn run<const FORM: u8, const R: usize>(p: &Product<'_>, panel: usize, row: usize, first: bool) {
     let weights = p.w.panel(panel).as_ptr();
     let mut acc = [zero(); R];
     for b in 0..p.acts.blocks() {
@@ -66,11 +61,7 @@ unsafe fn run<const FORM: u8, const R: usize>(
             for r in 0..R {
                 let dx = _mm256_set1_ps(*p.acts.d.add(cell + r));
                 let i = [_mm256_cvtepi32_ps(s[r][0]), _mm256_cvtepi32_ps(s[r][1])];
-                acc[r] = fma2(
-                    i,
-                    [_mm256_mul_ps(d[0], dx), _mm256_mul_ps(d[1], dx)],
-                    acc[r],
-                );
+                acc[r] = fma2(i, [_mm256_mul_ps(d[0], dx), _mm256_mul_ps(d[1], dx)], acc[r]);
                 if FORM == Q4 {
                     let ds = _mm256_set1_ps(*p.acts.ds.add(cell + r));
                     acc[r] = fma(halves(block.add(32)), ds, acc[r]);
@@ -152,19 +143,12 @@ unsafe fn sums_q8<const R: usize>(block: *const u8, q: *const i8, offset: *const
     // SAFETY: the caller's: a block of weights and `R` cells.
     unsafe {
         for j in 0..eight() {
-            multiply(
-                &mut lows,
-                low(vectors(block.add(32 + 64 * j))),
-                q.add(4 * j),
-            );
+            multiply(&mut lows, low(vectors(block.add(32 + 64 * j))), q.add(4 * j));
         }
         for r in 0..R {
             let offset = _mm256_set1_epi32(*offset.add(r));
             let s = widen(lows[r]);
-            lows[r] = [
-                _mm256_add_epi32(s[0], offset),
-                _mm256_add_epi32(s[1], offset),
-            ];
+            lows[r] = [_mm256_add_epi32(s[0], offset), _mm256_add_epi32(s[1], offset)];
         }
         for j in 0..eight() {
             let v = vectors(block.add(32 + 64 * j));

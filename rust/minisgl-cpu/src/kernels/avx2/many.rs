@@ -38,12 +38,7 @@ pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
 
 /// A panel by at most `ROWS` rows.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn panel_by_rows<const FORM: u8>(
-    p: &Product<'_>,
-    panel: usize,
-    rows: Range<usize>,
-    room: *mut Unpacked,
-) {
+unsafe fn panel_by_rows<const FORM: u8>(p: &Product<'_>, panel: usize, rows: Range<usize>, room: *mut Unpacked) {
     let blocks = p.acts.blocks();
     // SAFETY: the caller's.
     unsafe {
@@ -99,10 +94,7 @@ unsafe fn unpack<const FORM: u8>(from: *const u8, chunk: usize, room: *mut Unpac
             for g in 0..4 {
                 let v = group::<FORM>(block, g);
                 steps!(|T| {
-                    store(
-                        to.add((g * GROUP + T) * PANEL),
-                        weights::<FORM, T>(block, g, &v),
-                    );
+                    store(to.add((g * GROUP + T) * PANEL), weights::<FORM, T>(block, g, &v));
                 });
             }
             if FORM == Q4 || FORM == Q8 {

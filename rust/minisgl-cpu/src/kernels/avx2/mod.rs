@@ -90,12 +90,7 @@ unsafe fn halves(at: *const u8) -> Pair {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn vectors(at: *const u8) -> [__m256i; 2] {
     // SAFETY: the caller's: 64 bytes.
-    unsafe {
-        [
-            _mm256_loadu_si256(at.cast()),
-            _mm256_loadu_si256(at.add(32).cast()),
-        ]
-    }
+    unsafe { [_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(32).cast())] }
 }
 
 /// 16 numbers.
@@ -120,20 +115,14 @@ unsafe fn store(at: *mut f32, v: Pair) {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn fma(a: Pair, x: __m256, s: Pair) -> Pair {
-    [
-        _mm256_fmadd_ps(a[0], x, s[0]),
-        _mm256_fmadd_ps(a[1], x, s[1]),
-    ]
+    [_mm256_fmadd_ps(a[0], x, s[0]), _mm256_fmadd_ps(a[1], x, s[1])]
 }
 
 /// `a b + s`, fused.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn fma2(a: Pair, b: Pair, s: Pair) -> Pair {
-    [
-        _mm256_fmadd_ps(a[0], b[0], s[0]),
-        _mm256_fmadd_ps(a[1], b[1], s[1]),
-    ]
+    [_mm256_fmadd_ps(a[0], b[0], s[0]), _mm256_fmadd_ps(a[1], b[1], s[1])]
 }
 
 /// Puts (or adds) a panel's 16 sums to where they go.
@@ -146,10 +135,7 @@ unsafe fn put(p: &Product<'_>, panel: usize, row: usize, mut sums: Pair) {
         let out = p.out.add(at);
         if p.add {
             let there = load(out);
-            sums = [
-                _mm256_add_ps(there[0], sums[0]),
-                _mm256_add_ps(there[1], sums[1]),
-            ];
+            sums = [_mm256_add_ps(there[0], sums[0]), _mm256_add_ps(there[1], sums[1])];
         }
         store(out, sums);
     }

@@ -61,10 +61,7 @@ pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
         unsafe {
             let mut v = [_mm256_setzero_ps(); 4];
             for i in 0..4 {
-                v[i] = read(
-                    x.wrapping_add(b * BLOCK + 8 * i),
-                    left.saturating_sub(8 * i),
-                );
+                v[i] = read(x.wrapping_add(b * BLOCK + 8 * i), left.saturating_sub(8 * i));
             }
             if acts.mode == Mode::Bf16 {
                 v = v.map(|v| to_bf16(v));
@@ -101,10 +98,7 @@ unsafe fn quantize(v: [__m256; 4], acts: ActsPtr, cell: usize) {
     for v in v {
         most = _mm256_max_epi32(most, _mm256_and_si256(_mm256_castps_si256(v), positive));
     }
-    let most = _mm_max_epi32(
-        _mm256_castsi256_si128(most),
-        _mm256_extracti128_si256::<1>(most),
-    );
+    let most = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256::<1>(most));
     let most = _mm_max_epi32(most, _mm_shuffle_epi32::<0b0100_1110>(most));
     let most = _mm_max_epi32(most, _mm_shuffle_epi32::<0b1011_0001>(most));
     let bits = _mm_cvtsi128_si32(most) as u32;
@@ -124,16 +118,10 @@ unsafe fn quantize(v: [__m256; 4], acts: ActsPtr, cell: usize) {
         q[i] = _mm256_and_si256(_mm256_cvtps_epi32(_mm256_mul_ps(v[i], by)), keep);
     }
     let sum = _mm256_add_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3]));
-    let sum = _mm_add_epi32(
-        _mm256_castsi256_si128(sum),
-        _mm256_extracti128_si256::<1>(sum),
-    );
+    let sum = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));
     let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<0b0100_1110>(sum));
     let sum = _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32::<0b1011_0001>(sum)));
-    let q = _mm256_packs_epi16(
-        _mm256_packs_epi32(q[0], q[1]),
-        _mm256_packs_epi32(q[2], q[3]),
-    );
+    let q = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
     let q = _mm256_permutevar8x32_epi32(q, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     // SAFETY: the caller's cell.
     unsafe {
@@ -180,11 +168,7 @@ fn exp(x: __m256) -> __m256 {
     for term in rest {
         p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(term));
     }
-    let p = _mm256_fmadd_ps(
-        p,
-        _mm256_mul_ps(r, r),
-        _mm256_add_ps(r, _mm256_set1_ps(1.0)),
-    );
+    let p = _mm256_fmadd_ps(p, _mm256_mul_ps(r, r), _mm256_add_ps(r, _mm256_set1_ps(1.0)));
     let power = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(power)))
 }
@@ -260,10 +244,7 @@ pub(super) unsafe fn argmax(x: *const f32, n: usize) -> usize {
         let x = unsafe { _mm256_loadu_ps(x.add(at)) };
         best[i] = _mm256_max_ps(x, best[i]); // of NaN and a number: the second
     }
-    let best = _mm256_max_ps(
-        _mm256_max_ps(best[0], best[1]),
-        _mm256_max_ps(best[2], best[3]),
-    );
+    let best = _mm256_max_ps(_mm256_max_ps(best[0], best[1]), _mm256_max_ps(best[2], best[3]));
     let mut lanes = [0.0f32; 8];
     // SAFETY: room for 8 numbers.
     unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), best) };
@@ -283,9 +264,7 @@ pub(super) unsafe fn argmax(x: *const f32, n: usize) -> usize {
         }
     }
     // SAFETY: as above.
-    (whole..n)
-        .find(|&i| unsafe { *x.add(i) } == best)
-        .unwrap_or(0)
+    (whole..n).find(|&i| unsafe { *x.add(i) } == best).unwrap_or(0)
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -295,10 +274,7 @@ pub(super) unsafe fn finite(x: *const f32, n: usize) -> bool {
     for at in (0..n).step_by(8) {
         // SAFETY: the caller's: `n` numbers.
         let x = unsafe { read(x.add(at), n - at) };
-        bad = _mm256_or_ps(
-            bad,
-            _mm256_cmp_ps::<_CMP_NLT_UQ>(_mm256_andnot_ps(sign, x), infinite),
-        );
+        bad = _mm256_or_ps(bad, _mm256_cmp_ps::<_CMP_NLT_UQ>(_mm256_andnot_ps(sign, x), infinite));
     }
     _mm256_movemask_ps(bad) == 0
 }

@@ -46,11 +46,7 @@ pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
 
 /// `R` rows from `row` on, `B` blocks at a time.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn few<const FORM: u8, const R: usize, const B: usize>(
-    p: &Product<'_>,
-    panel: usize,
-    row: usize,
-) {
+unsafe fn few<const FORM: u8, const R: usize, const B: usize>(p: &Product<'_>, panel: usize, row: usize) {
     let (weights, blocks) = (p.w.panel(panel).as_ptr(), p.acts.blocks());
     let mut acc = [_mm512_setzero_ps(); R];
     let mut b = 0;
@@ -82,8 +78,7 @@ unsafe fn few_blocks<const FORM: u8, const R: usize, const B: usize>(
 ) {
     // SAFETY: the caller's: `B` blocks of weights and activations.
     unsafe {
-        let x: [*const f32; B] =
-            std::array::from_fn(|i| p.acts.x.add(cell(&p.acts, b + i, row) * BLOCK).cast_const());
+        let x: [*const f32; B] = std::array::from_fn(|i| p.acts.x.add(cell(&p.acts, b + i, row) * BLOCK).cast_const());
         let mut s = [[_mm512_setzero_ps(); R]; B];
         for i in 0..B {
             prefetch::<FORM>(at.add(i * block_bytes(FORM)), AHEAD);
@@ -183,11 +178,7 @@ unsafe fn panels_by_rows<const FORM: u8, const P: usize>(
                 let from = p.w.panel(panel + i).as_ptr().add(b * block_bytes(FORM));
                 unpack::<FORM>(from, chunk, i, room);
                 // What is unpacked next comes while tiles run: the next blocks, or the first of the next panels.
-                let next = if b + CHUNK < blocks {
-                    CHUNK
-                } else {
-                    P * blocks - b
-                };
+                let next = if b + CHUNK < blocks { CHUNK } else { P * blocks - b };
                 for i in 0..CHUNK {
                     prefetch::<FORM>(from, (next + i) * block_bytes(FORM));
                 }
@@ -216,12 +207,7 @@ unsafe fn panels_by_rows<const FORM: u8, const P: usize>(
         }
         for (r, row) in rows.enumerate() {
             for i in 0..P {
-                put(
-                    p,
-                    panel + i,
-                    row,
-                    _mm512_load_ps(acc.add((r * WIDE + i) * PANEL)),
-                );
+                put(p, panel + i, row, _mm512_load_ps(acc.add((r * WIDE + i) * PANEL)));
             }
         }
     }
@@ -293,10 +279,7 @@ impl Tile<'_> {
                         let acc = self.acc.add((r * WIDE + i) * PANEL);
                         let scales = scales.add(i * 2 * PANEL);
                         let sum = self.acts.sum.add(cell + r);
-                        _mm512_store_ps(
-                            acc,
-                            total::<FORM>(_mm512_load_ps(acc), s[r][i], scales, sum),
-                        );
+                        _mm512_store_ps(acc, total::<FORM>(_mm512_load_ps(acc), s[r][i], scales, sum));
                     }
                 }
             }
@@ -307,12 +290,7 @@ impl Tile<'_> {
 /// `acc` and a block's sum.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn total<const FORM: u8>(
-    acc: __m512,
-    s: __m512,
-    scales: *const f32,
-    sum: *const f32,
-) -> __m512 {
+unsafe fn total<const FORM: u8>(acc: __m512, s: __m512, scales: *const f32, sum: *const f32) -> __m512 {
     // SAFETY: the caller's: scales and sum are there if the form has them.
     unsafe {
         match FORM {

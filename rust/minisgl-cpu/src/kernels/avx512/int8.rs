@@ -47,12 +47,7 @@ pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
 
 /// `R` rows from `row` on by one panel; the first tile of rows brings the panel into the cache.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn run<const FORM: u8, const R: usize>(
-    p: &Product<'_>,
-    panel: usize,
-    row: usize,
-    first: bool,
-) {
+unsafe fn run<const FORM: u8, const R: usize>(p: &Product<'_>, panel: usize, row: usize, first: bool) {
     let weights = p.w.panel(panel).as_ptr();
     let mut acc = [_mm512_setzero_ps(); R];
     for b in 0..p.acts.blocks() {
@@ -119,11 +114,7 @@ unsafe fn sums_q4<const R: usize>(block: *const u8, q: *const i8) -> [__m512i; R
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn sums_q8<const R: usize>(
-    block: *const u8,
-    q: *const i8,
-    offset: *const i32,
-) -> [__m512i; R] {
+unsafe fn sums_q8<const R: usize>(block: *const u8, q: *const i8, offset: *const i32) -> [__m512i; R] {
     let top = _mm512_set1_epi8(-128);
     // SAFETY: the caller's: a block of weights and `R` cells.
     unsafe {

@@ -43,10 +43,7 @@ pub(in super::super) unsafe fn prepare_as<const F32: bool, const PARTS: bool>(
         unsafe {
             let mut v = [
                 _mm512_maskz_loadu_ps(lanes(left), x.wrapping_add(b * BLOCK)),
-                _mm512_maskz_loadu_ps(
-                    lanes(left.saturating_sub(16)),
-                    x.wrapping_add(b * BLOCK + 16),
-                ),
+                _mm512_maskz_loadu_ps(lanes(left.saturating_sub(16)), x.wrapping_add(b * BLOCK + 16)),
             ];
             if acts.mode == Mode::Bf16 {
                 v = v.map(|v| to_bf16(v));
@@ -124,10 +121,7 @@ unsafe fn quantize(v: [__m512; 2], acts: ActsPtr, cell: usize) {
     // SAFETY: the caller's cell.
     unsafe {
         _mm_storeu_si128(acts.q.add(cell * BLOCK).cast(), _mm512_cvtepi32_epi8(q[0]));
-        _mm_storeu_si128(
-            acts.q.add(cell * BLOCK + 16).cast(),
-            _mm512_cvtepi32_epi8(q[1]),
-        );
+        _mm_storeu_si128(acts.q.add(cell * BLOCK + 16).cast(), _mm512_cvtepi32_epi8(q[1]));
         *acts.d.add(cell) = d;
         *acts.ds.add(cell) = d * sum as f32;
         *acts.offset.add(cell) = -128 * sum;
@@ -162,9 +156,10 @@ pub(super) unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, 
 fn exp(x: __m512) -> __m512 {
     let x = _mm512_min_ps(_mm512_set1_ps(EXP_BOUNDS.1), x);
     let x = _mm512_max_ps(_mm512_set1_ps(EXP_BOUNDS.0), x);
-    let n = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(
-        _mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E)),
-    );
+    let n = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(_mm512_mul_ps(
+        x,
+        _mm512_set1_ps(std::f32::consts::LOG2_E),
+    ));
     let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(LN2.0), x);
     let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(LN2.1), r);
     let [first, rest @ ..] = EXP_TERMS;
@@ -172,11 +167,7 @@ fn exp(x: __m512) -> __m512 {
     for term in rest {
         p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(term));
     }
-    let p = _mm512_fmadd_ps(
-        p,
-        _mm512_mul_ps(r, r),
-        _mm512_add_ps(r, _mm512_set1_ps(1.0)),
-    );
+    let p = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), _mm512_add_ps(r, _mm512_set1_ps(1.0)));
     let power = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
     _mm512_mul_ps(p, _mm512_castsi512_ps(_mm512_slli_epi32::<23>(power)))
 }
@@ -237,10 +228,7 @@ pub(super) unsafe fn rotate(x: *mut f32, cos: *const f32, sin: *const f32, half:
         // SAFETY: the caller's: `2 half` and `half` numbers.
         unsafe {
             let (low, high) = (x.add(at), x.add(half + at));
-            let (a, b) = (
-                _mm512_maskz_loadu_ps(mask, low),
-                _mm512_maskz_loadu_ps(mask, high),
-            );
+            let (a, b) = (_mm512_maskz_loadu_ps(mask, low), _mm512_maskz_loadu_ps(mask, high));
             let (c, s) = (
                 _mm512_maskz_loadu_ps(mask, cos.add(at)),
                 _mm512_maskz_loadu_ps(mask, sin.add(at)),
@@ -261,10 +249,7 @@ pub(super) unsafe fn argmax(x: *const f32, n: usize) -> usize {
         let x = unsafe { _mm512_mask_loadu_ps(least, lanes(n - at), x.add(at)) };
         best[i] = _mm512_max_ps(x, best[i]); // of NaN and a number: the second
     }
-    let best = _mm512_max_ps(
-        _mm512_max_ps(best[0], best[1]),
-        _mm512_max_ps(best[2], best[3]),
-    );
+    let best = _mm512_max_ps(_mm512_max_ps(best[0], best[1]), _mm512_max_ps(best[2], best[3]));
     let best = _mm512_set1_ps(_mm512_reduce_max_ps(best));
     for at in (0..n).step_by(16) {
         // SAFETY: as above.

@@ -33,10 +33,7 @@ pub(in super::super) unsafe fn group<const FORM: u8>(block: *const u8, g: usize)
             ],
             Q8 => {
                 let at = block.add(32 + 128 * g);
-                [
-                    _mm512_loadu_si512(at.cast()),
-                    _mm512_loadu_si512(at.add(64).cast()),
-                ]
+                [_mm512_loadu_si512(at.cast()), _mm512_loadu_si512(at.add(64).cast())]
             }
             _ => [_mm512_setzero_si512(); 2],
         }
