@@ -1,5 +1,4 @@
-"""Images and compose files: what a build may see, what a container runs, and that its health check and its end work.
-"""
+"""Images and compose files: what a build may see, what a container runs, and that its health check and its end work."""
 
 from __future__ import annotations
 

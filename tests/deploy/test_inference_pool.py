@@ -1,5 +1,4 @@
-"""Servers behind the Gateway API inference extension: objects that name each other, and metrics that a picker reads.
-"""
+"""Servers behind the Gateway API inference extension: objects that name each other, and metrics that a picker reads."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Requests as clients send them, and as they should not: heads, targets and framing, strategies of hypothesis.
-"""
+"""Requests as clients send them, and as they should not: heads, targets and framing, strategies of hypothesis."""
 
 from __future__ import annotations
 

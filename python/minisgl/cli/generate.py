@@ -1,5 +1,4 @@
-"""`minisgl generate PROMPT`: one answer, in this process, without a server.
-"""
+"""`minisgl generate PROMPT`: one answer, in this process, without a server."""
 
 from __future__ import annotations
 

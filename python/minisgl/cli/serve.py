@@ -1,5 +1,4 @@
-"""`minisgl serve`: the server's own flags, and from flags to `ServerConfig`.
-"""
+"""`minisgl serve`: the server's own flags, and from flags to `ServerConfig`."""
 
 from __future__ import annotations
 

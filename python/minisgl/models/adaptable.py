@@ -1,5 +1,4 @@
-"""Which linear layers of a model an adapter may change, and their sizes.
-"""
+"""Which linear layers of a model an adapter may change, and their sizes."""
 
 from __future__ import annotations
 

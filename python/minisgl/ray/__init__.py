@@ -1,5 +1,4 @@
-"""minisgl on Ray Serve: `serve run minisgl.ray:app model=smollm2 replicas=2`, or `minisgl.ray.build(args)`.
-"""
+"""minisgl on Ray Serve: `serve run minisgl.ray:app model=smollm2 replicas=2`, or `minisgl.ray.build(args)`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What may stand in a place of a body, in words: of all kinds that the field takes, not of the one that was tried.
-"""
+"""What may stand in a place of a body, in words: of all kinds that the field takes, not of the one that was tried."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The body and the answer of POST /v1/embeddings.
-"""
+"""The body and the answer of POST /v1/embeddings."""
 
 from __future__ import annotations
 

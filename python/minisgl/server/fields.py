@@ -1,5 +1,4 @@
-"""What all request bodies are made of: strict types, bounded lists, described fields.
-"""
+"""What all request bodies are made of: strict types, bounded lists, described fields."""
 
 from __future__ import annotations
 

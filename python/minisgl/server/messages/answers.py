@@ -1,5 +1,4 @@
-"""The shapes of answers of /v1/messages, for the OpenAPI page.
-"""
+"""The shapes of answers of /v1/messages, for the OpenAPI page."""
 
 from __future__ import annotations
 
