@@ -106,7 +106,7 @@ CASES = [
     ),
     _case("Gemma3ForCausalLM", "mixed windows with frequencies of their own, scale", head_dim=16,
           query_pre_attn_scalar=10, **_MIXED),
-    _case("Gemma3ForConditionalGeneration", "its text half"),
+    _case("Gemma3ForConditionalGeneration", "its language model"),
     _case("GlmForCausalLM", "partial rotary, biases", head_dim=16, attention_bias=True),
     _case("Glm4ForCausalLM", "partial rotary", head_dim=16),
     _case("Glm4MoeForCausalLM", "experts", head_dim=16, n_routed_experts=4, n_group=1, topk_group=1,
