@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 
 from minisgl.grammar import check
-from minisgl.serving import SWITCH_INTERVAL_S
+from minisgl.supervisor.serving import SWITCH_INTERVAL_S
 from tests.helpers.server import Frontend, frontend
 
 TICK_S = 0.001

@@ -275,7 +275,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     metrics_aliases: Literal["none", "vllm"] = "none"
     resumable: bool = False  # streams get marks for a router that asks for them (server/resume.py)
     demo_load: bool = False  # it sends requests to itself, for people who watch
-    managed: bool = False  # started by a program: see managed.py
+    managed: bool = False  # started by a program: see supervisor/serving.py
 
     def check(self) -> ServerConfig:
         """Raise `ConfigError` at the first impossible value, else return self."""

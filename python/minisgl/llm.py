@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 import numpy as np
 
-from minisgl import envs, spellings
+from minisgl import envs
 from minisgl.config import ENGINE_SETTINGS, EngineConfig
-from minisgl.early_tokenizer import EarlyTokenizer
 from minisgl.frontend.engine_client import InProcessClient
+from minisgl.frontend.generation_config import read_defaults
 from minisgl.frontend.output_processor import RequestState, Subscriber, with_bad_words
 from minisgl.frontend.prefixes import Prefix
-from minisgl.generation_config import read_defaults
 from minisgl.metrics.steps import step_timers
-from minisgl.progress import Display
 from minisgl.runner.build import build_compiler, build_control_plane, build_engine
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.step import Int32Array
+from minisgl.tokenizer.early import EarlyTokenizer
+from minisgl.utils import spellings
+from minisgl.utils.progress import Display
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -80,8 +81,8 @@ OnText = Callable[[RequestOutput, str], None]
 class LLM:
     """Load a model (a local folder, a GGUF file, `smollm2`, or a hub id) into this process.
 
-    `settings` are the fields of `EngineConfig` and `DebugConfig` in config.py, or mini-sglang's names (spellings.py).
-    Usable as a context manager; `close` frees the engine.
+    `settings` are the fields of `EngineConfig` and `DebugConfig` in config.py, or mini-sglang's names
+    (utils/spellings.py). Usable as a context manager; `close` frees the engine.
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minisgl import cli, supervisor
+from minisgl import cli
 from minisgl.cli import api_key_file
 from minisgl.config import ApiKey, ConfigError, ServerConfig
+from minisgl.supervisor import start as supervisor
 
 SECRET = "sk-never-shown"
 GOOD = f"""

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from minisgl import cli, supervisor
+from minisgl import cli
 from minisgl.config import ServerConfig
+from minisgl.supervisor import start as supervisor
 
 Serve = Callable[..., ServerConfig]
 

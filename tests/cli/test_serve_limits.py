@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minisgl import cli, supervisor
+from minisgl import cli
 from minisgl.cli.serve import adaptive_max_tokens
 from minisgl.config import AdaptiveMaxTokens, ApiKey, EngineConfig, ServerConfig
+from minisgl.supervisor import start as supervisor
 
 Serve = Callable[..., ServerConfig]
 

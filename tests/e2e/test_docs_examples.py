@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from minisgl import cli, envs, supervisor
+from minisgl import cli, envs
 from minisgl.config import ServerConfig
+from minisgl.supervisor import start as supervisor
 from tests.helpers.e2e import ServerProcess, serving
 from tests.helpers.meaning import BEGINNINGS, FRANCE
 

@@ -18,7 +18,7 @@ import torch
 from minisgl.distributed import GroupError
 from minisgl.distributed.torch_group import TorchGroup
 from minisgl.engine.api import Engine, EngineInfo, EngineStepError, SlotAssignment, StepHandle, StepResult
-from minisgl.heartbeat import Activity
+from minisgl.message.heartbeat import Activity
 from minisgl.runner.rank_messages import Stop, decode, encode
 from minisgl.runner.ranks import RankDied, RankEngine
 from minisgl.runner.worker import Jobs, work

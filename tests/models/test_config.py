@@ -14,7 +14,7 @@ from minisgl import envs
 from minisgl.config import ConfigError
 from minisgl.models import ARCHITECTURES, MoeConfig, load_config, parse_config
 from minisgl.models.registry import build_model
-from minisgl.rope import RopeConfig
+from minisgl.models.rope import RopeConfig
 from tests.helpers.models import CONFIG
 
 LLAMA3 = {

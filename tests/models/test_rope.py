@@ -11,7 +11,7 @@ import transformers
 
 from minisgl.config import ConfigError
 from minisgl.models import parse_config
-from minisgl.rope import inverse_frequencies
+from minisgl.models.rope import inverse_frequencies
 from tests.helpers.models import CONFIG, VARIANTS, tiny_model
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}

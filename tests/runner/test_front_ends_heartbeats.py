@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from minisgl.heartbeat import Activity
 from minisgl.message import (
     AddRequest,
     Codec,
@@ -20,6 +19,7 @@ from minisgl.message import (
     Heartbeat,
     LoadProgress,
 )
+from minisgl.message.heartbeat import Activity
 from minisgl.runner import connection
 from minisgl.runner.front_ends import FrontEnds, ParentGone
 from tests.helpers.hub import add

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minisgl.engine.api import EngineStepError, StepResult
-from minisgl.heartbeat import Activity
+from minisgl.message.heartbeat import Activity
 from minisgl.runner import worker
 from minisgl.runner.rank_messages import Stop, ToRank, encode, pack, sizes_of
 from minisgl.runner.worker import heartbeat, work

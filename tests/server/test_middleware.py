@@ -14,7 +14,7 @@ import pytest
 from minisgl.config import ApiKey, ConfigError
 from minisgl.server.health import Starting
 from minisgl.server.middleware import Callers, Middleware
-from minisgl.serving import is_exposed
+from minisgl.supervisor.serving import is_exposed
 from tests.helpers.server import CONFIG, MODEL, WAIT_S, Frontend, chat_body, check_error, frontend
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

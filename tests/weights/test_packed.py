@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from minisgl.config import ConfigError
 from minisgl.distributed import Cut, Shard
-from minisgl.quantization import parse_packing
 from minisgl.weights.checkpoint import load_weights
 from minisgl.weights.packed import PackedFolder
+from minisgl.weights.quantization import parse_packing
 from minisgl.weights.stored import stored_tensors, weight_files
 from tests.helpers.packed_checkpoints import FORMATS, Format, pack_checkpoint
 

@@ -14,7 +14,7 @@ from minisgl import envs
 from minisgl.cli import chat, generate, replay, serve
 from minisgl.config import ConfigError
 from minisgl.sampling_params import ParamError
-from minisgl.version import own_version
+from minisgl.utils.installed import own_version
 
 DESCRIPTION = "A compact LLM inference server."
 EXAMPLES = """examples:
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments and arguments[0].startswith("-") and arguments[0] not in OF_ITS_OWN:
         arguments.insert(0, "serve")
     if arguments[:1] == ["doctor"]:
-        from minisgl import doctor
+        from minisgl.cli import doctor
 
         return int(doctor.main(arguments[1:]))
     try:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from minisgl import spellings
 from minisgl.bench.report import public_command
 from minisgl.bench.simulate import Simulation, run_simulation
 from minisgl.bench.traces import NAMES
 from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, engine_config
 from minisgl.routing.api import POLICIES
+from minisgl.utils import spellings
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:

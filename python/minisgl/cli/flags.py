@@ -11,9 +11,10 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, TypeVar, get_args
 
-from minisgl import envs, spellings
+from minisgl import envs
 from minisgl.cli import aliases
 from minisgl.config import ENGINE_SETTINGS, MODEL_SMOLLM2, ConfigError, EngineConfig, ModelImpl
+from minisgl.utils import spellings
 
 T = TypeVar("T")
 TP_HELP = "processes that share each layer (tensor parallelism)"

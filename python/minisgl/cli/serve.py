@@ -9,10 +9,11 @@ from typing import Any, get_args
 
 import msgspec
 
-from minisgl import envs, spellings
+from minisgl import envs
 from minisgl.cli import aliases, api_key_file, chat
 from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, add_log_level, checked, engine_config, notices
 from minisgl.config import AdaptiveMaxTokens, ConfigError, Limits, ReasoningParser, ServerConfig, ToolCallParser
+from minisgl.utils import spellings
 
 _ADAPTIVE = re.compile(r"([0-9]{1,9}):([0-9]*\.?[0-9]{1,6}|[0-9]+\.)")
 
@@ -247,6 +248,6 @@ def run(args: argparse.Namespace) -> int:
     if args.shell and not args.managed:
         return chat.run_shell(args.flags, config.any_key)
     warnings = notices(args)
-    from minisgl.supervisor import run_server
+    from minisgl.supervisor.start import run_server
 
     return run_server(config, *warnings)

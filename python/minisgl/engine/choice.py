@@ -12,7 +12,7 @@ from pathlib import Path
 
 from minisgl import envs
 from minisgl.config import ConfigError, EngineConfig, EngineName
-from minisgl.extras import TORCH_ENGINE, how_to_get, missing, need_torch_engine
+from minisgl.utils.installed import TORCH_ENGINE, how_to_get, missing, need_torch_engine
 
 DRIVER = Path("/proc/driver/nvidia/version")
 DEVICES = ("nvidia[0-9]*", "nvidiactl", "dxg")  # below /dev; the last under Windows

@@ -22,9 +22,9 @@ from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.pool_size import cpu_num_pages
 from minisgl.models.architectures import find_variant
 from minisgl.models.config import ModelConfig, load_config
+from minisgl.models.rope import inverse_frequencies
 from minisgl.models.text_half import has_text_half
-from minisgl.progress import Report, counter
-from minisgl.rope import inverse_frequencies
+from minisgl.utils.progress import Report, counter
 from minisgl.weights.packed_blocks import packed_weights
 from minisgl.weights.quantized import quantized_weights
 from minisgl.weights.sources import find_model

@@ -46,8 +46,8 @@ from minisgl.engine.torch_adapters import Pairs, TorchAdapters
 from minisgl.grammar.slots import GrammarSlots
 from minisgl.kernels.pages import apply_updates
 from minisgl.models.api import Attend, Model
-from minisgl.progress import Report
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepLimits, StepPlan
+from minisgl.utils.progress import Report
 
 NUM_BUFFERS = 2  # overlap depth one: a step is waited for before the second launch after it
 ModelForward = Callable[[Tensor, Tensor, Attend], Tensor]

@@ -25,8 +25,8 @@ from minisgl.engine.device_sampler import Renormalise
 from minisgl.engine.device_streams import CudaDevice, Device, InlineDevice
 from minisgl.engine.graph import Capture, CudaCapture, RunAgain, graph_sizes
 from minisgl.models.api import Attend, Model
-from minisgl.progress import Report
 from minisgl.step import StepLimits
+from minisgl.utils.progress import Report
 
 MEMORY_RATIO = 0.85  # without --memory-ratio; the rest is for activations, workspaces and graphs
 INLINE = "inline"  # --device inline: the CUDA engine on the CPU, each job when it is queued. For tests

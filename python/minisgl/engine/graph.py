@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from minisgl.config import ConfigError
-from minisgl.progress import Report
+from minisgl.utils.progress import Report
 
 DEFAULT_MAX_BS = 256
 _STEP = 16

@@ -27,14 +27,14 @@ from minisgl.engine.loaded_model import LoadedModel
 from minisgl.engine.pool_size import cpu_num_pages
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread
-from minisgl.extras import need
 from minisgl.models import ModelConfig, is_native, load_config, own_name
 from minisgl.models.api import Model
 from minisgl.models.decoder import Decoder
 from minisgl.models.registry import build_model
-from minisgl.progress import Report, counter
-from minisgl.quantization import Packing
+from minisgl.utils.installed import need
+from minisgl.utils.progress import Report, counter
 from minisgl.weights.checkpoint import HEAD, TABLE, dummy_weights, has_other_head, load_weights
+from minisgl.weights.quantization import Packing
 from minisgl.weights.sources import find_model, resolve_model
 
 

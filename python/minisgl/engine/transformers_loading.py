@@ -23,7 +23,7 @@ from minisgl.models.text_half import is_other_half
 from minisgl.models.transformers_config import TheirModel, find_their_model
 from minisgl.models.transformers_model import TransformersModel
 from minisgl.models.transformers_probe import look
-from minisgl.progress import Report
+from minisgl.utils.progress import Report
 from minisgl.weights.stored import weight_files
 
 _SHOWN = 8

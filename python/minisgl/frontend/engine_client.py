@@ -19,7 +19,6 @@ from minisgl.frontend.engine_socket import EngineSocket
 from minisgl.frontend.engine_views import READY, EngineView, EngineViews
 from minisgl.frontend.output_processor import Before, OutputProcessor, RequestState, Subscriber, request_states
 from minisgl.frontend.prefixes import PrefixBook
-from minisgl.heartbeat import Watchdog
 from minisgl.message import (
     AbortRequest,
     AdapterChanged,
@@ -47,6 +46,7 @@ from minisgl.message import (
     Watched,
     decode_said,
 )
+from minisgl.message.heartbeat import Watchdog
 from minisgl.metrics.meters import Meter
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Int32Array

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from minisgl.grammar.matcher import first_line, make_matchers
 from minisgl.grammar.slots import Matcher
-from minisgl.memory import give_back
 from minisgl.tokenizer import Tokenizer
+from minisgl.utils.memory import give_back
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Rotary position embeddings on tensors, in the half-split layout of Llama checkpoints. `minisgl.rope` has the
+"""Rotary position embeddings on tensors, in the half-split layout of Llama checkpoints. `models/rope.py` has the
 frequencies.
 
 Invariants: the tables hold every position that the context allows; they are computed in float32.
@@ -11,18 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minisgl.rope import RopeConfig, inverse_frequencies
-
 
 class Rotary:
     """`at` picks a batch's part of the tables once per forward; layers apply it."""
 
     def __init__(
-        self, rope: RopeConfig, head_dim: int, max_position: int, *, dtype: torch.dtype, device: torch.device
+        self, frequencies: Tensor, max_position: int, scale: float, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        frequencies = torch.from_numpy(inverse_frequencies(rope, head_dim, max_position))
+        """`frequencies`: [head_dim / 2] float32 radians per position; `scale`: cos and sin are multiplied by it."""
         angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
-        cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+        cos, sin = angles.cos() * scale, angles.sin() * scale
         # the sign of the rotated half lies in the table, so that rotation is one roll
         self._cos = torch.cat((cos, cos), -1).to(device, dtype)
         self._sin = torch.cat((-sin, sin), -1).to(device, dtype)

@@ -14,10 +14,9 @@ from typing import Any, Literal
 
 from minisgl.config import ConfigError, ModelImpl
 from minisgl.models.architectures import ARCHITECTURES, Variant, find_variant
-from minisgl.models.rope import context_length, parse_gemma_rope, parse_rope
+from minisgl.models.rope import RopeConfig, context_length, parse_gemma_rope, parse_rope
 from minisgl.models.text_half import has_text_half, text_config
-from minisgl.quantization import Packing, parse_packing
-from minisgl.rope import RopeConfig
+from minisgl.weights.quantization import Packing, parse_packing
 
 Activation = Literal["silu", "gelu"]
 WINDOW = 4096  # if a config has a window without a length

@@ -18,6 +18,7 @@ from minisgl.models.api import Attend
 from minisgl.models.architectures import Variant
 from minisgl.models.config import ModelConfig
 from minisgl.models.mlp import Mlp, SparseMlp
+from minisgl.models.rope import inverse_frequencies
 from minisgl.models.text_half import own_name
 
 
@@ -172,7 +173,16 @@ class Decoder:
         if not config.tie_word_embeddings:
             self._head = Embedding("lm_head", vocab_size, size, dtype=dtype, device=device, group=group)
         longest = max_position or config.max_position
-        self._rotaries = [Rotary(rope, config.head_dim, longest, dtype=dtype, device=device) for rope in config.ropes]
+        self._rotaries = [
+            Rotary(
+                torch.from_numpy(inverse_frequencies(rope, config.head_dim, longest)),
+                longest,
+                rope.attention_factor,
+                dtype=dtype,
+                device=device,
+            )
+            for rope in config.ropes
+        ]
 
     def pack(self) -> None:
         """Every tensor of `checkpoint` is filled: bring the weights into the layout that computes fastest."""

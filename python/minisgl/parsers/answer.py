@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from minisgl import ids
+from minisgl.parsers import ids
 from minisgl.parsers.api import CallArguments, CallBegun, Reasoning, Text
 from minisgl.parsers.growing import GrowingText, Waits
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable
 
-from minisgl import ids
+from minisgl.parsers import ids
 from minisgl.parsers.answer import AnswerParser, Thinking
 from minisgl.parsers.growing import Waits
 

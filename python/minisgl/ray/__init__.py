@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from minisgl.extras import need
 from minisgl.ray.args import Args, ModelArgs
+from minisgl.utils.installed import need
 
 __all__ = ["Args", "ModelArgs", "app", "build"]
 

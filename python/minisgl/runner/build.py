@@ -15,15 +15,15 @@ from minisgl.config import ConfigError, EngineConfig, Limits, Unsupported
 from minisgl.distributed import ALONE, Group, GroupError
 from minisgl.engine.api import Engine, EngineInfo
 from minisgl.engine.choice import choose_engine, may_fall_back
-from minisgl.extras import need, need_torch_engine
 from minisgl.grammar.compiler import GrammarCompiler
-from minisgl.progress import Report
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import Chosen, choose
 from minisgl.scheduler.faulty import make_faulty
 from minisgl.scheduler.narrating import Narrate, NarratingControlPlane
 from minisgl.scheduler.shadow import ShadowControlPlane
 from minisgl.scheduler.trace import RecordingControlPlane
+from minisgl.utils.installed import need, need_torch_engine
+from minisgl.utils.progress import Report
 
 Say = Callable[[str], None]
 ECHO_CONTEXT_LEN = 8192

@@ -20,7 +20,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from minisgl.heartbeat import Activity
 from minisgl.message import (
     ID_LIMIT,
     AbortRequest,
@@ -43,6 +42,7 @@ from minisgl.message import (
     encode,
     framed,
 )
+from minisgl.message.heartbeat import Activity
 from minisgl.runner.connection import Connection
 from minisgl.runner.split import MAX_CONNECTIONS, owner, split, within
 

@@ -16,7 +16,6 @@ import numpy as np
 from minisgl.engine.api import Engine, EngineStepError, SlotAssignment, StepHandle, StepResult
 from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.grammar.slots import Matcher
-from minisgl.heartbeat import Activity
 from minisgl.message import (
     GRAMMAR_REFUSED,
     AbortRequest,
@@ -31,6 +30,7 @@ from minisgl.message import (
     ToEngine,
     Watch,
 )
+from minisgl.message.heartbeat import Activity
 from minisgl.metrics.steps import StepTimers
 from minisgl.runner.adapters import EngineAdapters
 from minisgl.runner.compiling import Compiling

@@ -23,7 +23,6 @@ import msgspec
 
 from minisgl.config import ConfigError
 from minisgl.engine.api import Engine
-from minisgl.heartbeat import Activity, HeartbeatThread
 from minisgl.message import (
     Codec,
     EngineReady,
@@ -34,6 +33,7 @@ from minisgl.message import (
     RankUsage,
     ToEngine,
 )
+from minisgl.message.heartbeat import Activity, HeartbeatThread
 from minisgl.metrics.meters import GcWatch, cpu_seconds, resident_bytes
 from minisgl.metrics.steps import step_timers
 from minisgl.runner.build import build_compiler, build_engine, build_fallback, choose_control_plane

@@ -27,8 +27,8 @@ from minisgl.config import EngineConfig, Limits
 from minisgl.distributed import Group, GroupError
 from minisgl.engine.adapters import Adapts
 from minisgl.engine.api import Engine, EngineInfo, EngineStepError, SlotAssignment, StepHandle, StepResult
-from minisgl.heartbeat import Watchdog, look_every_s
 from minisgl.message import EngineFailed, Heartbeat, RankUsage
+from minisgl.message.heartbeat import Watchdog, look_every_s
 from minisgl.runner.rank_messages import (
     FromRank,
     NewBuffers,

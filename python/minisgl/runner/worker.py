@@ -29,8 +29,8 @@ from minisgl.config import ConfigError
 from minisgl.distributed import GroupError
 from minisgl.engine.adapters import Adapts
 from minisgl.engine.api import Engine, EngineStepError, StepHandle
-from minisgl.heartbeat import Activity, HeartbeatThread
 from minisgl.message import EngineFailed, Heartbeat
+from minisgl.message.heartbeat import Activity, HeartbeatThread
 from minisgl.metrics.meters import cpu_seconds, resident_bytes
 from minisgl.runner.build import build_rank, join_group
 from minisgl.runner.rank_messages import (

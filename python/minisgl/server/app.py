@@ -19,13 +19,13 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from minisgl import ids
 from minisgl.config import ServerConfig
 from minisgl.frontend.adapters import Adapter
 from minisgl.frontend.engine_client import ProcessClient
 from minisgl.frontend.output_processor import Delta
 from minisgl.metrics.chrome_trace import ChromeTrace
 from minisgl.metrics.server_metrics import Metrics
+from minisgl.parsers import ids
 from minisgl.server.adapters import LOAD, UNLOAD, load_adapter_endpoint, unload_adapter_endpoint
 from minisgl.server.api_keys import KeyUse
 from minisgl.server.bodies import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minisgl import ids
 from minisgl.frontend.output_processor import Delta, Logprob
+from minisgl.parsers import ids
 from minisgl.parsers.api import CallArguments, CallBegun, Part, Reasoning, Text
 from minisgl.server.bodies import ChatRequest
 from minisgl.server.context import ServerContext

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from minisgl import ids
 from minisgl.frontend.output_processor import Delta, Logprob
+from minisgl.parsers import ids
 from minisgl.sampling_params import MAX_N, SamplingParams
 from minisgl.server.bodies import CompletionRequest
 from minisgl.server.context import ServerContext

@@ -21,7 +21,6 @@ from minisgl.frontend.output_processor import with_bad_words
 from minisgl.frontend.tokenize_pool import TokenizePool
 from minisgl.grammar.check import grammar_of
 from minisgl.grammar.sources import GrammarSource
-from minisgl.memory import MAPPED_BYTES, give_back
 from minisgl.message import EngineReady
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.sampling_params import SamplingParams
@@ -36,6 +35,7 @@ from minisgl.server.tools import explained
 from minisgl.server.waiting import Queue, Turns
 from minisgl.step import Int32Array
 from minisgl.tokenizer import ChatTemplateError, FillIn, NotEncodable, Tokenizer, TooManyTokens
+from minisgl.utils.memory import MAPPED_BYTES, give_back
 
 MAX_STOP_CHARS = 4096  # of one stop string
 MAX_CHOICES = 1024  # answers of one request: prompts times n

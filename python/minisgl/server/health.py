@@ -20,7 +20,7 @@ from minisgl.server.context import ServerContext
 from minisgl.server.errors import SERVER, ApiError, draining, loading
 from minisgl.server.formatter import json_response
 from minisgl.server.live import about
-from minisgl.version import own_version
+from minisgl.utils.installed import own_version
 
 DEGRADED = "degraded"  # one of several engines does not serve: the others do
 

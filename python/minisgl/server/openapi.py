@@ -25,7 +25,7 @@ from minisgl.server.messages import answers as messages_answers
 from minisgl.server.messages import body as messages_body
 from minisgl.server.responses import answers as responses_answers
 from minisgl.server.responses import body as responses_body
-from minisgl.version import own_version
+from minisgl.utils.installed import own_version
 
 WORDS = {
     "integer": "whole number",

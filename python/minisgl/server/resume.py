@@ -22,9 +22,9 @@ from typing import Annotated, Protocol, TypeVar
 import msgspec
 from msgspec import Meta
 
-from minisgl import ids
 from minisgl.frontend.output_processor import Before, Delta
 from minisgl.message import EngineReady
+from minisgl.parsers import ids
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.errors import ApiError
 

@@ -13,8 +13,8 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import Response
 
-from minisgl import ids
 from minisgl.frontend.output_processor import Delta, Logprob
+from minisgl.parsers import ids
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.bodies import GenerateRequest, GenerateSampling
 from minisgl.server.context import ServerContext

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from minisgl import envs
-from minisgl.extras import how_to_get, missing
-from minisgl.made_once import made_once
+from minisgl.utils.installed import how_to_get, missing
+from minisgl.utils.made_once import made_once
 
 FORMAT = "1"  # part of the key: a change of what is written makes new folders
 _SOURCES = ("*.model", "*.tiktoken", "vocab.json", "vocab.txt", "tekken.json")

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from minisgl.config import ConfigError
 from minisgl.distributed import Shard
-from minisgl.quantization import Packing
 from minisgl.weights.packed import PackedFolder
+from minisgl.weights.quantization import Packing
 from minisgl.weights.stored import weight_files
 
 Progress = Callable[[int, int], None]

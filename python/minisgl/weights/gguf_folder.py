@@ -16,7 +16,7 @@ from typing import Any
 
 from minisgl import _rust, envs
 from minisgl.config import ConfigError
-from minisgl.made_once import made_once
+from minisgl.utils.made_once import made_once
 from minisgl.weights.gguf_config import ROPE_FACTORS, Fields, config_of
 
 FORMAT = "2"  # part of the key: a change of what is written makes new folders

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from minisgl import _rust, envs
 from minisgl.config import ConfigError
-from minisgl.extras import need
-from minisgl.made_once import made_once
-from minisgl.progress import Report, track
+from minisgl.utils.installed import need
+from minisgl.utils.made_once import made_once
+from minisgl.utils.progress import Report, track
 from minisgl.weights.gguf_config import INTERLEAVED, ROPE_FACTORS
 from minisgl.weights.gguf_folder import read_header, write_text_files
 

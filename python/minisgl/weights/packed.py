@@ -1,7 +1,7 @@
 """Checkpoints whose linear layers are packed: which tensors make up a layer's weight, and what it is.
 
 A weight is scale * (integer - zero point), scale and zero point by group of inputs, or scale * a float of 8 bits.
-`minisgl.quantization` names the formats.
+`minisgl.weights.quantization` names the formats.
 
 Invariants: a layer that lacks a tensor, or whose tensors do not fit each other, is an error that names it; one layer at
 a time is in memory.
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minisgl.config import ConfigError
-from minisgl.quantization import Form, Packing
+from minisgl.weights.quantization import Form, Packing
 from minisgl.weights.stored import Stored, stored_tensors
 
 Floats = npt.NDArray[np.float32]

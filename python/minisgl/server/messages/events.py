@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from minisgl import ids
 from minisgl.frontend.output_processor import Delta
+from minisgl.parsers import ids
 from minisgl.server.errors import ApiError
 from minisgl.server.formatter import TurnFormatter, json_bytes
 from minisgl.server.generation import Generation

@@ -11,8 +11,8 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from minisgl import ids
 from minisgl.frontend.output_processor import Delta
+from minisgl.parsers import ids
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value, renamed
 from minisgl.server.formatter import json_response

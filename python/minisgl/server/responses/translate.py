@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minisgl import ids
+from minisgl.parsers import ids
 from minisgl.server.bodies import ChatRequest
 from minisgl.server.errors import Names, bad_value
 from minisgl.server.request import checked

@@ -1,4 +1,4 @@
-//! Whether the engine process gets on, by its heartbeats: `minisgl.heartbeat.Watchdog` of one process, with its words.
+//! Whether the engine process gets on, by its heartbeats: `minisgl.message.heartbeat.Watchdog` of one process, with its words.
 
 use std::time::{Duration, Instant};
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minisgl.config import ConfigError
-from minisgl.quantization import Packing, parse_packing
+from minisgl.weights.quantization import Packing, parse_packing
 from tests.helpers.packed_checkpoints import FORMATS
 
 

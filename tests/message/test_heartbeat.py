@@ -14,8 +14,8 @@ import pytest
 
 from minisgl.config import EngineConfig
 from minisgl.engine.api import Engine, SlotAssignment, StepHandle, StepResult
-from minisgl.heartbeat import INTERVAL_S, Activity, HeartbeatThread, Watchdog, look_every_s
 from minisgl.message import AddRequest, EngineReady, FromEngine, Heartbeat
+from minisgl.message.heartbeat import INTERVAL_S, Activity, HeartbeatThread, Watchdog, look_every_s
 from minisgl.runner import process
 from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.loop import StepLoop

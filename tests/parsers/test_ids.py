@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 
-from minisgl import ids
+from minisgl.parsers import ids
 
 
 def test_one_source_draws_the_same_twice() -> None:

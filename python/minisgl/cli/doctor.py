@@ -18,7 +18,7 @@ from pathlib import Path
 
 from minisgl import envs
 from minisgl.config import EngineConfig
-from minisgl.extras import EXTRA_OF, TORCH_ENGINE, how_to_get, missing
+from minisgl.utils.installed import EXTRA_OF, TORCH_ENGINE, how_to_get, missing
 
 PACKAGES = (
     "tokenizers",

@@ -1,5 +1,5 @@
-"""What is installed only with an extra of the package (`pip install 'minisgl[torch]'`), and what to say where it is
-missing.
+"""What is installed: this package's version, what comes only with an extra of it (`pip install 'minisgl[torch]'`), and
+what to say where that is missing.
 
 Invariants: asking imports nothing; the error begins with what was asked for, and ends with the command that brings it.
 """
@@ -44,3 +44,13 @@ def need(asked: str, *packages: str, extra: str = "") -> None:
 def need_torch_engine(asked: str, device: str) -> None:
     """Raises `ConfigError` if the torch engine could not load a model for `device` (--device)."""
     need(asked, *TORCH_ENGINE, extra="cuda" if device.startswith("cuda") else "torch")
+
+
+def own_version() -> str:
+    """What clients are told; `0+sources` where no package is installed."""
+    from importlib import metadata  # takes its time, which few programs have to spend
+
+    try:
+        return metadata.version("minisgl")
+    except metadata.PackageNotFoundError:
+        return "0+sources"

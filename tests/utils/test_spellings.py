@@ -13,15 +13,17 @@ from typing import Any
 
 import pytest
 
-from minisgl import SamplingParams, cli, envs, spellings, supervisor
+from minisgl import SamplingParams, cli, envs
 from minisgl.cli import aliases, bench, chat, generate
 from minisgl.cli import serve as serve_command
 from minisgl.config import ConfigError, ServerConfig
 from minisgl.llm import LLM, Completion, RequestOutput
-from minisgl.version import own_version
+from minisgl.supervisor import start as supervisor
+from minisgl.utils import spellings
+from minisgl.utils.installed import own_version
 
 Serve = Callable[..., ServerConfig]
-PAGE = Path(__file__).parents[1] / "docs" / "from-mini-sglang.md"
+PAGE = Path(__file__).parents[2] / "docs" / "from-mini-sglang.md"
 
 
 @pytest.fixture(autouse=True)

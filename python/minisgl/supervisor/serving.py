@@ -1,7 +1,8 @@
 """The life of a server: this process is HTTP and text, a child process is the engine.
 
 Invariants: the death of the child ends the server with a message and a non-zero code; SIGTERM lets running answers end,
-Ctrl-C or a second signal does not, all with exit code 0; no process, socket or file is left behind.
+Ctrl-C or a second signal does not, all with exit code 0; no process, socket or file is left behind. A program that
+starts a server with `--managed` gets one JSON line when it is ready, and stops it by closing its standard input.
 """
 
 from __future__ import annotations
@@ -10,24 +11,21 @@ import asyncio
 import contextlib
 import gc
 import json
+import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 import uvloop
 
-from minisgl import managed
 from minisgl.config import MODEL_SMOLLM2, ServerConfig
-from minisgl.early_tokenizer import EarlyTokenizer
 from minisgl.frontend.engine_client import SHUTTING_DOWN, EngineGone, ProcessClient
+from minisgl.frontend.generation_config import read_defaults, show_defaults
 from minisgl.frontend.warming import NotKept, load_adapters, warm
-from minisgl.generation_config import read_defaults, show_defaults
-from minisgl.memory import give_back
 from minisgl.message import EngineReady
-from minisgl.progress import Display, to_all
 from minisgl.runner.launch import EngineProcess
 from minisgl.runner.several import EngineProcesses
 from minisgl.server import gateway_config
@@ -39,6 +37,9 @@ from minisgl.server.http import GRACE_S, HttpServer
 from minisgl.server.log import complain, narrate, say, warn
 from minisgl.server.middleware import Middleware, binds_loopback
 from minisgl.tokenizer import Tokenizer
+from minisgl.tokenizer.early import EarlyTokenizer
+from minisgl.utils.memory import give_back
+from minisgl.utils.progress import Display, to_all
 
 DRAINED_S = 0.02  # how often the gateway is asked whether it is
 LAST_WORDS_S = 0.5  # between the end of a process and the end of its connection
@@ -77,7 +78,7 @@ async def _supervise(
     config: ServerConfig, front_end: FrontEnd, process: Engines, came: Sequence[int], began: float
 ) -> int:
     signals = _Signals(came)
-    with managed.until_stdin_ends(signals.interrupt) if config.managed else contextlib.nullcontext():
+    with _until_stdin_ends(signals.interrupt) if config.managed else contextlib.nullcontext():
         return await _run(config, front_end, process, signals, began)
 
 
@@ -314,7 +315,7 @@ def _greet(config: ServerConfig, front_end: FrontEnd, url: str, ready: EngineRea
     )
     if config.managed:
         say(f"ready: {url} after {seconds:.1f} s")
-        managed.announce(url, config.model_name, config.any_key)
+        _announce(url, config.model_name, config.any_key)
         return
     say(f"ready: {url} after {seconds:.1f} s. Try:")
     question = "Name the capital of France." if config.engine.model == MODEL_SMOLLM2 else "Hello!"
@@ -322,3 +323,26 @@ def _greet(config: ServerConfig, front_end: FrontEnd, url: str, ready: EngineRea
     body = {"model": config.model_name, "messages": messages, "temperature": 0, "max_tokens": 30}
     key = "" if config.any_key is None else ' -H "Authorization: Bearer $MINISGL_API_KEY"'
     say(f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'")
+
+
+def _announce(url: str, model: str, key: str | None) -> None:
+    """`url`: where it listens; `model`: the name to ask for; `key`: one that lets the program in, if it takes one."""
+    print(json.dumps({"url": url, "model": model, "key": key}), flush=True)
+
+
+@contextlib.contextmanager
+def _until_stdin_ends(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` when standard input, which must be a pipe or a socket, is closed by the other side."""
+    loop = asyncio.get_running_loop()
+    descriptor = sys.stdin.fileno()
+
+    def readable() -> None:
+        if not os.read(descriptor, 4096):
+            loop.remove_reader(descriptor)
+            stop()
+
+    loop.add_reader(descriptor, readable)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minisgl.config import ConfigError
-from minisgl.generation_config import read_defaults, show_defaults
+from minisgl.frontend.generation_config import read_defaults, show_defaults
 from minisgl.sampling_params import SamplingParams
 
 

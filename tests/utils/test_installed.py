@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import sys
 import tomllib
@@ -10,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from minisgl.config import ConfigError
-from minisgl.extras import EXTRA_OF, TORCH_ENGINE, missing, need
+from minisgl.utils.installed import EXTRA_OF, TORCH_ENGINE, missing, need, own_version
 from tests.test_layering import imports_of, module_name, sources
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # what is imported -> what brings it, where that has another name
 DISTRIBUTIONS = {
@@ -93,3 +94,15 @@ def test_the_lock_is_of_these_dependencies() -> None:
     assert locked == wanted, "run uv lock"
     assert own["version"] == PROJECT["version"]
     assert set(own["metadata"]["provides-extras"]) == set(PROJECT["optional-dependencies"])
+
+
+def test_of_the_installed_package() -> None:
+    assert own_version() == importlib.metadata.version("minisgl")
+
+
+def test_without_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert own_version() == "0+sources"

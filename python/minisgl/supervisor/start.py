@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from minisgl import envs
 from minisgl.config import ConfigError, ServerConfig
-from minisgl.memory import keep_little
 from minisgl.runner.launch import EngineProcess
 from minisgl.server.gateway import FrontEnd
 from minisgl.server.log import say, set_up, warn
+from minisgl.utils.memory import keep_little
 
 if TYPE_CHECKING:
     from minisgl.runner.several import EngineProcesses
@@ -103,7 +103,7 @@ def _serving() -> Callable[[ServerConfig, FrontEnd, EngineProcess | EngineProces
     """Imported now: this takes as long as an engine needs to load a small model."""
     gc.disable()  # nothing of what an import makes is garbage
     try:
-        from minisgl import serving
+        from minisgl.supervisor import serving
     finally:
         gc.enable()
     return serving.serve

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from minisgl import cli, doctor, envs
+from minisgl import cli, envs
+from minisgl.cli import doctor
 
-PACKAGE = Path(doctor.__file__).parent
+PACKAGE = Path(doctor.__file__).parents[1]
 
 
 def findings(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:

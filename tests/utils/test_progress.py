@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from minisgl.progress import LINE_INTERVAL_S, Display, track
+from minisgl.utils.progress import LINE_INTERVAL_S, Display, track
 
 
 def test_track_reports_the_beginning_and_the_end_and_yields_everything() -> None:

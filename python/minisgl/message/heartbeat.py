@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal
 
-from minisgl.message import Heartbeat
+from minisgl.message.types import Heartbeat
 
 INTERVAL_S = 0.5
 SILENT_S = 3 * INTERVAL_S  # a process that was silent for so long does not merely wait for another one

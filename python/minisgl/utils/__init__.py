@@ -1,0 +1,1 @@
+"""What several rooms need and none of them owns."""
