@@ -56,7 +56,7 @@ class _SlowEngine:
     """An engine whose first forward takes until it is released."""
 
     def __init__(self, engine: Engine, hook: _Hook) -> None:
-        self._engine = engine
+        self._engine, self.info = engine, engine.info
         self._hook = hook
 
     def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:

@@ -1,6 +1,6 @@
 """Rotary position embeddings (Su et al. 2021): how fast each pair of a head's dimensions turns, the ways to stretch
-that over longer contexts, and what a config.json says about them in both of transformers' spellings: `rope_parameters` (5),
-and `rope_scaling` with `rope_theta` beside it (4).
+that over longer contexts, and what a config.json says about them in both of transformers' spellings: `rope_parameters`
+(5), and `rope_scaling` with `rope_theta` beside it (4).
 
 Invariants: one rule for every engine, in float32, without torch. Every field that changes the angles is read or
 refused, never ignored.
