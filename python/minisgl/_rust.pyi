@@ -408,6 +408,8 @@ class Gateway:
     def num_open(self) -> int:
         """Requests that it is answering."""
 
+    def waiting(self) -> tuple[int, int, int]: ...
+    def key(self, number: int) -> dict[str, Any] | None: ...
     def readings(self) -> dict[str, Any]:
         """What it has counted and measured since it started."""
 

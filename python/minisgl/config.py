@@ -195,6 +195,11 @@ class AdaptiveMaxTokens(msgspec.Struct, frozen=True):
     millionths: int
 
 
+MAX_PRIORITY = 4
+"""How far from 0 a request's priority may lie, unless its key's `max_priority` says otherwise: one that is asked for at
+its best is as good as 256 requests older."""
+
+
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     """One of several callers: what it gets of the engines beside others that wait, and its limits. 0: none."""
 
@@ -204,6 +209,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     max_inflight: int = 0
     max_queued_requests: int = 0
     tokens_per_minute: int = 0
+    max_priority: int = MAX_PRIORITY
     own_cache: bool = False  # what it asks is found in the prefix cache by itself alone
 
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ keys:
     max_inflight: 16
     max_queued_requests: 100
     tokens_per_minute: 60000
-  - {{name: b.2, key: other, own_cache: true}}
+  - {{name: b.2, key: other, own_cache: true, max_priority: 9}}
 """
 
 
@@ -51,7 +51,7 @@ def test_a_file_becomes_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert first == ApiKey(
         name="team-a", key=SECRET, share=3, max_inflight=16, max_queued_requests=100, tokens_per_minute=60000
     )
-    assert second == ApiKey(name="b.2", key="other", own_cache=True)
+    assert second == ApiKey(name="b.2", key="other", own_cache=True, max_priority=9)
     assert taken[0].engine.own_cache_keys == (2,)
     assert SECRET not in repr(taken[0])
 

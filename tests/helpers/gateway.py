@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minisgl.metrics.gateway import Readings
+from minisgl.metrics.keys import KeyReading
 from minisgl.metrics.server_metrics import REASONS, SECONDS, TOKENS
 from minisgl.server.gateway import NoGateway, gateway_class
 
@@ -60,6 +61,7 @@ class Recording:
         self.published_keys: list[tuple[int, int]] = []
         self.is_draining = False
         self.found = no_readings()
+        self.num_readings = 0
 
     def serve(self, config: str) -> list[str]:
         self.told = json.loads(config)
@@ -77,7 +79,18 @@ class Recording:
         self.published.append((num_waiting, num_waiting_tokens, num_live))
         self.published_keys = list(keys)
 
+    @property
+    def num_open(self) -> int:
+        return self.found["num_open"]
+
+    def waiting(self) -> tuple[int, int, int]:
+        return self.found["num_waiting"], self.found["num_waiting_tokens"], self.found["num_live"]
+
+    def key(self, number: int) -> KeyReading | None:
+        return dict(enumerate(self.found["keys"])).get(number)
+
     def readings(self) -> Readings:
+        self.num_readings += 1
         return self.found
 
     def stop(self, grace_s: float) -> None:

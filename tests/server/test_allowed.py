@@ -39,7 +39,6 @@ def messages(**one: Any) -> list[dict[str, Any]]:
         (CHAT, {"messages": USER, "n": 1.5}, "n: must be a whole number (got 1.5)"),
         (CHAT, {"messages": USER, "tool_choice": 5}, "tool_choice: must be text or an object (got 5)"),
         (CHAT, {"messages": USER, "logit_bias": {"1": "a"}}, 'logit_bias.1: must be a number (got "a")'),
-        (CHAT, {"messages": USER, "priority": 2**40}, "priority: must be less than 2147483648 (got 1099511627776)"),
         (CHAT, {"messages": USER, "tools": [{"type": "function"}]}, "tools.0.function: required"),
         (CHAT, {"messages": USER, "guided_json": True}, "guided_json: must be text or an object (got true)"),
         (TEXT, {"prompt": 5}, f"prompt: {PROMPTS} (got 5)"),

@@ -27,6 +27,8 @@ KEYS = (
     ApiKey(name="queue", key="sk-queue", max_queued_requests=2),
     ApiKey(name="slow", key="sk-slow", tokens_per_minute=60),
     ApiKey(name="other.slow", key="sk-other-slow", tokens_per_minute=60),
+    ApiKey(name="urgent", key="sk-urgent", max_priority=20),
+    ApiKey(name="calm", key="sk-calm", max_priority=0),
 )
 PASSED_ON = {"logprobs": 0}  # the gateway is not sure of it
 
@@ -129,6 +131,20 @@ def test_tokens_of_a_minute_are_used_up(server: Frontend, key: str, used: dict[s
     assert not server.engine.requests("poor ")
 
 
+@pytest.mark.parametrize(("key", "most"), [("sk-flag", 4), ("sk-plain", 4), ("sk-urgent", 20), ("sk-calm", 0)])
+def test_a_priority_lies_in_the_range_of_its_key(server: Frontend, key: str, most: int) -> None:
+    for path in (CHAT, TEXT, GENERATE):
+        for priority in (-most, most):
+            marker = f"range{key}{path}{priority}"
+            assert ask(server, key, f"{marker} say:ok", path, priority=priority).status_code == 200
+            assert server.engine.wait_for_request(marker).priority == priority
+        for priority in (-most - 1, most + 1, -(2**31) + 1, 2**62):
+            error = check_error(ask(server, key, "beyond say:ok", path, priority=priority), 400)
+            assert error["message"] == f"priority: must be from {-most} to {most} (got {priority})"
+            assert error["param"] == "priority"
+    assert not server.engine.requests("beyond ")
+
+
 # -------------------------------------------------------------------------------------------------------------- counts
 
 
@@ -191,7 +207,7 @@ def test_a_bucket_gives_no_more_than_its_rate_and_what_it_holds(most: int, uses:
 
 def test_a_key_that_used_nothing_waits_for_nothing() -> None:
     clock, there = [0.0], list[KeyReading]()
-    use = KeyUse(KEYS, gateway=lambda: there, clock=lambda: clock[0])
+    use = KeyUse(KEYS, gateway=lambda number: there[number] if there else None, clock=lambda: clock[0])
     use.check(3)
     there[:] = [KeyReading(num_waiting=0, num_requests=0, num_prompt=40, num_generated=19)] * 5
     use.check(3)
@@ -201,4 +217,4 @@ def test_a_key_that_used_nothing_waits_for_nothing() -> None:
     assert error.value.headers["retry-after"] == "1"
     clock[0] = 1.0
     use.check(3)
-    assert use.here() == [(0, 0), (0, 0), (0, 0), (0, 1), (0, 0)]
+    assert use.here() == [(0, 0), (0, 0), (0, 0), (0, 1), (0, 0), (0, 0), (0, 0)]

@@ -36,6 +36,7 @@ def test_limits_count_what_waits_in_the_gateway() -> None:
     assert too_many.value.status == 429
     with pytest.raises(ApiError, match="prompts of 60 tokens wait already, the limit is 100"):
         queue.check_room(1, 41)
+    assert queue.num_in_flight() == 0 and gateway.num_readings == 0, "no more is read than is asked for"
 
 
 def test_the_gateway_hears_what_waits_here_once_a_turn() -> None:

@@ -31,6 +31,7 @@ _NUMBERS = {
     "max_inflight": (0, MAX_NUMBER),
     "max_queued_requests": (0, MAX_NUMBER),
     "tokens_per_minute": (0, MAX_NUMBER),
+    "max_priority": (0, MAX_SHARE),
 }
 
 

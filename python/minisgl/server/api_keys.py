@@ -15,9 +15,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from minisgl.config import ApiKey, ServerConfig
+from minisgl.config import MAX_PRIORITY, ApiKey, ServerConfig
 from minisgl.metrics.keys import KeyCounts, KeyReading
-from minisgl.server.errors import ApiError, key_limit
+from minisgl.server.errors import ApiError, bad_value, key_limit
 
 DEFAULT = "default"
 """Name of number 0 where there is a file."""
@@ -75,13 +75,14 @@ class Bucket:
 
 
 class KeyUse:
-    """What the keys of a file use. `waiting`: requests of a key that wait here. `gateway`: readings by number."""
+    """What the keys of a file use. `waiting`: requests of a key that wait here. `gateway`: its reading of
+    a number; None: it does not know of keys yet."""
 
     def __init__(
         self,
         keys: Sequence[ApiKey],
         waiting: Callable[[int], int] = lambda number: 0,
-        gateway: Callable[[], Sequence[KeyReading]] | None = None,
+        gateway: Callable[[int], KeyReading | None] = lambda number: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = [KeyCounts(name) for name in names(keys)]
@@ -116,7 +117,7 @@ class KeyUse:
         """Raise `ApiError` 429 unless the key may have as many more. What is larger than its queue may wait alone."""
         if not number:
             return
-        key, there = self._keys[number - 1], self._there(number)
+        key, there = self._keys[number - 1], self._gateway(number)
         most = key.max_queued_requests
         waiting = self._waiting(number) + (there["num_waiting"] if there is not None else 0)
         if most and (waiting >= most or (waiting and waiting + num_requests > most)):
@@ -127,9 +128,11 @@ class KeyUse:
                 reason = f"it has used its {key.tokens_per_minute} tokens per minute"
                 raise self._refusal(number, TOKENS, reason, math.ceil(wait_s))
 
-    def _there(self, number: int) -> KeyReading | None:
-        found = [] if self._gateway is None else self._gateway()
-        return found[number] if number < len(found) else None  # it is not told of keys before the engine is ready
+    def check_priority(self, number: int, priority: int) -> None:
+        """Raise `ApiError` 400 for one that the key may not ask for."""
+        most = self._keys[number - 1].max_priority if number else MAX_PRIORITY
+        if abs(priority) > most:
+            raise bad_value("priority", priority, f"must be from {-most} to {most}")
 
     def _refusal(self, number: int, limit: str, reason: str, retry_after_s: int = 1) -> ApiError:
         refused = self.counts[number].refused

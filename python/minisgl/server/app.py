@@ -131,7 +131,7 @@ def build_app(
     keys = KeyUse(
         config.api_keys,
         lambda number: client.processor.num_waiting_of.get(number, 0),
-        None if gateway is None else lambda: gateway.readings()["keys"],
+        (lambda number: None) if gateway is None else gateway.key,
     )
     metrics = Metrics(
         lambda: client.stats,

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictStr, Tag
 
+from minisgl.config import MAX_PRIORITY
 from minisgl.server.bodies import prompt_kind
-from minisgl.server.fields import Body, Int64, Items, Priority, TokenId, described
+from minisgl.server.fields import Body, Int64, Items, TokenId, described
 
 MAX_INPUTS = 1024
 
@@ -38,7 +39,9 @@ class EmbeddingRequest(Body):
     truncate_prompt_tokens: Int64 | None = described(
         "Keep only so many of the last tokens of each input; -1: as many as fit.", minimum=-1
     )
-    priority: Priority | None = described("Requests with smaller numbers go first; 0 by default.")
+    priority: Int64 | None = described(
+        "Requests with smaller numbers go first; 0 by default.", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY
+    )
     user: StrictStr | None = described("Ignored.")
 
     def inputs(self) -> list[Any]:

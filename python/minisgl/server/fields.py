@@ -10,7 +10,6 @@ from minisgl.server import refused
 
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Int64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
-Priority = Annotated[StrictInt, Field(ge=-(2**31) + 1, lt=2**31)]
 T = TypeVar("T")
 # the first bad item is enough: to list a million findings takes long, and the event loop stands still meanwhile
 Items = Annotated[list[T], Field(fail_fast=True)]

@@ -17,6 +17,7 @@ from minisgl.server.log import say
 
 if TYPE_CHECKING:  # it brings the client library of Prometheus
     from minisgl.metrics.gateway import Readings
+    from minisgl.metrics.keys import KeyReading
 
 SOCKET = "http"  # of the Python server, in the private folder
 BACKLOG = 2048
@@ -56,6 +57,20 @@ class Gateway(Protocol):
     def set_adapters(self, any: bool) -> None:
         """Whether there are: then it passes on requests that name another model than the one of the configuration, and
         the list of models."""
+        ...
+
+    @property
+    def num_open(self) -> int:
+        """Requests that it is answering by itself."""
+        ...
+
+    def waiting(self) -> tuple[int, int, int]:
+        """Choices without a row, tokens of their prompts, and all choices that the engine has: asked for every request,
+        so without the rest of `readings`."""
+        ...
+
+    def key(self, number: int) -> KeyReading | None:
+        """What an API key has used there; None before `serve`."""
         ...
 
     def readings(self) -> Readings: ...

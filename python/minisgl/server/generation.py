@@ -48,6 +48,7 @@ class Generation:
         """Submit to the engine. `names_length`: `sampling.max_tokens` is the client's, no default. `shown`: special
         tokens that are part of the text. `only_prompt`: the token that comes is dropped. Raises `ApiError` 429 if too
         much waits already."""
+        context.keys.check_priority(request.key, priority)
         num_prompt_tokens = sum(map(len, prompts))
         context.check_room(len(prompts), num_prompt_tokens, sampling.n, request.key)
         self._run_in_lane = context.run

@@ -132,7 +132,7 @@ def _health(context: ServerContext) -> dict[str, Any]:
         "status": _status(context, wrong),
         "model": context.model_name,
         "frontend": "python" if context.gateway is None else "rust",
-        "requests_open": client.num_live + (0 if context.gateway is None else context.gateway.readings()["num_live"]),
+        "requests_open": client.num_live + (0 if context.gateway is None else context.gateway.waiting()[2]),
         "requests_queued": context.queue.num_requests,
         "tasks": len(asyncio.all_tasks()),
     }

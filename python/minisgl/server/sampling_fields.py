@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 
+from minisgl.config import MAX_PRIORITY
 from minisgl.sampling_params import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
@@ -19,7 +20,7 @@ from minisgl.sampling_params import (
     SamplingParams,
 )
 from minisgl.server import refused
-from minisgl.server.fields import Body, Int64, Priority, TokenId, described, text_or_list
+from minisgl.server.fields import Body, Int64, TokenId, described, text_or_list
 from minisgl.server.structured import Structured
 
 MAX_STOP_TOKEN_IDS = 256
@@ -99,8 +100,10 @@ class Sampling(Structured):
     return_token_ids: StrictBool | None = described(
         "Report `prompt_token_ids` and the generated `token_ids`, in a stream with each chunk."
     )
-    priority: Priority | None = described(
-        "Requests with smaller numbers go first, as in vLLM; 0 by default. A step of it is worth 64 later requests."
+    priority: Int64 | None = described(
+        "Requests with smaller numbers go first, as in vLLM; 0 by default. A step of it is worth 64 later requests.",
+        minimum=-MAX_PRIORITY,
+        maximum=MAX_PRIORITY,
     )
     user: StrictStr | None = described("Accepted, without effect.")
     metadata: dict[str, Any] | None = described("Accepted, without effect.")

@@ -119,7 +119,7 @@ class Queue:
 
     def num_in_flight(self) -> int:
         """Answers that the engine computes or that wait for it."""
-        return len(self._processor.live) + (0 if self._gateway is None else self._gateway.readings()["num_live"])
+        return len(self._processor.live) + (0 if self._gateway is None else self._gateway.waiting()[2])
 
     def check_room(self, num_requests: int = 1, num_tokens: int = 0) -> None:
         """Raise `ApiError` 429 unless as many more may wait. What is larger than the whole queue may wait alone."""
@@ -139,10 +139,7 @@ class Queue:
         return num_requests, processor.num_waiting_tokens
 
     def _there(self) -> tuple[int, int]:
-        if self._gateway is None:
-            return 0, 0
-        found = self._gateway.readings()
-        return found["num_waiting"], found["num_waiting_tokens"]
+        return (0, 0) if self._gateway is None else self._gateway.waiting()[:2]
 
     def _changed(self) -> None:
         if not self._is_due:

@@ -262,7 +262,7 @@ async def _drain(
         gateway.drain()  # the Python server refuses what it passes on
 
     def num_open() -> int:
-        return app.middleware.num_open + (0 if gateway is None else gateway.readings()["num_open"])
+        return app.middleware.num_open + (0 if gateway is None else gateway.num_open)
 
     async def all_answered() -> None:
         while num_open():

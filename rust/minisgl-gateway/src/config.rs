@@ -79,17 +79,12 @@ pub enum ContentShape {
     Either,
 }
 
-/// See `minisgl.config.ApiKey`; 0 is no limit.
+/// See `minisgl.config.ApiKey`, which has more; 0 is no limit.
 #[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
 pub struct ApiKey {
     pub name: String,
     pub key: String,
-    pub share: u64,
-    pub max_inflight: u64,
-    #[serde(default)]
-    pub own_cache: bool,
     pub max_queued_requests: usize,
     pub tokens_per_minute: u64,
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
+use minisgl_gateway::keys::KeyCounts;
 use minisgl_gateway::server::Gateway as Served;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -77,6 +78,18 @@ impl Gateway {
         self.served.shared().num_open.load(Relaxed)
     }
 
+    fn waiting(&self) -> (usize, usize, usize) {
+        let shared = self.served.shared();
+        let numbers = [&shared.num_waiting, &shared.num_waiting_tokens, &shared.num_live];
+        numbers.map(|one| one.load(Relaxed)).into()
+    }
+
+    fn key<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let loaded = self.served.shared().loaded();
+        let counts = loaded.as_ref().and_then(|loaded| loaded.keys.get(number));
+        counts.map(|counts| shown(py, counts)).transpose()
+    }
+
     fn readings<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let shared = self.served.shared();
         let metrics = &shared.metrics;
@@ -123,6 +136,15 @@ impl Gateway {
     }
 }
 
+fn shown<'py>(py: Python<'py>, counts: &KeyCounts) -> PyResult<Bound<'py, PyDict>> {
+    let one = PyDict::new(py);
+    one.set_item("num_waiting", counts.num_waiting.load(Relaxed))?;
+    one.set_item("num_requests", counts.num_requests.load(Relaxed))?;
+    one.set_item("num_prompt", counts.num_prompt.load(Relaxed))?;
+    one.set_item("num_generated", counts.num_generated.load(Relaxed))?;
+    Ok(one)
+}
+
 impl Gateway {
     fn cache<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self
@@ -147,16 +169,7 @@ impl Gateway {
         let Some(loaded) = self.served.shared().loaded() else {
             return Ok(Vec::new());
         };
-        let mut found = Vec::with_capacity(loaded.keys.len());
-        for counts in &loaded.keys {
-            let one = PyDict::new(py);
-            one.set_item("num_waiting", counts.num_waiting.load(Relaxed))?;
-            one.set_item("num_requests", counts.num_requests.load(Relaxed))?;
-            one.set_item("num_prompt", counts.num_prompt.load(Relaxed))?;
-            one.set_item("num_generated", counts.num_generated.load(Relaxed))?;
-            found.push(one);
-        }
-        Ok(found)
+        loaded.keys.iter().map(|counts| shown(py, counts)).collect()
     }
 
     fn histograms<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -72,8 +72,6 @@ pub struct Plan {
     pub stream: bool,
     /// One more event with the usage.
     pub include_usage: bool,
-    /// Smaller goes first.
-    pub priority: i64,
 }
 
 const MAX_N: i64 = 128;
@@ -271,9 +269,9 @@ fn finished(
     sure(options.is_none_or(|options| common.stream && options.continuous_usage_stats != Some(true)))?;
     let names_other = common.model.as_ref().is_some_and(|name| *name != config.model_name);
     sure(config.any_model_name || !names_other)?;
-    sure(common.priority > i32::MIN)?;
+    sure(common.priority == 0)?; // else its key's `max_priority` decides
     let n = common.n.or_else(|| default(config, "n", Value::as_i64)).unwrap_or(1);
-    let (stream, priority) = (common.stream, i64::from(common.priority));
+    let stream = common.stream;
     let include_usage = options.is_some_and(|options| options.include_usage == Some(true));
     let (limit, names_length) = limit;
     let sampling = sampling(common, limit, n, config)?;
@@ -287,7 +285,6 @@ fn finished(
         input,
         stream,
         include_usage,
-        priority,
     })
 }
 

@@ -98,7 +98,7 @@ impl Worker {
                     req_id,
                     tokens: prompt.clone(),
                     sampling,
-                    priority: plan.priority,
+                    priority: 0,
                     num_generated: 0,
                     key: key as i64,
                 });

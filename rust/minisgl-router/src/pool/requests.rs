@@ -86,8 +86,8 @@ impl Request {
         self.tokens.len() - self.num_prompt
     }
 
-    /// An engine gets it.
-    pub(super) fn placed(&mut self, place: Place) -> ToEngine {
+    /// An engine gets it, with its priority if that `counts` there.
+    pub(super) fn placed(&mut self, place: Place, counts: bool) -> ToEngine {
         self.place = Some(place);
         self.admitted_here = false;
         self.has_token_here = false;
@@ -95,7 +95,7 @@ impl Request {
             req_id: place.link_id,
             tokens: self.tokens.clone(),
             sampling: self.sampling.clone(),
-            priority: self.priority,
+            priority: if counts { self.priority } else { 0 },
             num_generated: as_i64(self.num_generated()),
             key: self.key,
         }

@@ -39,6 +39,8 @@ pub struct Switchboard {
     pub(super) requests: ById<Request>,
     next_id: i64,
     next_link_id: i64,
+    /// Else a priority orders the requests of a key in the line; an engine, which knows no keys, does not hear of it.
+    is_of_one_key: bool,
     next_front_end: u32,
     pub(super) prefixes: BTreeMap<i64, (Vec<i32>, bool)>,
     pub(super) adapters: BTreeMap<i64, (String, String)>,
@@ -60,6 +62,7 @@ impl Switchboard {
     pub fn new(config: RouterConfig) -> Result<Self, String> {
         let engines = (0..config.num_engines).map(|_| Engine::new()).collect();
         Ok(Self {
+            is_of_one_key: config.keys.is_empty(),
             router: Router::new(config)?,
             engines,
             front_ends: BTreeMap::new(),
@@ -294,7 +297,7 @@ impl Switchboard {
             let link_id = self.next_link_id;
             self.next_link_id += 1;
             self.engines[engine].ids.insert(link_id, req_id);
-            let message = request.placed(Place { engine, link_id });
+            let message = request.placed(Place { engine, link_id }, self.is_of_one_key);
             self.out.push(Out::Engine(engine, message));
         }
     }

@@ -6,7 +6,7 @@ use minisgl_gateway::message::{FromEngine, LoadProgress, SamplingParams, StepTok
 use super::super::requests::{ABORT, ERROR, LENGTH, STOP};
 use super::super::steps::Owned;
 use super::world::{World, undisturbed};
-use crate::policy::{Policy, RouterConfig};
+use crate::policy::{KeyShare, Policy, RouterConfig};
 
 pub(super) fn config(num_engines: usize) -> RouterConfig {
     RouterConfig {
@@ -176,6 +176,21 @@ fn a_shutdown_is_no_failure() {
     assert!(!world.front_ends[&number].other.iter().any(failed));
 }
 
+fn request(req_id: i64, priority: i64, num_generated: i64, key: i64) -> ToEngine {
+    ToEngine::AddRequest {
+        req_id,
+        tokens: vec![1, 2],
+        sampling: Box::new(SamplingParams {
+            max_tokens: Some(5),
+            seed: Some(1),
+            ..SamplingParams::default()
+        }),
+        priority,
+        num_generated,
+        key,
+    }
+}
+
 #[test]
 fn nonsense_is_named() {
     let mut world = World::new(config(1), false);
@@ -185,18 +200,7 @@ fn nonsense_is_named() {
     assert_eq!(early, "the first message of a connection must be hello");
     let hello = ToEngine::Hello { name: "x".repeat(99) };
     world.board.front_end_says(number, hello).unwrap();
-    let add = |req_id, num_generated, key| ToEngine::AddRequest {
-        req_id,
-        tokens: vec![1, 2],
-        sampling: Box::new(SamplingParams {
-            max_tokens: Some(5),
-            seed: Some(1),
-            ..SamplingParams::default()
-        }),
-        priority: 0,
-        num_generated,
-        key,
-    };
+    let add = |req_id, num_generated, key| request(req_id, 0, num_generated, key);
     for (req_id, num_generated, key) in [(3, 2, 0), (4, -1, 0), (5, 0, 1), (6, 0, -1)] {
         world
             .board
@@ -206,6 +210,23 @@ fn nonsense_is_named() {
     assert_eq!(world.board.num_live(), 0, "each ended with an error");
     let again = refused(&mut world, add(6, 0, 0));
     assert_eq!(again, "request id 6 does not lie above the last one, 6");
+}
+
+#[test]
+fn between_keys_a_priority_counts_in_the_line_alone() {
+    for (keys, heard) in [(vec![], [-4, 0]), (vec![KeyShare::default()], [0, 0])] {
+        let mut world = World::new(RouterConfig { keys, ..config(1) }, false);
+        let number = world.come();
+        for (req_id, priority) in [(0, -4), (1, 0)] {
+            world.say(number, request(req_id, priority, 0, 0));
+        }
+        let priorities = |message: &ToEngine| match message {
+            ToEngine::AddRequest { priority, .. } => Some(*priority),
+            _ => None,
+        };
+        let engine = world.engines[0].as_ref().unwrap();
+        assert_eq!(engine.heard.iter().filter_map(priorities).collect::<Vec<_>>(), heard);
+    }
 }
 
 #[test]
