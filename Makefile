@@ -189,7 +189,7 @@ fmt: install
 	cargo fmt
 
 bench: install
-	$(BIN)/python -m benchmark.offline.decode_speed
+	$(BIN)/minisgl bench compare
 
 clean:
 	rm -rf $(VENV) target .clients dist

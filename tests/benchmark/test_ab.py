@@ -7,16 +7,14 @@ import random
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
-from benchmark.ab import __main__ as ab
-from benchmark.ab import variants
-from benchmark.ab.__main__ import compare, figures_table, main, paired, verdict
-from benchmark.ab.variants import Variant, parse_env, sources
+from benchmark import ab
+from benchmark.ab import Variant, compare, figures_table, main, parse_env, sources, verdict
 from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
-from minisgl.bench.stats import paired_difference
+from minisgl.bench.stats import PairedDifference, paired_difference, paired_figures
 from minisgl.config import ConfigError
 
 A, B = Variant("A", ("--cpu-backend", "python")), Variant("B", ("--cpu-backend", "rust_hotpath"), (("X", "1"),))
@@ -63,6 +61,10 @@ def drifting(factor_b: float) -> Callable[[ServerProcess], dict[str, float]]:
     return measure
 
 
+def differences(runs: dict[str, list[dict[str, float]]]) -> dict[str, PairedDifference]:
+    return paired_figures(runs["A"], runs["B"])
+
+
 def test_order_alternates_and_every_run_has_its_own_server(pretended: type[Pretended]) -> None:
     runs = compare((A, B), ("--engine", "echo"), 3, drifting(1.0))
     assert "".join("A" if "python" in launch.flags else "B" for launch in pretended.started) == "ABBAAB"
@@ -73,7 +75,7 @@ def test_order_alternates_and_every_run_has_its_own_server(pretended: type[Prete
 
 
 def test_a_planted_difference_is_found_and_named(pretended: type[Pretended]) -> None:
-    found = paired((A, B), compare((A, B), (), 8, drifting(1.1)), 0.95)
+    found = differences(compare((A, B), (), 8, drifting(1.1)))
     ratio = found["output_tok_s"].ratio
     assert ratio is not None and ratio.low < 0.1 < ratio.high and ratio.high - ratio.low < 0.08
     assert verdict("output_tok_s", found["output_tok_s"]) == "better"
@@ -83,7 +85,7 @@ def test_a_planted_difference_is_found_and_named(pretended: type[Pretended]) -> 
 
 
 def test_equal_variants_show_none(pretended: type[Pretended]) -> None:
-    found = paired((A, B), compare((A, B), (), 8, drifting(1.0)), 0.95)
+    found = differences(compare((A, B), (), 8, drifting(1.0)))
     assert verdict("output_tok_s", found["output_tok_s"]) == "no difference seen"
 
 
@@ -151,7 +153,7 @@ def worktrees() -> set[str]:
 def test_a_revision_is_a_checkout_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its code is what runs; at the end it is gone. The extension is not built here: that takes minutes."""
     built: list[Path] = []
-    monkeypatch.setattr(variants, "_build", lambda tree, target: built.append(tree))
+    monkeypatch.setattr(ab, "_build", lambda tree, target: built.append(tree))
     before = worktrees()
     with sources([Variant("now"), Variant("then", revision="HEAD"), Variant("again", revision="HEAD")]) as found:
         assert found["now"] is None and found["then"] is not None
@@ -165,7 +167,58 @@ def test_a_revision_is_a_checkout_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_build_that_fails_is_said_and_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     before = worktrees()
-    monkeypatch.setattr(variants, "CARGO", ("git", "no-such-subcommand"))
+    monkeypatch.setattr(ab, "CARGO", ("git", "no-such-subcommand"))
     with pytest.raises(ConfigError, match="no-such-subcommand"), sources([Variant("then", revision="HEAD")]):
         pass
     assert worktrees() == before
+
+
+# ------------------------------------------------------------------------------------------------------------ one point
+
+SMALL = ["--concurrency", "2", "--num-requests", "4", "--input-len", "8", "8", "--output-len", "6", "6"]
+
+
+def test_a_real_server() -> None:
+    with ServerProcess(Launch(("--engine", "sim"))) as server:
+        found = ab.measure_point(server, ab.point_from([*SMALL, "--slo-ttft-ms", "600000"]))
+    assert found["output_tok_s"] > 0 and found["goodput_requests_s"] > 0
+    assert 0 < found["ttft_p50_ms"] <= found["ttft_p99_ms"] <= found["e2e_p99_ms"]
+    assert found["http_rss_mib"] > 1 and found["scheduler_us_per_step"] > 0
+    assert 0 < found["rows_per_step"] <= 2
+    assert 24 / 2 <= found["steps"] <= 24 + 4 * 2  # 24 tokens, at most two at once; no steps of the warm-up
+
+
+def test_a_failed_request_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = ab.figures
+
+    def one_failed(*args: Any) -> dict[str, Any]:
+        return {**honest(*args), "failed": 1, "failures": {"status 500": 1}}
+
+    monkeypatch.setattr(ab, "figures", one_failed)
+    with (
+        ServerProcess(Launch(("--engine", "echo"))) as server,
+        pytest.raises(ConfigError, match=r"1 of 4 .*status 500"),
+    ):
+        ab.measure_point(server, ab.point_from(SMALL))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--concurrency", "1", "2"], "one point"),
+        (["--concurrency", "1", "--rate", "2"], "one point"),
+        (["--repeat", "2"], "one point"),
+        (["--base-url", "http://127.0.0.1:1"], "base_url"),
+        (["--out", "x"], "out"),
+        (["--num-requests", "-1"], "num-requests"),
+        (["--rate", "-1"], "--rate"),
+    ],
+)
+def test_what_is_no_load_is_refused(flags: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ab.point_from(flags)
+
+
+def test_a_load_is_named_by_its_flags() -> None:
+    assert ab.point_from(SMALL).describe().startswith("minisgl bench serve --concurrency 2 --num-requests 4")
+    assert ab.point_from([]).settings.concurrency == (64,)

@@ -13,10 +13,8 @@ import psutil
 import pytest
 import yaml
 
-from benchmark.gate import kinds, shadow_run
-from benchmark.gate.__main__ import judge, main
-from benchmark.gate.file import Check, Gate, read_gates
-from benchmark.gate.kinds import CouldNotRun, look_up
+from benchmark import gate as gates
+from benchmark.gate import Check, CouldNotRun, Gate, judge, look_up, main, read_gates
 from minisgl.bench.server_process import Launch, ServerProcess
 from minisgl.config import ConfigError
 from minisgl.step import StepPlan
@@ -105,7 +103,7 @@ def test_something_left_behind_fails(monkeypatch: pytest.MonkeyPatch) -> None:
             self.exit_code, self.left_behind = 0, ["shared memory x"]
             return 0
 
-    monkeypatch.setattr(kinds, "ServerProcess", Leaky)
+    monkeypatch.setattr(gates, "ServerProcess", Leaky)
     verdict = judge(Gate(name="g", kind="start_stop", repeats=1))
     assert verdict.state == "failed" and "shared memory x" in verdict.reason
 
@@ -123,7 +121,7 @@ def test_shadow_compares_every_kind_of_decision() -> None:
 
 
 def test_a_planted_divergence_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    build = shadow_run.build_control_plane
+    build = gates.build_control_plane
 
     def planted(*args: Any) -> Any:
         plane = build(*args)
@@ -140,7 +138,7 @@ def test_a_planted_divergence_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         inner, plane._shadow = plane._shadow, Wrong()
         return plane
 
-    monkeypatch.setattr(shadow_run, "build_control_plane", planted)
+    monkeypatch.setattr(gates, "build_control_plane", planted)
     verdict = judge(Gate(name="g", kind="shadow"))
     assert verdict.state == "failed" and verdict.reason.startswith("1 differences")
 

@@ -1,58 +1,62 @@
-"""Production traces through the schedulers: when requests come, what the prefix cache must find. These are made up."""
+"""Single operations of the prefix cache hold their bars, and traces go through both schedulers alike."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from benchmark.scheduler import hit_rates, traces
+from benchmark import scheduler
 from minisgl.bench.traces import BLOCK, TraceRequest
-from minisgl.config import ConfigError
 from minisgl.scheduler.api import ControlPlaneConfig
 
 A = TraceRequest(0, 3 * BLOCK, 4, (1, 2, 3))
 B = TraceRequest(0.04, 2 * BLOCK + 7, 4, (1, 2, 4))  # two blocks of A
-C = TraceRequest(0.04, 3 * BLOCK, 4, (1, 2, 3))  # the whole of A: the last page is computed again
+C = TraceRequest(0.04, 3 * BLOCK, 4, (1, 2, 3))
 D = TraceRequest(0.095, 2 * BLOCK, 4, (8, 9))
 
 
+def test_the_reference_is_timed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, size in {"NUM_NODES": 600, "LENGTH": 64, "NUM_PROMPTS": 4}.items():
+        monkeypatch.setattr(scheduler, name, size)
+    few = {name: {"python": 3, "rust_hotpath": 3} for name in scheduler.REFERENCE}
+    monkeypatch.setattr(scheduler, "REPEATS", few)
+    assert scheduler.main(["tree", "--backend", "python", "--gate", "--out", str(tmp_path / "found.json")]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(result["python"]) == list(scheduler.REFERENCE) and min(result["python"].values()) > 0
+    assert json.loads((tmp_path / "found.json").read_text())["us"]["python"]["evict_one"]["p99"] > 0
+
+
+def test_a_missed_bar_fails_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "times", lambda backend, name, repeats: [scheduler.BARS[name] + 0.1] * repeats)
+    assert scheduler.main(["tree", "--backend", "rust_hotpath"]) == 0
+    assert scheduler.main(["tree", "--backend", "rust_hotpath", "--gate"]) == 1
+
+
+def test_a_build_that_fails_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(scheduler, "CARGO", ("git", "no-such-subcommand"))
+    assert scheduler.main(["tree", "--backend", "rust_hotpath"]) == 2
+    assert "no-such-subcommand" in capsys.readouterr().err
+
+
 def test_requests_come_at_their_times() -> None:
-    steps = [[place for place, _ in one] for one in traces.due([A, B, C, D], step_ms=30)]
+    steps = [[place for place, _ in one] for one in scheduler.due([A, B, C, D], step_ms=30)]
     assert steps == [[0], [], [1, 2], [], [3]]
 
 
-def test_a_trace_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_trace_that_is_not_there_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("MINISGL_DATA", str(tmp_path))
-    monkeypatch.setattr("sys.argv", ["traces", "--trace", "azure-code"])
-    with pytest.raises(ConfigError, match="azure-code"):
-        traces.main()
+    assert scheduler.main(["traces", "--trace", "azure-code"]) == 2
+    assert "azure-code" in capsys.readouterr().err
 
 
-def test_with_room_the_cache_finds_the_whole_blocks_seen_before() -> None:
-    found = hit_rates.unlimited([A, B, C, D])
-    total = A.input_len + B.input_len + C.input_len + D.input_len
-    assert found["by_whole_blocks"] == 5 * BLOCK / total and found["published_by_blocks"] == 5 / 11
-    assert found["recomputed_last_pages"] == BLOCK / total and found["unaccounted_tokens"] == 0
-    assert found["found"] == 4 * BLOCK / total
-
-
-@pytest.mark.parametrize("backend", ["python", "rust_hotpath"])
-def test_small_pools_find_less(backend: str) -> None:
-    requests = [A, D, TraceRequest(0.099, 3 * BLOCK + 7, 1, (1, 2, 3, 5))]
-    assert hit_rates.radix(requests, 16, "lru", backend) == 3 * BLOCK
-    assert hit_rates.radix(requests, 4, "lru", backend) == 2 * BLOCK  # D has displaced the end of A
-
-
-def test_the_plain_lru_forgets_the_oldest() -> None:
-    assert hit_rates.lru_runs([(1, 2, 3), (1, 2, 3)], 3) == 3
-    assert hit_rates.lru_runs([(1, 2, 3), (4,), (1, 2, 3)], 3) == 0  # 1 is gone, so the run is broken
-    assert hit_rates.lru_runs([(1, 2, 3), (4,), (1, 2, 3)], 4) == 3
-
-
-def test_both_control_planes_decide_alike() -> None:
+def test_both_schedulers_decide_alike() -> None:
     config = ControlPlaneConfig(256, 16, 2, 512, 131_072)
-    found = traces.parity("made up", [A, B, C, D], config, step_ms=30)
+    found = scheduler.parity("made up", [A, B, C, D], config, step_ms=30)
     assert (found["requests"], found["divergences"]) == (4, 0)
     assert found["steps"] > 10 and found["prompt_tokens"] == A.input_len + B.input_len + C.input_len + D.input_len
-    assert min(found["control_plane_seconds"].values()) > 0

@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmark.token_parity import first_difference, is_near_tie
 from minisgl.config import ConfigError
 from minisgl.weights.sources import find_smollm2
 from tests.helpers.e2e import serving
@@ -22,6 +21,18 @@ except ConfigError as error:
 ARGS = ("--model", "smollm2", "--dtype", "float32", "--num-pages", "128", "--max-running-requests", "8")
 STORY = "Once upon a time in a village by the sea there lived a cat. " * 3
 NUM_TOKENS = 32
+NEAR = 1e-3  # of two log probabilities: sums depend on the batch
+
+
+def first_difference(one: dict[str, Any], two: dict[str, Any]) -> int | None:
+    """The place of the first token that differs."""
+    pairs = zip(one["logprobs"]["tokens"], two["logprobs"]["tokens"], strict=True)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+
+
+def is_near_tie(choice: dict[str, Any], at: int) -> bool:
+    first, second = sorted(choice["logprobs"]["top_logprobs"][at].values(), reverse=True)[:2]
+    return bool(first - second <= NEAR)
 
 
 def bodies() -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from benchmark.distributed.__main__ import run_ranks
+from benchmark.distributed import run_ranks
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.distributed import Group, GroupError
 from minisgl.distributed.torch_group import CLOSE_TIMEOUT_S, TorchGroup

@@ -1,4 +1,5 @@
-"""Statistics of repeated measurements: summaries, and paired differences with a confidence interval.
+"""Statistics of repeated measurements: summaries, variants measured in turns, and their paired differences with a
+confidence interval. Every benchmark that compares uses these.
 
 The interval is Student's t over the pairs: exact for normal differences, good from about five pairs on for means of
 many requests, and honest about few pairs (it becomes wide; a bootstrap of few pairs becomes too narrow).
@@ -10,15 +11,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 PERCENTILES = ("p50", "p90", "p95", "p99")
 SUMMARY = ("mean", *PERCENTILES, "max")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,12 @@ class PairedDifference:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def __str__(self) -> str:
+        """`+12.3 % [+1.0, +20.1]`, or the plain difference where a sample is 0; one pair has no interval."""
+        shown, scale, unit = (self.ratio, 100.0, " %") if self.ratio else (self.difference, 1.0, "")
+        interval = f" [{scale * shown.low:+.1f}, {scale * shown.high:+.1f}]" if self.num_pairs > 1 else ""
+        return f"{scale * shown.estimate:+.1f}{unit}{interval}"
 
 
 def summary(samples: Sequence[float] | npt.NDArray[np.floating[Any]]) -> dict[str, float]:
@@ -94,6 +102,35 @@ def paired_difference(a: Sequence[float], b: Sequence[float], confidence: float 
         ratio = Interval(*(_expm1(value) for value in (logs.estimate, logs.low, logs.high)))
     difference = mean_interval([y - x for x, y in zip(a, b, strict=True)], confidence)
     return PairedDifference(len(a), statistics.median(a), statistics.median(b), difference, ratio, confidence)
+
+
+def there_and_back(names: Sequence[T], number: int) -> Sequence[T]:
+    """The order of round `number`: every other one goes backwards, so that a drift of the machine hits all alike."""
+    return names if number % 2 == 0 else names[::-1]
+
+
+def turns(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """The number of the round and the variant, in the order of measuring."""
+    return ((number, name) for number in range(rounds) for name in there_and_back(names, number))
+
+
+def in_turns(names: Sequence[str], rounds: int, measure: Callable[[str], T]) -> dict[str, list[T]]:
+    """What `measure` gives for each variant, a sample a round."""
+    found: dict[str, list[T]] = {name: [] for name in names}
+    for _, name in turns(names, rounds):
+        found[name].append(measure(name))
+    return found
+
+
+def paired_figures(
+    first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, float]], confidence: float = 0.95
+) -> dict[str, PairedDifference]:
+    """`paired_difference` of each figure that every sample of both has."""
+    names = [name for name in first[0] if all(name in one for one in (*first, *second))]
+    return {
+        name: paired_difference([one[name] for one in first], [one[name] for one in second], confidence)
+        for name in names
+    }
 
 
 def _expm1(value: float) -> float:

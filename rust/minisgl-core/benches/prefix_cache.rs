@@ -2,11 +2,11 @@
 //!
 //!     cargo bench -p minisgl-core --bench prefix_cache -- evict_one|match_1024|insert_1024 REPEATS
 //!
-//! Prints the time of each operation in us, a line each. `benchmark/scheduler/tree.py` runs it and holds its bars.
+//! Prints the time of each operation in us, a line each. `benchmark/scheduler.py` runs it and holds its bars.
 //!
 //! The tree has `NUM_NODES` nodes at each timed operation; what prepares one is off the clock, and so is fresh
 //! memory: a node that comes takes the place of one that went, as in a server whose pool is full.
-//! The trees are those of `benchmark/scheduler/tree.py`, which times the reference in the same way.
+//! The trees are those of `benchmark/scheduler.py`, which times the reference in the same way.
 
 use std::time::Instant;
 

@@ -1,11 +1,11 @@
 """Many streaming clients for a while: exact answers, no leak, flat memory.
 
-    python -m benchmark.online.soak [--engine echo|torch] [--seconds 600] [--clients 64] [--out FILE]
+    python -m benchmark.soak [--engine echo|torch] [--seconds 600] [--clients 64] [--out FILE]
 
 Starts its own server with a pool small enough to evict and retract. Each client sends prompts with shared prefixes,
 mixed lengths and stop strings, and sometimes leaves in the middle. On the echo engine every finished answer is
-compared with the one that the prompt gives alone. Beside them one client sends what is refused for its size, in all
-kinds (refused.py). Exit code 1 if anything differs, fails or leaks, if the server's
+compared with the one that the prompt gives alone. Beside them one client sends what is refused for its size, in the
+forms of `REFUSED`. Exit code 1 if anything differs, fails or leaks, if the server's
 counters do not add up, or if a process grows by more than `MAX_GROWTH_MB` in the second half. The last line of stdout
 is JSON.
 """
@@ -18,6 +18,7 @@ import itertools
 import json
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmark.online.refused import KINDS, body, send
 from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.e2e import ServerProcess, serving
@@ -41,6 +41,18 @@ ECHO_LIMIT = 256 * 4 + 1
 MAX_GROWTH_MB = 16.0
 REFUSED_BYTES = 2_000_000  # more than any context here
 REFUSED_EVERY_S = 0.5
+# For each kind of refused request its route, and a body of about so many bytes.
+REFUSED: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
+    "spaces": ("/v1/chat/completions", lambda size: {"messages": [{"role": "user", "content": " " * size}]}),
+    "no-spaces": ("/v1/completions", lambda size: {"prompt": "a" * size}),
+    "many-prompts": ("/v1/completions", lambda size: {"prompt": ["hello, world " * (size // 13 // 256)] * 256}),
+    "token-ids": ("/v1/completions", lambda size: {"prompt": [7] * (size // 2)}),
+    "many-messages": (
+        "/v1/chat/completions",
+        lambda size: {"messages": [{"role": "user", "content": "hi"}] * (size // 32)},
+    ),
+    "tokenize": ("/tokenize", lambda size: {"prompt": "hello, world " * (size // 13)}),
+}
 Report = tuple["Tally", list[dict[str, float]]]
 
 
@@ -92,14 +104,18 @@ async def client(http: httpx.AsyncClient, seed: int, until: float, tally: Tally,
 
 async def too_large(http: httpx.AsyncClient, until: float, tally: Tally) -> None:
     """One at a time, and none that waits: what is measured beside it is the others."""
-    for kind in itertools.cycle(KINDS):
+    for kind, (path, body) in itertools.cycle(REFUSED.items()):
         if time.monotonic() >= until:
             return
-        status, message = await send(http, KINDS[kind][0], body(kind, REFUSED_BYTES))
-        if status == "400":
+        try:
+            answer = await http.post(path, json=body(REFUSED_BYTES))
+            said = f"{answer.status_code} {answer.text[:200]}"
+        except httpx.HTTPError as error:
+            said = repr(error)
+        if said.startswith("400 "):
             tally.refused += 1
         else:
-            tally.failed.append(f"{kind}: {status} {message}")
+            tally.failed.append(f"{kind}: {said}")
         await asyncio.sleep(REFUSED_EVERY_S)
 
 

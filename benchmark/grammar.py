@@ -1,4 +1,4 @@
-"""The sources that take longest to check: `python -m benchmark.grammar.slowest [--seed 0] [--count 2000]`.
+"""The sources that take longest to check: `python -m benchmark.grammar [--seed 0] [--count 2000]`.
 
 Regular expressions, grammars and schemas by a seeded generator that likes what is known to be slow: counts within
 counts, alternatives that overlap, wide classes, references, thousands of alternatives. Of each the processor time of

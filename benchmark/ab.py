@@ -1,0 +1,374 @@
+"""Two configurations of the server, measured in pairs: differences with a confidence interval.
+
+    python -m benchmark.ab --a-revision HEAD~10 --b-revision HEAD -- --engine echo
+
+Two servers may differ in flags, environment or git revision. Flags after -- are those of `minisgl serve` for both.
+Every measurement has a fresh server; the variants alternate, and who goes first alternates too, so that drift of the
+machine hits both. A run with a failed request is no result.
+
+A revision is a checkout of its own (a git worktree in a temporary folder) with its own extension, built there by cargo;
+both are gone at the end, and this checkout stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tqdm import tqdm
+
+from minisgl.bench import serve
+from minisgl.bench.load import Server, send
+from minisgl.bench.plots import bar_breakdown
+from minisgl.bench.report import Report, print_result, public_command, table
+from minisgl.bench.serve_metrics import figures
+from minisgl.bench.serve_run import load_of, renderer_for, warm_up
+from minisgl.bench.serve_settings import Serve, points_of
+from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
+from minisgl.bench.stats import PairedDifference, paired_figures, turns
+from minisgl.bench.workloads import make_workload
+from minisgl.config import ConfigError
+
+Figures = dict[str, float]
+Measure = Callable[[ServerProcess], Figures]
+MORE_IS_BETTER = ("tok_s", "requests_s", "goodput", "cached_share")
+NEITHER = ("steps", "rows_per_step")
+CARGO = ("cargo", "build", "--release", "--locked", "-p", "minisgl-py", "--features", "extension-module")
+LIBRARIES = ("lib_rust.so", "lib_rust.dylib")
+EXTENSION = "_rust.abi3.so"
+SCHEDULER = ("schedule", "commit")
+LOOP = (*SCHEDULER, "receive", "launch", "wait", "send")
+OF_LATENCIES = ("p50", "p95", "p99")
+LATENCIES = {"ttft": OF_LATENCIES, "itl": OF_LATENCIES, "tpot": ("p50",), "e2e": OF_LATENCIES}
+NOT_FOR_A_LOAD = ("base_url", "out", "scenario", "flags", "served_model")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """`flags` come after those that both variants share; `env` is set over the caller's environment."""
+
+    name: str
+    flags: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    revision: str | None = None
+
+    def launch(self, shared: Sequence[str], source: Path | None) -> Launch:
+        return Launch((*shared, *self.flags), dict(self.env), source)
+
+    def describe(self) -> str:
+        parts = [shlex.join(self.flags), *(f"{key}={value}" for key, value in self.env)]
+        parts.append("" if self.revision is None else f"revision {self.revision}")
+        return ", ".join(part for part in parts if part) or "as it is"
+
+
+def parse_env(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """From NAME=VALUE texts. Raises `ConfigError`."""
+    found = []
+    for text in pairs:
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            raise ConfigError(f"{text}: an environment variable is given as NAME=VALUE")
+        found.append((name, value))
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def sources(variants: Sequence[Variant]) -> Iterator[dict[str, Path | None]]:
+    """The `python` folder to run by variant name, None for this checkout. Raises `ConfigError`."""
+    with tempfile.TemporaryDirectory(prefix="minisgl-revisions-") as folder, contextlib.ExitStack() as stack:
+        found: dict[str, Path | None] = {}
+        built: dict[str, Path] = {}
+        for variant in variants:
+            if variant.revision is None:
+                found[variant.name] = None
+                continue
+            commit = _git("rev-parse", "--verify", f"{variant.revision}^{{commit}}")
+            if commit not in built:
+                built[commit] = stack.enter_context(_checkout(commit, Path(folder)))
+            found[variant.name] = built[commit]
+        yield found
+
+
+@contextlib.contextmanager
+def _checkout(commit: str, folder: Path) -> Iterator[Path]:
+    tree = folder / commit[:12]
+    _git("worktree", "add", "--quiet", "--detach", str(tree), commit)
+    try:
+        print(f"building the extension of {commit[:12]} ...", file=sys.stderr, flush=True)
+        _build(tree, folder / "target")
+        yield tree / "python"
+    finally:
+        _git("worktree", "remove", "--force", str(tree))
+
+
+def _build(tree: Path, target: Path) -> None:
+    """The target folder is shared by the variants: what they have in common is compiled once."""
+    if not (tree / "Cargo.toml").exists():
+        return  # a revision from before the extension
+    try:
+        _run((*CARGO, "--target-dir", str(target)), tree)
+    except FileNotFoundError as error:
+        raise ConfigError("cargo is missing: a revision's extension is built by it") from error
+    libraries = [target / "release" / name for name in LIBRARIES if (target / "release" / name).exists()]
+    if not libraries:
+        raise ConfigError(f"{tree.name}: cargo built no extension")
+    shutil.copy(libraries[0], tree / "python" / "minisgl" / EXTENSION)
+
+
+def _git(*args: str) -> str:
+    """In the checkout that this file lies in."""
+    return _run(("git", *args), Path(__file__).resolve().parent)
+
+
+def _run(program: Sequence[str], folder: Path) -> str:
+    done = subprocess.run(program, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"{shlex.join(program[:3])} failed: {done.stderr.strip()[-1000:]}")
+    return done.stdout.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class PointLoad:
+    """One point of `bench serve`; `flags` are those that it was made from."""
+
+    settings: Serve
+    flags: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"minisgl bench serve {shlex.join(self.flags)}"
+
+
+def point_from(flags: Sequence[str]) -> PointLoad:
+    """From the load's and the workload's flags of `minisgl bench serve`, for one point. Raises `ConfigError`."""
+    commands = argparse.ArgumentParser(prog="--load", allow_abbrev=False).add_subparsers()
+    args = serve.add_parser(commands).parse_args(list(flags))
+    if given := [name for name in NOT_FOR_A_LOAD if getattr(args, name)]:
+        raise ConfigError(f"--load: {given[0]}: not part of a load: the servers are those of the variants")
+    if not args.concurrency and not args.rate and not args.trace_arrivals and not args.trace:
+        args.concurrency = [64]
+    settings = serve.settings_of(args)
+    settings.check()
+    make_workload(settings.workload, settings.workload_settings)  # complaints come before a server is started
+    if len(points_of(settings)) != 1 or settings.repeat != 1:
+        raise ConfigError("--load: must be one point, measured once: one --concurrency or one --rate; --pairs repeats")
+    return PointLoad(settings, tuple(flags))
+
+
+def measure_point(server: ServerProcess, load: PointLoad) -> dict[str, float]:
+    """Throughput, latencies in ms, CPU by process, time of the loop's parts. Raises `ConfigError` when one failed."""
+    settings = load.settings
+    target = Server(server.url, server.model, settings.api_key, server)
+    (point,) = points_of(settings)
+    renderer = renderer_for(settings, target)
+    warm_up(settings, target, renderer, point, 0)
+    before = _stats(server)
+    measured = send(target, load_of(settings, renderer, point, 0), point.label)
+    found = figures(measured, settings.slo)
+    if found["failed"]:
+        raise ConfigError(f"{found['failed']} of {found['requests']} requests failed: {found['failures']}")
+    flat = {**_flat(found), **_steps(before, _stats(server))}
+    return {name: value for name, value in flat.items() if value is not None and math.isfinite(value)}
+
+
+def _flat(found: Mapping[str, Any]) -> dict[str, float | None]:
+    latencies = {
+        f"{name}_{which}_ms": found[f"{name}_ms"][which] for name, which_of in LATENCIES.items() for which in which_of
+    }
+    goodput, server = found["goodput"], found["server"] or {}
+    return {
+        "output_tok_s": found["output_tok_s"],
+        "goodput_requests_s": None if goodput is None else goodput["requests_s"],
+        **latencies,
+        "cached_share": found["cached_tokens"] / max(1, found["input_tokens"]),
+        "longest_pause_ms": found["longest_pause_ms"],
+        **{f"{role}_cpu_us_per_token": value for role, value in (server.get("cpu_us_per_token") or {}).items()},
+        "client_us_per_token": found["client"]["cpu_us_per_token"],
+        **{f"{role}_rss_mib": value for role, value in (server.get("rss_mib") or {}).items()},
+    }
+
+
+def _stats(server: ServerProcess) -> dict[str, Any]:
+    """The engine's own counts; empty for a server that has none (an older revision)."""
+    answer = httpx.get(f"{server.url}/stats")
+    found: dict[str, Any] = answer.json() if answer.status_code == 200 else {}
+    return found.get("engine") or {}
+
+
+def _steps(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
+    """us per step of the loop's parts. The last message of an idle engine carries all of them."""
+    steps = after.get("num_steps_total", 0) - before.get("num_steps_total", 0)
+    if steps <= 0 or "meters" not in after:
+        return {}
+
+    def us(part: str) -> float:
+        return float(1e6 * (after["meters"][part]["total_s"] - before["meters"][part]["total_s"]) / steps)
+
+    rows = after["num_rows_total"] - before["num_rows_total"]
+    return {
+        "scheduler_us_per_step": sum(us(part) for part in SCHEDULER),
+        **{f"{part}_us_per_step": us(part) for part in LOOP if part in after["meters"]},
+        "rows_per_step": rows / steps,
+        "steps": float(steps),
+    }
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="benchmark.ab",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for letter in ("a", "b"):
+        name = letter.upper()
+        group = parser.add_argument_group(f"variant {name}")
+        group.add_argument(f"--{letter}-name", default=name, help=f"its name in tables (default: {name})")
+        group.add_argument(f"--{letter}-flags", default="", metavar="TEXT", help="flags of its server, in one text")
+        group.add_argument(f"--{letter}-env", action="append", default=[], metavar="NAME=VALUE", help="its environment")
+        group.add_argument(f"--{letter}-revision", metavar="REV", help="git revision to build and run")
+    parser.add_argument("--pairs", type=int, default=5, help="measurements of each variant (default: 5)")
+    parser.add_argument(
+        "--load",
+        default="",
+        metavar="TEXT",
+        help="load and workload flags of `minisgl bench serve`, one point, in one text",
+    )
+    parser.add_argument("--confidence", type=float, default=0.95, help="of the intervals (default: 0.95)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
+    parser.add_argument("server_flags", nargs="*", metavar="-- FLAGS", help="flags of both servers")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        return run(make_parser().parse_args(arguments), public_command(arguments, "python -m benchmark.ab"))
+    except ConfigError as error:
+        print(f"benchmark.ab: {error}", file=sys.stderr)
+        return 2
+
+
+def run(args: argparse.Namespace, command: str) -> int:
+    variants = tuple(
+        Variant(
+            getattr(args, f"{letter}_name"),
+            tuple(shlex.split(getattr(args, f"{letter}_flags"))),
+            parse_env(getattr(args, f"{letter}_env")),
+            getattr(args, f"{letter}_revision"),
+        )
+        for letter in ("a", "b")
+    )
+    if variants[0].name == variants[1].name:
+        raise ConfigError(f"--b-name {variants[1].name}: both variants have this name")
+    if args.pairs < 1:
+        raise ConfigError(f"--pairs {args.pairs}: must be at least 1")
+    if not 0.5 <= args.confidence < 1:
+        raise ConfigError(f"--confidence {args.confidence}: must be between 0.5 and 1")
+    load = point_from(shlex.split(args.load))
+    report = None if args.out is None else Report(args.out, "A against B", command=command)
+    runs = compare(variants, args.server_flags, args.pairs, lambda server: measure_point(server, load))
+    a, b = (runs[variant.name] for variant in variants)
+    differences = paired_figures(a, b, args.confidence)
+    print(figures_table(variants, differences))
+    result = {
+        "bench": "ab",
+        "a": variants[0].describe(),
+        "b": variants[1].describe(),
+        "pairs": args.pairs,
+        "metrics": {name: found.as_dict() for name, found in differences.items()},
+    }
+    if report is not None:
+        _write(report, variants, args.server_flags, load, runs, differences, result)
+    print_result(result)
+    return 0
+
+
+def compare(
+    variants: tuple[Variant, ...], shared: Sequence[str], pairs: int, measure_one: Measure
+) -> dict[str, list[Figures]]:
+    """The figures of each run by variant, pair by pair. Raises `ConfigError`."""
+    runs: dict[str, list[Figures]] = {variant.name: [] for variant in variants}
+    with sources(variants) as trees, tqdm(total=len(variants) * pairs, desc="ab", unit="run", disable=None) as bar:
+        of_name = {variant.name: variant for variant in variants}
+        for _, name in turns(list(of_name), pairs):
+            server = ServerProcess(of_name[name].launch(shared, trees[name]))
+            try:
+                with server:
+                    found = measure_one(server)
+            except ServerFailed as error:
+                raise ConfigError(f"variant {name}: {error}") from error
+            if server.exit_code or server.left_behind:
+                left = ", ".join(server.left_behind) or "nothing"
+                raise ConfigError(f"variant {name}: exit code {server.exit_code}, left behind: {left}")
+            runs[name].append({**found, "start_s": server.start_s, "stop_s": server.stop_s})
+            bar.update()
+    return runs
+
+
+def verdict(name: str, found: PairedDifference) -> str:
+    """What the interval that is shown says; of many figures, one that stands alone may be chance."""
+    shown = found.ratio or found.difference
+    if not shown.excludes_zero:
+        return "no difference seen"
+    if name in NEITHER:
+        return "differs"
+    more_is_better = any(part in name for part in MORE_IS_BETTER)
+    return "better" if (shown.estimate > 0) == more_is_better else "worse"
+
+
+def figures_table(variants: tuple[Variant, ...], differences: Mapping[str, PairedDifference]) -> str:
+    """B against A: medians, the paired difference with its interval, what it says."""
+    rows = [
+        (name, found.median_a, found.median_b, str(found), verdict(name, found)) for name, found in differences.items()
+    ]
+    a, b = (variant.name for variant in variants)
+    return table(("figure", a, b, f"{b} against {a}", "verdict"), rows)
+
+
+def _write(
+    report: Report,
+    variants: tuple[Variant, ...],
+    shared: Sequence[str],
+    load: PointLoad,
+    runs: Mapping[str, Sequence[Figures]],
+    differences: Mapping[str, PairedDifference],
+    result: Mapping[str, Any],
+) -> None:
+    first = next(iter(differences.values()))
+    lines = [f"- {variant.name}: `{variant.describe()}`" for variant in variants]
+    lines += [f"- both: `{shlex.join(shared)}`"] if shared else []
+    report.section("Variants", "\n".join([*lines, f"- load: `{load.describe()}`"]))
+    report.section(
+        "Figures",
+        f"{first.num_pairs} pairs, a fresh server for each run, in alternating order. Medians; the difference is that "
+        "of the pairs (geometric mean of the ratios where all are above 0), with Student's t interval at "
+        f"{100 * first.confidence:g} %.",
+        figures_table(variants, differences),
+    )
+    cpu = {
+        name: {
+            figure.removesuffix("_cpu_us_per_token"): sum(run[figure] for run in of_one) / len(of_one)
+            for figure in of_one[0]
+            if figure.endswith("_cpu_us_per_token")
+        }
+        for name, of_one in runs.items()
+    }
+    if all(cpu.values()):
+        plot = bar_breakdown(report.folder / "cpu.png", cpu, title="CPU per token by process", y_label="us")
+        report.section("CPU", plot)
+    report.write({"result": result, "load": load.describe(), "runs": dict(runs)})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
