@@ -102,7 +102,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def shown_model(self) -> str:
         """`model` as clients may know it: of a folder or a file here the name, not the path."""
-        return os.path.basename(os.path.abspath(self.model)) if os.path.exists(self.model) else self.model
+        path = os.path.expanduser(self.model)
+        return os.path.basename(os.path.abspath(path)) if os.path.exists(path) else self.model
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> EngineConfig:
@@ -343,5 +344,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model_name(self) -> str:
-        """The name clients ask for."""
-        return self.served_model_name or self.engine.model.rstrip("/")
+        """The name clients ask for: of a folder or a file here its name, without .gguf."""
+        return self.served_model_name or self.engine.shown_model.removesuffix(".gguf").rstrip("/")
+
+    @property
+    def model_aliases(self) -> frozenset[str]:
+        """Other names for it, as it was given: a path, a file's name."""
+        if self.served_model_name is not None:
+            return frozenset()
+        given = self.engine.model
+        return frozenset({given, given.rstrip("/"), self.engine.shown_model}) - {self.model_name}

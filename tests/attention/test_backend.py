@@ -9,7 +9,7 @@ import torch
 
 from minisgl.attention.api import LayerAttention
 from minisgl.attention.backend import BACKENDS, BackendError, Choice, Machine, Shape, choose
-from minisgl.cli.flags import add_engine_arguments
+from minisgl.cli.flags import ENGINE, add_settings
 
 H200 = Machine("cuda", (9, 0), frozenset({"flashinfer", "flash_attention"}))
 
@@ -99,6 +99,6 @@ def test_fa3_is_taken_only_if_asked_for() -> None:
 
 def test_every_backend_can_be_asked_for_by_flag() -> None:
     parser = argparse.ArgumentParser()
-    add_engine_arguments(parser)
+    add_settings(parser, ENGINE)
     for name in BACKENDS:
         assert parser.parse_args(["--attention-backend", name]).attention_backend == name

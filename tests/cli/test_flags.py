@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from minisgl import cli
 from minisgl.cli import chat, generate, serve
+from minisgl.cli.flags import ENGINE, SERVER
+from minisgl.config import ServerConfig
+from minisgl.supervisor import start as supervisor
 
 PARSERS: dict[str, Callable[..., argparse.ArgumentParser]] = {
     "serve": serve.add_parser,
@@ -17,7 +21,7 @@ PARSERS: dict[str, Callable[..., argparse.ArgumentParser]] = {
     "generate": generate.add_parser,
 }
 
-WHOLE = ("help", "config", "shell")  # flags of the whole command, in no group
+WHOLE = ("help", "config")  # flags of the whole command, in no group
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
@@ -68,3 +72,44 @@ def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     shown = capsys.readouterr().out
     assert all(command in shown for command in ("serve", "chat", "generate", "doctor"))
+
+
+def test_serve_shows_a_number_of_flags_that_one_can_read() -> None:
+    shown = [action.option_strings for _, action in flags(parser_of("serve")) if action.option_strings]
+    assert len(shown) <= 55, "hide what few need: shown=False in cli/flags.py, and a row of docs/operations.md"
+
+
+def test_what_help_does_not_show_is_on_the_operations_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    hidden = [one for group in (ENGINE | SERVER).values() for one in group if not one.shown]
+    assert hidden and [one.flags[0] for one in hidden if f"| `{one.flags[0]}" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model"),
+    [
+        (["a"], "a"),
+        (["--port", "1", "a"], "a"),
+        (["--model", "a"], "a"),
+        (["a", "--model-path", "a"], "a"),
+        (["--config", "FILE"], "c"),
+        (["--config", "FILE", "a"], "a"),
+        (["--config", "FILE", "--model", "a"], "a"),
+        ([], "smollm2"),
+    ],
+)
+def test_the_model_is_a_word_or_a_flag(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], model: str
+) -> None:
+    taken: list[ServerConfig] = []
+    monkeypatch.setattr(supervisor, "run_server", lambda config: taken.append(config) or 0)
+    (tmp_path / "c.yaml").write_text("model: c\n")
+    assert cli.main(["serve", *(str(tmp_path / "c.yaml") if one == "FILE" else one for one in arguments)]) == 0
+    assert taken[0].engine.model == model
+
+
+@pytest.mark.parametrize("arguments", [["a", "--model", "b"], ["--model", "b", "a"]])
+def test_two_models_are_refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["serve", *arguments])
+    assert end.value.code == 2 and "--model b: the model is given as a already" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl import cli
-from minisgl.cli.serve import adaptive_max_tokens
+from minisgl.cli.flags import adaptive_max_tokens
 from minisgl.config import AdaptiveMaxTokens, ApiKey, EngineConfig, ServerConfig
 from minisgl.supervisor import start as supervisor
 

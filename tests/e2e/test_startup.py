@@ -68,6 +68,8 @@ def test_a_taken_port() -> None:
         (("--model", "nowhere.gguf"), "--model nowhere.gguf: no such file"),
         (("--device", "tpu"), "--device tpu"),
         (("--config", "nowhere.yaml"), "--config nowhere.yaml: No such file"),
+        (("--model", "tests/conftest.py"), "is neither a folder nor a GGUF file"),
+        (("--model", "./nowhere", "--lora", "a=nofolder"), "--lora a=nofolder: no such folder"),
     ],
 )
 def test_what_is_not_there(flags: Sequence[str], said: str) -> None:

@@ -27,6 +27,7 @@ class FakeChild:
         self._end: asyncio.Future[int] | None = None
         self.started_over = ""
         self.ended_within: float | None = None
+        self.last_words = ""
 
     @property
     def has_ended(self) -> bool:

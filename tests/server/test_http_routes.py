@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from base64 import b64encode
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -77,6 +78,20 @@ def test_the_card_of_a_model() -> None:
         assert (card["id"], card["root"], card["max_model_len"]) == ("mine", "some/folder", MAX_SEQ_LEN)
         assert http.get("/v1/models/mine").json() == card
         check_error(http.get("/v1/models/some/folder"), 404)
+
+
+def test_a_local_model_has_its_name_and_its_path(tmp_path: Path, front_end: str) -> None:
+    """The id is the file's name without its suffix."""
+    file = tmp_path / "tiny-1.5B.gguf"
+    file.touch()
+    config = msgspec.structs.replace(CONFIG, served_model_name=None, engine=EngineConfig(model=str(file)))
+    with frontend(config=config, front_end=front_end) as running, running.http() as http:
+        assert [one["id"] for one in http.get("/v1/models").json()["data"]] == ["tiny-1.5B"]
+        for name in ("tiny-1.5B", "tiny-1.5B.gguf", str(file)):
+            answer = http.post(CHAT, json={**chat_body("say:a"), "model": name})
+            assert answer.status_code == 200 and answer.json()["model"] == "tiny-1.5B"
+            assert http.get(f"/v1/models/{name}").json()["id"] == "tiny-1.5B"
+        check_error(http.post(CHAT, json={**chat_body("say:a"), "model": "tiny"}), 404)
 
 
 def test_any_model_name() -> None:

@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from minisgl.config import ConfigError
-from minisgl.weights.sources import find_smollm2, resolve_model
+from minisgl.weights.sources import find_model, find_smollm2, folder_at_hand, resolve_model
 
 HUB_ID = "someone/some-model"
 
@@ -52,6 +52,20 @@ def _modelscope(monkeypatch: pytest.MonkeyPatch, result: Path | Exception) -> li
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path), _quiet) == tmp_path
+
+
+def test_a_gguf_file_is_told_by_its_first_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a path that looks like a hub id."""
+    monkeypatch.chdir(tmp_path)
+    Path("blobs").mkdir()
+    blob = Path("blobs/sha256-0123")
+    blob.symlink_to(find_smollm2())
+    assert find_model("blobs/sha256-0123", _quiet) == blob
+    assert folder_at_hand("blobs/sha256-0123") is not None
+    for name in ("blobs/other", "blobs/other.gguf"):
+        Path(name).write_bytes(b"GGML....")
+        with pytest.raises(ConfigError, match=f"--model {name}: is neither a folder nor a GGUF file"):
+            find_model(name, _quiet)
 
 
 def test_a_folder_named_like_a_hub_id_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from minisgl.utils.installed import own_version
 DESCRIPTION = "A compact LLM inference server."
 EXAMPLES = """examples:
   minisgl serve                              the embedded model at http://127.0.0.1:1919
-  minisgl serve --model Qwen/Qwen3-0.6B      from a model hub
+  minisgl serve Qwen/Qwen3-0.6B              from a model hub, a folder or a GGUF file
   minisgl serve --config server.yaml         flags from a file
   minisgl chat                               talk to a model in this terminal
   minisgl COMMAND --help                     every flag of a command

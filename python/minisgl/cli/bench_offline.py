@@ -7,7 +7,7 @@ from pathlib import Path
 
 from minisgl.bench.offline import SIZES, Offline, run_offline
 from minisgl.bench.report import public_command
-from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, engine_config
+from minisgl.cli.flags import ENGINE, Commands, Formatter, add_settings, engine_config
 from minisgl.scheduler.backend import BACKENDS
 
 
@@ -43,7 +43,7 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
     job.add_argument(
         "--out", type=Path, metavar="DIR", help="write raw.json and a report with plots (default: nothing)"
     )
-    add_engine_arguments(parser)
+    add_settings(parser, ENGINE)
     parser.set_defaults(max_running_requests=None)
     return parser
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from minisgl.bench.report import public_command
 from minisgl.bench.simulate import Simulation, run_simulation
 from minisgl.bench.traces import NAMES
-from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, engine_config
+from minisgl.cli.flags import ENGINE, Commands, Formatter, add_settings, engine_config
 from minisgl.routing.api import POLICIES
 from minisgl.utils import spellings
 
@@ -54,7 +54,7 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
         help="which engine gets a request (short: rr, fsfs)",
     )
     job.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report (default: nothing)")
-    add_engine_arguments(parser)
+    add_settings(parser, ENGINE, show=("sim_profile",))
     parser.set_defaults(engine="sim", sim_profile="qwen3-8b-h200", max_running_requests=256, max_prefill_length=8192)
     return parser
 

@@ -26,6 +26,7 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         "chat",
         help="talk to a model in this terminal",
+        usage="minisgl chat [MODEL] [flags]",
         description="Talk to a model in this terminal: to a running server with --base-url, else to one of its own, "
         "which takes every flag of `minisgl serve` and ends with the chat.",
         formatter_class=Formatter,
@@ -56,6 +57,8 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     rest: list[str] = args.rest
+    if args.base_url is not None and args.model is None and rest and not rest[0].startswith("-"):
+        args.model = rest.pop(0)
     if args.base_url is None:
         if args.api_key is not None:
             raise ConfigError("--api-key: belongs to a running server: give --base-url too")

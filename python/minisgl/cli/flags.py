@@ -1,25 +1,42 @@
-"""Flags of the commands that load an engine, and from flags to `EngineConfig`.
+"""The settings of the commands that load an engine: one table, and from flags to `EngineConfig`.
 
 Invariants: raw arguments become one immutable configuration here and nowhere else; a flag's destination is the name of
-the field it sets, and its default is the field's.
+the field it sets, and its default is the field's; what `--help` does not show can be given as a flag and in `--config`.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, TypeAlias, TypeVar, get_args
 
 from minisgl import envs
 from minisgl.cli import aliases
-from minisgl.config import ENGINE_SETTINGS, MODEL_SMOLLM2, ConfigError, EngineConfig, ModelImpl
+from minisgl.config import (
+    ENGINE_SETTINGS,
+    AdaptiveMaxTokens,
+    ConfigError,
+    DebugConfig,
+    EngineConfig,
+    Limits,
+    LogLevel,
+    ModelImpl,
+    ReasoningParser,
+    Routing,
+    ServerConfig,
+    ToolCallParser,
+)
 from minisgl.utils import spellings
 
 T = TypeVar("T")
 TP_HELP = "processes that share each layer (tensor parallelism)"
 # what `add_subparsers` returns; a string, because the class takes no parameters while running
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_ADAPTIVE = re.compile(r"([0-9]{1,9}):([0-9]*\.?[0-9]{1,6}|[0-9]+\.)")
 
 
 class Formatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -31,8 +48,38 @@ class Formatter(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action)
 
 
-def _default(name: str) -> Any:
-    return EngineConfig.__struct_defaults__[EngineConfig.__struct_fields__.index(name)]
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A row of the table. `how`: what argparse is told beside the flag's spellings and its help."""
+
+    flags: tuple[str, ...]
+    help: str
+    how: Mapping[str, Any]
+    shown: bool
+
+    @property
+    def dest(self) -> str:
+        return str(self.how.get("dest") or self.flags[0].removeprefix("--").replace("-", "_"))
+
+    def add_to(self, group: argparse._ArgumentGroup, shown: bool) -> None:
+        how = {"default": _DEFAULTS.get(self.dest), **self.how}
+        group.add_argument(*self.flags, help=self.help if shown else argparse.SUPPRESS, **how)
+
+
+def setting(*flags: str, help: str, shown: bool = True, **how: Any) -> Setting:
+    return Setting(flags, help, how, shown)
+
+
+def _defaults(*structs: type[Any]) -> dict[str, Any]:
+    """Of every field that has a plain one."""
+    found: dict[str, Any] = {}
+    for struct in structs:
+        fields = struct.__struct_fields__
+        found |= dict(zip(fields[-len(struct.__struct_defaults__) :], struct.__struct_defaults__, strict=True))
+    return {name: value for name, value in found.items() if isinstance(value, str | int | float)}
+
+
+_DEFAULTS = _defaults(ServerConfig, Limits, DebugConfig, EngineConfig)
 
 
 def checked(convert: Callable[[str], T]) -> Callable[[str], T]:
@@ -47,6 +94,417 @@ def checked(convert: Callable[[str], T]) -> Callable[[str], T]:
     return value
 
 
+def adaptive_max_tokens(text: str) -> AdaptiveMaxTokens:
+    """From `THRESHOLD:FACTOR`. Raises `ConfigError`."""
+    found = _ADAPTIVE.fullmatch(text)
+    millionths = 0 if found is None else int(Decimal(found[2]) * 1_000_000)
+    if found is None or not 0 < millionths <= 1_000_000:
+        raise ConfigError(
+            f"{text!r}: must be THRESHOLD:FACTOR, a number of answers and a number above 0 and at most 1 of at most 6 "
+            'decimals, such as 64:0.5 (in a file in quotes: "64:0.5")'
+        )
+    return AdaptiveMaxTokens(int(found[1]), millionths)
+
+
+class _Model(argparse.Action):
+    """The model, given as a word or as a flag: not as both, unless they are the same."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        given = getattr(namespace, "model_given", {})
+        given["flag" if option_string else "word"] = values
+        if len(set(given.values())) > 1:
+            raise argparse.ArgumentError(
+                None, f"--model {given['flag']}: the model is given as {given['word']} already: give one of them"
+            )
+        namespace.model, namespace.model_given = values, given
+
+
+MODEL = (
+    setting(
+        "--model",
+        "--model-path",
+        action=_Model,
+        help="a local folder, a GGUF file, a hub id such as Qwen/Qwen3-0.6B, or smollm2 (embedded)",
+    ),
+    setting(
+        "--engine",
+        choices=("auto", "cpu", "torch", "echo", "sim"),
+        help="auto: torch with a CUDA device, else cpu where it knows the model, else torch; echo: no model, exact; "
+        "sim: no model, simulated step times",
+    ),
+    setting(
+        "--model-impl",
+        choices=get_args(ModelImpl),
+        help="whose layers compute the model; native: minisgl's, which know few architectures; transformers: those of "
+        "the package transformers, on the torch engine; auto: native ones where they are known",
+    ),
+    setting(
+        "--sim-profile",
+        shown=False,
+        metavar="NAME|FILE",
+        help="step times of --engine sim: null (none), qwen3-0.6b-h200, qwen3-8b-h200, qwen3-32b-tp4-h200, or a file",
+    ),
+    setting(
+        "--model-source",
+        choices=("auto", "huggingface", "modelscope"),
+        help="hub of a model id; auto: Hugging Face, then ModelScope if it is installed",
+    ),
+    setting("--revision", help="branch, tag or commit on the hub (default: its main branch)"),
+    setting("--load-format", choices=("auto", "dummy"), help="dummy: seeded random weights"),
+    setting(
+        "--generation-config",
+        choices=("auto", "none"),
+        help="auto: what requests leave out is sampled as the model's generation_config.json says; none: without it",
+    ),
+    setting("--chat-template", metavar="FILE", help="a jinja file, or the template as text (default: the tokenizer's)"),
+    setting(
+        "--dtype",
+        type=spellings.dtype,
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="of the torch engine's weights and KV; auto: the checkpoint's, or float32 on a CPU that would emulate it",
+    ),
+    setting("--device", help="auto, cpu, cuda, cuda:N, or mps (torch on an Apple GPU; unseen)"),
+    setting("--seed", "--random-seed", shown=False, type=int, help="of dummy weights"),
+    setting(
+        "--max-seq-len",
+        "--max-model-len",
+        "--context-length",
+        type=int,
+        help="limit of prompt + generated tokens (default: the model's context); rope_type dynamic: up to factor "
+        "times that, all texts with the frequencies of this length",
+    ),
+)
+CPU = (
+    setting(
+        "--activations",
+        choices=("exact", "bf16", "int8"),
+        help="what a matrix is multiplied with; exact: float32; bf16: rounded to bfloat16, faster where the CPU has AMX"
+        "; int8: with 4- and 8-bit weights rounded to 8 bits in blocks of 32, as in llama.cpp, fastest and least exact",
+    ),
+    setting(
+        "--kv-dtype",
+        type=spellings.kv_dtype,
+        choices=("f16", "f32", "q8"),
+        help="of the KV cache; q8: 8 bits in blocks of 32",
+    ),
+    setting(
+        "--quantization",
+        type=spellings.quantization,
+        choices=("q8", "q4"),
+        help="of weights that are not quantised, when they are loaded (default: as they are)",
+    ),
+    setting("--num-threads", type=int, help="compute threads, of torch, too (default: one a core)"),
+)
+CUDA = (
+    setting(
+        "--attention-backend",
+        type=checked(spellings.attention_backend),
+        metavar="NAME|PREFILL,DECODE",
+        help=f"{', '.join(spellings.ATTENTION_BACKENDS)}, or two of them; auto: the fastest that is there, with its "
+        "reason in the log",
+    ),
+    setting(
+        "--cuda-graph-max-bs",
+        type=int,
+        metavar="N",
+        help="rows of the largest CUDA graph; 0: no graphs (default: 256, or --max-running-requests)",
+    ),
+    setting("--torch-compile", shown=False, action="store_true", help="compile the forwards outside of graphs"),
+)
+CACHE = (
+    setting("--page-size", type=int, help="tokens per page"),
+    setting("--num-pages", type=int, help="pages of the KV pool (default: from --memory-ratio)"),
+    setting(
+        "--memory-ratio",
+        "--mem-fraction",
+        "--mem-fraction-static",
+        type=float,
+        help="share of the memory that is free after loading, for the KV pool (default: 0.5, on a CUDA device 0.85)",
+    ),
+    setting(
+        "--cache",
+        "--cache-type",
+        choices=("radix", "lru", "lfu", "naive"),
+        help="prefix cache and its eviction order (radix is lru); naive: none",
+    ),
+    setting(
+        "--cache-token-budget",
+        shown=False,
+        type=int,
+        metavar="N",
+        help="tokens that the cache keeps while no request uses them, pinned ones not counted (default: what fits)",
+    ),
+    setting(
+        "--cache-max-prompt",
+        shown=False,
+        type=int,
+        metavar="N",
+        help="prompts of more tokens are not kept after their end (default: all are)",
+    ),
+    setting(
+        "--max-pinned-ratio",
+        shown=False,
+        type=float,
+        metavar="R",
+        help="share of the pages that prefixes may pin; less if the longest request would not fit beside them",
+    ),
+    setting(
+        "--warm-prefix",
+        dest="warm_prefixes",
+        action="append",
+        type=checked(spellings.text_or_file),
+        metavar="TEXT|@FILE",
+        help="a prefix to compute before the server is ready, and to pin; may be given several times (default: none)",
+    ),
+    setting(
+        "--lora",
+        "--lora-modules",
+        dest="lora",
+        action="extend",
+        nargs="+",
+        type=checked(spellings.adapter),
+        metavar="NAME=PATH",
+        help="an adapter (a folder as peft saves it) that requests may name as their model; several may be given "
+        "(default: none)",
+    ),
+)
+STEPS = (
+    setting("--max-running-requests", type=int, help="requests computed at once; the others wait"),
+    setting(
+        "--max-prefill-length",
+        "--chunked-prefill-size",
+        type=int,
+        help="tokens that one step computes at most; longer prompts are cut into chunks",
+    ),
+    setting(
+        "--speculative",
+        metavar="ngram:K",
+        help="guess up to K tokens a row from the text so far and the prefix cache, and compute them with it; answers "
+        "stay the same (default: none)",
+    ),
+    setting(
+        "--cpu-backend",
+        choices=("python", "rust_hotpath"),
+        default=None,
+        help="scheduler (default: MINISGL_CPU_BACKEND, else rust_hotpath if the extension loads)",
+    ),
+    setting(
+        "--disable-overlap-schedule",
+        shown=False,
+        action="store_true",
+        default=False,
+        help="schedule a step only after the one before it",
+    ),
+    setting(
+        "--record-trace",
+        shown=False,
+        metavar="FILE",
+        help="write every call of the scheduler, for minisgl replay (default: none)",
+    ),
+    setting(
+        "--profile-steps",
+        shown=False,
+        type=int,
+        metavar="N",
+        help="write Chrome traces of the first N steps to minisgl-profile-*.json in the current folder (0: none)",
+    ),
+    setting("--tp", "--tp-size", "--tensor-parallel-size", type=int, help=TP_HELP),
+)
+ENGINE = {"model": MODEL, "CPU engine": CPU, "CUDA": CUDA, "KV cache": CACHE, "scheduling": STEPS}
+"""Of every command that loads an engine: the fields of `EngineConfig`, by the titles of their groups."""
+HTTP = (
+    setting("--host", help="address to listen on; 0.0.0.0: every interface"),
+    setting("--port", type=int, help="0: any free port"),
+    setting(
+        "--frontend",
+        choices=("rust", "python"),
+        default=None,
+        help="who owns the port; rust: a gateway, which answers usual requests by itself and passes on the others "
+        "(default: MINISGL_FRONTEND, else rust if the extension loads)",
+    ),
+    setting("--served-model-name", help="the name clients ask for (default: --model; of a file or folder its name)"),
+    setting(
+        "--any-model-name",
+        shown=False,
+        action="store_true",
+        help="requests may ask for any name; answers say the served one",
+    ),
+    setting("--api-key", help="clients must show it, but for /livez and /readyz (default: MINISGL_API_KEY, else none)"),
+    setting(
+        "--api-key-file",
+        metavar="FILE",
+        help="YAML file of several API keys, each with a name, a share of the engines and limits (default: none)",
+    ),
+    setting(
+        "--cors-origin",
+        dest="cors_origins",
+        action="append",
+        metavar="ORIGIN",
+        help="a web page from there may use the server, *: any; may be given several times (default: none)",
+    ),
+    setting(
+        "--allowed-host",
+        dest="allowed_hosts",
+        action="append",
+        metavar="NAME",
+        help="clients may call the server by this name, *: by any; may be given several times (default: on loopback "
+        "only localhost and the address, else any)",
+    ),
+    setting(
+        "--tool-call-parser",
+        choices=get_args(ToolCallParser),
+        help="the format in which the model writes calls of tools; auto: as its chat template and tokenizer have it",
+    ),
+    setting(
+        "--reasoning-parser",
+        choices=get_args(ReasoningParser),
+        help="the markers around what the model thinks before it answers, which becomes reasoning_content; auto: those "
+        "of its chat template; none: it is content",
+    ),
+    setting(
+        "--resumable",
+        shown=False,
+        action="store_true",
+        help="for a server that only a router reaches: streams tell it what another server needs to go on with them, "
+        "and the Python front end answers",
+    ),
+)
+SEVERAL = (
+    setting(
+        "--dp",
+        "--dp-size",
+        "--data-parallel-size",
+        type=checked(spellings.number_of_engines),
+        metavar="N|auto",
+        help="engine processes, each with the whole model, or with --tp that many devices; one that dies is started "
+        "again, and its requests go on in another; auto: as many as there are CUDA devices for",
+    ),
+    setting(
+        "--routing",
+        type=spellings.routing,
+        choices=get_args(Routing),
+        help="which engine gets a request; cache_aware: whose prefix cache has the most of its prompt, unless it is "
+        "much busier than others; short: rr, fsfs (least_load)",
+    ),
+    setting(
+        "--max-inflight",
+        type=int,
+        metavar="N",
+        help="requests that all engines together have at once; others wait (default: any number)",
+    ),
+    setting(
+        "--max-inflight-per-engine",
+        type=int,
+        metavar="N",
+        help="requests that one engine has at once; others wait (default: any number; with --api-key-file twice "
+        "--max-running-requests)",
+    ),
+)
+LIMITS = (
+    setting("--max-queued-requests", type=int, help="answers that may wait for their first step; beyond it 429"),
+    setting(
+        "--max-queued-tokens",
+        shown=False,
+        type=int,
+        help="prompt tokens that may wait for their first step; beyond it 429",
+    ),
+    setting("--max-body-bytes", type=int, help="beyond it 413"),
+    setting(
+        "--max-encoding-bytes",
+        shown=False,
+        type=int,
+        help="of large bodies that are read, parsed and encoded at once; others wait, in order",
+    ),
+    setting("--request-timeout", type=float, help="seconds for one request; then 504 (default: none)"),
+    setting(
+        "--slow-client-timeout",
+        type=float,
+        help="seconds that a client may take to read what is sent of its stream, or to send its request",
+    ),
+    setting(
+        "--keep-alive-timeout",
+        shown=False,
+        type=int,
+        help="whole seconds that a connection without a request stays open",
+    ),
+    setting(
+        "--step-timeout",
+        type=float,
+        help="seconds that one forward may take before /livez says no; a rank of --tp that hangs for longer ends the "
+        "server",
+    ),
+    setting("--drain-timeout", type=float, help="seconds that open requests have to end after SIGTERM"),
+    setting(
+        "--adaptive-max-tokens",
+        shown=False,
+        type=checked(adaptive_max_tokens),
+        metavar="THRESHOLD:FACTOR",
+        help="while more than THRESHOLD answers are in flight, the length of an answer whose request names none is "
+        "FACTOR of what it is else, such as 64:0.5 (default: never)",
+    ),
+    setting(
+        "--context-margin",
+        shown=False,
+        type=int,
+        metavar="N",
+        help="tokens of the context that an answer leaves free if its request names no length",
+    ),
+    setting(
+        "--demo-load",
+        shown=False,
+        action="store_true",
+        help="let the server send itself a small load until it ends (chats, shared prefixes, long prompts, bursts), to "
+        "watch what it does",
+    ),
+)
+LOG_LEVEL = setting(
+    "--log-level",
+    choices=get_args(LogLevel),
+    help="what to tell, and worse; debug: what each step computes and sends",
+)
+LOGS = (
+    LOG_LEVEL,
+    setting("--log-format", choices=("text", "json"), help="json: an object a line"),
+    setting("--access-log", action=argparse.BooleanOptionalAction, help="a line for each request"),
+    setting(
+        "--access-log-probes",
+        shown=False,
+        action="store_true",
+        help="a line for each /health, /livez, /readyz and /metrics, too",
+    ),
+    setting(
+        "--metrics-aliases",
+        shown=False,
+        choices=("none", "vllm"),
+        help="vllm: /metrics also has the names that dashboards for vLLM ask for",
+    ),
+    setting("--log-prompts", action="store_true", help="prompts and answers in the access lines"),
+)
+SERVER = {"HTTP": HTTP, "several engines": SEVERAL, "limits": LIMITS, "logs": LOGS}
+"""Of `minisgl serve` alone: the fields of `ServerConfig` and `Limits`."""
+
+
+def add_settings(
+    parser: argparse.ArgumentParser, groups: Mapping[str, Iterable[Setting]], show: Collection[str] = ()
+) -> None:
+    """`show`: destinations that `--help` shows beside those that the table does."""
+    for title, settings in groups.items():
+        group = parser.add_argument_group(title)
+        for one in settings:
+            one.add_to(group, one.shown or one.dest in show)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """`COMMAND MODEL`, which is `COMMAND --model MODEL`. A file's `model` sets the default of the flag alone."""
+    parser.add_argument("MODEL", nargs="?", action=_Model, default=argparse.SUPPRESS, help="the model, as with --model")
+
+
 def notices(args: argparse.Namespace) -> list[str]:
     """A line for each flag and variable without an effect. Raises `ConfigError` for one that cannot be."""
     return [*aliases.said(args), *envs.notices()]
@@ -57,226 +515,13 @@ def say(lines: Iterable[str], command: str) -> None:
         print(f"minisgl {command}: {line}", file=sys.stderr, flush=True)
 
 
-def add_log_level(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--log-level",
-        choices=("error", "warning", "info", "debug"),
-        default=_default("log_level"),
-        help="what to tell, and worse; debug: what each step computes and sends",
-    )
-
-
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags behind `EngineConfig`, by their usual names; the destinations are its field names."""
-    model = parser.add_argument_group("model")
-    model.add_argument(
-        "--model",
-        "--model-path",
-        default=MODEL_SMOLLM2,
-        help="a local folder, a .gguf file, a hub id such as Qwen/Qwen3-0.6B, or smollm2 (embedded)",
-    )
-    model.add_argument(
-        "--engine",
-        choices=("auto", "cpu", "torch", "echo", "sim"),
-        default=_default("engine"),
-        help="auto: torch with a CUDA device, else cpu where it knows the model, else torch; echo: no model, exact; "
-        "sim: no model, simulated step times",
-    )
-    model.add_argument(
-        "--model-impl",
-        choices=get_args(ModelImpl),
-        default=_default("model_impl"),
-        help="whose layers compute the model; native: minisgl's, which know few architectures; transformers: those of "
-        "the package transformers, on the torch engine; auto: native ones where they are known",
-    )
-    model.add_argument(
-        "--sim-profile",
-        metavar="NAME|FILE",
-        default=_default("sim_profile"),
-        help="step times of --engine sim: null (none), qwen3-0.6b-h200, qwen3-8b-h200, qwen3-32b-tp4-h200, or a file",
-    )
-    model.add_argument(
-        "--model-source",
-        choices=("auto", "huggingface", "modelscope"),
-        default="auto",
-        help="hub of a model id; auto: Hugging Face, then ModelScope if it is installed",
-    )
-    model.add_argument("--revision", help="branch, tag or commit on the hub (default: its main branch)")
-    model.add_argument("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: seeded random weights")
-    model.add_argument(
-        "--generation-config",
-        choices=("auto", "none"),
-        default=_default("generation_config"),
-        help="auto: what requests leave out is sampled as the model's generation_config.json says; none: without it",
-    )
-    model.add_argument(
-        "--chat-template",
-        metavar="FILE",
-        help="a jinja file, or the template as text (default: the tokenizer's)",
-    )
-    model.add_argument(
-        "--dtype",
-        type=spellings.dtype,
-        choices=("auto", "float32", "bfloat16", "float16"),
-        default="auto",
-        help="of the torch engine's weights and KV; auto: the checkpoint's, or float32 on a CPU that would emulate it",
-    )
-    model.add_argument(
-        "--device", default="auto", help="auto, cpu, cuda, cuda:N, or mps (torch on an Apple GPU; unseen)"
-    )
-    model.add_argument("--seed", "--random-seed", type=int, default=0, help="of dummy weights")
-    model.add_argument(
-        "--max-seq-len",
-        "--max-model-len",
-        "--context-length",
-        type=int,
-        help="limit of prompt + generated tokens (default: the model's context); rope_type dynamic: up to factor "
-        "times that, all texts with the frequencies of this length",
-    )
-    cpu = parser.add_argument_group("CPU engine")
-    cpu.add_argument(
-        "--activations",
-        choices=("exact", "bf16", "int8"),
-        default=_default("activations"),
-        help="what a matrix is multiplied with; exact: float32; bf16: rounded to bfloat16, faster where the CPU has AMX"
-        "; int8: with 4- and 8-bit weights rounded to 8 bits in blocks of 32, as in llama.cpp, fastest and least exact",
-    )
-    cpu.add_argument(
-        "--kv-dtype",
-        type=spellings.kv_dtype,
-        choices=("f16", "f32", "q8"),
-        default=_default("kv_dtype"),
-        help="of the KV cache; q8: 8 bits in blocks of 32",
-    )
-    cpu.add_argument(
-        "--quantization",
-        type=spellings.quantization,
-        choices=("q8", "q4"),
-        help="of weights that are not quantised, when they are loaded (default: as they are)",
-    )
-    cpu.add_argument("--num-threads", type=int, help="compute threads, of torch, too (default: one a core)")
-    cuda = parser.add_argument_group("CUDA")
-    cuda.add_argument(
-        "--attention-backend",
-        type=checked(spellings.attention_backend),
-        metavar="NAME|PREFILL,DECODE",
-        default=_default("attention_backend"),
-        help=f"{', '.join(spellings.ATTENTION_BACKENDS)}, or two of them; auto: the fastest that is there, with its "
-        "reason in the log",
-    )
-    cuda.add_argument(
-        "--cuda-graph-max-bs",
-        type=int,
-        metavar="N",
-        help="rows of the largest CUDA graph; 0: no graphs (default: 256, or --max-running-requests)",
-    )
-    cuda.add_argument("--torch-compile", action="store_true", help="compile the forwards outside of graphs")
-    memory = parser.add_argument_group("KV cache")
-    memory.add_argument("--page-size", type=int, default=_default("page_size"), help="tokens per page")
-    memory.add_argument("--num-pages", type=int, help="pages of the KV pool (default: from --memory-ratio)")
-    memory.add_argument(
-        "--memory-ratio",
-        "--mem-fraction",
-        "--mem-fraction-static",
-        type=float,
-        default=_default("memory_ratio"),
-        help="share of the memory that is free after loading, for the KV pool (default: 0.5, on a CUDA device 0.85)",
-    )
-    memory.add_argument(
-        "--cache",
-        "--cache-type",
-        choices=("radix", "lru", "lfu", "naive"),
-        default=_default("cache"),
-        help="prefix cache and its eviction order (radix is lru); naive: none",
-    )
-    memory.add_argument(
-        "--cache-token-budget",
-        type=int,
-        metavar="N",
-        help="tokens that the cache keeps while no request uses them, pinned ones not counted (default: what fits)",
-    )
-    memory.add_argument(
-        "--cache-max-prompt",
-        type=int,
-        metavar="N",
-        help="prompts of more tokens are not kept after their end (default: all are)",
-    )
-    memory.add_argument(
-        "--max-pinned-ratio",
-        type=float,
-        metavar="R",
-        default=_default("max_pinned_ratio"),
-        help="share of the pages that prefixes may pin; less if the longest request would not fit beside them",
-    )
-    memory.add_argument(
-        "--warm-prefix",
-        dest="warm_prefixes",
-        action="append",
-        type=checked(spellings.text_or_file),
-        metavar="TEXT|@FILE",
-        help="a prefix to compute before the server is ready, and to pin; may be given several times (default: none)",
-    )
-    memory.add_argument(
-        "--lora",
-        "--lora-modules",
-        dest="lora",
-        action="extend",
-        nargs="+",
-        type=checked(spellings.adapter),
-        metavar="NAME=PATH",
-        help="an adapter (a folder as peft saves it) that requests may name as their model; several may be given "
-        "(default: none)",
-    )
-    steps = parser.add_argument_group("scheduling")
-    steps.add_argument(
-        "--max-running-requests",
-        type=int,
-        default=_default("max_running_requests"),
-        help="requests computed at once; the others wait",
-    )
-    steps.add_argument(
-        "--max-prefill-length",
-        "--chunked-prefill-size",
-        type=int,
-        default=_default("max_prefill_length"),
-        help="tokens that one step computes at most; longer prompts are cut into chunks",
-    )
-    steps.add_argument(
-        "--speculative",
-        metavar="ngram:K",
-        help="guess up to K tokens a row from the text so far and the prefix cache, and compute them with it; answers "
-        "stay the same (default: none)",
-    )
-    steps.add_argument(
-        "--cpu-backend",
-        choices=("python", "rust_hotpath"),
-        help="scheduler (default: MINISGL_CPU_BACKEND, else rust_hotpath if the extension loads)",
-    )
-    steps.add_argument(
-        "--disable-overlap-schedule", action="store_true", help="schedule a step only after the one before it"
-    )
-    steps.add_argument(
-        "--record-trace",
-        metavar="FILE",
-        help="write every call of the scheduler, for minisgl replay (default: none)",
-    )
-    steps.add_argument(
-        "--profile-steps",
-        type=int,
-        metavar="N",
-        default=0,
-        help="write Chrome traces of the first N steps to minisgl-profile-*.json in the current folder (0: none)",
-    )
-    steps.add_argument("--tp", "--tp-size", "--tensor-parallel-size", type=int, default=_default("tp"), help=TP_HELP)
-
-
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """Resolve flags, then environment, then defaults. Raises `ConfigError`, `EnvError`."""
     fields = {name: getattr(args, name) for name in ENGINE_SETTINGS if hasattr(args, name)}
     fields["warm_prefixes"] = tuple(getattr(args, "warm_prefixes", None) or ())
     fields["lora"] = tuple(getattr(args, "lora", None) or ())
     fields["cache"] = spellings.CACHES.get(args.cache, args.cache)
-    fields["cpu_backend"] = args.cpu_backend or envs.cpu_backend() or _default("cpu_backend")
+    fields["cpu_backend"] = args.cpu_backend or envs.cpu_backend() or EngineConfig().cpu_backend
     fields["overlap"] = not (args.disable_overlap_schedule or envs.disable_overlap_scheduling())
     fields |= envs.shadow()
     fields["transport_stats"] = envs.transport_latency_stats()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from minisgl.cli import aliases
-from minisgl.cli.flags import Commands, Formatter, add_engine_arguments, add_log_level, engine_config, say
+from minisgl.cli.flags import ENGINE, LOG_LEVEL, Commands, Formatter, add_settings, engine_config, say
 from minisgl.config import ConfigError
 from minisgl.sampling_params import SamplingParams
 
@@ -31,8 +31,7 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
     sampling.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest tokens of this share")
     sampling.add_argument("--top-k", type=int, default=-1, help="sample from this many; -1: all")
     sampling.add_argument("--sampling-seed", type=int, help="the same seed gives the same answer (default: random)")
-    add_engine_arguments(parser)
-    add_log_level(parser.add_argument_group("logs"))
+    add_settings(parser, {**ENGINE, "logs": (LOG_LEVEL,)})
     return aliases.add_to(parser)
 
 
@@ -46,12 +45,18 @@ def run(args: argparse.Namespace) -> int:
     ).check()
     config = engine_config(args)
     say(aliases.said(args), "generate")  # `LLM` tells of variables
+    from minisgl.supervisor.start import check_files
+
+    check_files(config)
     from minisgl.llm import LLM  # imports torch
 
     settings = msgspec.structs.asdict(config)
     settings |= msgspec.structs.asdict(settings.pop("debug"))
     with LLM(settings.pop("model"), **settings) as llm:
         try:
+            if not args.raw and not llm.tokenizer.template_source():
+                say(["this model has no chat template: the text is completed, as with --raw"], "generate")
+                args.raw = True
             if args.raw:
                 output = llm.generate(args.prompt, params, progress=False, on_text=_show)[0]
             else:

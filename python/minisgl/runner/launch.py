@@ -19,7 +19,7 @@ from types import TracebackType
 import msgspec
 
 from minisgl.config import EngineConfig, Limits
-from minisgl.runner.process_config import SOCKET, ProcessConfig
+from minisgl.runner.process_config import SOCKET, ProcessConfig, last_words_file
 
 STOP_TIMEOUT_S = 10.0
 AT_ONCE_S = 1.0
@@ -56,6 +56,14 @@ class EngineProcess:
     def socket(self) -> str:
         """Path of the socket on which the child takes front ends."""
         return str(self._folder / self._name)
+
+    @property
+    def last_words(self) -> str:
+        """Why it ended, if it could say so. It is there before the connection or the process ends."""
+        try:
+            return last_words_file(Path(self.socket)).read_text(encoding="utf-8")
+        except OSError:
+            return ""
 
     @property
     def has_ended(self) -> bool:

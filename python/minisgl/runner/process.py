@@ -39,7 +39,7 @@ from minisgl.metrics.steps import step_timers
 from minisgl.runner.build import build_compiler, build_engine, build_fallback, choose_control_plane
 from minisgl.runner.front_ends import FrontEnds, ParentGone
 from minisgl.runner.loop import StepLoop
-from minisgl.runner.process_config import ProcessConfig
+from minisgl.runner.process_config import ProcessConfig, last_words_file
 from minisgl.scheduler.backend import Chosen
 
 STATS_INTERVAL_S = 0.1
@@ -98,7 +98,7 @@ def serve(config: ProcessConfig, link: Link) -> None:
         config.engine,
         lambda *report: link.send([LoadProgress(*report)]),
         folder=_ranks_folder(config),
-        on_rank_death=lambda reason: _end_at_once(link, reason),
+        on_rank_death=lambda reason: _end_at_once(config, link, reason),
         step_timeout=config.step_timeout,
     )
     compiler = build_compiler(engine.info, link.wake)
@@ -225,10 +225,16 @@ def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
     )
 
 
-def _end_at_once(link: Link, reason: str) -> None:
+def _last_words(config: ProcessConfig, link: Link, reason: str) -> None:
+    with contextlib.suppress(OSError):
+        last_words_file(config.socket_path).write_text(reason, encoding="utf-8", errors="replace")
+    link.last_words(reason, LINGER_MS, LAST_WORDS_MS)
+
+
+def _end_at_once(config: ProcessConfig, link: Link, reason: str) -> None:
     """Called in a thread, because the loop may wait for ever."""
     try:
-        link.last_words(reason, LINGER_MS, LAST_WORDS_MS)
+        _last_words(config, link, reason)
     finally:
         os._exit(1)
 
@@ -248,7 +254,7 @@ def main() -> int:
         expected = isinstance(error, ConfigError)
         if not expected:
             traceback.print_exc()
-        link.last_words(str(error) if expected else f"{type(error).__name__}: {error}", LINGER_MS, LAST_WORDS_MS)
+        _last_words(config, link, str(error) if expected else f"{type(error).__name__}: {error}")
         return 1
     finally:
         link.close()

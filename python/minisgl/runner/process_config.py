@@ -11,6 +11,12 @@ from minisgl.config import EngineConfig, Limits
 SOCKET = "engine"  # the name of the one that front ends connect to
 
 
+def last_words_file(socket: Path) -> Path:
+    """Where a process that cannot go on says why, before it ends the connection: its parent may see the end of the
+    process before the message about it."""
+    return socket.with_name(f"{socket.name}.failed")
+
+
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
     address: str  # ipc://PATH, where this process listens

@@ -93,6 +93,8 @@ class Child(Protocol):
     @property
     def socket(self) -> str: ...
     @property
+    def last_words(self) -> str: ...
+    @property
     def has_ended(self) -> bool: ...
     def start(self) -> None: ...
     def kill(self) -> None: ...
@@ -156,6 +158,12 @@ class EngineProcesses:
     @property
     def number(self) -> int:
         return len(self._children)
+
+    @property
+    def last_words(self) -> str:
+        """Why the first of them ended that could say so."""
+        said = ((engine, child.last_words) for engine, child in enumerate(self._children))
+        return next((f"engine {engine}: {words}" for engine, words in said if words), "")
 
     def start(self) -> None:
         for child in self._children:

@@ -22,7 +22,7 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 async def load_adapter_endpoint(context: ServerContext, asked: LoadAdapterRequest) -> Later:
     name = asked.lora_name
-    if name == context.model_name:
+    if name == context.model_name or name in context.aliases:
         raise ApiError(
             400, f"lora_name: {name[:80]!r} is the model's own name", param="lora_name", code="invalid_value"
         )

@@ -155,6 +155,7 @@ def build_app(
         int(time.time()),
         config.limits,
         log_prompts=config.log_prompts,
+        aliases=config.model_aliases,
         any_model_name=config.any_model_name,
         defaults=defaults,
         gateway=gateway,

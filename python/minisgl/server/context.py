@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -58,6 +58,7 @@ class ServerContext:
         limits: Limits,
         *,
         log_prompts: bool = False,
+        aliases: Collection[str] = (),
         any_model_name: bool = False,
         defaults: Mapping[str, Any] | None = None,
         gateway: Gateway | None = None,
@@ -71,6 +72,7 @@ class ServerContext:
         self.created = created
         self.limits = limits
         self.log_prompts = log_prompts
+        self.aliases = aliases
         self._any_model_name = any_model_name
         self.defaults = dict(defaults or {})  # of the model, by the names of `SamplingParams`
         self.turns = Turns(limits.max_encoding_bytes, self._give_back)
@@ -164,7 +166,7 @@ class ServerContext:
     def check_model(self, name: str | None) -> str:
         """Whose answer a request gets that names this model: an adapter's name, or ours, also if it is left out.
         Another one is 404, unless all are taken for ours."""
-        if name is None or name == self.model_name:
+        if name is None or name == self.model_name or name in self.aliases:
             return self.model_name
         if self.client.adapters.number(name) is not None:
             return name

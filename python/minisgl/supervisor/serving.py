@@ -149,10 +149,11 @@ async def _until_ready(client: ProcessClient, process: Engines, stopping: asynci
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if stopping.is_set():
             return None
-        if not client.ready.done():  # the child is dead: its last words may still be on their way
-            await asyncio.wait({client.ready}, timeout=1.0)
-            client.fail("the engine process died while it was loading")
+        if not client.ready.done():
+            client.fail(process.last_words or "the engine process died while it was loading")
         return await client.ready
+    except EngineGone as error:  # what tells of the end of a connection does not know why it ended
+        raise EngineGone(process.last_words or str(error)) from error
     finally:
         for wait in waits:
             wait.cancel()
@@ -215,7 +216,7 @@ async def _serve(
         await asyncio.to_thread(_open, front_end.gateway, config, tokenizer, encoded)
         app.context.opening = False
     url = _url(front_end)
-    _greet(config, front_end, url, ready, time.monotonic() - began)
+    _greet(config, front_end, url, ready, time.monotonic() - began, chats=bool(tokenizer.template_source()))
     demo = DemoLoad(url, config.model_name, config.any_key) if config.demo_load else None
     died = asyncio.ensure_future(_until_gone(client, process))
     stop = asyncio.ensure_future(signals.stop.wait())
@@ -306,7 +307,9 @@ def _url(front_end: FrontEnd) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _greet(config: ServerConfig, front_end: FrontEnd, url: str, ready: EngineReady, seconds: float) -> None:
+def _greet(
+    config: ServerConfig, front_end: FrontEnd, url: str, ready: EngineReady, seconds: float, *, chats: bool
+) -> None:
     details = f" ({ready.engine_details})" if ready.engine_details else ""
     say(
         f"{config.model_name}: {ready.engine} engine, {ready.device} {ready.dtype}{details}, "
@@ -317,12 +320,17 @@ def _greet(config: ServerConfig, front_end: FrontEnd, url: str, ready: EngineRea
         say(f"ready: {url} after {seconds:.1f} s")
         _announce(url, config.model_name, config.any_key)
         return
+    asks: dict[str, object] = {"prompt": "The capital of France is"}
+    route = "completions"
+    if chats:
+        question = "Name the capital of France." if config.engine.model == MODEL_SMOLLM2 else "Hello!"
+        route, asks = "chat/completions", {"messages": [{"role": "user", "content": question}]}
+    else:
+        say("this model has no chat template, so it completes texts (--chat-template FILE: one for chats)")
     say(f"ready: {url} after {seconds:.1f} s. Try:")
-    question = "Name the capital of France." if config.engine.model == MODEL_SMOLLM2 else "Hello!"
-    messages = [{"role": "user", "content": question}]
-    body = {"model": config.model_name, "messages": messages, "temperature": 0, "max_tokens": 30}
+    body = {"model": config.model_name, **asks, "temperature": 0, "max_tokens": 30}
     key = "" if config.any_key is None else ' -H "Authorization: Bearer $MINISGL_API_KEY"'
-    say(f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'")
+    say(f"  curl {url}/v1/{route}{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'")
 
 
 def _announce(url: str, model: str, key: str | None) -> None:

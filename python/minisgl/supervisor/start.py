@@ -13,11 +13,12 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from minisgl import envs
-from minisgl.config import ConfigError, ServerConfig
+from minisgl.config import ConfigError, EngineConfig, ServerConfig
 from minisgl.runner.launch import EngineProcess
 from minisgl.server.gateway import FrontEnd
 from minisgl.server.log import say, set_up, warn
@@ -53,10 +54,7 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
     set_up(config.log_format, access=config.access_log, level=config.engine.log_level)
     for line in warnings:
         warn(f"minisgl: {line}")
-    if (template := config.engine.chat_template) is not None:
-        from minisgl.tokenizer import read_chat_template
-
-        read_chat_template(template)  # a bad one ends the server before anything is loaded
+    check_files(config.engine)
     try:
         listener = _listen(config.host, config.port)
     except OSError as error:
@@ -72,6 +70,20 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
                 return _serving()(config, front_end, process, signals.came, began)
     finally:
         signals.restore()
+
+
+def check_files(config: EngineConfig) -> None:
+    """What flags name beside the model, before anything is loaded. Raises `ConfigError`."""
+    if (template := config.chat_template) is not None:
+        from minisgl.tokenizer import read_chat_template
+
+        read_chat_template(template)
+    for name, folder in config.lora:
+        if not Path(folder, "adapter_config.json").is_file():
+            what = "it has no adapter_config.json" if Path(folder).is_dir() else "no such folder"
+            raise ConfigError(f"--lora {name}={folder}: {what}: an adapter is a folder as peft saves it")
+    if (trace := config.debug.record_trace) is not None and not Path(trace).absolute().parent.is_dir():
+        raise ConfigError(f"--record-trace {trace}: its folder is not there")
 
 
 def _raise_descriptors() -> None:

@@ -277,7 +277,8 @@ class Tokenizer:
         template = self._template(bool(tools))
         if template is None:
             others = f" named default, only {', '.join(sorted(self._chat_templates))}" if self._chat_templates else ""
-            raise ChatTemplateError(f"this model has no chat template{others}: use completions")
+            how = "use /v1/completions, or give one with --chat-template"
+            raise ChatTemplateError(f"this model has no chat template{others}: {how}")
         return template.render(messages, tools=tools, **kwargs)
 
 

