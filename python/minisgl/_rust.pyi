@@ -26,8 +26,6 @@ __all__ = [
     "GatewayText",
     "GrammarMatcher",
     "GrammarTokenizer",
-    "RadixCacheHandle",
-    "RadixCacheManager",
     "Router",
     "StepOutput",
     "StepPlan",
@@ -37,11 +35,6 @@ __all__ = [
     "encode_blocks",
     "gguf_head_bytes",
     "gguf_header",
-    "make_input_mapping",
-    "make_metadata_buffers",
-    "make_positions",
-    "make_write_mapping",
-    "prefill_admission_plan",
     "quantize_weights",
     "recode_from_engine",
     "recode_to_engine",
@@ -228,15 +221,6 @@ class CpuSampler:
         """Request, first position, tokens and number of alternatives of the prompt log probabilities that a row of
         `count` positions from `start` on gives."""
 
-# ---------------------------------------------------------------------------------- functions, see docs/scheduler.md
-
-@final
-class RadixCacheHandle:
-    """The end of a matched prefix. Unlocked, it is good until the next eviction."""
-
-    @property
-    def cached_len(self) -> int: ...
-
 @final
 class Router:
     """`minisgl.routing.api.Router`."""
@@ -260,57 +244,6 @@ class Router:
     def loads(self) -> list[int]: ...
     @property
     def num_waiting(self) -> int: ...
-
-@final
-class RadixCacheManager:
-    """A prefix cache over pages 0 .. num_pages - 1, which the caller gives out and gets back.
-
-    Raises `ValueError` for bad arguments (nothing is changed then), `ControlPlaneError` for a broken invariant.
-    """
-
-    def __new__(
-        cls, num_pages: int, page_size: int = 1, policy: Literal["lru", "lfu"] = "lru"
-    ) -> RadixCacheManager: ...
-    def match_prefix(self, tokens: Int32Array) -> tuple[RadixCacheHandle, Int32Array]:
-        """The handle of the longest cached prefix of `tokens`, and its pages [cached_len // page_size]."""
-
-    def lock_handle(self, handle: RadixCacheHandle, unlock: bool = False) -> None:
-        """Keep the pages of a handle from eviction, or take one such lock back."""
-
-    def insert_prefix(self, tokens: Int32Array, pages: Int32Array) -> int:
-        """Let `tokens` [len(pages) * page_size] enter with their pages; returns how many of the first pages the cache
-        had already: the caller keeps its own of those."""
-
-    def evict(self, num_pages: int) -> Int32Array:
-        """Take pages out, those of the prefixes that are due first. They are the caller's then."""
-
-    def size_info(self) -> tuple[int, int]:
-        """Pages that may be evicted, and pages that are locked."""
-
-    def check_integrity(self) -> None:
-        """Check everything that must hold. O(everything)."""
-
-    def tree_pages(self) -> list[tuple[tuple[int, ...], int]]: ...
-
-def prefill_admission_plan(
-    num_tokens: Int32Array,
-    num_matched_pages: Int32Array,
-    max_output: Int32Array,
-    *,
-    budget: int,
-    num_slots: int,
-    num_pages: int,
-    page_size: int = 1,
-    reserve_ratio: int = 716,
-    needed_by_started: int = 0,
-    any_started: bool = False,
-) -> tuple[Int32Array, Int32Array]: ...
-def make_positions(starts: Int32Array, extend_lens: Int32Array) -> Int32Array: ...
-def make_input_mapping(req_slots: Int32Array, extend_lens: Int32Array) -> Int32Array: ...
-def make_write_mapping(seq_lens: Int32Array, samples: Int32Array) -> Int32Array: ...
-def make_metadata_buffers(
-    page_tables: Int32Array, starts: Int32Array, extend_lens: Int32Array, page_size: int = 1
-) -> dict[str, Int32Array]: ...
 
 @final
 class CpuAdapter:

@@ -10,50 +10,42 @@
 
 use std::time::Instant;
 
-use minisgl_core::{CachePolicy, Error, RadixCacheManager};
+use minisgl_core::{Error, TimedTree};
 
 const NUM_NODES: usize = 100_000;
 const LENGTH: usize = 1024;
 const NUM_PROMPTS: usize = 64;
 const NUM_EDGES: usize = 8; // of a prompt that is matched
 
-/// A tree of page size 1, and pages to put into it.
+type Result<T> = std::result::Result<T, Error>;
+
 struct Tree {
-    cache: RadixCacheManager,
-    unused: Vec<u32>,
+    cache: TimedTree,
     next_token: i32,
 }
 
-type Result<T> = std::result::Result<T, Error>;
-
 impl Tree {
-    fn new(num_pages: usize) -> Result<Self> {
-        Ok(Self {
-            cache: RadixCacheManager::new(num_pages, 1, CachePolicy::Lru)?,
-            unused: (0..num_pages as u32).rev().collect(),
+    fn new(num_pages: usize) -> Self {
+        Self {
+            cache: TimedTree::new(num_pages),
             next_token: 0,
-        })
+        }
     }
 
     /// `length` tokens that nobody has, and pages for all of `tokens`, which end with them.
-    fn prompt(&mut self, mut tokens: Vec<i32>, length: usize) -> (Vec<i32>, Vec<u32>) {
+    fn prompt(&mut self, mut tokens: Vec<i32>, length: usize) -> Result<(Vec<i32>, Vec<u32>)> {
         let first = self.next_token;
         self.next_token += length as i32;
         tokens.extend(first..self.next_token);
-        let pages = self.unused.split_off(self.unused.len() - tokens.len());
-        (tokens, pages)
+        let pages = self.cache.take(tokens.len())?;
+        Ok((tokens, pages))
     }
 
-    fn insert(&mut self, tokens: &[i32], pages: Vec<u32>) -> Result<()> {
-        let had = self.cache.insert_prefix(tokens, &pages)?;
-        self.unused.extend(&pages[..had]);
-        Ok(())
-    }
-
-    fn evict(&mut self, num_pages: usize) -> Result<()> {
-        let pages = self.cache.evict(num_pages)?;
-        self.unused.extend(pages);
-        Ok(())
+    /// Insert such a prompt; returns its tokens.
+    fn insert(&mut self, tokens: Vec<i32>, length: usize) -> Result<Vec<i32>> {
+        let (tokens, pages) = self.prompt(tokens, length)?;
+        self.cache.insert(&tokens, &pages)?;
+        Ok(tokens)
     }
 }
 
@@ -66,62 +58,53 @@ fn timed<T>(times: &mut Vec<f64>, work: impl FnOnce() -> T) -> T {
 
 /// One page out of leaves of one page.
 fn evict_one(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
-    let mut tree = Tree::new(NUM_NODES)?;
+    let mut tree = Tree::new(NUM_NODES);
     for _ in 0..NUM_NODES {
-        let (tokens, pages) = tree.prompt(Vec::new(), 1);
-        tree.insert(&tokens, pages)?;
+        tree.insert(Vec::new(), 1)?;
     }
     for _ in 0..repeats {
-        let freed = timed(times, || tree.cache.evict(1))?;
-        tree.unused.extend(freed);
-        let (tokens, pages) = tree.prompt(Vec::new(), 1);
-        tree.insert(&tokens, pages)?;
+        timed(times, || tree.cache.evict(1))?;
+        tree.insert(Vec::new(), 1)?;
     }
     Ok(())
 }
 
 /// Prompts of `LENGTH` tokens in `NUM_EDGES` edges each, among leaves of one page.
 fn match_1024(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
-    let mut tree = Tree::new(2 * NUM_NODES)?;
+    let mut tree = Tree::new(2 * NUM_NODES);
     let mut prompts = Vec::new();
     for _ in 0..NUM_PROMPTS {
-        let (tokens, pages) = tree.prompt(Vec::new(), LENGTH);
-        tree.insert(&tokens, pages)?;
+        let tokens = tree.insert(Vec::new(), LENGTH)?;
         for edge in 1..NUM_EDGES {
             let shared = tokens[..edge * LENGTH / NUM_EDGES].to_vec();
-            let (branch, pages) = tree.prompt(shared, 1);
-            tree.insert(&branch, pages)?;
+            tree.insert(shared, 1)?;
         }
         prompts.push(tokens);
     }
     // each prompt is NUM_EDGES nodes, and one more for each branch
     for _ in NUM_PROMPTS * (2 * NUM_EDGES - 1)..NUM_NODES {
-        let (tokens, pages) = tree.prompt(Vec::new(), 1);
-        tree.insert(&tokens, pages)?;
+        tree.insert(Vec::new(), 1)?;
     }
     for at in 0..repeats {
         let tokens = &prompts[at * 37 % NUM_PROMPTS];
-        let (handle, _) = timed(times, || tree.cache.match_prefix(tokens))?;
-        assert_eq!(handle.cached_len(), LENGTH);
+        assert_eq!(timed(times, || tree.cache.match_prefix(tokens))?, LENGTH);
     }
     Ok(())
 }
 
 /// A new prompt of `LENGTH` tokens; the oldest one goes before.
 fn insert_1024(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
-    let mut tree = Tree::new(NUM_NODES + repeats * LENGTH)?;
+    let mut tree = Tree::new(NUM_NODES + repeats * LENGTH);
     for _ in 0..repeats {
-        let (tokens, pages) = tree.prompt(Vec::new(), LENGTH);
-        tree.insert(&tokens, pages)?;
+        tree.insert(Vec::new(), LENGTH)?;
     }
     for _ in repeats..NUM_NODES {
-        let (tokens, pages) = tree.prompt(Vec::new(), 1);
-        tree.insert(&tokens, pages)?;
+        tree.insert(Vec::new(), 1)?;
     }
     for _ in 0..repeats {
-        tree.evict(LENGTH)?;
-        let (tokens, pages) = tree.prompt(Vec::new(), LENGTH);
-        let had = timed(times, || tree.cache.insert_prefix(&tokens, &pages))?;
+        tree.cache.evict(LENGTH)?;
+        let (tokens, pages) = tree.prompt(Vec::new(), LENGTH)?;
+        let had = timed(times, || tree.cache.insert(&tokens, &pages))?;
         assert_eq!(had, 0);
     }
     Ok(())

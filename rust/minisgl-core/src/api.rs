@@ -93,13 +93,6 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// A bad argument of a function that stands by itself. The call changed nothing.
-    Argument {
-        /// Its name.
-        name: &'static str,
-        /// What is wrong with it.
-        reason: String,
-    },
     /// A broken invariant: the object must not be used any more.
     Broken(String),
 }
@@ -111,7 +104,6 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Event { index, field, reason } => write!(f, "event {index}: {field}: {reason}"),
-            Self::Argument { name, reason } => write!(f, "{name}: {reason}"),
             Self::Broken(what) => f.write_str(what),
         }
     }
@@ -131,10 +123,4 @@ pub(crate) fn need(ok: bool, what: impl FnOnce() -> String) -> Result<()> {
 /// A refused call or a broken invariant.
 pub(crate) fn broken<T>(what: impl Into<String>) -> Result<T> {
     Err(Error::Broken(what.into()))
-}
-
-/// A bad argument.
-pub(crate) fn argument<T>(name: &'static str, reason: impl Into<String>) -> Result<T> {
-    let reason = reason.into();
-    Err(Error::Argument { name, reason })
 }

@@ -26,13 +26,13 @@ mod slots;
 mod state;
 mod step;
 
-pub use admission::alone::{Candidate, Room, prefill_admission_plan};
 pub use api::{CachePolicy, Config, Error, Result, Stats};
 #[cfg(feature = "test-panics")]
 pub use faulty::{Call, Moment};
 pub use inputs::CheckedEvents;
-pub use metadata::arrays::{Metadata, make_input_mapping, make_metadata_buffers, make_positions, make_write_mapping};
-pub use radix::{Handle, RadixCacheManager, TreeNode, TreeView};
+#[doc(hidden)]
+pub use radix::timed::TimedTree;
+pub use radix::{TreeNode, TreeView};
 pub use scheduler::Scheduler;
 pub use step::{Arrival, Entry, Event, FinishReason, Limits, Plan, RESERVED_OUTPUT, RingEntry, Sampled};
 

@@ -4,8 +4,7 @@
 //! the engine is int32. Each method asserts in debug builds that its number fits.
 #![allow(clippy::as_conversions)]
 
-/// The largest sizes of 32 bits.
-pub(crate) const MAX_I32: usize = i32::MAX as usize;
+/// The largest size of 32 bits.
 pub(crate) const MAX_U32: usize = u32::MAX as usize;
 
 /// An index into an array, or a size. Never loses anything: usize has at least 32 bits here.

@@ -68,18 +68,8 @@ pub(crate) fn to_numpy(py: Python<'_>, numbers: impl ExactSizeIterator<Item = i3
     array.bind(py).call_method0("copy")
 }
 
-/// Pages out of numbers; a negative one is a page that does not exist.
-pub(crate) fn pages_of(numbers: &[i32]) -> Vec<u32> {
-    numbers.iter().map(|&page| page.cast_unsigned()).collect()
-}
-
 /// The words of a bit mask out of numbers.
 pub(crate) fn words_of(numbers: &Int32s<'_>) -> Vec<u32> {
     let words = numbers.as_slice().iter();
     words.map(|word| word.cast_unsigned()).collect()
-}
-
-/// A count as a number of an int32 array; the largest, where it is beyond that.
-pub(crate) fn int32(count: usize) -> i32 {
-    i32::try_from(count).unwrap_or(i32::MAX)
 }

@@ -12,14 +12,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 mod arrays;
 #[allow(unsafe_code)]
 mod buffers;
-mod cache;
 mod control_plane;
 mod cpu_engine;
 mod cpu_head;
 mod engine_pool;
 mod errors;
 mod events;
-mod functions;
 #[allow(unsafe_code)]
 mod gateway;
 mod gateway_text;
@@ -54,17 +52,10 @@ fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(engine_pool::recode_from_engine, module)?)?;
     module.add_class::<step::StepPlan>()?;
     module.add_class::<step::StepOutput>()?;
-    module.add_class::<cache::RadixCacheManager>()?;
-    module.add_class::<cache::RadixCacheHandle>()?;
     module.add_class::<router::Router>()?;
     module.add_class::<sampling::CpuSampler>()?;
     module.add_class::<gateway_text::GatewayText>()?;
     module.add_class::<gateway_text::GatewayDecoder>()?;
     module.add_class::<gateway_text::GatewayStream>()?;
-    module.add_class::<gateway_text::GatewayTemplate>()?;
-    module.add_function(wrap_pyfunction!(functions::prefill_admission_plan, module)?)?;
-    module.add_function(wrap_pyfunction!(functions::make_positions, module)?)?;
-    module.add_function(wrap_pyfunction!(functions::make_input_mapping, module)?)?;
-    module.add_function(wrap_pyfunction!(functions::make_write_mapping, module)?)?;
-    module.add_function(wrap_pyfunction!(functions::make_metadata_buffers, module)?)
+    module.add_class::<gateway_text::GatewayTemplate>()
 }

@@ -4,15 +4,14 @@ mod check;
 mod evict;
 mod following;
 mod lru;
-mod manager;
 mod nodes;
 #[cfg(test)]
 mod tests;
+pub mod timed;
 mod tree;
 mod view;
 
 pub(crate) use check::check_tree;
-pub use manager::{Handle, RadixCacheManager};
 pub(crate) use nodes::{NO_NODE, Namespace, NodeId, ROOT};
 pub(crate) use tree::{Match, RadixTree};
 pub use view::{TreeNode, TreeView};

@@ -38,7 +38,7 @@ pub(crate) struct RadixTree {
     pub num_inserted_total: u64, // pages that have entered, and those that have left
     pub num_evicted_total: u64,
     order: EvictionOrder,
-    #[cfg(any(test, feature = "count-ops"))]
+    #[cfg(test)]
     pub ops: std::cell::Cell<u64>,
 }
 
@@ -59,7 +59,7 @@ impl RadixTree {
             num_inserted_total: 0,
             num_evicted_total: 0,
             order: EvictionOrder::new(policy),
-            #[cfg(any(test, feature = "count-ops"))]
+            #[cfg(test)]
             ops: std::cell::Cell::new(0),
         }
     }
@@ -98,12 +98,12 @@ impl RadixTree {
         self.pool.num_free() + self.num_evictable
     }
 
-    #[cfg(any(test, feature = "count-ops"))]
+    #[cfg(test)]
     fn count(&self, ops: usize) {
         self.ops.set(self.ops.get() + crate::numbers::ToU64::to_u64(ops));
     }
 
-    #[cfg(not(any(test, feature = "count-ops")))]
+    #[cfg(not(test))]
     #[allow(clippy::unused_self)]
     fn count(&self, _ops: usize) {}
 
@@ -258,6 +258,21 @@ impl RadixTree {
         self.pool.pop_many(num_pages, into)
     }
 
+    /// As `take` of one page, so many times: what the pool has, then evicted pages one by one.
+    pub fn take_each(&mut self, num_pages: usize, into: &mut Vec<Page>) -> Result<()> {
+        let free = self.pool.num_free().min(num_pages);
+        self.pool.pop_many(free, into)?;
+        let mut missing = num_pages - free;
+        while missing > 0 {
+            let (id, kept) = self.next_cut(missing)?;
+            let pages = &self.node(id).pages[kept..];
+            missing -= pages.len();
+            into.extend(pages.iter().rev());
+            self.cut(id, kept);
+        }
+        Ok(())
+    }
+
     /// Trim the oldest unlocked leaf from its end, page by page, then the next, until `num_pages` are freed.
     pub fn evict(&mut self, mut num_pages: usize) -> Result<()> {
         while num_pages > 0 {
@@ -287,7 +302,7 @@ impl RadixTree {
     }
 
     /// The leaf that goes next, and how many of its pages stay if `num_pages` are wanted.
-    pub(super) fn next_cut(&self, num_pages: usize) -> Result<(NodeId, usize)> {
+    fn next_cut(&self, num_pages: usize) -> Result<(NodeId, usize)> {
         self.count(1);
         match self.order.next() {
             Some(id) => {
@@ -299,7 +314,7 @@ impl RadixTree {
     }
 
     /// Take the pages from `kept` on off an unlocked leaf.
-    pub(super) fn cut(&mut self, id: NodeId, kept: usize) {
+    fn cut(&mut self, id: NodeId, kept: usize) {
         let size = self.page_size;
         let leaf = self.nodes.get_mut(id);
         self.num_evictable -= leaf.pages.len() - kept;

@@ -4,10 +4,10 @@
 //! retraction nobody is admitted; a row in the background takes nothing from a request that is not.
 
 use super::Scheduler;
-use crate::admission::{self, Chunk, Waiting};
+use crate::admission::{self, Chunk};
 use crate::api::Result;
 use crate::metadata::{PrefillRow, write_step};
-use crate::numbers::{ToI64, ToU64};
+use crate::numbers::{ToI64, ToU64, ToUsize};
 use crate::request::{Index, State};
 use crate::retraction;
 use crate::step::{Plan, RingEntry};
@@ -84,7 +84,7 @@ impl Scheduler {
             self.decided.num_gave_way
         };
         if self.decided.num_retracted == gave_way {
-            budget = admission::admit(self, budget)?;
+            budget = self.admit(budget)?;
         }
         Ok(Some(budget))
     }
@@ -206,6 +206,71 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Start waiting requests in order, to the first that gets nothing: no slot, no budget, no pages, or more than the
+    /// estimate allows; returns what is left of the budget. With nothing started the first in line may start whatever
+    /// the estimate says. Where a slot, pages or the estimate stand in its way, those in the background make way, one
+    /// by one.
+    fn admit(&mut self, mut budget: i64) -> Result<i64> {
+        let mut needed = None; // pages that the started requests will yet take, estimated
+        while budget > 0 || self.decided.prefill_rows.is_empty() {
+            let first = self.state.waiting.first();
+            let Some(index) = first.filter(|&at| self.state.requests.get(at).background == self.decided.background)
+            else {
+                break;
+            };
+            if self.state.slots.num_free() == 0 {
+                let awaits_slot =
+                    self.state.slots.num_draining() >= self.state.waiting.num_ordinary(&self.state.requests);
+                if awaits_slot || !self.make_way()? {
+                    break;
+                }
+                continue;
+            }
+            let chunk = self.size_chunk(index, budget);
+            if chunk.num_tokens == 0 && !chunk.lacks_pages {
+                break;
+            }
+            let by_started = *needed.get_or_insert_with(|| self.needed_by_started());
+            let fits = self.end_of_pass() == 0 || self.fits(index, &chunk, by_started);
+            if (chunk.lacks_pages || !fits) && self.make_way()? {
+                continue;
+            }
+            if chunk.num_tokens == 0 || !fits {
+                break;
+            }
+            self.start(index, &chunk)?;
+            budget -= chunk.num_tokens.to_i64();
+            needed = Some(by_started + self.needed_by(index));
+        }
+        Ok(budget)
+    }
+
+    fn needed_by_started(&self) -> usize {
+        let (state, size) = (&self.state, self.page_size);
+        let started = state.started.iter().take(self.end_of_pass());
+        started
+            .map(|row| admission::needed_pages(&state.requests, &row, &state.ratio, size))
+            .sum()
+    }
+
+    /// What a request that has just started will yet take.
+    fn needed_by(&self, index: Index) -> usize {
+        let state = &self.state;
+        let row = state.started.find(index).map(|at| state.started.row(at));
+        row.map_or(0, |row| {
+            admission::needed_pages(&state.requests, &row, &state.ratio, self.page_size)
+        })
+    }
+
+    /// Whether the estimate lets a waiting request start.
+    fn fits(&self, index: Index, chunk: &Chunk, needed_by_started: usize) -> bool {
+        let (state, size) = (&self.state, self.page_size);
+        let request = state.requests.get(index);
+        let rest = size.count(request.len).to_usize() - chunk.found.pages.len();
+        let reserve = state.ratio.reserve_pages(request.num_unscheduled(), size);
+        rest + reserve + needed_by_started <= state.tree.num_available() - chunk.found.num_unlocked
+    }
+
     /// A waiting request gets a slot and its first chunk.
     fn start(&mut self, index: Index, chunk: &Chunk) -> Result<()> {
         self.state.waiting.remove(index, &self.state.requests)?;
@@ -252,70 +317,5 @@ impl Scheduler {
         plan.num_evictable_pages = self.state.tree.num_evictable();
         self.state.in_flight.push_back(flight);
         plan
-    }
-}
-
-impl Waiting for Scheduler {
-    type Chunk = (Index, Chunk);
-
-    fn has_next(&self) -> bool {
-        let first = self.state.waiting.first();
-        first.is_some_and(|index| self.state.requests.get(index).background == self.decided.background)
-    }
-
-    fn num_free_slots(&self) -> usize {
-        self.state.slots.num_free()
-    }
-
-    fn awaits_slot(&self) -> bool {
-        self.state.slots.num_draining() >= self.state.waiting.num_ordinary(&self.state.requests)
-    }
-
-    fn give_way(&mut self) -> Result<bool> {
-        self.make_way()
-    }
-
-    fn any_started(&self) -> bool {
-        self.end_of_pass() > 0
-    }
-
-    fn any_prefills(&self) -> bool {
-        !self.decided.prefill_rows.is_empty()
-    }
-
-    fn size_first(&self, budget: i64) -> Option<(Self::Chunk, usize, bool)> {
-        let index = self.state.waiting.first()?;
-        let chunk = self.size_chunk(index, budget);
-        let (num_tokens, lacks_pages) = (chunk.num_tokens, chunk.lacks_pages);
-        Some(((index, chunk), num_tokens, lacks_pages))
-    }
-
-    fn needed_by_started(&self) -> usize {
-        let (state, size) = (&self.state, self.page_size);
-        let started = state.started.iter().take(self.end_of_pass());
-        started
-            .map(|row| admission::needed_pages(&state.requests, &row, &state.ratio, size))
-            .sum()
-    }
-
-    fn fits(&self, (index, chunk): &Self::Chunk, needed_by_started: usize) -> bool {
-        let state = &self.state;
-        admission::fits(
-            &state.requests,
-            *index,
-            &chunk.found,
-            needed_by_started,
-            &state.ratio,
-            &state.tree,
-            self.page_size,
-        )
-    }
-
-    fn start_first(&mut self, (index, chunk): Self::Chunk) -> Result<usize> {
-        self.start(index, &chunk)?;
-        let state = &self.state;
-        let row = state.started.find(index).map(|at| state.started.row(at));
-        let own = row.map(|row| admission::needed_pages(&state.requests, &row, &state.ratio, self.page_size));
-        Ok(own.unwrap_or(0))
     }
 }

@@ -6,11 +6,9 @@
 //! own prompt and a share (the ratio) of the output it may still make, and the same for everyone started, must fit into
 //! what is free or evictable. The ratio falls while that goes well and jumps after a retraction.
 
-pub mod alone;
-
 use crate::api::Result;
 use crate::decode_set::Row;
-use crate::numbers::{ToI64, ToU32, ToUsize};
+use crate::numbers::{ToU32, ToUsize};
 use crate::page_pool::PageSize;
 use crate::radix::{Match, ROOT, RadixTree};
 use crate::request::{Index, Requests};
@@ -67,27 +65,6 @@ pub(crate) fn size_chunk(
     );
     let remaining = length - (num_pages + found.pages.len()) * size;
     let available = tree.num_available() - found.num_unlocked;
-    let mut share = share(budget, remaining, available, size);
-    if found.pages.len() + share.num_new_pages > max_page_changes {
-        share = Share::default();
-    }
-    Chunk {
-        found,
-        num_tokens: share.num_tokens,
-        num_new_pages: share.num_new_pages,
-        lacks_pages: share.lacks_pages,
-    }
-}
-
-/// What a row gets of `remaining` tokens; see `Chunk`.
-#[derive(Default)]
-pub(crate) struct Share {
-    pub num_tokens: usize,
-    pub num_new_pages: usize,
-    pub lacks_pages: bool,
-}
-
-pub(crate) fn share(budget: i64, remaining: usize, available: usize, size: usize) -> Share {
     let mut num_tokens = usize::try_from(budget).unwrap_or(0).min(remaining);
     if num_tokens < remaining {
         num_tokens -= num_tokens % size;
@@ -95,14 +72,18 @@ pub(crate) fn share(budget: i64, remaining: usize, available: usize, size: usize
     let mut num_new_pages = num_tokens.div_ceil(size);
     let lacks_pages = num_new_pages > available;
     if lacks_pages {
-        num_new_pages = available;
-        num_tokens = available * size;
+        (num_new_pages, num_tokens) = (available, available * size);
     }
-    Share {
+    let mut chunk = Chunk {
+        found,
         num_tokens,
         num_new_pages,
         lacks_pages,
+    };
+    if chunk.num_page_changes() > max_page_changes {
+        (chunk.num_tokens, chunk.num_new_pages, chunk.lacks_pages) = (0, 0, false);
     }
+    chunk
 }
 
 /// Lock what was matched, take the pages, and let the full ones enter the tree, locked by the request.
@@ -170,91 +151,4 @@ pub(crate) fn needed_pages(requests: &Requests, row: &Row, ratio: &ReserveRatio,
     }
     let prompt_pages = page_size.count(requests.get(row.index).prefill_len).to_usize();
     prompt_pages - requests.pages(row.index).len() + reserve
-}
-
-/// The estimate for a waiting request of which `found` is cached.
-pub(crate) fn fits(
-    requests: &Requests,
-    index: Index,
-    found: &Match,
-    needed_by_started: usize,
-    ratio: &ReserveRatio,
-    tree: &RadixTree,
-    page_size: PageSize,
-) -> bool {
-    let request = requests.get(index);
-    let rest = page_size.count(request.len).to_usize() - found.pages.len();
-    let reserve = ratio.reserve_pages(request.num_unscheduled(), page_size);
-    let needed = rest + reserve + needed_by_started;
-    needed <= tree.num_available() - found.num_unlocked
-}
-
-/// What `admit` asks of the requests that wait and of the step.
-pub(crate) trait Waiting {
-    type Chunk;
-
-    fn has_next(&self) -> bool;
-
-    fn num_free_slots(&self) -> usize;
-
-    /// Whether the first in line will get a slot that is draining.
-    fn awaits_slot(&self) -> bool {
-        false
-    }
-
-    /// Somebody who has started makes room for the first in line; whether there was one.
-    fn give_way(&mut self) -> Result<bool> {
-        Ok(false)
-    }
-
-    fn any_started(&self) -> bool;
-
-    /// Whether a row of the step prefills.
-    fn any_prefills(&self) -> bool;
-
-    /// What the first in line gets of `budget` tokens, its number of tokens, and whether with more pages it would get
-    /// more; None if nobody waits.
-    fn size_first(&self, budget: i64) -> Option<(Self::Chunk, usize, bool)>;
-
-    /// Pages that the started requests will yet take, estimated.
-    fn needed_by_started(&self) -> usize;
-
-    /// The estimate for the first in line.
-    fn fits(&self, chunk: &Self::Chunk, needed_by_started: usize) -> bool;
-
-    /// The first in line starts; the pages that it will yet take.
-    fn start_first(&mut self, chunk: Self::Chunk) -> Result<usize>;
-}
-
-/// Start waiting requests in order, to the first that gets nothing: no slot, no budget, no pages, or more than the
-/// estimate allows; returns what is left of the budget. With nothing started the first in line may start whatever the
-/// estimate says. Where a slot, pages or the estimate stand in its way, those who give way do, one by one.
-pub(crate) fn admit(waiting: &mut impl Waiting, mut budget: i64) -> Result<i64> {
-    let mut needed = None;
-    while waiting.has_next() && (budget > 0 || !waiting.any_prefills()) {
-        if waiting.num_free_slots() == 0 {
-            if waiting.awaits_slot() || !waiting.give_way()? {
-                break;
-            }
-            continue;
-        }
-        let Some((chunk, num_tokens, lacks_pages)) = waiting.size_first(budget) else {
-            break;
-        };
-        if num_tokens == 0 && !lacks_pages {
-            break;
-        }
-        let by_started = *needed.get_or_insert_with(|| waiting.needed_by_started());
-        let fits = !waiting.any_started() || waiting.fits(&chunk, by_started);
-        if (lacks_pages || !fits) && waiting.give_way()? {
-            continue;
-        }
-        if num_tokens == 0 || !fits {
-            break;
-        }
-        let needed_by_it = waiting.start_first(chunk)?;
-        budget -= num_tokens.to_i64();
-        needed = Some(by_started + needed_by_it);
-    }
-    Ok(budget)
 }

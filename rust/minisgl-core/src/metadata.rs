@@ -3,8 +3,6 @@
 //! Invariants: every live region is written in full at each step; nothing grows with the context length of a decoding
 //! row.
 
-pub mod arrays;
-
 use crate::drafts::DraftRow;
 use crate::numbers::{ToI32, ToU32, ToUsize};
 use crate::page_pool::{Page, PageSize};
@@ -276,7 +274,7 @@ impl Writer<'_, '_> {
 }
 
 /// Where tokens go that fill `pages` from `offset` of the first one on.
-pub(crate) fn write_places(places: &mut [i32], pages: &[Page], mut offset: u32, size: u32) {
+fn write_places(places: &mut [i32], pages: &[Page], mut offset: u32, size: u32) {
     if size == 1 {
         for (place, &page) in places.iter_mut().zip(pages) {
             *place = page.to_i32();
