@@ -14,7 +14,6 @@ ONLY_RUST = {
     "numbers": "integers of Python have no size",
     "radix/following": "a method of Python's tree",
     "radix/lru": "the list behind `evict`, which has a heap in Python",
-    "radix/manager": "the tree by itself, for who builds on it",
     "radix/tests": "what the tree's operations cost",
 }
 
