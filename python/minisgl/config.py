@@ -83,6 +83,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_seq_len: int | None = None
     max_running_requests: int = 64
     max_prefill_length: int = 2048
+    max_step_ms: int | None = None  # of a server's step while rows decode; 0: any time; None: 250 on a CPU, else 0
     cache: CachePolicy = "lru"
     cache_token_budget: int | None = None  # of what the cache keeps for nobody; None: as much as fits
     cache_max_prompt: int | None = None  # longer prompts are not kept after their end; None: all are
@@ -123,6 +124,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("page_size", "num_pages", "max_running_requests", "max_prefill_length", "num_threads", "tp"):
             at_least(name, 1)
         at_least("max_seq_len", 2)
+        at_least("max_step_ms", 0)
         at_least("profile_steps", 0, self.debug)
         at_least("cuda_graph_max_bs", 0)
         at_least("cache_token_budget", 1)

@@ -23,7 +23,7 @@ from minisgl.frontend.generation_config import read_defaults
 from minisgl.frontend.output_processor import RequestState, Subscriber, with_bad_words
 from minisgl.frontend.prefixes import Prefix
 from minisgl.metrics.steps import step_timers
-from minisgl.runner.build import build_compiler, build_control_plane, build_engine
+from minisgl.runner.build import build_compiler, build_control_plane, build_engine, build_step_time
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.step import Int32Array
@@ -115,6 +115,7 @@ class LLM:
             keeps_prefixes=self.config.cache != "naive",
             has_budget=self.config.cache_token_budget is not None,
             compiler=self._compiler,
+            step_time=build_step_time(self.config, info),
         )
         for name, folder in self.config.lora:
             self.load_lora(name, folder)

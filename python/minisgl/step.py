@@ -93,7 +93,16 @@ class ClearCache:
     """Every page of the tree that no live request and no pin holds becomes free."""
 
 
-Event = Arrival | Finish | Abort | ForwardFailed | Unpin | ClearCache
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    """From this step on a step computes `beside_decode` tokens while rows decode, and `prefill_only` while none does,
+    both within `max_prefill_length`, which they are until the first of these comes. What measures time sends it."""
+
+    beside_decode: int
+    prefill_only: int
+
+
+Event = Arrival | Finish | Abort | ForwardFailed | Unpin | ClearCache | TokenBudget
 
 
 @dataclass(slots=True)

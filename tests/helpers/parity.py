@@ -30,6 +30,7 @@ from minisgl.step import (
     ForwardFailed,
     RingEntry,
     StepPlan,
+    TokenBudget,
     Unpin,
 )
 
@@ -187,13 +188,20 @@ def without_pins(events: Sequence[Event]) -> list[Event]:
 
 
 def draw_steering(draw: Draw, next_id: int) -> list[Event]:
-    """What is done to the cache in a step; ids of requests that may have a pin, or had one, or never lived."""
+    """What is done to the cache and to the budget in a step; ids of requests that may have a pin, or had one, or never
+    lived."""
     events: list[Event] = []
     if draw(0, 12) == 0:
         events.append(Unpin(draw(0, next_id)))
     if draw(0, 30) == 0:
         events.append(ClearCache())
+    if draw(0, 8) == 0:
+        events.append(draw_budget(draw))
     return events
+
+
+def draw_budget(draw: Draw) -> TokenBudget:
+    return TokenBudget(draw(1, 20), draw(1, 40) if draw(0, 3) else 10**12)
 
 
 @dataclass(frozen=True)

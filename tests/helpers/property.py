@@ -32,6 +32,7 @@ from minisgl.step import (
     RingEntry,
     StepOutput,
     StepPlan,
+    TokenBudget,
     Unpin,
 )
 
@@ -79,6 +80,7 @@ class Scenario:
     specs: list[Spec]
     fail_steps: set[int]
     clear_steps: set[int]
+    budgets: dict[int, TokenBudget]
 
 
 def draw_from(seed: int) -> Draw:
@@ -129,7 +131,9 @@ def make_scenario(draw: Draw) -> Scenario:
     fail_steps = {draw(1, 40)} if draw(0, 5) == 0 else set()
     clear_steps = {draw(1, 60)} if draw(0, 3) == 0 else set()
     config = replace(config, max_draft_len=draw(1, 5) if draw(0, 1) else 0)
-    return Scenario(config, bool(draw(0, 1)), specs, fail_steps, clear_steps)
+    overlap = bool(draw(0, 1))
+    budgets = {draw(0, 40): TokenBudget(draw(1, 20), draw(1, 40)) for _ in range(draw(0, 3))}
+    return Scenario(config, overlap, specs, fail_steps, clear_steps, budgets)
 
 
 def _prompt(draw: Draw, sequences: list[list[int]], limit: int) -> list[int]:
@@ -292,6 +296,8 @@ class Driver:
                     spec.pin = False
         if self.step in self.scenario.clear_steps:
             events.add(ClearCache())
+        if budget := self.scenario.budgets.get(self.step):
+            events.add(budget)
         return events
 
     def _inspect(self, plan: StepPlan) -> None:

@@ -13,6 +13,7 @@ from minisgl.engine.sim.profile import Profile
 from minisgl.engine.sim.table import Table
 from minisgl.message import AddRequest, FromEngine, StepTokens
 from minisgl.runner.loop import StepLoop
+from minisgl.runner.step_time import StepTime
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
@@ -40,13 +41,15 @@ class Sim:
         max_rows: int = 8,
         budget: int = 64,
         overlap: bool = True,
+        step_time: StepTime | None = None,
     ) -> None:
         eos_ids = (EOS,) if profile.eos_one_in else ()
-        info = EngineInfo("sim", None, 256, 4096, eos_ids, 512, 4, "simulated", "none", profile.name)
-        config = ControlPlaneConfig(512, 4, max_rows, budget, 4096, eos_ids)
+        info = EngineInfo("sim", None, 1_000_000, 4096, eos_ids, 2048, 4, "simulated", "none", profile.name)
+        config = ControlPlaneConfig(2048, 4, max_rows, budget, 4096, eos_ids)
         self.clock = VirtualClock()
         self.engine = SimEngine(info, np.array(ALPHABET, np.int32), max_rows, profile, self.clock)
-        self.loop = StepLoop(make_control_plane(plane, config), self.engine, self._take, overlap=overlap)
+        chosen = make_control_plane(plane, config)
+        self.loop = StepLoop(chosen, self.engine, self._take, overlap=overlap, step_time=step_time)
         self.tokens: dict[int, list[int]] = {}
         self.times: dict[int, list[float]] = {}
         self.reasons: dict[int, FinishReason] = {}

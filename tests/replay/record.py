@@ -21,7 +21,7 @@ import numpy as np
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, Stats
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.trace import RecordingControlPlane, parse_trace, replay
-from minisgl.step import Abort, Arrival, ClearCache, Event, Events, Finish, ForwardFailed, Unpin
+from minisgl.step import Abort, Arrival, ClearCache, Event, Events, Finish, ForwardFailed, TokenBudget, Unpin
 
 CORPUS = Path(__file__).with_name("corpus")
 DIGESTS = CORPUS / "digests.json"
@@ -53,7 +53,8 @@ class Scenario:
     requests so far is told to end, ended or not: by `Finish` if its id is odd and `finishes` is set, else by `Abort`.
     One sampled token in `eos_every` ends a sequence. `background` and `pins`: so many of them (of those with a short
     prompt), in percent, are of that kind; `unpin_every` n: at each n-th step one of the requests so far is unpinned; at
-    the steps `clear_at` the cache is emptied. `num_namespaces`: each request is of one of so many."""
+    the steps `clear_at` the cache is emptied; `budget_every` n: at each n-th step steps get another budget.
+    `num_namespaces`: each request is of one of so many."""
 
     num_requests: int
     prompt_len: tuple[int, int]
@@ -71,6 +72,7 @@ class Scenario:
     unpin_every: int = 0
     num_namespaces: int = 1
     clear_at: tuple[int, ...] = ()
+    budget_every: int = 0
     stops: bool = False  # some have stop ids, a minimum length, or go on after an end of sequence
     eos_every: int = 40
     num_words: int = 50  # the fewer, the more a text repeats
@@ -189,6 +191,9 @@ SCENARIOS: dict[str, Scenario] = {
     "drafts-page16-lru": Scenario(
         30, (1, 30), (1, 60), burst=3, gap=9, num_words=2, overlap=False, config={"page_size": 16, "max_draft_len": 7}
     ),
+    "budgets-page4-lru": Scenario(
+        40, (1, 90), (1, 30), burst=2, gap=4, background=20, budget_every=3, config={"num_pages": 160}
+    ),
     "naive-page4": Scenario(30, (1, 40), (1, 20), shared_len=20, config={"cache": "naive", "num_pages": 64}),
 }
 
@@ -205,6 +210,8 @@ def events_of(scenario: Scenario, step: int, prompts: list[list[int]], numbers: 
         yield Unpin(numbers.below(len(prompts)))
     if step in scenario.clear_at:
         yield ClearCache()
+    if scenario.budget_every and step % scenario.budget_every == 0:
+        yield TokenBudget(numbers.between(1, 24), numbers.between(1, 64))
 
 
 def arrival(scenario: Scenario, prompts: list[list[int]], numbers: Numbers) -> Arrival:

@@ -21,6 +21,7 @@ from minisgl.scheduler.reference.pins import Pins
 from minisgl.scheduler.reference.radix import tree
 from minisgl.scheduler.reference.radix.tree import RadixTree
 from minisgl.scheduler.reference.request import Request, RequestQueue, make_request
+from minisgl.scheduler.reference.scheduler.step_pass import StepPass
 from minisgl.scheduler.trace import read_trace, replay
 from minisgl.step import FinishReason
 from tests.replay.record import CORPUS, DIGESTS, DIGITS, SCENARIOS, SUFFIX, Scenario, drive, record, shortened
@@ -150,6 +151,10 @@ def match_a_page_less(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def one_budget_for_all(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StepPass, "_budget", lambda self: min(self.config.max_prefill_length, self.budgets[1]))
+
+
 def one_namespace_for_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tree, "page_key", lambda namespace, tokens: tuple(tokens))
 
@@ -157,6 +162,7 @@ def one_namespace_for_all(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        one_budget_for_all,
         one_namespace_for_all,
         newest_first,
         length_wins_over_stop,

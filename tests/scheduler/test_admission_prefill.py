@@ -9,7 +9,7 @@ from minisgl.scheduler.reference.admission import size_chunk
 from minisgl.scheduler.reference.page_pool import PagePool
 from minisgl.scheduler.reference.radix import RadixTree
 from minisgl.scheduler.reference.request import make_request
-from minisgl.step import Abort, FinishReason, StepBuffers
+from minisgl.step import Abort, EventError, FinishReason, StepBuffers, TokenBudget
 from tests.helpers.scheduler import Driver, arrival, lengths
 
 pytestmark = pytest.mark.usefixtures("each_control_plane")
@@ -42,6 +42,37 @@ def test_the_first_prefill_of_a_step_has_a_page_whatever_the_budget() -> None:
     assert lengths(driver.step(arrival(1, [1, 2]), arrival(2, [3, 4]))) == [(1, 2)]
     assert lengths(driver.step()) == [(1, 1), (2, 2)]
     assert lengths(driver.step(arrival(3, PROMPT))) == [(1, 1), (2, 1), (3, 4)]
+
+
+def test_a_budget_bounds_chunks_from_its_step_on_while_rows_decode_and_while_none_does() -> None:
+    driver = Driver(max_prefill_length=13)
+    assert lengths(driver.step(TokenBudget(6, 9), arrival(1, PROMPT))) == [(1, 8)]
+    assert lengths(driver.step(TokenBudget(1, 10**12))) == [(1, 12)], "never more than max_prefill_length"
+    assert lengths(driver.step(TokenBudget(9, 16), arrival(2, [50] * 20))) == [(1, 10)], "less than a page is left"
+    assert lengths(driver.step()) == [(1, 1), (2, 8)], "a row that decodes takes its token of it"
+    assert lengths(driver.step(TokenBudget(1, 99))) == [(1, 1), (2, 4)], "a page whatever it is"
+    assert lengths(driver.step(TokenBudget(1, 1))) == [(1, 1), (2, 4)]
+    driver.step(arrival(3, PROMPT[:9]), TokenBudget(1, 1))
+    driver.run(overlap=True)
+    assert {1, 2, 3} == driver.ends.keys()
+
+
+def test_a_row_between_two_of_its_tokens_still_decodes_and_one_in_the_background_does_not_count() -> None:
+    driver = Driver()
+    driver.step(TokenBudget(4, 16), arrival(1, [5], no_overlap=True, max_tokens=9))
+    driver.schedule()
+    assert lengths(driver.schedule(arrival(2, PROMPT))) == [(2, 4)], "request 1 waits for its token in flight"
+    other = Driver()
+    other.step(TokenBudget(4, 16), arrival(1, [5], background=True, max_tokens=9))
+    assert lengths(other.step(arrival(2, PROMPT)))[-1] == (2, 16)
+
+
+@pytest.mark.parametrize("field", ["beside_decode", "prefill_only"])
+def test_a_budget_of_nothing_is_refused(field: str) -> None:
+    driver = Driver()
+    with pytest.raises(EventError, match=f"event 1: {field}: must be at least 1"):
+        driver.schedule(arrival(1, [5]), TokenBudget(**{"beside_decode": 5, "prefill_only": 5, field: 0}))
+    assert lengths(driver.step(arrival(1, PROMPT))) == [(1, 30)], "nothing was changed"
 
 
 def test_prefills_and_admissions_stop_at_the_first_that_gets_nothing() -> None:

@@ -17,7 +17,7 @@ from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlane
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.faulty import make_faulty
 from minisgl.scheduler.trace import RecordingControlPlane, TraceError, parse_trace, read_trace, replay
-from minisgl.step import Abort, Events
+from minisgl.step import Abort, Events, TokenBudget
 from tests.helpers.e2e import serving
 from tests.helpers.parity import draw_arrival
 
@@ -97,11 +97,14 @@ def test_a_server_records_what_replay_drives(tmp_path: Path) -> None:
     """`serve --record-trace` with a shadow, then `minisgl replay` on both."""
     trace, report = tmp_path / "trace", tmp_path / "report"
     shadow = {"MINISGL_CPU_BACKEND_SHADOW": "1", "MINISGL_CPU_BACKEND_SHADOW_REPORT": str(report)}
-    with serving("--engine", "echo", "--num-pages", "64", "--record-trace", str(trace), env=shadow) as server:
+    flags = ("--engine", "echo", "--num-pages", "64", "--max-step-ms", "9", "--record-trace", str(trace))
+    with serving(*flags, env=shadow) as server:
         for index in range(8):
             body = {"prompt": "a prompt " * index + "end", "max_tokens": 20, "n": 3}
             assert httpx.post(server.url + "/v1/completions", json=body).status_code == 200
     assert not report.exists()
+    first = next(given for _, given in read_trace(trace).calls if isinstance(given, Events))
+    assert isinstance(first.items[0], TokenBudget), "what a step may take is in the trace"
     command = [sys.executable, "-m", "minisgl", "replay", str(trace), "--repeat", "2"]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     result = json.loads(run.stdout.splitlines()[-1])

@@ -24,7 +24,7 @@ from minisgl.config import ConfigError, EngineConfig
 from minisgl.message import AddRequest, FromEngine, MeterReading, StepTokens, ToEngine
 from minisgl.metrics.spread import percentiles
 from minisgl.metrics.steps import StepTimers
-from minisgl.runner.build import build_control_plane, build_engine
+from minisgl.runner.build import build_control_plane, build_engine, build_step_time
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason, Int32Array
@@ -108,7 +108,8 @@ def run_job(job: OfflineJob) -> dict[str, Any]:
     try:
         plane = build_control_plane(job.engine, engine.info)
         collector = Collector()
-        loop = StepLoop(plane, engine, collector, overlap=job.engine.overlap)
+        step_time = build_step_time(job.engine, engine.info)
+        loop = StepLoop(plane, engine, collector, overlap=job.engine.overlap, step_time=step_time)
         requests = job.requests(engine.info.vocab_size)
         load_s = time.perf_counter() - began
         _warm_up(job, loop, collector)

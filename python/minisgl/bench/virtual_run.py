@@ -19,7 +19,7 @@ from minisgl.engine.sim import SimEngine
 from minisgl.engine.sim.build import build_sim
 from minisgl.engine.sim.clock import VirtualClock
 from minisgl.message import AddRequest, FromEngine, StepTokens
-from minisgl.runner.build import build_control_plane
+from minisgl.runner.build import build_control_plane, build_step_time
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.api import Stats
@@ -102,7 +102,8 @@ class VirtualEngine:
         self._sim = sim
         self._host_s = host_s
         self._plane = build_control_plane(config, sim.info)
-        self._loop = StepLoop(self._plane, sim, self._take, overlap=config.overlap)
+        step_time = build_step_time(config, sim.info)
+        self._loop = StepLoop(self._plane, sim, self._take, overlap=config.overlap, step_time=step_time)
         self._records = records
         self._num_requests = 0
         self._num_tokens = 0

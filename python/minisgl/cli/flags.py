@@ -283,6 +283,14 @@ STEPS = (
         help="tokens that one step computes at most; longer prompts are cut into chunks",
     ),
     setting(
+        "--max-step-ms",
+        shown=False,
+        type=int,
+        metavar="MS",
+        help="about how long a step takes while answers are written: it computes fewer tokens of prompts than "
+        "--max-prefill-length, as measured; 0: any time (default: 250 on a CPU, 0 on other devices)",
+    ),
+    setting(
         "--speculative",
         metavar="ngram:K",
         help="guess up to K tokens a row from the text so far and the prefix cache, and compute them with it; answers "

@@ -16,6 +16,7 @@ from minisgl.distributed import ALONE, Group, GroupError
 from minisgl.engine.api import Engine, EngineInfo
 from minisgl.engine.choice import choose_engine, may_fall_back
 from minisgl.grammar.compiler import GrammarCompiler
+from minisgl.runner.step_time import StepTime
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import Chosen, choose
 from minisgl.scheduler.faulty import make_faulty
@@ -28,6 +29,7 @@ from minisgl.utils.progress import Report
 Say = Callable[[str], None]
 ECHO_CONTEXT_LEN = 8192
 ECHO_NUM_PAGES = 8192
+CPU_STEP_MS = 250
 
 
 def build_engine(
@@ -214,6 +216,15 @@ def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig,
 
 def _narrated(config: EngineConfig, plane: ControlPlane, narrate: Narrate | None) -> ControlPlane:
     return plane if narrate is None or config.log_level != "debug" else NarratingControlPlane(plane, narrate)
+
+
+def build_step_time(config: EngineConfig, info: EngineInfo, *, serves: bool = False) -> StepTime | None:
+    """None where a step may take any time, as where nobody says otherwise it may but for a server on a CPU: a GPU's
+    steps are short, and offline nobody waits for the next token."""
+    step_ms = config.max_step_ms
+    if step_ms is None and serves and info.device == "cpu" and info.name != "echo":
+        step_ms = CPU_STEP_MS
+    return StepTime(step_ms / 1000, config.max_prefill_length) if step_ms else None
 
 
 def build_control_plane(config: EngineConfig, info: EngineInfo, narrate: Narrate | None = None) -> ControlPlane:

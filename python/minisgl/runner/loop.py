@@ -38,6 +38,7 @@ from minisgl.runner.failover import UncommittedStep, ends_of, take_tokens
 from minisgl.runner.prefixes import Prefixes
 from minisgl.runner.replies import ended, errors_of, failed_rows, reply
 from minisgl.runner.request_tracker import RequestTracker
+from minisgl.runner.step_time import StepTime
 from minisgl.runner.watching import Watching
 from minisgl.sampling_params import ParamError
 from minisgl.scheduler.api import ControlPlane, ControlPlaneError, metadata_time_ns
@@ -83,6 +84,7 @@ class StepLoop:
         compiler: GrammarCompiler | None = None,
         wake: Callable[[], None] | None = None,
         own_cache_keys: Collection[int] = (),
+        step_time: StepTime | None = None,
     ) -> None:
         self._control_plane = control_plane
         self._engine = engine
@@ -104,6 +106,8 @@ class StepLoop:
         self._ending: dict[int, FinishReason] = {}  # asked to end by an event, and not reported yet
         self._failed_ids: set[int] = set()  # with a row in the failed step
         self._replay: list[Event] = []  # for the next schedule
+        self._step_time = step_time  # None: a step may take any time
+        self._new_budget = self._budget()  # for the next schedule, which need not be soon
         self._compiling = Compiling(compiler)
         in_use = lambda: self._requests.adapters() | self._compiling.adapters()  # noqa: E731
         self.adapters = EngineAdapters(engine, send, self._end_early, in_use, wake)
@@ -177,6 +181,9 @@ class StepLoop:
         if self._failed_step is not None:
             events.add(ForwardFailed(self._failed_step))
             self._failed_step = None
+        if self._new_budget:
+            events.items += self._new_budget
+            self._new_budget = []
         if self._replay or self.prefixes.events:
             events.items += self._replay + self.prefixes.events
             self._replay, self.prefixes.events = [], []
@@ -213,6 +220,9 @@ class StepLoop:
         if failed:
             self.prefixes.lost()  # for the next step: until this one the old pins are there
         return events
+
+    def _budget(self) -> list[Event]:
+        return [] if self._step_time is None else [self._step_time.budget]
 
     def _end(self, events: Events, event: Abort | Finish, reason: FinishReason) -> None:
         """A client asks for it."""
@@ -306,6 +316,10 @@ class StepLoop:
         timers.lap(timers.commit, number)
         self._report(output, result)
         timers.lap(timers.send, number)
+        if self._step_time is not None:
+            began, ended = step.handle.span()
+            if self._step_time.measured(step.plan, ended - began):
+                self._new_budget = self._budget()
         if self._watching is not None and not self._watching.committed(step.plan, output, self._control_plane):
             self._watching = None
         if timers.trace is not None and step.plan.num_rows:
@@ -367,7 +381,7 @@ class StepLoop:
         self._control_plane, self._fallback = self._fallback(), None
         self.prefixes.lost()
         self.prefixes.events.clear()  # they are live as the others
-        self._replay = [request.arrival() for request in self._requests.live()]
+        self._replay = self._budget() + [request.arrival() for request in self._requests.live()]
 
     def _wait_for(self, step: _InFlight) -> StepResult | None:
         self._activity.enter("forward", step.plan.step)

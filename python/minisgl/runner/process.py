@@ -36,7 +36,13 @@ from minisgl.message import (
 from minisgl.message.heartbeat import Activity, HeartbeatThread
 from minisgl.metrics.meters import GcWatch, cpu_seconds, resident_bytes
 from minisgl.metrics.steps import step_timers
-from minisgl.runner.build import build_compiler, build_engine, build_fallback, choose_control_plane
+from minisgl.runner.build import (
+    build_compiler,
+    build_engine,
+    build_fallback,
+    build_step_time,
+    choose_control_plane,
+)
 from minisgl.runner.front_ends import FrontEnds, ParentGone
 from minisgl.runner.loop import StepLoop
 from minisgl.runner.process_config import ProcessConfig, last_words_file
@@ -125,6 +131,7 @@ def serve(config: ProcessConfig, link: Link) -> None:
             compiler=compiler,
             wake=link.wake,
             own_cache_keys=config.engine.own_cache_keys,
+            step_time=build_step_time(config.engine, engine.info, serves=True),
         )
         collections = GcWatch(link.timers.meters["gc"])
         collections.start()

@@ -25,7 +25,8 @@ def need(ok: bool, what: str) -> None:
 @dataclass(frozen=True, slots=True)
 class ControlPlaneConfig:
     """Everything a scheduler decides by. `context_len` limits prompt + generated tokens of one request;
-    `max_prefill_length` is the token budget of a step; `graph_sizes` are the padded row counts, ascending.
+    `max_prefill_length` is the token budget of a step, unless a `TokenBudget` makes it smaller; `graph_sizes` are the
+    padded row counts, ascending.
 
     `max_pinned_pages` limits what requests with `pin` keep in the tree; `cache_token_budget` what the tree keeps for
     nobody, `cache_max_prompt` the prompts that it keeps: 0 is no limit for these two. Of each request up to

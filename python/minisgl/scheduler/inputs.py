@@ -13,7 +13,7 @@ import numpy as np
 
 from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.policies import CachePolicy
-from minisgl.step import Abort, Arrival, EventError, Events, ForwardFailed, Int32Array, StepBuffers, Unpin
+from minisgl.step import Abort, Arrival, EventError, Events, ForwardFailed, Int32Array, StepBuffers, TokenBudget, Unpin
 
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
 
@@ -71,6 +71,10 @@ def check_events(
                 pages.pop(req_id, None)
             case Abort(req_id) if req_id in live_ids or req_id in new_ids:
                 pages.pop(req_id, None)
+            case TokenBudget():
+                for name in ("beside_decode", "prefill_only"):
+                    if getattr(event, name) < 1:
+                        raise EventError(index, name, "must be at least 1")
             case ForwardFailed(step):
                 if index:
                     raise EventError(index, "step", "a failed forward must be the first event")

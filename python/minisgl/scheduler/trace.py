@@ -35,6 +35,7 @@ from minisgl.step import (
     Int32Array,
     StepOutput,
     StepPlan,
+    TokenBudget,
     Unpin,
 )
 
@@ -100,7 +101,12 @@ class _ClearCache(msgspec.Struct, tag="clear", array_like=True):
     pass
 
 
-_Event = _Arrival | _Finish | _Abort | _ForwardFailed | _Unpin | _ClearCache
+class _TokenBudget(msgspec.Struct, tag="budget", array_like=True):
+    beside_decode: int
+    prefill_only: int
+
+
+_Event = _Arrival | _Finish | _Abort | _ForwardFailed | _Unpin | _ClearCache | _TokenBudget
 
 
 class _Schedule(msgspec.Struct, tag="schedule", array_like=True):
@@ -155,6 +161,8 @@ def _packed(event: Event) -> _Event:
             return _Unpin(req_id)
         case ClearCache():
             return _ClearCache()
+        case TokenBudget(beside_decode, prefill_only):
+            return _TokenBudget(beside_decode, prefill_only)
 
 
 def _unpacked(event: _Event) -> Event:
@@ -172,6 +180,8 @@ def _unpacked(event: _Event) -> Event:
             return Unpin(req_id)
         case _ClearCache():
             return ClearCache()
+        case _TokenBudget(beside_decode, prefill_only):
+            return TokenBudget(beside_decode, prefill_only)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::api::{CachePolicy, Config, Error, Result, broken};
 use crate::numbers::ToUsize;
 use crate::state::SchedulerState;
-use crate::step::{Arrival, Event};
+use crate::step::{Arrival, Event, TokenBudget};
 
 /// Events that one call of `Scheduler::schedule` can take: each was checked by `Scheduler::check_event`.
 #[derive(Debug, Default)]
@@ -38,6 +38,7 @@ impl CheckedEvents {
             Event::Abort(req_id) if state.live.contains_key(req_id) || self.arrived.contains(req_id) => {
                 self.give_back(*req_id, state);
             }
+            Event::TokenBudget(budget) => check_budget(index, *budget)?,
             Event::Finish(_) | Event::Abort(_) | Event::ClearCache => {}
         }
         self.events.push(event);
@@ -110,6 +111,20 @@ fn check_failed(index: usize, step: i64, oldest_in_flight: Option<i64>) -> Resul
         return refuse(format!("{step} is not the oldest step in flight ({oldest})"));
     }
     Ok(())
+}
+
+fn check_budget(index: usize, budget: TokenBudget) -> Result<()> {
+    let fields = [
+        ("beside_decode", budget.beside_decode),
+        ("prefill_only", budget.prefill_only),
+    ];
+    match fields.into_iter().find(|(_, tokens)| *tokens < 1) {
+        None => Ok(()),
+        Some((field, _)) => {
+            let reason = "must be at least 1".into();
+            Err(Error::Event { index, field, reason })
+        }
+    }
 }
 
 fn pin_error(arrival: &Arrival, num_pages: usize, num_pinned: usize, config: &Config) -> Option<String> {

@@ -19,17 +19,19 @@ use crate::faulty::{Call, Faults, Moment};
 use crate::inputs::CheckedEvents;
 use crate::invariants::{TableWatch, check_all};
 use crate::metadata::DecidedStep;
+use crate::numbers::ToI64;
 use crate::page_pool::{Page, PageSize};
 use crate::radix::TreeView;
 use crate::request::Index;
 use crate::state::{InFlight, SchedulerState};
-use crate::step::{Entry, Event, Limits, Plan, RingEntry};
+use crate::step::{Entry, Event, Limits, Plan, RingEntry, TokenBudget};
 
 /// See `minisgl.scheduler.api.ControlPlane`.
 pub struct Scheduler {
     config: Config,
     limits: Limits,
     page_size: PageSize,
+    budgets: TokenBudget,
     state: SchedulerState,
     spare: Vec<InFlight>,
     ended_in_flight: Vec<(i64, Index)>, // freed at the commit of the step
@@ -76,6 +78,10 @@ impl Scheduler {
             faults: Faults::default(),
             dead: None,
             page_size: PageSize::new(limits.page_size),
+            budgets: TokenBudget {
+                beside_decode: config.max_prefill_length.to_i64(),
+                prefill_only: config.max_prefill_length.to_i64(),
+            },
             config,
             limits,
         }

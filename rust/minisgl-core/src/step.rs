@@ -24,6 +24,14 @@ pub struct Arrival {
     pub no_drafts: bool,
 }
 
+/// Tokens of a step, within `max_prefill_length`. See `minisgl.step.TokenBudget`.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct TokenBudget {
+    pub beside_decode: i64,
+    pub prefill_only: i64,
+}
+
 /// An input of `schedule`.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -39,6 +47,8 @@ pub enum Event {
     Unpin(i64),
     /// Every page of the tree that nobody holds becomes free.
     ClearCache,
+    /// What a step computes from now on.
+    TokenBudget(TokenBudget),
 }
 
 /// The same as `StepLimits` of the Python side.

@@ -6,7 +6,7 @@ mod common;
 use std::collections::HashSet;
 
 use common::{Bench, arrival};
-use minisgl_core::{CachePolicy, Config, Error, Event, Plan};
+use minisgl_core::{CachePolicy, Config, Error, Event, Plan, TokenBudget};
 
 /// splitmix64 (Steele, Lea, Flood 2014).
 struct Random(u64);
@@ -88,6 +88,12 @@ fn draw_events(random: &mut Random, next_id: &mut i64, live: &mut HashSet<i64>) 
     }
     if random.below(30) == 0 {
         events.push(Event::ClearCache);
+    }
+    if random.below(8) == 0 {
+        events.push(Event::TokenBudget(TokenBudget {
+            beside_decode: 1 + random.below(30) as i64,
+            prefill_only: 1 + random.below(300) as i64,
+        }));
     }
     events
 }

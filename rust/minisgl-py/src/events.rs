@@ -1,6 +1,6 @@
 //! From the event objects of `minisgl.step` to those of the core.
 
-use minisgl_core::{Arrival, CheckedEvents, Error, Event, RESERVED_OUTPUT, Scheduler};
+use minisgl_core::{Arrival, CheckedEvents, Error, Event, RESERVED_OUTPUT, Scheduler, TokenBudget};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -17,6 +17,7 @@ pub(crate) struct EventTypes {
     forward_failed: Py<PyType>,
     unpin: Py<PyType>,
     clear_cache: Py<PyType>,
+    token_budget: Py<PyType>,
 }
 
 impl EventTypes {
@@ -30,6 +31,7 @@ impl EventTypes {
             forward_failed: class("ForwardFailed")?,
             unpin: class("Unpin")?,
             clear_cache: class("ClearCache")?,
+            token_budget: class("TokenBudget")?,
         })
     }
 
@@ -65,6 +67,12 @@ impl EventTypes {
         }
         if kind.is(&self.clear_cache) {
             return Ok(Event::ClearCache);
+        }
+        if kind.is(&self.token_budget) {
+            return Ok(Event::TokenBudget(TokenBudget {
+                beside_decode: integer(&event.getattr(intern!(py, "beside_decode"))?)?,
+                prefill_only: integer(&event.getattr(intern!(py, "prefill_only"))?)?,
+            }));
         }
         Err(PyTypeError::new_err(format!("event {index}: {kind} is no event")))
     }

@@ -46,6 +46,10 @@ impl Scheduler {
                 let num_pages = self.state.tree.num_evictable();
                 self.state.tree.evict(num_pages)
             }
+            Event::TokenBudget(budget) => {
+                self.budgets = budget;
+                Ok(())
+            }
         }
     }
 

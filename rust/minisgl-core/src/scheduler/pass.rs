@@ -20,8 +20,7 @@ impl Scheduler {
         self.prefilling = self.prefilling || self.state.started.num_background() > 0;
         let counts = self.prefilling || !self.state.waiting.is_empty() || self.config.max_draft_len > 0;
         self.prefilling = false;
-        let most = self.config.max_prefill_length.to_i64();
-        let left = self.pass(most, counts, entry)?;
+        let left = self.pass(self.budget(), counts, entry)?;
         if self.config.max_draft_len > 0 {
             self.add_drafts(left.unwrap_or(0))?;
         }
@@ -43,6 +42,19 @@ impl Scheduler {
         let by_others = self.decided.num_retracted - self.decided.num_gave_way;
         self.state.ratio.after_step(by_others);
         self.keep_cache_budget()
+    }
+
+    /// Tokens of this step. A row that decodes counts though it waits for a token in this step, so that no long step
+    /// stands between two of its tokens; one in the background does not.
+    fn budget(&self) -> i64 {
+        let mut ordinary = self.state.started.iter().take(self.state.started.num_ordinary());
+        let decodes = ordinary.any(|row| !row.kind.prefills);
+        let asked = if decodes {
+            self.budgets.beside_decode
+        } else {
+            self.budgets.prefill_only
+        };
+        asked.min(self.config.max_prefill_length.to_i64())
     }
 
     /// Rows of the requests in the background, or of the others: first those that have started, in order, then new

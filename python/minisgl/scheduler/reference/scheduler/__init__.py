@@ -37,6 +37,7 @@ from minisgl.step import (
     StepBuffers,
     StepOutput,
     StepPlan,
+    TokenBudget,
     Unpin,
     step_output,
 )
@@ -191,6 +192,8 @@ class ReferenceControlPlane(StepPass):
                     self.pins.drop(req_id, self.tree)
                 case ClearCache():
                     self.tree.evict(self.tree.num_evictable)
+                case TokenBudget(beside_decode, prefill_only):
+                    self.budgets = (beside_decode, prefill_only)
 
     def _arrive(self, arrival: Arrival) -> None:
         """Into the queue; a prompt that could never fit is answered with an error at once."""

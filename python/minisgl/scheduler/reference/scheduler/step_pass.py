@@ -20,6 +20,7 @@ class StepPass(SchedulerState):
         super().__init__(config)
         self.config = config
         self.limits = config.limits()
+        self.budgets = (config.max_prefill_length, config.max_prefill_length)  # see `TokenBudget`
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_retracted = 0
@@ -30,7 +31,7 @@ class StepPass(SchedulerState):
 
     def _decide(self, step: int) -> DecidedStep:
         decided = DecidedStep(step)
-        budget = self._pass(decided, self.config.max_prefill_length, background=False)
+        budget = self._pass(decided, self._budget(), background=False)
         if self.config.max_draft_len:
             self._add_drafts(decided, budget or 0)
         if budget is not None and not self.waiting.num_ordinary and not decided.num_draft_rows:
@@ -40,6 +41,14 @@ class StepPass(SchedulerState):
         self.ratio.after_step(decided.num_retracted - decided.num_gave_way)
         self._keep_cache_budget()
         return decided
+
+    def _budget(self) -> int:
+        """Tokens of this step. A row that decodes counts though it waits for a token in this step, so that no long step
+        stands between two of its tokens; one in the background does not."""
+        ordinary = self.started.items[: self.started.num_ordinary]
+        beside_decode, prefill_only = self.budgets
+        decodes = any(not request.is_prefilling for request in ordinary)
+        return min(self.config.max_prefill_length, beside_decode if decodes else prefill_only)
 
     def _pass(self, decided: DecidedStep, budget: int, background: bool) -> int | None:
         """Rows of the requests in the background, or of the others: first those that have started, in order, then new

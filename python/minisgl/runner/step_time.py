@@ -1,0 +1,57 @@
+"""How many tokens the next steps may compute so that none takes longer than asked.
+
+The scheduler has no clock: it is told the outcome as an event, so a trace of its calls holds all that it decides by.
+
+Invariants: nothing is decided here but the two numbers of a `TokenBudget`; without a measurement steps are small.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median_low
+
+from minisgl.step import StepPlan, TokenBudget
+
+FIRST_TOKENS = 32  # of a step before anything is known of the machine
+ALONE = 4  # a step beside which nobody decodes may take so many times longer: only who comes next waits for it
+KEPT = 3  # measurements, of which the median counts: one that something else on the machine disturbed changes nothing
+
+
+class StepTime:
+    """`step_s`: seconds of a step while rows decode. `max_tokens`: those of a step, however fast it is."""
+
+    def __init__(self, step_s: float, max_tokens: int) -> None:
+        self._step_s = step_s
+        self._max_tokens = max_tokens
+        self._token_s: deque[float] = deque(maxlen=KEPT)
+        self._decode_s: deque[float] = deque(maxlen=KEPT)
+        first = min(FIRST_TOKENS, max_tokens)
+        self.budget = TokenBudget(first, first)
+        """The last one."""
+
+    def measured(self, plan: StepPlan, seconds: float) -> bool:
+        """A step took `seconds`; whether `budget` is another one now.
+
+        What a token costs is taken from whole steps, the rows that decode with it and what a step costs whatever it
+        computes; it grows with the context. So the next step comes closer to its time whatever the costs consist of. A
+        step that was neither full nor late says nothing of a full one."""
+        if plan.num_rows == plan.num_decode_rows:
+            if plan.num_rows:
+                self._decode_s.append(seconds)
+            return False
+        full = self.budget.beside_decode if plan.num_decode_rows else self.budget.prefill_only
+        if 2 * plan.num_tokens < full and seconds < self._step_s:
+            return False
+        self._token_s.append(seconds / plan.num_tokens)
+        before = self.budget
+        self.budget = TokenBudget(self._num_tokens(self._beside_decode_s), self._num_tokens(ALONE * self._step_s))
+        return self.budget != before
+
+    @property
+    def _beside_decode_s(self) -> float:
+        """Where decoding alone fills the time, prompts still get as much again: they would hardly move."""
+        return max(self._step_s, 2 * median_low(self._decode_s)) if self._decode_s else self._step_s
+
+    def _num_tokens(self, seconds: float) -> int:
+        token_s = median_low(self._token_s)
+        return max(1, int(seconds / token_s)) if token_s * self._max_tokens > seconds else self._max_tokens
