@@ -213,6 +213,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_requests: int = 0
     tokens_per_minute: int = 0
     max_priority: int = MAX_PRIORITY
+    lora: bool = False  # it may load adapters, and unload them
     own_cache: bool = False  # what it asks is found in the prefix cache by itself alone
 
     def __repr__(self) -> str:
@@ -272,6 +273,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     any_model_name: bool = False  # requests may name any model: there is one
     limits: Limits = Limits()
     api_key: str | None = None
+    lora_folder: str | None = None  # adapters below it may be loaded over HTTP; None: none may
+    max_loras: int = 16  # adapters at once, those of the start among them
     api_keys: tuple[ApiKey, ...] = ()  # of --api-key-file, beside `api_key`; number i of a request is `api_keys[i - 1]`
     allowed_hosts: tuple[str, ...] = ()  # names clients may use besides the address, * for any
     cors_origins: tuple[str, ...] = ()  # of web pages that may use the server, * for any
@@ -305,6 +308,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "--resumable: not with --frontend rust: the gateway writes no marks: use --frontend python"
             )
+        if self.lora_folder is not None and not os.path.isdir(self.lora_folder):
+            raise ConfigError(f"--lora-folder {self.lora_folder}: no such folder")
+        if self.max_loras < 1:
+            raise ConfigError(f"--max-loras {self.max_loras}: must be at least 1")
         self._check_engines()
         self.limits.check()
         return self

@@ -4,6 +4,7 @@ HTTP, behind both front ends, with one engine and with two."""
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from tests.helpers.e2e import ServerProcess, serving
 
 POOL = ("--engine", "echo", "--num-pages", "256", "--page-size", "4", "--max-seq-len", "400")
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+OUTSIDE = "must be a folder below the server's folder of adapters (lora_folder)"
 PROMPT = "The same words for all of them."
 
 
@@ -39,6 +41,7 @@ def server(front_end: str, place: Path) -> Iterator[ServerProcess]:
     """Number 1 is sql, 2 is chat; it takes any name for its model's that is no adapter's."""
     sql, chat = made(place / "sql"), made(place / "chat")
     flags = ("--lora", f"sql={sql}", f"chat={chat}", "--any-model-name", "--served-model-name", "base")
+    flags += ("--lora-folder", str(place), "--max-loras", "4")
     with serving(*POOL, *flags, "--frontend", front_end) as running:
         yield running
 
@@ -73,7 +76,7 @@ def test_the_name_of_the_model_chooses(http: httpx.Client, place: Path) -> None:
         assert answer["model"] == (model if adapter else "base")
     cards = models(http)
     assert list(cards)[:3] == ["base", "sql", "chat"]
-    assert (cards["sql"]["parent"], cards["sql"]["root"]) == ("base", str(place / "sql"))
+    assert (cards["sql"]["parent"], cards["sql"]["root"]) == ("base", "sql")
     assert "parent" not in cards["base"]
     assert http.get("/v1/models/chat").json() == cards["chat"]
 
@@ -152,16 +155,47 @@ def test_one_comes_and_goes_while_others_stream(http: httpx.Client, place: Path)
         (LOAD, {"lora_path": "x"}, 400, "lora_name"),
         (LOAD, {"lora_name": "base", "lora_path": "x"}, 400, "the model's own name"),
         (LOAD, {"lora_name": "sql", "lora_path": "x"}, 400, "is loaded already"),
-        (LOAD, {"lora_name": "x", "lora_path": "/nowhere"}, 400, "lora_path: /nowhere: adapter_config.json"),
+        (LOAD, {"lora_name": "x", "lora_path": "."}, 400, OUTSIDE),
+        (LOAD, {"lora_name": "x", "lora_path": "/nowhere"}, 400, OUTSIDE),
+        (LOAD, {"lora_name": "x", "lora_path": "/etc/passwd"}, 400, OUTSIDE),
+        (LOAD, {"lora_name": "x", "lora_path": "../../../etc"}, 400, OUTSIDE),
+        (LOAD, {"lora_name": "x", "lora_path": "nowhere"}, 400, OUTSIDE),
+        (LOAD, {"lora_name": "x", "lora_path": "sql\0"}, 400, OUTSIDE),
+        (LOAD, {"lora_name": "x", "lora_path": "out/of"}, 400, OUTSIDE),
+        (LOAD, {"lora_name": "x", "lora_path": "empty"}, 400, "adapter_config.json: No such file"),
+        (LOAD, {"lora_name": "x", "lora_path": "pipe"}, 400, "adapter_config.json: is no regular file"),
+        (LOAD, {"lora_name": "x", "lora_path": "endless"}, 400, "lora_alpha: 1000000"),
+        (LOAD, {"lora_name": "x", "lora_path": "deep"}, 400, "lora_path: adapter_config.json"),
         (LOAD, {"lora_name": "x", "lora_path": "/nowhere", "load_inplace": True}, 400, "load_inplace"),
         (UNLOAD, {"lora_name": "x"}, 404, "does not exist here"),
         (UNLOAD, {"lora_name": "base"}, 404, "does not exist here"),
         (UNLOAD, {}, 400, "lora_name"),
     ],
 )
-def test_what_cannot_be(http: httpx.Client, path: str, body: dict[str, Any], status: int, says: str) -> None:
+def test_what_cannot_be(
+    http: httpx.Client, place: Path, path: str, body: dict[str, Any], status: int, says: str
+) -> None:
+    """Each under the same name, which stays free."""
+    if not (place / "pipe").exists():
+        made(place / "endless", lora_alpha=10**400)
+        (place / "out").symlink_to("/etc")
+        for name in ("empty", "pipe", "deep"):
+            (place / name).mkdir()
+        os.mkfifo(place / "pipe" / "adapter_config.json")
+        (place / "deep" / "adapter_config.json").write_text("[" * 100_000)
     answer = http.post(path, json=body)
+    assert str(place) not in answer.text
     assert (answer.status_code, says in answer.json()["error"]["message"]) == (status, True), answer.text
+    assert set(models(http)) == {"base", "sql", "chat"}
+
+
+def test_there_are_no_more_than_are_allowed(http: httpx.Client, place: Path) -> None:
+    made(place / "one of many")
+    answers = [http.post(LOAD, json={"lora_name": f"n{i}", "lora_path": "one of many"}) for i in range(3)]
+    assert [one.status_code for one in answers] == [200, 200, 400]
+    assert "there are 4 adapters, the limit (max_loras)" in answers[2].text
+    for i in range(2):
+        assert http.post(UNLOAD, json={"lora_name": f"n{i}"}).status_code == 200
     assert set(models(http)) == {"base", "sql", "chat"}
 
 
@@ -173,7 +207,7 @@ def test_a_folder_that_is_none_ends_the_start(place: Path) -> None:
 
 def test_they_are_behind_the_key_and_unknown_ones_are_404(front_end: str, place: Path) -> None:
     path = made(place / "keyed")
-    flags = ("--api-key", "secret", "--served-model-name", "base", "--frontend", front_end)
+    flags = ("--api-key", "secret", "--served-model-name", "base", "--frontend", front_end, "--lora-folder", str(place))
     with serving(*POOL, *flags) as running:
         body = {"lora_name": "x", "lora_path": path}
         assert httpx.post(running.url + LOAD, json=body).status_code == 401
@@ -188,9 +222,32 @@ def test_they_are_behind_the_key_and_unknown_ones_are_404(front_end: str, place:
             assert http.post("/v1/completions", json=asks).status_code == 404
 
 
+def test_who_may_load_them(front_end: str, place: Path, tmp_path: Path) -> None:
+    made(place / "allowed")
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys:\n- {name: admin, key: sk-admin, lora: true}\n- {name: other, key: sk-other}\n")
+    flags, body = ("--api-key-file", str(keys), "--frontend", front_end), {"lora_name": "x", "lora_path": "allowed"}
+    for folder in ((), ("--lora-folder", str(place))):
+        with serving(*POOL, *flags, *folder) as running:
+
+            def status(key: str, path: str, running: ServerProcess = running) -> tuple[int, str]:
+                head = {"authorization": f"Bearer {key}"}
+                answer = httpx.post(running.url + path, json=body, headers=head, timeout=60)
+                return answer.status_code, answer.text
+
+            for path in (LOAD, UNLOAD):
+                code, text = status("sk-other", path)
+                assert (code, ("other: may not load" if folder else "lora_folder, a key of --config") in text) == (
+                    403,
+                    True,
+                )
+                assert status("sk-admin", path)[0] == (200 if folder else 403)
+
+
 def test_every_engine_has_them_also_one_that_comes_back(front_end: str, place: Path) -> None:
     first, second = made(place / "first"), made(place / "second")
     flags = ("--dp", "2", "--lora", f"first={first}", "--served-model-name", "base", "--frontend", front_end)
+    flags += ("--lora-folder", str(place))
     with serving(*POOL, *flags) as running, httpx.Client(base_url=running.url, timeout=60) as http:
         assert http.post(LOAD, json={"lora_name": "second", "lora_path": second}).status_code == 200
 

@@ -40,6 +40,8 @@ class Engine:
 
     def read_adapter(self, folder: str) -> str:
         assert self._go_on.wait(60)
+        if folder == "bug":
+            raise ZeroDivisionError
         if folder == "bad":
             raise ConfigError("bad: no adapter")
         return folder
@@ -106,6 +108,16 @@ def test_what_cannot_be_read_is_refused_with_those_who_wait(threaded: bool) -> N
     assert world.ends == [(1, FinishReason.ERROR, "adapter: bad: no adapter")]
     assert world.take(ask(2, 4), PLAIN) == [PLAIN]
     assert world.ends[1:] == [(2, FinishReason.ERROR, "adapter 4 is not loaded")]
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_a_bug_while_it_is_read_is_a_refusal(threaded: bool) -> None:
+    world = World(Engine(), threaded)
+    world.take(LoadAdapter(4, "sql", "bug"))
+    if threaded:
+        assert world.woken.acquire(timeout=60)
+        world.take()
+    assert world.said == [AdapterChanged(4, "refused", "internal error: ZeroDivisionError")]
 
 
 def test_an_engine_without_adapters_says_so() -> None:

@@ -33,6 +33,7 @@ _NUMBERS = {
     "tokens_per_minute": (0, MAX_NUMBER),
     "max_priority": (0, MAX_SHARE),
 }
+_SWITCHES = ("own_cache", "lora")
 
 
 def read(path: str) -> tuple[ApiKey, ...]:
@@ -92,10 +93,10 @@ def _problem(name: str, given: object) -> str:
     if name == "key":
         fits = isinstance(given, str) and _KEY.fullmatch(given)
         return "" if fits else "must be text of 1 to 512 printable ASCII characters without spaces (in quotes)"
-    if name == "own_cache":
+    if name in _SWITCHES:
         return "" if isinstance(given, bool) else f"{given!r:.80}: must be true or false"
     if (bounds := _NUMBERS.get(name)) is None:
-        return f"unknown field: there are name, key, {', '.join(_NUMBERS)}, own_cache"
+        return f"unknown field: there are name, key, {', '.join((*_NUMBERS, *_SWITCHES))}"
     low, high = bounds
     if not isinstance(given, int) or isinstance(given, bool) or not low <= given <= high:
         return f"{given!r:.80}: must be a whole number from {low} to {high}"

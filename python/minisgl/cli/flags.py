@@ -350,6 +350,13 @@ HTTP = (
         help="YAML file of several API keys, each with a name, a share of the engines and limits (default: none)",
     ),
     setting(
+        "--lora-folder",
+        shown=False,
+        metavar="DIR",
+        help="adapters below this folder may be loaded over HTTP; by keys with `lora` (default: none may)",
+    ),
+    setting("--max-loras", shown=False, type=int, help="adapters at once, those of --lora among them"),
+    setting(
         "--cors-origin",
         dest="cors_origins",
         action="append",

@@ -7,9 +7,10 @@ has come keeps it to its end; steps wait for no file.
 
 from __future__ import annotations
 
+import logging
 import queue
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from minisgl.message import (
 )
 from minisgl.step import FinishReason
 
+_log = logging.getLogger("minisgl.engine")
 LOADED, REFUSED, UNLOADED = "loaded", "refused", "unloaded"
 End = Callable[[int, FinishReason, str], None]
 """(request id, how, why)"""
@@ -50,7 +52,7 @@ class EngineAdapters:
         self._in_use = in_use
         self._wake = wake
         self._reader: ThreadPoolExecutor | None = None
-        self._done: queue.SimpleQueue[tuple[int, Any, str]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
         self._loaded: set[int] = set()
         self._held: dict[int, list[AddRequest]] = {}  # by adapter that is being read: who waits for it
         self._leaving: set[int] = set()
@@ -100,19 +102,17 @@ class EngineAdapters:
             self._say(number, REFUSED, f"--engine {engine.info.name}: has no adapters")
         elif number not in self._held:
             self._held[number] = []
-            work = partial(self._read, engine, order)
-            if self._wake is None:
-                work()
-                return
             self._reader = self._reader or ThreadPoolExecutor(1, "adapters")
-            self._reader.submit(work)
+            reading = self._reader.submit(engine.read_adapter, order.path)
+            if self._wake is None:
+                wait((reading,))
+                self._done.put((number, reading))
+            else:
+                reading.add_done_callback(partial(self._was_read, number))
 
-    def _read(self, engine: Adapts, order: LoadAdapter) -> None:
-        """In the reader's thread."""
-        try:
-            self._done.put((order.adapter, engine.read_adapter(order.path), ""))
-        except (ValueError, OSError, RuntimeError, MemoryError) as error:
-            self._done.put((order.adapter, None, str(error)))
+    def _was_read(self, number: int, reading: Future[Any]) -> None:
+        """In the reader's thread, also if there was no adapter."""
+        self._done.put((number, reading))
         if self._wake is not None:
             self._wake()
 
@@ -120,16 +120,16 @@ class EngineAdapters:
         """Of adapters that were read: the requests that waited."""
         found: list[ToEngine] = []
         while not self._done.empty():
-            number, adapter, error = self._done.get()
+            number, reading = self._done.get()
             waiting = self._held.pop(number)
-            if error:
+            if error := _refusal(reading.exception()):
                 self._leaving.discard(number)
                 self._say(number, REFUSED, error)
                 for request in waiting:
                     self._end(request.req_id, FinishReason.ERROR, f"adapter: {error}")
                 continue
             assert isinstance(self._engine, Adapts)
-            self._engine.add_adapter(number, adapter)
+            self._engine.add_adapter(number, reading.result())
             self._loaded.add(number)
             found += waiting
             if number not in self._leaving:
@@ -160,6 +160,16 @@ class EngineAdapters:
 
     def _say(self, number: int, state: str, reason: str = "") -> None:
         self._send([AdapterChanged(number, state, reason)])
+
+
+def _refusal(error: BaseException | None) -> str:
+    """Why there is no adapter; empty: there is one. What nobody expected is a refusal too: the name is free again."""
+    if error is None:
+        return ""
+    if isinstance(error, ValueError | OSError | RuntimeError | MemoryError):
+        return str(error) or type(error).__name__
+    _log.error("reading an adapter: a bug", exc_info=error)
+    return f"internal error: {type(error).__name__}"
 
 
 def _is_own(message: ToEngine) -> bool:

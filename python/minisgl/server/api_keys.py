@@ -128,6 +128,10 @@ class KeyUse:
                 reason = f"it has used its {key.tokens_per_minute} tokens per minute"
                 raise self._refusal(number, TOKENS, reason, math.ceil(wait_s))
 
+    def may_load(self, number: int) -> bool:
+        """Adapters, where that is done over HTTP."""
+        return not number or self._keys[number - 1].lora
+
     def check_priority(self, number: int, priority: int) -> None:
         """Raise `ApiError` 400 for one that the key may not ask for."""
         most = self._keys[number - 1].max_priority if number else MAX_PRIORITY

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -89,6 +90,8 @@ TOLD: dict[str, tuple[type[Any], ToldEndpoint]] = {
     INPUT_TOKENS: (ResponsesRequest, input_tokens_endpoint),
     MESSAGES: (MessagesRequest, messages_endpoint),
     COUNT_TOKENS: (CountTokensRequest, count_tokens_endpoint),
+    LOAD: (LoadAdapterRequest, load_adapter_endpoint),
+    UNLOAD: (UnloadAdapterRequest, unload_adapter_endpoint),
 }
 """Those that are told of the request itself."""
 OTHER: dict[str, tuple[type[Any], Endpoint]] = {
@@ -96,8 +99,6 @@ OTHER: dict[str, tuple[type[Any], Endpoint]] = {
     "/detokenize": (DetokenizeRequest, detokenize_endpoint),
     SLOW_MOTION: (SlowMotionRequest, slow_motion_endpoint),
     PREFIXES: (PrefixRequest, insert_prefix_endpoint),
-    LOAD: (LoadAdapterRequest, load_adapter_endpoint),
-    UNLOAD: (UnloadAdapterRequest, unload_adapter_endpoint),
 }
 
 
@@ -157,6 +158,8 @@ def build_app(
         log_prompts=config.log_prompts,
         aliases=config.model_aliases,
         any_model_name=config.any_model_name,
+        lora_folder=config.lora_folder,
+        max_loras=config.max_loras,
         defaults=defaults,
         gateway=gateway,
         keys=keys,
@@ -286,7 +289,7 @@ def _card(context: ServerContext, root: str, adapter: Adapter | None = None) -> 
         "object": "model",
         "created": context.created,
         "owned_by": "minisgl",
-        "root": root if adapter is None else adapter.path,
+        "root": root if adapter is None else os.path.basename(os.path.abspath(adapter.path)),
         **({} if adapter is None else {"parent": context.model_name}),
         "max_model_len": context.info.max_seq_len,
         **({"simulated": context.info.simulated} if context.info.simulated else {}),

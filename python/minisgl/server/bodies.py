@@ -358,7 +358,7 @@ class LoadAdapterRequest(Body):
     model: StrictStr | None = described("The served model's name.")
     lora_name: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="What requests name as `model`.")
     lora_path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
-        description="A folder on the server, as peft saves an adapter."
+        description="A folder as peft saves an adapter, below the server's `lora_folder`."
     )
     load_inplace: Literal[False] | None = described("Not done: unload the old one first.")
 

@@ -60,6 +60,8 @@ class ServerContext:
         log_prompts: bool = False,
         aliases: Collection[str] = (),
         any_model_name: bool = False,
+        lora_folder: str | None = None,
+        max_loras: int = 0,
         defaults: Mapping[str, Any] | None = None,
         gateway: Gateway | None = None,
         keys: KeyUse | None = None,
@@ -74,6 +76,7 @@ class ServerContext:
         self.log_prompts = log_prompts
         self.aliases = aliases
         self._any_model_name = any_model_name
+        self.lora_folder, self.max_loras = lora_folder, max_loras
         self.defaults = dict(defaults or {})  # of the model, by the names of `SamplingParams`
         self.turns = Turns(limits.max_encoding_bytes, self._give_back)
         self.keys = keys or KeyUse(())

@@ -23,6 +23,7 @@ from minisgl.config import ConfigError
 from minisgl.weights.stored import FLOATS, Stored, opened, stored_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MAX_CONFIG_BYTES, MAX_RANK, MAX_ALPHA = 1 << 20, 1024, 1e6
 Float32Array = npt.NDArray[np.float32]
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<kind>[AB])(?:\.default)?\.weight")
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", "none", [], {})
@@ -86,12 +87,16 @@ class AdapterConfig:
 
 def load_adapter_config(folder: Path) -> AdapterConfig:
     """Raises `ConfigError`."""
-    file = folder / CONFIG
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{folder}: {CONFIG}: {error.strerror}: an adapter is a folder as peft saves it") from error
-    except ValueError as error:
+        with opened(folder / CONFIG) as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
+    except ConfigError as error:
+        raise ConfigError(f"{error}: an adapter is a folder as peft saves it") from error
+    if len(data) > MAX_CONFIG_BYTES:
+        raise ConfigError(f"{CONFIG}: more than {MAX_CONFIG_BYTES} bytes")
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{CONFIG}: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{CONFIG}: must be an object")
@@ -105,8 +110,8 @@ def load_adapter_config(folder: Path) -> AdapterConfig:
 
 def _number(raw: Mapping[str, Any], name: str) -> float:
     value = raw.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{CONFIG}: {name}: {value!r}: must be a number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_ALPHA:
+        raise ConfigError(f"{CONFIG}: {name}: {str(value)[:80]}: must be a number from {-MAX_ALPHA:g} to {MAX_ALPHA:g}")
     return float(value)
 
 
@@ -131,6 +136,8 @@ def _pair(module: str, stored: Mapping[str, Stored], config: AdapterConfig) -> P
     rank = a.shape[0]
     if rank != b.shape[1] or not rank:
         raise ConfigError(f"{WEIGHTS}: {module}: A is {list(a.shape)} and B {list(b.shape)}: not [r, in] and [out, r]")
+    if rank > MAX_RANK:
+        raise ConfigError(f"{WEIGHTS}: {module}: rank {rank}: at most {MAX_RANK}")
     return Pair(a, b, config.scale(rank))
 
 

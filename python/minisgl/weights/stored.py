@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,11 +73,15 @@ class Stored:
 
 
 def opened(path: Path) -> BinaryIO:
-    """Raises `ConfigError`."""
+    """A regular file: a pipe would be waited for. Raises `ConfigError`."""
     try:
-        return path.open("rb")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigError(f"{path.name}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ConfigError(f"{path.name}: is no regular file")
+    return os.fdopen(descriptor, "rb")
 
 
 def weight_files(folder: Path) -> list[Path]:
