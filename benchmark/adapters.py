@@ -5,7 +5,7 @@
 Each round decodes `--rows` requests for `--steps` tokens: once without adapters, once with all rows on one, once with
 the rows dealt out to `--adapters` of them, on all linear layers. A step's time is the CPU time of this process in
 `StepLoop.step` without overlap, which others on the machine hardly change; on one thread that is what it computes. The
-last line of stdout is JSON: medians of all rounds in ms, and the ratios of medians, round by round, least and median.
+last line of stdout is JSON: medians of all rounds in ms, and the differences paired by round.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from minisgl.bench.report import print_result
+from minisgl.bench.stats import in_turns, paired_difference
 from minisgl.config import EngineConfig
 from minisgl.message import AdapterChanged, AddRequest, FromEngine, LoadAdapter
 from minisgl.models.adaptable import adaptable
@@ -130,25 +132,24 @@ def main() -> int:
         "one": [1] * args.rows,
         "dealt": [i % args.adapters + 1 for i in range(args.rows)],
     }
-    times: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
     with tempfile.TemporaryDirectory() as folder:
         decoding = Decoding(config, args.adapters, args.rank, Path(folder))
         for adapters in kinds.values():
             decoding.run(adapters, 4)  # warm
-        for number in range(args.rounds):
-            for kind in list(kinds)[:: 1 if number % 2 == 0 else -1]:
-                times[kind].append(decoding.run(kinds[kind], args.steps))
+        medians = in_turns(
+            list(kinds), args.rounds, lambda kind: statistics.median(decoding.run(kinds[kind], args.steps))
+        )
         decoding.close()
-    medians = {kind: [statistics.median(one) for one in rounds] for kind, rounds in times.items()}
     result: dict[str, object] = {**vars(args)}
     for kind, found in medians.items():
         result[f"{kind}_ms"] = round(statistics.median(found), 3)
+        against = ""
         if kind != "none":
-            ratios = [with_ / without for with_, without in zip(found, medians["none"], strict=True)]
-            result[f"{kind}_ratio"] = round(statistics.median(ratios), 3)
-            result[f"{kind}_ratio_least"] = round(min(ratios), 3)
-        print(f"{kind:>6}: {result[f'{kind}_ms']} ms a step", file=sys.stderr)
-    print(json.dumps(result))
+            paired = paired_difference(medians["none"], found)
+            result[kind] = paired.as_dict()
+            against = f", {paired} against none"
+        print(f"{kind:>6}: {result[f'{kind}_ms']} ms a step{against}", file=sys.stderr)
+    print_result(result)
     return 0
 
 

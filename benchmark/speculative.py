@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from minisgl.bench.prompts import mt_bench
 from minisgl.bench.report import Report, print_result, public_command, table
-from minisgl.bench.stats import geometric_interval
+from minisgl.bench.stats import geometric_interval, turns
 from minisgl.config import ConfigError
 from minisgl.llm import LLM
 from minisgl.sampling_params import SamplingParams
@@ -119,13 +119,12 @@ def measure(
     for at in range(0, len(kind.prompts), clients):
         prompts = kind.prompts[at : at + clients]
         runs: dict[str, list[Run]] = {PLAIN: [], GUESSING: []}
-        for turn in range(rounds):
-            for name in (PLAIN, GUESSING) if turn % 2 == 0 else (GUESSING, PLAIN):
-                llms[name].clear_cache()
-                if kind.again:
-                    answer(llms[name], prompts, kind, num_out)
-                runs[name].append(answer(llms[name], prompts, kind, num_out))
-                done()
+        for _, name in turns((PLAIN, GUESSING), rounds):
+            llms[name].clear_cache()
+            if kind.again:
+                answer(llms[name], prompts, kind, num_out)
+            runs[name].append(answer(llms[name], prompts, kind, num_out))
+            done()
         first = runs[PLAIN][0].tokens
         assert all(run.tokens == first for several in runs.values() for run in several), "the answers differ"
         yield {

@@ -27,6 +27,7 @@ from minisgl.bench.compare_variants import VARIANTS, HttpVariant, Missing, Setup
 from minisgl.bench.process_usage import Usage
 from minisgl.bench.render import words
 from minisgl.bench.report import Report, plain, print_result, public_command, read_raw
+from minisgl.bench.stats import there_and_back
 from minisgl.config import ConfigError
 
 HELP = "minisgl beside transformers, llama.cpp, vLLM, SGLang or any server, in one table"
@@ -183,7 +184,7 @@ def measure(settings: Compare) -> tuple[dict[str, Running], dict[str, str]]:
 
         with tqdm(total=len(running) * (settings.repeats + 2), unit="turn", disable=None) as bar:
             for repeat in range(-1, settings.repeats):
-                order = list(running) if repeat % 2 else list(reversed(running))
+                order = there_and_back(list(running), repeat + 1)
                 label = f"round {repeat + 1} of {settings.repeats}" if repeat >= 0 else "warm-up"
                 each(order, label, lambda one, repeat=repeat: _round(settings, one, repeat))
             each(list(running), "answers", lambda one: _answers(settings, one))

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from minisgl.bench.offline_run import PARTS, OfflineJob
 from minisgl.bench.plots import bar_breakdown
 from minisgl.bench.report import Report, print_result, table
-from minisgl.bench.stats import paired_difference
+from minisgl.bench.stats import paired_difference, turns
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.choice import cuda_is_available
 from minisgl.engine.sim.profile import load_profile
@@ -93,10 +93,9 @@ def run_offline(settings: Offline, out: Path | None, *, command: str) -> int:
     report = None if out is None else Report(out, "Offline throughput", command=command)  # the load before the runs
     runs: Runs = {name: [] for name in settings.control_planes}
     with tqdm(total=settings.repeats * len(runs), desc="offline", unit="run", disable=None) as bar:
-        for repeat in range(settings.repeats):
-            for name in settings.control_planes if repeat % 2 == 0 else reversed(settings.control_planes):
-                runs[name].append(run_in_a_process(job, name))
-                bar.update()
+        for _, name in turns(settings.control_planes, settings.repeats):
+            runs[name].append(run_in_a_process(job, name))
+            bar.update()
     result = _result(job, settings, runs)
     print(_figures(result))
     if report is not None:
@@ -139,7 +138,8 @@ def _result(job: OfflineJob, settings: Offline, runs: Runs) -> dict[str, Any]:
         exact = job.engine.engine not in ("auto", "torch")  # torch's rounding may differ with the rows of a step
         result["same_tokens"] = len(digests) == 1 if exact else (True if len(digests) == 1 else None)
         first, second = [[run["output_tok_s"] for run in runs[name]] for name in ("python", "rust_hotpath")]
-        result["rust_hotpath_against_python"] = paired_difference(first, second).as_dict()
+        paired = paired_difference(first, second)
+        result["rust_hotpath_against_python"] = paired.as_dict() | {"text": str(paired)}
     return result
 
 
@@ -199,14 +199,12 @@ def _comparison(result: Mapping[str, Any]) -> str:
     found = result.get("rust_hotpath_against_python")
     if found is None or found["ratio"] is None:
         return ""
-    percent = {key: 100 * value for key, value in found["ratio"].items()}
-    interval = f" [{percent['low']:+.1f}, {percent['high']:+.1f}]" if found["num_pairs"] > 1 else ""
     said = {
         True: "gave the same tokens",
         False: "**gave different tokens**",
         None: "gave other tokens where rounding decides (a model's logits depend on the rows of a step)",
     }[result["same_tokens"]]
     return (
-        f"`rust_hotpath` against `python`: {percent['estimate']:+.1f} %{interval} output tok/s "
+        f"`rust_hotpath` against `python`: {found['text']} output tok/s "
         f"(geometric mean over pairs, 95 % t interval). Both {said}."
     )
