@@ -51,7 +51,7 @@ SCHEDULER = ("schedule", "commit")
 LOOP = (*SCHEDULER, "receive", "launch", "wait", "send")
 OF_LATENCIES = ("p50", "p95", "p99")
 LATENCIES = {"ttft": OF_LATENCIES, "itl": OF_LATENCIES, "tpot": ("p50",), "e2e": OF_LATENCIES}
-NOT_FOR_A_LOAD = ("base_url", "out", "scenario", "flags", "served_model")
+NOT_FOR_A_LOAD = ("base_url", "out", "flags", "served_model")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,7 @@
 
 Dummy Qwen3-0.6B and Qwen3-8B, 256 sequences of 100 to 1,024 tokens in and out, all there at the start: both control
 planes, overlap on and off, in turns. For each run: output tokens per second, where the host's time goes, how long the
-device waited for the host between steps, the ratio to what reading the weights and the KV once a step would take; and
-of one run the time of each part of a step.
+device waited for the host between steps, and the ratio to what reading the weights and the KV once a step would take.
 
     python benchmark/gpu/offline.py --out FOLDER --seconds 540     # stops in time; writes what it has after each run
     python benchmark/gpu/offline.py --out FOLDER --trace           # 20 decode steps under torch's profiler, too
@@ -46,7 +45,7 @@ GRACE_S = 15.0  # to end after the budget, before the process is killed
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write README.md, raw.json, points.json and a plot there")
+    parser.add_argument("--out", type=Path, help="write README.md, raw.json and points.json there")
     parser.add_argument("--models", nargs="+", choices=sorted(SHAPES), default=["qwen3-0.6b", "qwen3-8b"])
     parser.add_argument("--num-sequences", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3, help="turns through the variants of a model")

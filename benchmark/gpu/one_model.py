@@ -28,7 +28,7 @@ import msgspec  # noqa: E402
 import torch  # noqa: E402
 
 from benchmark.gpu import watch  # noqa: E402
-from benchmark.gpu.watch import Parts, Watched  # noqa: E402
+from benchmark.gpu.watch import Watched  # noqa: E402
 from minisgl.attention.api import LayerAttention  # noqa: E402
 from minisgl.attention.kv_pool import page_bytes  # noqa: E402
 from minisgl.bench.offline_run import Collector, OfflineJob, breakdown  # noqa: E402
@@ -77,8 +77,6 @@ def main() -> int:
             if overlap and not bench.points:  # without it a step's time has the host's in it
                 bench.points = watch.points(bench.watched.steps)
                 put("points", {"points": bench.points})
-        if repeat == 0 and bench.time_left():
-            put("parts", bench.parts(*job.variants[-1]))
         if repeat == 0 and job.trace and bench.time_left():
             put("trace", bench.trace(*job.variants[-1], Path(job.trace)))
     loaded.close()
@@ -153,17 +151,6 @@ class Bench:
             "host_s": breakdown(loop.timers, wall)["seconds"],
             "kinds": watch.by_kind(steps),
             **watch.decode_figures(steps, self._weight_bytes, self._token_bytes),
-        }
-
-    def parts(self, plane: str, overlap: bool) -> dict[str, Any]:
-        """A run with marks between parts; its own speed is told, to see what the marks cost."""
-        with Parts(self.watched):
-            figures = self.run(plane, overlap)
-        return {
-            "control_plane": plane,
-            "overlap": overlap,
-            "output_tok_s": figures["output_tok_s"],
-            "ms": watch.parts_by_kind(self.watched.steps),
         }
 
     def trace(self, plane: str, overlap: bool, folder: Path) -> dict[str, Any]:

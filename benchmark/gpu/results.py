@@ -1,4 +1,4 @@
-"""The GPU benchmark's records as lines, tables and a plot.
+"""The GPU benchmark's records as lines and tables.
 
 Every figure shown is in raw.json; medians are over the runs of a variant, and say of how many.
 """
@@ -9,8 +9,6 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from benchmark.gpu.watch import DEVICE_PARTS
-from minisgl.bench.plots import bar_breakdown
 from minisgl.bench.report import Report, table, write_json
 
 GOAL_IDLE = 0.03
@@ -38,15 +36,9 @@ def write(report: Report, records: Sequence[Record]) -> None:
     """All files, from what there is."""
     report.clear()
     models = list(dict.fromkeys(record["model"] for record in records))
-    bars: dict[str, dict[str, float]] = {}
     for model in models:
         mine = [record for record in records if record["model"] == model]
-        report.section(model, *_of_model(mine, bars))
-    if bars:
-        title = "Device time of a step by part"
-        report.section(
-            "Parts", bar_breakdown(report.folder / "parts.png", bars, title=title, y_label="ms"), _PARTS_NOTE
-        )
+        report.section(model, *_of_model(mine))
     report.section("Figures", _NOTES)
     report.write({"records": [record for record in records if record["kind"] != "points"]})
     steps = {record["model"]: record["points"] for record in records if record["kind"] == "points"}
@@ -55,7 +47,7 @@ def write(report: Report, records: Sequence[Record]) -> None:
         write_json(report.folder / "points.json", {"columns": columns, "steps": steps})
 
 
-def _of_model(records: Sequence[Record], bars: dict[str, dict[str, float]]) -> list[str]:
+def _of_model(records: Sequence[Record]) -> list[str]:
     runs = [record for record in records if record["kind"] == "run"]
     texts = []
     for record in records:
@@ -69,8 +61,6 @@ def _of_model(records: Sequence[Record], bars: dict[str, dict[str, float]]) -> l
     if runs:
         texts += [_runs(runs), _kinds(runs)]
     for record in records:
-        if record["kind"] == "parts":
-            texts.append(_parts(record, bars))
         if record["kind"] == "trace" and record.get("kernels"):
             texts.append(
                 f"By kernels, {record['kernels']} in twenty decode steps of all rows: none ran "
@@ -129,19 +119,6 @@ def _kinds(runs: Sequence[Record]) -> str:
     return table(head, [(kind, *(of[name] for name in names)) for kind, of in runs[-1]["kinds"].items()])
 
 
-def _parts(record: Record, bars: dict[str, dict[str, float]]) -> str:
-    rows: list[Sequence[object]] = []
-    for kind, ms in record["ms"].items():
-        bars[f"{record['model']}\n{kind}"] = {
-            name: value for name, value in ms["device"].items() if not name.startswith("copy")
-        }
-        rows.append((kind, "device", *(ms["device"].get(name) for name in DEVICE_PARTS), None, None))
-        host = {"plan": ms["host"]["plan"], "sample": ms["host"]["sample"]}
-        rows.append((kind, "host", *(host.get(n) for n in DEVICE_PARTS), ms["host"]["pack"], ms["host"]["other"]))
-    said = f"Mean ms of a part, with marks between them ({record['output_tok_s']:.0f} tok/s; {_variant(record)}):"
-    return f"{said}\n\n{table(('step', 'time of the', *DEVICE_PARTS, 'pack', 'other'), rows)}"
-
-
 def _variant(record: Record) -> str:
     return f"{record['control_plane']}, overlap {'on' if record['overlap'] else 'off'}"
 
@@ -158,10 +135,6 @@ def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-_PARTS_NOTE = (
-    "*apply*: the step's block and page-table updates; *plan*: page lists and the attention's plan; copies run beside "
-    "these on queues of their own. On the host *forward* is in *other*: launching its kernels or its graph."
-)
 _NOTES = f"""- *full batch*: pairs of decode steps that follow each other, with at least nine tenths of the most rows
 - *step*: device time from the step's block to its tokens, median. With overlap off it contains what the host does
   meanwhile

@@ -1,15 +1,15 @@
 """What a benchmark notes of each step of a CUDA engine, and the figures that follow.
 
-Without `parts` nothing is added to what the engine records by itself; device times are read when all steps
-are through; a step counts as idle time only what lies between the end of the forward before it and its own start.
+Nothing is added to what the engine records by itself; device times are read when all steps are through; a step counts
+as idle time only what lies between the end of the forward before it and its own start.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,15 +17,11 @@ import numpy as np
 
 from minisgl.engine.api import EngineInfo, SlotAssignment, StepHandle
 from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.device_streams import Device, DeviceEvent, Stream
 from minisgl.engine.sim.profile import StepLoad
 from minisgl.step import StepBuffers, StepPlan
 
 BYTES_PER_S = 4.3e12  # of an H200's memory, as reached by copies
 DECODE, MIXED, PREFILL = "decode", "mixed", "prefill"
-DEVICE_PARTS = ("copy in", "apply", "plan", "forward", "sample", "copy out")
-HOST_PARTS = ("pack", "plan", "sample", "other")
-Span = tuple[DeviceEvent, DeviceEvent, float]  # from, to, seconds of the host
 
 
 @dataclass(slots=True)
@@ -36,7 +32,6 @@ class Step:
     kind: str
     load: StepLoad
     launch_s: float
-    parts: dict[str, Span] = field(default_factory=dict)
 
     @property
     def computing_s(self) -> float:
@@ -67,89 +62,18 @@ class Watched:
         self.info: EngineInfo = engine.info
         self.engine = engine
         self.steps: list[Step] = []
-        self.parts: Parts | None = None
 
     def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
         load = load_of(plan, buffers)
-        if self.parts is not None:
-            self.parts.of_step = {}
         began = time.perf_counter()
         handle = self.engine.launch(plan, buffers, assignments)
         took = time.perf_counter() - began
         if plan.num_rows:
-            spans = self.parts.of_step if self.parts is not None else {}
-            self.steps.append(Step(handle, kind_of(plan), load, took, spans))
+            self.steps.append(Step(handle, kind_of(plan), load, took))
         return handle
 
     def close(self) -> None:
         self.engine.close()
-
-
-class Parts:
-    """Events between the parts of each step, while in a `with`: a dozen events a step, so such a run is not one for
-    throughput."""
-
-    def __init__(self, watched: Watched) -> None:
-        self._watched = watched
-        self.of_step: dict[str, Span] = {}
-
-    def __enter__(self) -> None:
-        engine: Any = self._watched.engine
-        device = engine._device
-        self._kept = (device, engine._attention)
-        engine._device = _TimedDevice(device, self)
-        engine._attention = _Planning(engine._attention, self, device.forward)
-        engine._finish = self.around("sample", device.forward, engine._finish)
-        for staging in engine._staging:
-            staging.copy_in = self.around("pack", device.copy_in, staging.copy_in)
-        self._watched.parts = self
-
-    def __exit__(self, *error: object) -> None:
-        engine: Any = self._watched.engine
-        engine._device, engine._attention = self._kept
-        del engine._finish
-        for staging in engine._staging:
-            del staging.copy_in
-        self._watched.parts = None
-
-    def around(self, name: str, stream: Stream, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **settings: Any) -> Any:
-            before, began = stream.record_event(), time.perf_counter()
-            found = call(*args, **settings)
-            took = time.perf_counter() - began
-            self.of_step[name] = (before, stream.record_event(), took)
-            return found
-
-        return timed
-
-
-class _TimedDevice:
-    """A device with events around its copies."""
-
-    def __init__(self, device: Device, parts: Parts) -> None:
-        self.forward = device.forward
-        self.copy_in: Stream = _TimedStream(device.copy_in, "copy in", parts)
-        self.copy_out: Stream = _TimedStream(device.copy_out, "copy out", parts)
-        self.host_buffer = device.host_buffer
-        self.synchronize = device.synchronize
-
-
-class _TimedStream:
-    def __init__(self, stream: Stream, name: str, parts: Parts) -> None:
-        self.run = parts.around(name, stream, stream.run)
-        self.record_event = stream.record_event
-        self.wait_event = stream.wait_event
-
-
-class _Planning:
-    """An attention backend with events around `prepare`."""
-
-    def __init__(self, attention: Any, parts: Parts, stream: Stream) -> None:
-        self._attention = attention
-        self.prepare = parts.around("plan", stream, attention.prepare)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._attention, name)
 
 
 # ---------------------------------------------------------------------------------------------------------- figures
@@ -209,36 +133,6 @@ def by_kind(steps: Sequence[Step]) -> dict[str, dict[str, Any]]:
                 "launch_ms_median": statistics.median(launches),
             }
     return found
-
-
-def parts_by_kind(steps: Sequence[Step]) -> dict[str, dict[str, dict[str, float]]]:
-    """Kind -> device or host -> part -> mean milliseconds of a step. On the device `copy in` and `copy out` run beside
-    the forward stream; the other parts add up to the step. On the host the parts add up to `launch`."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for kind in (DECODE, MIXED, PREFILL):
-        of_kind = [step for step in steps if step.kind == kind and {"plan", "sample"} <= step.parts.keys()]
-        if of_kind:
-            device, host = zip(*(_parts_of(step) for step in of_kind), strict=True)
-            found[kind] = {"device": _means(device, DEVICE_PARTS), "host": _means(host, HOST_PARTS)}
-    return found
-
-
-def _parts_of(step: Step) -> tuple[dict[str, float], dict[str, float]]:
-    spans, handle = step.parts, step.handle
-    plan, sample = spans["plan"], spans["sample"]
-    device = {name: to.seconds_since(start) for name, (start, to, _) in spans.items() if name.startswith("copy")}
-    device |= {
-        "apply": plan[0].seconds_since(handle.start),
-        "plan": plan[1].seconds_since(plan[0]),
-        "forward": sample[0].seconds_since(plan[1]),
-        "sample": handle.computed.seconds_since(sample[0]),
-    }
-    host = {name: spans[name][2] for name in HOST_PARTS if name in spans}
-    return device, host | {"other": step.launch_s - sum(host.values())}
-
-
-def _means(rows: Sequence[dict[str, float]], names: Sequence[str]) -> dict[str, float]:
-    return {name: 1e3 * statistics.fmean(row.get(name, 0.0) for row in rows) for name in names}
 
 
 def points(steps: Sequence[Step]) -> list[list[float]]:

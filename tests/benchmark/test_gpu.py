@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -61,8 +60,8 @@ class Handle:
         self.start, self.computed = DeviceEvent(start), DeviceEvent(computed)
 
 
-def step(start: float, computed: float, kind: str, rows: int, kv_tokens: int, **parts: Any) -> Step:
-    return Step(Handle(start, computed), kind, StepLoad(rows, rows, rows, kv_tokens, 0), 0.002, parts)
+def step(start: float, computed: float, kind: str, rows: int, kv_tokens: int) -> Step:
+    return Step(Handle(start, computed), kind, StepLoad(rows, rows, rows, kv_tokens, 0), 0.002)
 
 
 def test_idle_time_and_roofline() -> None:
@@ -84,22 +83,6 @@ def test_idle_time_and_roofline() -> None:
     assert full["step_ms_median"] == pytest.approx(10.0) and full["launch_ms_median"] == pytest.approx(2.0)
     kinds = watch.by_kind(steps)
     assert kinds["decode"]["steps"] == 3 and kinds["prefill"]["device_s"] == pytest.approx(0.1)
-
-
-def test_parts_add_up() -> None:
-    def span(start: float, to: float) -> tuple[DeviceEvent, DeviceEvent, float]:
-        return DeviceEvent(start), DeviceEvent(to), 0.0005
-
-    parts = {
-        "plan": span(0.202, 0.203),
-        "sample": span(0.208, 0.210),
-        "copy in": span(0.1, 0.2),
-        "pack": span(0.1, 0.2),
-    }
-    ms = watch.parts_by_kind([step(0.2, 0.21, "decode", 2, 100, **parts)])["decode"]
-    device = {"copy in": 100, "apply": 2, "plan": 1, "forward": 5, "sample": 2, "copy out": 0}
-    assert ms["device"] == pytest.approx(device)
-    assert ms["host"] == pytest.approx({"pack": 0.5, "plan": 0.5, "sample": 0.5, "other": 0.5})
 
 
 def test_time_without_a_kernel() -> None:
@@ -138,12 +121,10 @@ def test_a_rehearsal_writes_all_that_a_run_writes(tmp_path: Path) -> None:
     done = rehearse(tmp_path, "--trace", "--repeats", "1")
     assert done.returncode == 0, done.stderr
     records = json.loads((tmp_path / "raw.json").read_text())["records"]
-    assert [record["kind"] for record in records] == ["engine", "run", "run", "run", "run", "parts", "trace"]
+    assert [record["kind"] for record in records] == ["engine", "run", "run", "run", "run", "trace"]
     runs = [record for record in records if record["kind"] == "run"]
     assert {(run["control_plane"], run["overlap"]) for run in runs} == set(offline.VARIANTS)
     assert all(run["full_batch"]["pairs"] > 0 and run["kinds"].keys() == {"decode", "mixed", "prefill"} for run in runs)
-    parts = next(record for record in records if record["kind"] == "parts")
-    assert all(parts["ms"]["decode"]["device"][part] > 0 for part in watch.DEVICE_PARTS)
     steps = json.loads((tmp_path / "points.json").read_text())["steps"]["tiny"]
     assert len(steps) == runs[0]["steps"]
     report = (tmp_path / "README.md").read_text()

@@ -214,26 +214,3 @@ def calibrate(server: Server, endpoint: Endpoint, extra: Mapping[str, Any]) -> L
             raise ConfigError(f"the server does not say how many tokens a prompt has: {error!r}") from error
 
     return probe(count)
-
-
-def cold_connects(server: Server, count: int) -> LoadResult:
-    """`count` connections at once, each with one small request (`GET /v1/models`)."""
-    return generator()(
-        server.url + "/v1/models",
-        [b""],
-        chains=[1] * count,
-        arrivals=[0.0] * count,
-        method="GET",
-        headers=server.headers()[2:],
-        keep_alive=False,
-        timeout_s=HTTP_TIMEOUT_S,
-    )
-
-
-def idle_cpu(server: Server, seconds: float) -> dict[str, float]:
-    """Share of a core that each of the server's processes uses while nothing is asked of it."""
-    watch = Watch(server.own)
-    began, before = time.monotonic(), watch.cpu_seconds()
-    time.sleep(seconds)
-    after, took = watch.cpu_seconds(), time.monotonic() - began
-    return {role: (after[role] - before[role]) / took for role in after}

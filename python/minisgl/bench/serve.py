@@ -10,7 +10,6 @@ from typing import Any
 
 from minisgl import envs
 from minisgl.bench.report import public_command
-from minisgl.bench.serve_frontend import frontend_settings
 from minisgl.bench.serve_metrics import Slo
 from minisgl.bench.serve_run import run_serve
 from minisgl.bench.serve_settings import Serve
@@ -24,7 +23,7 @@ EPILOG = """examples:
   minisgl bench serve --base-url http://127.0.0.1:8000             any OpenAI-compatible server
   minisgl bench serve --workload chat --rate 2 4 8 --out report    open loop, three rates
   minisgl bench serve --trace FILE --time-scale 2 --num-requests 500   a trace at its times, twice as fast
-  minisgl bench serve --scenario frontend --out report             the table of the HTTP path"""
+  minisgl bench serve --concurrency 256 -- --engine sim --sim-profile null   what the HTTP path costs"""
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -58,7 +57,6 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
-    load.add_argument("--scenario", choices=("frontend",), help="a whole setting; other flags change parts of it")
     load.add_argument("--concurrency", type=int, nargs="+", metavar="N", help="closed loop, by number of clients")
     load.add_argument("--rate", type=float, nargs="+", metavar="R", help="open loop, Poisson, requests a second")
     load.add_argument("--trace-arrivals", action="store_true", help="open loop with the arrivals of a trace workload")
@@ -101,8 +99,6 @@ def settings_of(args: argparse.Namespace) -> Serve:
     """What the flags ask for. Raises `ConfigError`."""
     if args.base_url is not None and args.flags:
         raise ConfigError(f"{args.flags[0]}: belongs to a server, and with --base-url none is started")
-    if args.scenario is not None:
-        frontend_settings(args)
     if args.trace is not None and args.workload is not None:
         raise ConfigError(f"--trace {args.trace}: is the workload: leave out --workload {args.workload}")
     by_trace = args.trace_arrivals or (args.trace is not None and not args.rate and not args.concurrency)
@@ -136,7 +132,6 @@ def settings_of(args: argparse.Namespace) -> Serve:
         ramp_s=args.ramp,
         threads=args.client_threads,
         slo=Slo(args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms),
-        frontend=args.scenario == "frontend",
     )
 
 

@@ -17,7 +17,6 @@ from minisgl.bench.balance import balance_rows
 from minisgl.bench.load import Server
 from minisgl.bench.plots import Series, cdf_plot, line_plot
 from minisgl.bench.report import Report, table
-from minisgl.bench.serve_frontend import frontend_table
 from minisgl.bench.serve_metrics import latencies, tokens_of
 from minisgl.bench.serve_settings import Measurement, Serve
 from minisgl.bench.stats import SUMMARY
@@ -149,8 +148,6 @@ def write_report(report: Report, result: Mapping[str, Any], found: Sequence[Meas
     profile = result.get("simulated")
     note = f"Simulated engine, profile {profile}: no model runs, step times are made up." if profile else ""
     report.section("Load by load", note, summary_table(result))
-    if "cold" in result:
-        report.section("The HTTP path", frontend_table(result))
     report.section("Lengths", "Tokens as the server counted them.", table(LENGTHS_HEAD, _lengths(result)))
     if any(point["server"] for point in result["points"]):
         report.section("The server's processes", table(PROCESSES_HEAD, _processes(result)))

@@ -18,7 +18,6 @@ from minisgl.bench.balance import HEAD, balance_rows, between, counted
 from minisgl.bench.load import Load, Server, calibrate, first_model, model_facts, of_itself, send
 from minisgl.bench.render import Renderer
 from minisgl.bench.report import Report, print_result, table
-from minisgl.bench.serve_frontend import frontend_extras, frontend_table
 from minisgl.bench.serve_metrics import figures
 from minisgl.bench.serve_report import latency_table, result_of, summary_table, write_report
 from minisgl.bench.serve_settings import Measurement, Point, Serve, points_of
@@ -46,14 +45,10 @@ def run_serve(settings: Serve, out: Path | None, *, command: str) -> int:
         extras = {"simulated": model_facts(server).get("simulated")}
         found = list(_measurements(settings, server, points))
         extras["of_itself"] = of_itself(server)
-        if settings.frontend:
-            extras |= frontend_extras(server)
     result = result_of(settings, server, found, extras)
     print(f"{summary_table(result)}\n\n{latency_table(result)}")
     if spread := balance_rows(result):
         print(f"\n{table(HEAD, spread)}")
-    if settings.frontend:
-        print(f"\n{frontend_table(result)}")
     if report is not None:
         write_report(report, result, found)
     print_result(result)

@@ -37,7 +37,6 @@ class Serve:
     ramp_s: float
     threads: int
     slo: Slo
-    frontend: bool
 
     def check(self) -> None:
         for flag, values in (("--concurrency", self.concurrency), ("--rate", self.rates), ("--repeat", (self.repeat,))):
