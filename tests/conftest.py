@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -20,23 +20,38 @@ from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
 from tests.helpers.gateway import has_gateway
 from tests.helpers.panicking import panicking_extension
+from tests.helpers.seconds import Meter, Tally, longest_first, patiently, recorded
 
 CONTROL_PLANES = ("python", "rust_hotpath")
 FRONT_ENDS = ("rust", "python")
-SLOW_TIMEOUT_S = 1800  # a failure, not a measurement
+TIMEOUT_S, SLOW_TIMEOUT_S = 180, 1800  # on a quick, quiet machine; a failure, not a measurement
 _DESELECTED: Counter[str] = Counter()  # by reason
 MARKED = {"slow": "slow (make slow-test)", "browser": "in a browser (make browser-test)"}
 _LEFT_OUT = "left_out"  # its key in what a worker process hands over
+_METER, _TALLY = Meter(), Tally()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--frontend", choices=FRONT_ENDS, help="of all servers that tests start (default: see front_end)")
     parser.addoption("--times", type=int, default=1, help="of the long random tests (-m slow) so many times the cases")
+    parser.addoption("--record-seconds", action="store_true", help="keep what each file took: tests/seconds.json")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-timeout asks
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.timeout is None:
+        config.option.timeout = patiently(TIMEOUT_S)
     if (chosen := config.getoption("--frontend")) is not None:
         os.environ[envs.FRONTEND] = chosen  # for servers that are processes
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.pluginmanager.hasplugin("dsession"):
+        _TALLY.show_progress(session.config.get_terminal_writer().line)
+
+
+def pytest_collection_finish() -> None:
+    _METER.reset()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -69,15 +84,40 @@ def times(request: pytest.FixtureRequest) -> int:
     return found
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # marks are given before -m chooses by them
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     def suits(item: pytest.Item) -> bool:
         name = getattr(item, "callspec", None) and item.callspec.params.get("each_control_plane")  # type: ignore[attr-defined]
         return item.get_closest_marker("reference_only") is None or name in (None, "python")
 
     items[:] = [item for item in items if suits(item)]
     for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
+        if "panicking" in getattr(item, "fixturenames", ()):  # a build of the extension
+            item.add_marker("slow")
+        if (limit := item.get_closest_marker("timeout")) is not None:
+            item.add_marker(pytest.mark.timeout(patiently(limit.args[0])), append=False)
+        elif item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(patiently(SLOW_TIMEOUT_S)))
+    if hasattr(config, "workerinput"):
+        items[:] = [items[at] for at in longest_first([item.nodeid for item in items], recorded())]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _METER.stamp(report)
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _TALLY.add(report)
+
+
+def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> tuple[str, str, str] | None:
+    """Lines of progress stand for dots where several processes test."""
+    if config.pluginmanager.hasplugin("dsession") and report.passed:
+        return ("passed", "", "") if report.when == "call" else ("", "", "")
+    return None
 
 
 @pytest.fixture(params=CONTROL_PLANES)
@@ -101,6 +141,9 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    _TALLY.stop()
+    if session.config.getoption("--record-seconds") and not hasattr(session.config, "workerinput"):
+        _TALLY.record()
     handed_over: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if handed_over is not None:
         handed_over[_LEFT_OUT] = dict(_DESELECTED)
@@ -126,3 +169,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for title, counts in (("skipped", reasons), ("deselected", _DESELECTED)):
         for reason, count in counts.most_common():
             terminalreporter.line(f"{count:5} {title}: {reason.splitlines()[0]}")
+    if len(lines := _TALLY.lines()) > 3:  # of more than one file
+        terminalreporter.section("seconds")
+        for line in lines:
+            terminalreporter.line(line)

@@ -1,13 +1,9 @@
-//! Without file descriptors: new clients wait, the others are served. Alone in its process, whose limit it lowers.
-
-#![allow(clippy::unwrap_used)]
-
-mod common;
+//! Without file descriptors: new clients wait, the others are served. Alone in their processes, whose limit they lower.
 
 use std::fs::File;
 use std::time::{Duration, Instant};
 
-use common::*;
+use crate::common::*;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::io::AsyncWriteExt;
@@ -19,7 +15,7 @@ fn cpu() -> Duration {
 
 #[test]
 fn clients_wait_for_descriptors() {
-    run(async {
+    alone(concat!(module_path!(), "::clients_wait_for_descriptors"), async {
         let server = Server::start();
         let mut early = server.connect().await;
         early.write_all(request("POST", "/echo", "a").as_bytes()).await.unwrap();
@@ -57,36 +53,41 @@ fn clients_wait_for_descriptors() {
         );
         setrlimit(Resource::Nofile, limit).unwrap();
     });
-    run(there_are_as_many_as_descriptors_allow());
 }
 
-async fn there_are_as_many_as_descriptors_allow() {
-    let limit = getrlimit(Resource::Nofile);
-    let current = Some(116); // room for 8, and of one address for 6
-    setrlimit(Resource::Nofile, rustix::process::Rlimit { current, ..limit }).unwrap();
-    let server = Server::start();
-    tokio::task::yield_now().await; // it looks at the limit
-    setrlimit(Resource::Nofile, limit).unwrap();
-    let mut open = Vec::new();
-    for _ in 0..6 {
-        let mut one = server.connect().await;
-        one.write_all(request("POST", "/echo", "a").as_bytes()).await.unwrap();
-        read_until(&mut one, "\r\n\r\na").await;
-        open.push(one);
-    }
-    for _ in 0..2 {
-        let answer = read_all(&mut server.connect().await).await;
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        assert!(
-            head.starts_with("HTTP/1.1 503 ") && body.contains("too_many_connections"),
-            "{answer}"
-        );
-        assert!(head.contains(&format!("content-length: {}", body.len())), "{answer}");
-    }
-    assert_eq!(server.log.borrow().len(), 1);
-    open.pop();
-    until(|| server.options.counts.open.get() == 5).await;
-    let mut next = server.connect().await;
-    next.write_all(last("POST", "/echo", "b").as_bytes()).await.unwrap();
-    assert!(read_all(&mut next).await.ends_with("\r\n\r\nb"));
+#[test]
+fn there_are_as_many_as_descriptors_allow() {
+    alone(
+        concat!(module_path!(), "::there_are_as_many_as_descriptors_allow"),
+        async {
+            let limit = getrlimit(Resource::Nofile);
+            let current = Some(116); // room for 8, and of one address for 6
+            setrlimit(Resource::Nofile, rustix::process::Rlimit { current, ..limit }).unwrap();
+            let server = Server::start();
+            tokio::task::yield_now().await; // it looks at the limit
+            setrlimit(Resource::Nofile, limit).unwrap();
+            let mut open = Vec::new();
+            for _ in 0..6 {
+                let mut one = server.connect().await;
+                one.write_all(request("POST", "/echo", "a").as_bytes()).await.unwrap();
+                read_until(&mut one, "\r\n\r\na").await;
+                open.push(one);
+            }
+            for _ in 0..2 {
+                let answer = read_all(&mut server.connect().await).await;
+                let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+                assert!(
+                    head.starts_with("HTTP/1.1 503 ") && body.contains("too_many_connections"),
+                    "{answer}"
+                );
+                assert!(head.contains(&format!("content-length: {}", body.len())), "{answer}");
+            }
+            assert_eq!(server.log.borrow().len(), 1);
+            open.pop();
+            until(|| server.options.counts.open.get() == 5).await;
+            let mut next = server.connect().await;
+            next.write_all(last("POST", "/echo", "b").as_bytes()).await.unwrap();
+            assert!(read_all(&mut next).await.ends_with("\r\n\r\nb"));
+        },
+    );
 }

@@ -1,7 +1,5 @@
 //! A gateway's HTTP part with a handler of the tests' own, and a fallback that keeps what it got.
 
-#![allow(dead_code, clippy::unwrap_used)] // each test file uses its own part
-
 use std::cell::{Cell, RefCell};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -16,7 +14,7 @@ use tokio::sync::Notify;
 use tokio::task::{LocalSet, spawn_local};
 
 /// Nothing here takes as long.
-pub const WAIT: Duration = Duration::from_secs(30);
+pub const WAIT: Duration = Duration::from_secs(300);
 
 /// `/echo` answers with its body, `/stream` with it byte by byte, `/wait` when it is told to, `/big` with as many bytes
 /// as its body says, `/pass` not at all; all other paths go on by their heads.
@@ -275,4 +273,17 @@ pub fn plain(answer: &str) -> String {
         .split_inclusive("\r\n")
         .filter(|line| !line.starts_with("date: "));
     lines.collect()
+}
+
+/// Run `test` in a process of its own, for it takes what all of a process share. `name`: the path of the calling test.
+pub fn alone<F: Future<Output = ()>>(name: &str, test: F) {
+    const ALONE: &str = "MINISGL_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return run(test);
+    }
+    let (_, name) = name.split_once("::").unwrap();
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = child.args(["--exact", name]).env(ALONE, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }

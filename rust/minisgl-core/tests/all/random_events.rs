@@ -1,11 +1,8 @@
 //! Random events under pressure: every invariant holds after every call, and every request ends exactly once.
-#![allow(missing_docs, clippy::unwrap_used)]
-
-mod common;
 
 use std::collections::HashSet;
 
-use common::{Bench, arrival};
+use crate::common::{Bench, arrival};
 use minisgl_core::{CachePolicy, Config, Error, Event, Plan, TokenBudget};
 
 /// splitmix64 (Steele, Lea, Flood 2014).

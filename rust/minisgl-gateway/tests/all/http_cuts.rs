@@ -1,12 +1,8 @@
 //! However bytes are cut into packets, requests and answers are the same.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::rc::Rc;
 
-use common::*;
+use crate::common::*;
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

@@ -1,15 +1,11 @@
 //! Attention against a plain softmax in f64, and against itself: what may not change a bit.
 
-#![allow(clippy::unwrap_used)]
-
-mod case;
-
 use minisgl_cpu::attention::{Attention, Rows};
 use minisgl_cpu::kernels::Isa;
 use minisgl_cpu::kv::{KvDtype, KvPool, KvShape};
 use proptest::prelude::*;
 
-use case::{Case, PLAIN, Row, alone, assert_near, bits, small, ways};
+use crate::attention_case::{Case, PLAIN, Row, alone, assert_near, bits, small, ways};
 
 #[test]
 fn a_softmax() {

@@ -1,12 +1,9 @@
 //! A decode step of a warm scheduler takes no memory from the allocator, with pages free and with pages evicted.
-#![allow(missing_docs, clippy::unwrap_used)]
-
-mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use common::{Bench, arrival};
+use crate::common::{Bench, arrival};
 use minisgl_core::{CachePolicy, Config, Event};
 
 /// Counts what this thread asks for, so that the test harness's own threads do not matter.

@@ -1,5 +1,4 @@
 //! What the integration tests share: a scheduler with arrays of its own, driven without an engine.
-#![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
 use minisgl_core::{Arrival, CheckedEvents, Config, Entry, Event, Plan, Result, RingEntry, Scheduler};
 

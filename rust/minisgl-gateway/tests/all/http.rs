@@ -1,10 +1,6 @@
 //! Requests over real sockets: framing, order, what goes on, and clients that go.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::*;
+use crate::common::*;
 use tokio::io::AsyncWriteExt;
 
 #[test]

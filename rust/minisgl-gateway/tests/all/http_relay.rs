@@ -1,12 +1,8 @@
 //! Requests that go on: large ones, servers that answer early, late, never or in the middle, and who hears of what.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::rc::Rc;
 
-use common::*;
+use crate::common::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::task::spawn_local;

@@ -1,13 +1,9 @@
 //! What takes too long: heads, bodies, idle connections, clients that do not read, and clients that are not there any
 //! more. The clock is the tests' own.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, sleep};

@@ -1,7 +1,5 @@
 //! The text module by itself: a byte tokenizer, streams in any grouping, the cache's bounds, templates.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;

@@ -1,7 +1,6 @@
 //! Damaged and malicious files: an error or a sound file, never a panic, and no memory beyond a few times the file.
 //!
-//! Each case changes some bytes of a valid file. `PROPTEST_CASES` says how many; the slow suite asks for 100,000.
-#![allow(missing_docs, clippy::unwrap_used)]
+//! Each case changes some bytes of a valid file. `PROPTEST_CASES` says how many; `make slow-test` asks for 100,000.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -245,7 +244,7 @@ fn folder(name: &str) -> PathBuf {
 fn config() -> ProptestConfig {
     let cases = std::env::var("PROPTEST_CASES").ok();
     ProptestConfig {
-        cases: cases.and_then(|cases| cases.parse().ok()).unwrap_or(3000),
+        cases: cases.and_then(|cases| cases.parse().ok()).unwrap_or(600),
         max_shrink_iters: 2000,
         failure_persistence: None,
         ..ProptestConfig::default()

@@ -1,0 +1,6 @@
+//! The tests of the scheduler by its interface, in one binary.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+mod random_events;
+mod warm_decode_step_allocates_nothing;

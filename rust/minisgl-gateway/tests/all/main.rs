@@ -1,0 +1,11 @@
+//! The tests of the gateway's parts by their interfaces, in one binary.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+mod http;
+mod http_cuts;
+mod http_descriptors;
+mod http_load;
+mod http_relay;
+mod http_time;
+mod text;

@@ -1,0 +1,130 @@
+"""What a run of the tests costs: seconds by folder and by file at its end, a line every few seconds meanwhile, the files
+that take longest first, and how patient a run on this machine must be.
+
+Invariants: no test passes or fails by what is measured here; a limit of a test is for what hangs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import threading
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RECORD = ROOT / "tests" / "seconds.json"  # CPU seconds by file, of those that take any; `--record-seconds` writes it
+EVERY_S = 5.0
+SHOWN = 20
+_PATIENCE = "TEST_PATIENCE"  # measured once: the other processes of a run find it here
+_QUICK_S = 0.05  # what `_work` takes on a quick, quiet core
+
+
+def _work() -> None:
+    values = {str(i): i for i in range(1000)}
+    for _ in range(700):
+        sum(values[str(i)] for i in range(1000))
+
+
+def _measured() -> float:
+    begin = time.monotonic()
+    _work()
+    return min(max(1.0, (time.monotonic() - begin) / _QUICK_S), 20.0)
+
+
+def patience() -> float:
+    """How many times as long as on a quick, quiet machine this run waits before it says that something hangs."""
+    if _PATIENCE not in os.environ:
+        os.environ[_PATIENCE] = f"{_measured():.2f}"
+    return float(os.environ[_PATIENCE])
+
+
+def patiently(limit_s: float) -> float:
+    """A limit for what must come, on this machine."""
+    return limit_s * patience()
+
+
+def recorded() -> dict[str, float]:
+    found: dict[str, float] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    return found
+
+
+def file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def longest_first(nodeids: list[str], seconds: dict[str, float]) -> list[int]:
+    """The order of the tests, whole files: longest ones first, those that are not recorded last, else as they come."""
+    return sorted(range(len(nodeids)), key=lambda at: -seconds.get(file_of(nodeids[at]), 0.0))
+
+
+def cpu_s() -> float:
+    """Of this process and of all that it has waited for."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+class Meter:
+    """In each process that runs tests: a report's `cpu_s` is what was used since the report before it."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._before = cpu_s()
+
+    def stamp(self, report: Any) -> None:
+        now = cpu_s()
+        report.cpu_s, self._before = now - self._before, now
+
+
+class Tally:
+    """In the process that shows: the seconds of each file, and how far the run is."""
+
+    def __init__(self) -> None:
+        self.cpu = Counter[str]()
+        self.wall = Counter[str]()
+        self.num_tests = 0
+        self.at = ""
+        self._begin = time.monotonic()
+        self._ended = threading.Event()
+
+    def add(self, report: Any) -> None:
+        file = file_of(report.nodeid)
+        self.cpu[file] += getattr(report, "cpu_s", 0.0)
+        self.wall[file] += report.duration
+        self.num_tests += report.when == "teardown"
+        self.at = file
+
+    def show_progress(self, write_line: Any) -> None:
+        """A line every `EVERY_S` until `stop`, from a thread: a test may take longer."""
+
+        def run() -> None:
+            while not self._ended.wait(EVERY_S):
+                write_line(f"{time.monotonic() - self._begin:6.0f} s {self.num_tests:6} tests  {self.at}")
+
+        threading.Thread(target=run, daemon=True, name="progress").start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def lines(self) -> list[str]:
+        folders, found = defaultdict(Counter[str]), list[str]()
+        for file in self.wall:
+            folder = "/".join(file.split("/")[:2]) if file.count("/") > 1 else "tests"
+            folders[folder].update({"cpu": self.cpu[file], "wall": self.wall[file]})
+        rows = [(name, one["cpu"], one["wall"]) for name, one in folders.items()]
+        files = [(name, self.cpu[name], self.wall[name]) for name in self.wall]
+        for shown in (rows, sorted(files, key=lambda row: -row[1])[:SHOWN]):
+            found += [f"{cpu:8.1f} s of CPU {wall:8.1f} s  {name}" for name, cpu, wall in sorted(shown, key=lambda r: -r[1])]
+        total = sum(self.cpu.values()), sum(self.wall.values())
+        return [*found, f"{total[0]:8.1f} s of CPU {total[1]:8.1f} s  all of {self.num_tests} tests"]
+
+    def record(self) -> None:
+        """Keep what this run's files took beside what others took before."""
+        kept = recorded() | {file: round(seconds, 1) for file, seconds in self.cpu.items()}
+        kept = {file: seconds for file, seconds in sorted(kept.items()) if seconds >= 1 and (ROOT / file).exists()}
+        RECORD.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
