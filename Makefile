@@ -17,7 +17,7 @@ comma := ,
 # $(call said,WHAT,COMMAND): the command, with a line every few seconds while it says nothing itself.
 define said
 @echo "make: $(1)"; begin=$$(date +%s); \
-(while sleep 5 && kill -0 $$$$ 2>/dev/null; do echo "make: $(1): $$(($$(date +%s) - begin)) s"; done) & lines=$$!; \
+(while sleep 5 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do echo "make: $(1): $$(($$(date +%s) - begin)) s"; done) & lines=$$!; \
 $(2); code=$$?; kill $$lines; exit $$code
 endef
 
@@ -92,16 +92,21 @@ rust-test: install
 python-test: install
 	$(PYTEST)
 
-# Numbers and meaning once more, with torch, its libraries and the CPU engine held down to what an older processor has.
+# Numbers and meaning once more, with torch, its libraries and the CPU engine held down to what an older processor has: a
+# file of each kind of kernel here, the others in slow-test.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell \
 	$(shell grep -qsw avx2 /proc/cpuinfo && echo MINISGL_CPU_ISA=avx2)
+AVX2_FILES := tests/attention/test_torch_sdpa.py tests/engine/test_cpu_engine.py tests/engine/test_sampler.py \
+	tests/models/test_decoder.py tests/weights/test_packed.py tests/e2e/test_smollm2.py
 avx2-test: install
-	$(AVX2) $(PYTEST) tests/attention tests/engine tests/models tests/weights tests/e2e/test_smollm2.py -m 'any_cpu and not slow'
+	$(AVX2) $(PYTEST) $(AVX2_FILES) -m 'any_cpu and not slow'
 
 # What is too long for every change: more fuzzing, whole parity runs, soaks. TIMES=10: ten times the random cases.
 TIMES ?= 1
 slow-test: install
 	$(call said,hostile files,PROPTEST_CASES=100000 $(CARGO) test --quiet --locked -p minisgl-cpu --test all hostile_files)
+	$(AVX2) $(PYTEST) tests/attention tests/engine tests/layers tests/models tests/weights -m 'any_cpu and not slow' \
+		$(addprefix --ignore ,$(AVX2_FILES))
 	$(PYTEST) -m slow -o faulthandler_timeout=7200 --times $(TIMES)
 
 # Official clients, each in an environment of its own: their pins fight. What is made is kept until its list changes.

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from minisgl import envs
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
@@ -25,6 +26,7 @@ from tests.helpers.seconds import Meter, Tally, longest_first, patiently, record
 CONTROL_PLANES = ("python", "rust_hotpath")
 FRONT_ENDS = ("rust", "python")
 TIMEOUT_S, SLOW_TIMEOUT_S = 180, 1800  # on a quick, quiet machine; a failure, not a measurement
+MAX_EXAMPLES = 100  # of a property, where it is not a long run
 _DESELECTED: Counter[str] = Counter()  # by reason
 MARKED = {"slow": "slow (make slow-test)", "browser": "in a browser (make browser-test)"}
 _LEFT_OUT = "left_out"  # its key in what a worker process hands over
@@ -84,6 +86,17 @@ def times(request: pytest.FixtureRequest) -> int:
     return found
 
 
+def few_examples(item: pytest.Item, is_long_run: bool) -> bool:
+    """Bound the examples of a property; a long run has all that it asks for. True where that makes it a slow one."""
+    given = getattr(item, "obj", None)
+    asked: settings | None = getattr(given, "_hypothesis_internal_use_settings", None)
+    if asked is None or asked.max_examples <= MAX_EXAMPLES:
+        return False
+    if not is_long_run:
+        given._hypothesis_internal_use_settings = settings(asked, max_examples=MAX_EXAMPLES)  # type: ignore[union-attr]
+    return is_long_run
+
+
 @pytest.hookimpl(tryfirst=True)  # marks are given before -m chooses by them
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     def suits(item: pytest.Item) -> bool:
@@ -92,6 +105,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     items[:] = [item for item in items if suits(item)]
     for item in items:
+        if few_examples(item, config.option.markexpr == "slow"):
+            item.add_marker("slow")
         if "panicking" in getattr(item, "fixturenames", ()):  # a build of the extension
             item.add_marker("slow")
         if (limit := item.get_closest_marker("timeout")) is not None:

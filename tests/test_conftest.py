@@ -1,4 +1,4 @@
-"""What a run of the tests says at its end of those that did not run."""
+"""What a run of the tests says at its end, the order of its files, and the limits of its properties."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies
 
 from tests import conftest
+from tests.helpers.seconds import Tally, longest_first, patience, patiently
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Reporter:
 def left_out(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts = Counter[str]()
     monkeypatch.setattr(conftest, "_DESELECTED", counts)
+    monkeypatch.setattr(conftest, "_TALLY", Tally())
     return counts
 
 
@@ -61,3 +64,52 @@ def test_processes_that_leave_out_the_same_are_counted_once(left_out: Counter[st
     conftest.pytest_testnodedown(died, "killed")
     assert session.shouldstop
     assert left_out == {"slow": 5}
+
+
+def test_seconds_are_said_by_folder_and_by_file() -> None:
+    tally = Tally()
+    for file, cpu in (("tests/a/test_x.py", 3.0), ("tests/a/test_y.py", 4.0), ("tests/test_z.py", 1.0)):
+        tally.add(SimpleNamespace(nodeid=f"{file}::test", when="teardown", duration=9.0, cpu_s=cpu))
+    assert [line.split() for line in tally.lines()] == [
+        [cpu, "s", "of", "CPU", wall, "s", *name.split()]
+        for cpu, wall, name in (
+            ("7.0", "18.0", "tests/a"),
+            ("1.0", "9.0", "tests"),
+            ("4.0", "9.0", "tests/a/test_y.py"),
+            ("3.0", "9.0", "tests/a/test_x.py"),
+            ("1.0", "9.0", "tests/test_z.py"),
+            ("8.0", "27.0", "all of 3 tests"),
+        )
+    ]
+
+
+def test_files_that_took_longest_come_first_and_stay_whole() -> None:
+    nodes = ["a::1", "a::2", "new::1", "b::1", "b::2"]
+    order = longest_first(nodes, {"a": 2.0, "b": 30.0})
+    assert [nodes[at] for at in order] == ["b::1", "b::2", "a::1", "a::2", "new::1"]
+
+
+def test_a_slow_machine_waits_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert patience() >= 1
+    monkeypatch.setenv("TEST_PATIENCE", "3.5")
+    assert patiently(60) == 210
+
+
+@pytest.mark.parametrize(("asked", "is_long", "runs", "is_slow"), [
+    (250, False, conftest.MAX_EXAMPLES, False),
+    (250, True, 250, True),
+    (20, False, 20, False),
+    (20, True, 20, False),
+])  # fmt: skip
+def test_many_examples_of_a_property_are_for_long_runs(asked: int, is_long: bool, runs: int, is_slow: bool) -> None:
+    seen = []
+
+    @settings(max_examples=asked, database=None)
+    @given(strategies.floats())
+    def holds(number: float) -> None:
+        seen.append(number)
+
+    item: Any = SimpleNamespace(obj=holds)
+    assert conftest.few_examples(item, is_long) is is_slow
+    holds()
+    assert len(seen) == runs

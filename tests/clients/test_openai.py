@@ -13,6 +13,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 from pydantic import BaseModel, Field
 
+from tests.helpers.seconds import WAIT_S
+
 PARIS: list[Any] = [{"role": "user", "content": "Tell me about Paris."}]
 ASK: dict[str, Any] = {"model": "smollm2", "temperature": 0}
 
@@ -139,7 +141,7 @@ def test_answers_keep_to_the_schema(
     """Types as they are, no field of the client's models left out that it needs."""
     limit = {} if "max_output_tokens" in body else {"max_output_tokens" if path == "/responses" else "max_tokens": 24}
     asked = {**ASK, **body, **limit}
-    answer = httpx.post(f"{url}/v1{path}", json=asked, timeout=120)
+    answer = httpx.post(f"{url}/v1{path}", json=asked, timeout=WAIT_S)
     assert answer.status_code == 200, answer.text
     whole.model_validate_json(answer.content, strict=True)
     if path == "/chat/completions":
@@ -147,7 +149,7 @@ def test_answers_keep_to_the_schema(
             assert {"role", "content", "refusal"} <= choice["message"].keys()
             assert {"index", "message", "finish_reason", "logprobs"} <= choice.keys()
     if chunk is not None:
-        text = httpx.post(f"{url}/v1{path}", json={**asked, "stream": True}, timeout=120).text
+        text = httpx.post(f"{url}/v1{path}", json={**asked, "stream": True}, timeout=WAIT_S).text
         events = [block.removeprefix("data: ") for block in text.split("\n\n") if block.strip()]
         assert events.pop() == "[DONE]" and events
         for event in events:

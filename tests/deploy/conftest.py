@@ -10,6 +10,7 @@ import pytest
 
 from tests.helpers.e2e import ServerProcess, serving, until
 from tests.helpers.gateway import has_gateway
+from tests.helpers.seconds import WAIT_S
 
 ECHO = ("--engine", "echo", "--num-pages", "512", "--no-access-log")
 KINDS = {
@@ -32,7 +33,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 def server(kind: str) -> Iterator[ServerProcess]:
     """One that has answered requests, equal ones and different ones, and says so in its metrics."""
     with serving(*ECHO, *KINDS[kind]) as running:
-        with httpx.Client(base_url=running.url, timeout=60) as client:
+        with httpx.Client(base_url=running.url, timeout=WAIT_S) as client:
 
             def ask(number: int) -> None:
                 messages = [{"role": "user", "content": f"{'a line of many ' * 20}{number % 3}"}]

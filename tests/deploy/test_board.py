@@ -22,6 +22,7 @@ import yaml
 
 from tests.helpers.e2e import ServerProcess, until
 from tests.helpers.promql import Scraped, labels_of_result, names, parsed, wrong
+from tests.helpers.seconds import WAIT_S
 from tools.write_board import written
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -58,7 +59,7 @@ def test_the_board_is_what_would_be_written() -> None:
 
 
 def test_queries_ask_only_for_what_servers_print(kind: str, server: ServerProcess) -> None:
-    scraped = Scraped.of(httpx.get(f"{server.url}/metrics", timeout=60).text)
+    scraped = Scraped.of(httpx.get(f"{server.url}/metrics", timeout=WAIT_S).text)
     asked = set().union(*map(names, QUERIES.values()))
     assert asked - scraped.names.keys() == LACKING[kind]
     complaints = {place: wrong(query, scraped) for place, query in QUERIES.items()}
@@ -121,7 +122,7 @@ def test_promtool_agrees(asked: list[str]) -> None:
     if promtool is None:
         pytest.skip("promtool is not installed")
     done = subprocess.run(
-        [promtool, *asked], cwd=DEPLOY / "prometheus", check=False, capture_output=True, text=True, timeout=60
+        [promtool, *asked], cwd=DEPLOY / "prometheus", check=False, capture_output=True, text=True, timeout=WAIT_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -159,7 +160,7 @@ def prometheus(server: ServerProcess, tmp_path: Path) -> Iterator[str]:
         yield f"http://{address}"
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(WAIT_S)
 
 
 @pytest.mark.slow
@@ -170,7 +171,7 @@ def test_prometheus_answers_every_query(kind: str, prometheus: str) -> None:
     def asked(query: str) -> list[Any]:
         for name, text in {"$__rate_interval": "1m", "$__range": "30m", "$job": ".*", "$instance": ".*"}.items():
             query = query.replace(name, text)
-        answer = httpx.get(f"{prometheus}/api/v1/query", params={"query": query}, timeout=60)
+        answer = httpx.get(f"{prometheus}/api/v1/query", params={"query": query}, timeout=WAIT_S)
         assert answer.status_code == 200, (query, answer.text)
         found: list[Any] = answer.json()["data"]["result"]
         return found
@@ -178,7 +179,7 @@ def test_prometheus_answers_every_query(kind: str, prometheus: str) -> None:
     def ready() -> bool:
         """It listens before it has read its storage, and says 503 until then."""
         try:
-            return httpx.get(f"{prometheus}/-/ready", timeout=60).status_code == 200
+            return httpx.get(f"{prometheus}/-/ready", timeout=WAIT_S).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -191,6 +192,6 @@ def test_prometheus_answers_every_query(kind: str, prometheus: str) -> None:
 
     # a scrape that a busy machine misses leaves a gap, and says for a moment that the server does not answer
     until(lambda: not empty(), f"panels without anything: {empty()}")
-    groups = httpx.get(f"{prometheus}/api/v1/rules", timeout=60).json()["data"]["groups"]
+    groups = httpx.get(f"{prometheus}/api/v1/rules", timeout=WAIT_S).json()["data"]["groups"]
     assert {rule["name"] for group in groups for rule in group["rules"]} == alerts
     until(lambda: all(asked(rule["expr"]) == [] for rule in RULES), "an alert speaks")

@@ -27,6 +27,7 @@ from tests.helpers.deploy import (
     stages,
 )
 from tests.helpers.e2e import ServerProcess
+from tests.helpers.seconds import WAIT_S
 
 STAGES = stages(DEPLOY / "Dockerfile")
 TARGETS = ("cpu", "cuda")
@@ -127,7 +128,7 @@ def check(stage: Stage, url: str) -> int:
     assert program == "python"
     command = [word.replace(f"http://127.0.0.1:{MINISGL_PORT}/", f"{url}/") for word in rest]
     assert command != rest
-    return subprocess.run([sys.executable, *command], check=False, capture_output=True, timeout=60).returncode
+    return subprocess.run([sys.executable, *command], check=False, capture_output=True, timeout=WAIT_S).returncode
 
 
 def test_the_health_check_sees_a_server_and_its_end(container: ServerProcess) -> None:

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.helpers.deploy import DEPLOY, MINISGL_PORT, documents, served, stages
 from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.seconds import WAIT_S
 
 POOL, ROUTE = documents("kubernetes/inference-pool.yaml")
 (PATCH,) = documents("kubernetes/inference-pool-patch.yaml")
@@ -68,8 +69,8 @@ def server() -> Iterator[ServerProcess]:
 def test_a_picker_finds_what_it_reads(server: ServerProcess) -> None:
     """Under the pod's address and without a key."""
     body = {"model": "smollm2", "prompt": "Hello", "max_tokens": 1}
-    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
-    response = httpx.get(f"{server.url}/metrics", headers={"Host": f"pod.example:{MINISGL_PORT}"}, timeout=60)
+    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=WAIT_S).status_code == 200
+    response = httpx.get(f"{server.url}/metrics", headers={"Host": f"pod.example:{MINISGL_PORT}"}, timeout=WAIT_S)
     assert response.status_code == 200
     found = {one.name: one for one in text_string_to_metric_families(response.text)}
     for name in READ:

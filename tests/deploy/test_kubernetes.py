@@ -12,6 +12,7 @@ import pytest
 from minisgl import envs
 from tests.helpers.deploy import AFTER_THE_DRAIN_S, CACHE, DEPLOY, MINISGL_PORT, USER, documents, served, stages
 from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.seconds import WAIT_S
 
 OBJECTS = {one["kind"]: one for one in documents("kubernetes/minisgl.yaml")}
 POD: dict[str, Any] = OBJECTS["Deployment"]["spec"]["template"]
@@ -63,8 +64,8 @@ def test_probes_ask_routes_that_want_no_key(server: ServerProcess, probe: str) -
     """A probe calls the pod by its address, and shows no key."""
     path = CONTAINER[probe]["httpGet"]["path"]
     headers = {"Host": "pod.example:1919", "User-Agent": "kube-probe/1.32"}
-    assert httpx.get(server.url + path, headers=headers, timeout=60).status_code == 200
-    assert httpx.get(f"{server.url}/metrics", headers=headers, timeout=60).status_code == 401
+    assert httpx.get(server.url + path, headers=headers, timeout=WAIT_S).status_code == 200
+    assert httpx.get(f"{server.url}/metrics", headers=headers, timeout=WAIT_S).status_code == 401
 
 
 def test_a_pod_is_served_until_no_one_asks_it_and_ends_when_it_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from minisgl import envs
 from tests.helpers.deploy import AFTER_THE_DRAIN_S, DEPLOY, seconds, served
+from tests.helpers.seconds import WAIT_S
 
 UNIT = DEPLOY / "systemd" / "minisgl.service"
 SETTINGS = DEPLOY / "systemd" / "minisgl.yaml"
@@ -38,7 +39,7 @@ def test_systemd_has_nothing_against_it(tmp_path: Path) -> None:
     assert there != text
     (tmp_path / UNIT.name).write_text(there, encoding="utf-8")
     verify = [systemd, "verify", "--man=no", str(tmp_path / UNIT.name)]
-    done = subprocess.run(verify, check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(verify, check=False, capture_output=True, text=True, timeout=WAIT_S)
     about_it = [line for line in (done.stdout + done.stderr).splitlines() if UNIT.name in line]
     assert done.returncode == 0 and about_it == [], done.stdout + done.stderr
 

@@ -15,6 +15,7 @@ from minisgl.distributed import GroupError, torch_group
 from minisgl.distributed.torch_group import TorchGroup
 from minisgl.engine import loading
 from minisgl.engine.loading import device_of
+from tests.helpers.seconds import WAIT_S
 
 CUDA = torch.device("cuda", 0)
 
@@ -45,7 +46,7 @@ class Pretended:
     def abort(self) -> None:
         self.aborted.set()
         if self.hangs:
-            self.released.wait(60)
+            self.released.wait(WAIT_S)
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_collectives_stay_on_the_callers_stream(pretended: Pretended, tmp_path: 
 def test_after_an_abort_nothing_is_believed(pretended: Pretended, tmp_path: Path) -> None:
     group = TorchGroup(tmp_path / "rendezvous", 0, 2, CUDA)
     group.abort()
-    assert pretended.aborted.wait(60)
+    assert pretended.aborted.wait(WAIT_S)
     for use in (lambda: group.all_reduce(torch.zeros(1)), lambda: group.least(3)):
         with pytest.raises(GroupError, match="rank 0 of 2: a peer is gone"):
             use()

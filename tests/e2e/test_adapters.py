@@ -18,6 +18,7 @@ from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.data_parallel import engine_processes, until_all_ready
 from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.seconds import WAIT_S
 
 POOL = ("--engine", "echo", "--num-pages", "256", "--page-size", "4", "--max-seq-len", "400")
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -48,7 +49,7 @@ def server(front_end: str, place: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
         yield client
 
 
@@ -133,7 +134,7 @@ def test_one_comes_and_goes_while_others_stream(http: httpx.Client, place: Path)
     for thread in threads:
         thread.start()
     for _ in threads:
-        began.acquire(timeout=60)
+        began.acquire(timeout=WAIT_S)
     gone = http.post(UNLOAD, json={"lora_name": "late"})
     assert (gone.status_code, gone.text) == (200, "Success: LoRA adapter 'late' removed successfully.")
     assert http.post(UNLOAD, json={"lora_name": "late"}).status_code == 404
@@ -142,7 +143,7 @@ def test_one_comes_and_goes_while_others_stream(http: httpx.Client, place: Path)
     assert again.status_code == 200
     assert ask(http, "late")["choices"][0]["text"] == wanted(PROMPT, number + 1, 8)
     for thread in threads:
-        thread.join(60)
+        thread.join(WAIT_S)
     for (model, i), adapter in asked.items():
         assert texts[model, i] == wanted(f"stream {i}", adapter, 300), model
     assert http.post(UNLOAD, json={"lora_name": "late"}).status_code == 200
@@ -212,7 +213,7 @@ def test_they_are_behind_the_key_and_unknown_ones_are_404(front_end: str, place:
         body = {"lora_name": "x", "lora_path": path}
         assert httpx.post(running.url + LOAD, json=body).status_code == 401
         assert httpx.post(running.url + UNLOAD, json=body).status_code == 401
-        with httpx.Client(base_url=running.url, headers={"authorization": "Bearer secret"}, timeout=60) as http:
+        with httpx.Client(base_url=running.url, headers={"authorization": "Bearer secret"}, timeout=WAIT_S) as http:
             asks = {"prompt": "a", "model": "x", "max_tokens": 1}
             missing = http.post("/v1/completions", json=asks)
             assert missing.status_code == 404 and missing.json()["error"]["code"] == "model_not_found"
@@ -248,7 +249,7 @@ def test_every_engine_has_them_also_one_that_comes_back(front_end: str, place: P
     first, second = made(place / "first"), made(place / "second")
     flags = ("--dp", "2", "--lora", f"first={first}", "--served-model-name", "base", "--frontend", front_end)
     flags += ("--lora-folder", str(place))
-    with serving(*POOL, *flags) as running, httpx.Client(base_url=running.url, timeout=60) as http:
+    with serving(*POOL, *flags) as running, httpx.Client(base_url=running.url, timeout=WAIT_S) as http:
         assert http.post(LOAD, json={"lora_name": "second", "lora_path": second}).status_code == 200
 
         def check() -> None:

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from tests.helpers.e2e import ServerProcess, serving, until
+from tests.helpers.seconds import WAIT_S
 
 PROFILE = "name: slow-device\ntable: {rows: [1], prefill_tokens: [0], kv_len: [1], ms: [[[2]]]}\n"
 KEYS = """keys:
@@ -67,7 +68,7 @@ def test_a_key_with_its_own_cache_finds_its_own_prompts_alone(server: ServerProc
 
 
 def num_queued(server: ServerProcess) -> int:
-    found = httpx.get(f"{server.url}/stats", headers=bearer("flag"), timeout=60).json()["http"]
+    found = httpx.get(f"{server.url}/stats", headers=bearer("flag"), timeout=WAIT_S).json()["http"]
     return int(found["requests_queued"]["now"])
 
 
@@ -79,7 +80,7 @@ def waits(server: ServerProcess, count: int) -> None:
 def held(server: ServerProcess) -> Iterator[None]:
     """Every row of the engine is taken, for the length of a `with`."""
     body = {"prompt": "hold", "max_tokens": 90_000, "ignore_eos": True, "stream": True}
-    with httpx.Client(base_url=server.url, timeout=60, headers=bearer("flag")) as client, ExitStack() as streams:
+    with httpx.Client(base_url=server.url, timeout=WAIT_S, headers=bearer("flag")) as client, ExitStack() as streams:
         parts = list[Iterator[bytes]]()  # one that nobody has closes its stream
         for _ in range(ROWS):
             stream = streams.enter_context(client.stream("POST", "/v1/completions", json=body))
@@ -131,7 +132,7 @@ def test_a_key_has_no_more_at_once_than_it_may(server: ServerProcess) -> None:
     """One of `single` runs although there are two rows; another key has the other row."""
     body = {"prompt": "hold", "max_tokens": 90_000, "ignore_eos": True, "stream": True}
     url, head = f"{server.url}/v1/completions", bearer("single")
-    with httpx.stream("POST", url, json=body, headers=head, timeout=60) as stream, ThreadPoolExecutor(1) as threads:
+    with httpx.stream("POST", url, json=body, headers=head, timeout=WAIT_S) as stream, ThreadPoolExecutor(1) as threads:
         parts = stream.iter_raw()
         next(parts)
         waiting = threads.submit(ask, server, "single")

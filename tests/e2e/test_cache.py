@@ -13,6 +13,7 @@ import pytest
 from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.e2e import ServerProcess, serving, until
+from tests.helpers.seconds import WAIT_S
 
 POOL = ("--engine", "echo", "--num-pages", "96", "--page-size", "4", "--max-seq-len", "160")
 SYSTEM = "You answer in one word, in verse, and never with a question."
@@ -29,7 +30,7 @@ def warmed(front_end: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def http(warmed: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=warmed.url, timeout=60) as client:
+    with httpx.Client(base_url=warmed.url, timeout=WAIT_S) as client:
         yield client
 
 
@@ -129,7 +130,7 @@ def test_a_prefix_that_cannot_be_kept_ends_the_start(args: tuple[str, ...], said
 def test_pins_survive_a_broken_scheduler(order: str) -> None:
     with (
         serving(*POOL, "--warm-prefix", SYSTEM, env={"MINISGL_FAULTY_CONTROL_PLANE": order}) as server,
-        httpx.Client(base_url=server.url, timeout=60) as http,
+        httpx.Client(base_url=server.url, timeout=WAIT_S) as http,
     ):
         while not (stats := http.get("/stats").json()["engine"])["num_failovers_total"]:
             flood(http)
@@ -146,7 +147,7 @@ def test_the_settings_of_a_file(tmp_path: Path) -> None:
     )
     with (
         serving(*POOL, "--config", str(file)) as server,
-        httpx.Client(base_url=server.url, timeout=60) as http,
+        httpx.Client(base_url=server.url, timeout=WAIT_S) as http,
     ):
         for i in range(6):
             ask(http, f"{i}" * 90)
@@ -160,7 +161,7 @@ def test_each_of_several_engines_keeps_them() -> None:
     """Also one that was killed and started again."""
     with (
         serving(*POOL, "--dp", "2", "--routing", "round_robin", "--warm-prefix", SYSTEM) as server,
-        httpx.Client(base_url=server.url, timeout=60) as http,
+        httpx.Client(base_url=server.url, timeout=WAIT_S) as http,
     ):
         made = http.post("/v1/cache/prefixes", json={"text": "for both of them, please"}).raise_for_status().json()
         assert [one["state"] for one in made["engines"]] == ["ready", "ready"]

@@ -32,12 +32,12 @@ from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.e2e import ServerProcess, canned, serving, until
 from tests.helpers.meaning import FRANCE
+from tests.helpers.seconds import WAIT_S
 
 ECHO = ("--engine", "echo", "--num-pages", "256")
 FIXED = ("--sampling-seed", "0", "--max-tokens", "24")
 HELLO = {"role": "user", "content": "hello"}
 CHAT = (sys.executable, "-m", "minisgl", "chat")
-WAIT_S = 60.0  # for what must come; a failure, not a measurement
 
 
 @pytest.fixture(scope="module")

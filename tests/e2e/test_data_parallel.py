@@ -21,6 +21,7 @@ from tests.helpers.data_parallel import (
     until_all_ready,
 )
 from tests.helpers.e2e import ServerProcess, until
+from tests.helpers.seconds import WAIT_S
 
 ECHO = ("--engine", "echo", "--page-size", "16", "--num-pages", "1024", "--no-access-log")
 NUM_ENGINES = 3
@@ -44,13 +45,13 @@ def server(front_end: str) -> Iterator[ServerProcess]:
 
 def by_engine(server: ServerProcess, name: str) -> dict[str, float]:
     """Samples of a family by label engine."""
-    text = httpx.get(f"{server.url}/metrics", timeout=60).text
+    text = httpx.get(f"{server.url}/metrics", timeout=WAIT_S).text
     families = {one.name: one for one in text_string_to_metric_families(text)}
     return {one.labels.get("engine", "all"): one.value for one in families[f"minisgl:{name}"].samples}
 
 
 def status(server: ServerProcess) -> str:
-    answer = httpx.get(f"{server.url}/health", timeout=60)
+    answer = httpx.get(f"{server.url}/health", timeout=WAIT_S)
     assert answer.status_code == 200, (answer.text, server.lines[-20:])
     found: str = answer.json()["status"]
     return found
@@ -65,7 +66,7 @@ def test_texts_are_exact_and_engines_share_them(server: ServerProcess) -> None:
 
 def test_sums_are_of_all_engines(server: ServerProcess) -> None:
     def idle() -> bool:
-        return httpx.get(f"{server.url}/health", timeout=60).json()["stats"]["num_running"] == 0
+        return httpx.get(f"{server.url}/health", timeout=WAIT_S).json()["stats"]["num_running"] == 0
 
     until(idle, "an engine does not rest")
     for one, whole in (
@@ -74,7 +75,7 @@ def test_sums_are_of_all_engines(server: ServerProcess) -> None:
         ("engine_kv_pages", "kv_pages"),
     ):
         assert sum(by_engine(server, one).values()) == by_engine(server, whole)["all"] > 0
-    found = httpx.get(f"{server.url}/stats", timeout=60).json()
+    found = httpx.get(f"{server.url}/stats", timeout=WAIT_S).json()
     assert [one["engine"] for one in found["engines"]] == [0, 1, 2]
     assert found["engine"]["num_steps_total"] == sum(one["stats"]["num_steps_total"] for one in found["engines"])
     assert found["pool"]["num_live"] == 0
@@ -91,8 +92,8 @@ def test_streams_outlive_their_engine(server: ServerProcess, sent: signal.Signal
         victim = engine_processes(server)[1]
         victim.send_signal(sent)
         until(lambda: status(server) == "degraded", "nobody misses it")
-        assert httpx.get(f"{server.url}/readyz", timeout=60).status_code == 200
-        assert httpx.get(f"{server.url}/livez", timeout=60).status_code == 200
+        assert httpx.get(f"{server.url}/readyz", timeout=WAIT_S).status_code == 200
+        assert httpx.get(f"{server.url}/livez", timeout=WAIT_S).status_code == 200
 
     ask_all(server, [Ask(f"{number} of many", number, 1500) for number in range(12)], lose_one)
     until_all_ready(server, NUM_ENGINES)

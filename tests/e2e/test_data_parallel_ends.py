@@ -16,6 +16,7 @@ import pytest
 from tests.e2e.test_operations import Stream, alone, body
 from tests.helpers.data_parallel import Ask, ask_all, engine_processes, pool
 from tests.helpers.e2e import ServerProcess, serving, until
+from tests.helpers.seconds import WAIT_S
 
 ECHO = ("--engine", "echo", "--page-size", "16", "--num-pages", "1024", "--dp", "2")
 
@@ -31,14 +32,14 @@ def server() -> Iterator[ServerProcess]:
 
 def admitted(server: ServerProcess) -> list[int]:
     """Prompt tokens by engine."""
-    engines = httpx.get(f"{server.url}/stats", timeout=60).json()["engines"]
+    engines = httpx.get(f"{server.url}/stats", timeout=WAIT_S).json()["engines"]
     return [one["stats"]["num_prompt_tokens_total"] if one["stats"] else 0 for one in engines]
 
 
 def ask_alone(server: ServerProcess, prompt: str) -> int:
     """One request with nothing beside it: the engine that got it."""
     before = admitted(server)
-    answer = httpx.post(f"{server.url}/v1/completions", json=body(prompt, 2), timeout=60).json()
+    answer = httpx.post(f"{server.url}/v1/completions", json=body(prompt, 2), timeout=WAIT_S).json()
     assert answer["choices"][0]["text"] == alone(prompt, 2)
     until(lambda: admitted(server) != before, "no engine says that it had it")
     return next(at for at, (a, b) in enumerate(zip(before, admitted(server), strict=True)) if a != b)
@@ -74,26 +75,26 @@ def test_a_limit_lets_others_wait() -> None:
 
 
 def test_sigterm_drains(server: ServerProcess) -> None:
-    with httpx.Client(base_url=server.url, timeout=60) as http, Stream(http, "drain me", 3000) as stream:
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as http, Stream(http, "drain me", 3000) as stream:
         server.process.send_signal(signal.SIGTERM)
         until(lambda: any("draining" in line for line in server.lines), "it does not say that it drains")
         assert http.get("/health").json()["status"] == "draining"
         engine_processes(server)[0].kill()  # a death while it drains costs nothing either
         stream.read_all()
         assert stream.done and stream.error is None and stream.text == alone("drain me", 3000)
-    assert server.process.wait(60) == 0
+    assert server.process.wait(WAIT_S) == 0
     server.check_no_files()
 
 
 def test_the_last_engine_s_death_ends_the_server(server: ServerProcess) -> None:
     processes = engine_processes(server)
-    with httpx.Client(base_url=server.url, timeout=60) as http, Stream(http, "to the end", 8000) as stream:
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as http, Stream(http, "to the end", 8000) as stream:
         for process in processes:
             process.kill()
         stream.read_all()
         assert stream.error is not None and "engine" in stream.error["message"]
-    assert server.process.wait(60) == 1
-    server._reader.join(60)
+    assert server.process.wait(WAIT_S) == 1
+    server._reader.join(WAIT_S)
     assert any("no engine is left" in line for line in server.lines), server.lines
     server.check_no_files()
 
@@ -102,7 +103,7 @@ def test_a_killed_server_leaves_nothing(server: ServerProcess) -> None:
     children = server.children()
     assert len(engine_processes(server)) == 2
     server.process.kill()
-    _, alive = psutil.wait_procs(children, timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=WAIT_S)
     assert not alive
     until(lambda: not list(Path(server.folder).iterdir()), "files are left")
 
@@ -120,7 +121,7 @@ def test_an_engine_that_cannot_start_is_the_end_of_the_start(tmp_path: Path) -> 
         "--dp",
         "2",
     ]
-    done = subprocess.run([*command, "--port", "0"], check=False, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "--port", "0"], check=False, capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 1
     assert "the engine did not start" in done.stderr.splitlines()[-1] and "none" in done.stderr
 
@@ -132,7 +133,7 @@ def test_an_engine_that_is_killed_while_it_loads_is_the_end_of_the_start(tmp_pat
         until(lambda: len(psutil.Process(server.pid).children()) == 2, "no engines")
         children = psutil.Process(server.pid).children()
         children[1].kill()
-        _, said = server.communicate(timeout=60)
+        _, said = server.communicate(timeout=WAIT_S)
         assert server.returncode == 1 and "did not start" in said, said
-    _, alive = psutil.wait_procs(children, timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=WAIT_S)
     assert not alive and not list(tmp_path.iterdir())

@@ -16,6 +16,7 @@ from minisgl.weights.sources import find_smollm2
 from tests.helpers.data_parallel import engine_processes, pool
 from tests.helpers.e2e import serving, until
 from tests.helpers.meaning import CAPITALS, MAX_TOKENS, capital
+from tests.helpers.seconds import WAIT_S
 
 try:
     find_smollm2()
@@ -33,7 +34,7 @@ def test_answers_outlive_their_engine() -> None:
                 "temperature": 0,
                 "max_tokens": MAX_TOKENS,
             }
-            answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120).json()
+            answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT_S).json()
             text: str = answer["choices"][0]["message"]["content"]
             return text
 

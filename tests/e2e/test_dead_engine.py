@@ -14,10 +14,12 @@ from minisgl.message import AddRequest, EngineFailed, EngineReady
 from minisgl.runner.process_config import ProcessConfig
 from minisgl.sampling_params import SamplingParams
 from tests.helpers.peers import FrontEndPeer
+from tests.helpers.seconds import WAIT_S
 
 PROGRAM = """
 from minisgl.engine.cuda_errors import step_failure
 from minisgl.runner import process
+from tests.helpers.seconds import WAIT_S
 
 build = process.build_engine
 
@@ -51,7 +53,7 @@ def test_a_dead_engine_ends_its_process_with_the_reason(tmp_path: Path) -> None:
             peer.send(AddRequest(1, np.arange(4, dtype=np.int32).tobytes(), sampling))
             reason = peer.next(EngineFailed).text
         assert "CUDA error: misaligned address: the CUDA engine cannot go on" in reason
-        assert process.wait(60) == 1
+        assert process.wait(WAIT_S) == 1
     finally:
         process.kill()
         process.wait()

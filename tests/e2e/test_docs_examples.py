@@ -23,12 +23,12 @@ from minisgl.config import ServerConfig
 from minisgl.supervisor import start as supervisor
 from tests.helpers.e2e import ServerProcess, serving
 from tests.helpers.meaning import BEGINNINGS, FRANCE
+from tests.helpers.seconds import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 FOR_USERS = ("cache", "embeddings", "messages", "quick-start", "responses", "structured-output", "tools-and-reasoning")
 PAGES = ("README.md", *(f"docs/{name}.md" for name in FOR_USERS))
 BLOCK = re.compile(r"(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)```", re.DOTALL)
-TIMEOUT_S = 120  # for what must end; a failure, not a measurement
 ADDRESS = "http://127.0.0.1:1919"
 
 
@@ -75,7 +75,7 @@ def test_an_example_does_what_it_says(server: ServerProcess, block: Block, tmp_p
     typed = ["bash", "-euo", "pipefail", "-c", text] if block.language == "sh" else [sys.executable, "-c", text]
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(
-        typed, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=env, timeout=TIMEOUT_S
+        typed, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=env, timeout=WAIT_S
     )
     assert done.returncode == 0, done.stderr
     assert block.note.startswith("prints: "), f"{block.place}: say what it prints"

@@ -14,6 +14,7 @@ from minisgl.config import ConfigError
 from minisgl.weights.gguf_import import import_gguf
 from minisgl.weights.sources import find_smollm2
 from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.seconds import WAIT_S
 
 try:
     SMOLLM2 = find_smollm2()
@@ -37,7 +38,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
 
 
 def vectors(server: ServerProcess, texts: list[str], pooling: str = "mean", **more: object) -> np.ndarray:
-    client = openai.OpenAI(base_url=server.url + "/v1", api_key="unused", timeout=60.0, max_retries=0)
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="unused", timeout=WAIT_S, max_retries=0)
     answer = client.embeddings.create(model="smollm2", input=texts, extra_body={"pooling": pooling}, **more)  # type: ignore[arg-type]
     return np.array([one.embedding for one in answer.data])
 

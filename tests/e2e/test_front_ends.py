@@ -18,14 +18,15 @@ from minisgl.message import AddRequest, EngineFailed, EngineReady, LoadProgress,
 from minisgl.runner.process_config import ProcessConfig
 from tests.helpers.hub import add, streams
 from tests.helpers.peers import FrontEndPeer
+from tests.helpers.seconds import WAIT_S
 
-TIMEOUT_S = 60
 # A front end that asks for much, says so, and reads no more.
 SLEEPER = """
 import sys, time
 from minisgl.message import EngineReady, StepTokens
 from tests.helpers.hub import add
 from tests.helpers.peers import FrontEndPeer
+from tests.helpers.seconds import WAIT_S
 peer = FrontEndPeer(sys.argv[1], "sleeper")
 peer.next(EngineReady)
 peer.send(*(add(i, [7] * 30 + [i], 1500) for i in range(20)))
@@ -100,7 +101,7 @@ def test_what_becomes_of_one_front_end_changes_nothing_for_the_other(
                 assert other.stdout is not None and other.stdout.readline() == "it ends\n"
         assert answers(peer, 3) == alone
         peer.send(Shutdown())
-        assert process.wait(TIMEOUT_S) == 0
+        assert process.wait(WAIT_S) == 0
 
 
 def test_an_engine_that_cannot_start_says_why_to_who_comes_late(tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ def test_an_engine_that_cannot_start_says_why_to_who_comes_late(tmp_path: Path) 
         process.stdin.flush()
         with FrontEndPeer(config.address) as peer:
             assert "nothing" in peer.next(EngineFailed).text
-        assert process.wait(TIMEOUT_S) == 1
+        assert process.wait(WAIT_S) == 1
     finally:
         process.kill()
         process.wait()

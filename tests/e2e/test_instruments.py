@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.helpers.e2e import serving, until
+from tests.helpers.seconds import WAIT_S
 
 NUM_TOKENS = 50
 
@@ -19,7 +20,7 @@ def test_figures_of_both_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)  # where the trace goes
     flags = ("--engine", "sim", "--profile-steps", "20", "--metrics-aliases", "vllm", "--served-model-name", "m/x")
     with serving(*flags, "--frontend", "python", env={"MINISGL_TRANSPORT_LATENCY_STATS": "1"}) as server:
-        with httpx.Client(base_url=server.url, timeout=60) as http:
+        with httpx.Client(base_url=server.url, timeout=WAIT_S) as http:
             body = {"prompt": "one two three", "max_tokens": NUM_TOKENS}
             assert http.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == NUM_TOKENS
             deadline = time.monotonic() + 60

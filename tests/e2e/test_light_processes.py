@@ -15,6 +15,7 @@ import pytest
 
 from tests.helpers.e2e import serving, until
 from tests.helpers.engines import CPU
+from tests.helpers.seconds import WAIT_S
 
 OF_EXTRAS = ("torch", "transformers", "safetensors", "gguf", "sentencepiece", "google.protobuf", "matplotlib")
 HEAVY = ("libtorch", "/torch/", "/transformers/")
@@ -45,7 +46,7 @@ def test_no_process_of_a_server_maps_torch(engine: str, alone: dict[str, str]) -
         answer = httpx.get(f"{server.url}/health").json()
         assert answer["engine"] == engine
         body = {"model": "smollm2", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-        assert httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+        assert httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT_S).status_code == 200
         assert "<title>" in httpx.get(f"{server.url}/").text
         processes = [psutil.Process(server.process.pid), *server.children()]
         assert len(processes) == 2
@@ -78,10 +79,10 @@ def test_a_signal_before_there_is_an_event_loop(signum: int, tmp_path: Path) -> 
         until(lambda: bool(psutil.Process(server.pid).children()), "no engine process")
         children = psutil.Process(server.pid).children()
         server.send_signal(signum)
-        _, said = server.communicate(timeout=60)
+        _, said = server.communicate(timeout=WAIT_S)
         assert server.returncode == 0, said
         assert "Traceback" not in said
-        _, alive = psutil.wait_procs(children, timeout=60)
+        _, alive = psutil.wait_procs(children, timeout=WAIT_S)
         assert not alive and not list(tmp_path.iterdir())
     finally:
         server.kill()

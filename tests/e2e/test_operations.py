@@ -21,6 +21,7 @@ import pytest
 from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.e2e import ServerProcess, serving, until
+from tests.helpers.seconds import WAIT_S
 
 ECHO = ("--engine", "echo", "--page-size", "16", "--num-pages", "2048")
 TEXT = "/v1/completions"
@@ -91,7 +92,7 @@ def server() -> Iterator[ServerProcess]:
 
 def test_sigterm_drains(server: ServerProcess) -> None:
     """Open streams end as they would have, new requests are sent away, the exit code is 0."""
-    with httpx.Client(base_url=server.url, timeout=60) as http, Stream(http, "drain me", 4000) as stream:
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as http, Stream(http, "drain me", 4000) as stream:
         server.process.send_signal(signal.SIGTERM)
         until(lambda: any("draining" in line for line in server.lines), "it does not say that it drains")
         refused = http.post(TEXT, json=body("new", 1))
@@ -102,26 +103,26 @@ def test_sigterm_drains(server: ServerProcess) -> None:
         assert http.get("/health").json()["status"] == "draining"
         stream.read_all()
         assert stream.done and stream.error is None and stream.text == alone("drain me", 4000)
-    assert server.process.wait(60) == 0
+    assert server.process.wait(WAIT_S) == 0
     server.check_no_files()
 
 
 def test_what_does_not_end_in_time_is_cut_off_with_an_error() -> None:
     server = ServerProcess((*ECHO, "--drain-timeout", "0.2"))
     try:
-        with httpx.Client(base_url=server.url, timeout=60) as http, Stream(http, "too long", 8000) as stream:
+        with httpx.Client(base_url=server.url, timeout=WAIT_S) as http, Stream(http, "too long", 8000) as stream:
             server.process.send_signal(signal.SIGTERM)
             stream.read_all()
             assert stream.error is not None and "shutting down" in stream.error["message"] and stream.done
             assert alone("too long", 8000).startswith(stream.text)
-        assert server.process.wait(60) == 0
+        assert server.process.wait(WAIT_S) == 0
         server.check_no_files()
     finally:
         server.kill()
 
 
 def test_a_second_signal_ends_at_once(server: ServerProcess) -> None:
-    with httpx.Client(base_url=server.url, timeout=60) as http, Stream(http, "endless", 8000):
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as http, Stream(http, "endless", 8000):
         server.process.send_signal(signal.SIGTERM)
         until(lambda: any("draining" in line for line in server.lines), "it does not say that it drains")
         assert server.stop(signal.SIGTERM) == 0
@@ -130,7 +131,7 @@ def test_a_second_signal_ends_at_once(server: ServerProcess) -> None:
 def test_a_stopped_engine_is_not_alive(server: ServerProcess) -> None:
     """SIGSTOP: /livez says no; after SIGCONT all is well again and the stream goes on."""
     engine = next(child for child in server.children() if "minisgl.runner.process" in child.cmdline())
-    with httpx.Client(base_url=server.url, timeout=60) as http, Stream(http, "frozen", 3000) as stream:
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as http, Stream(http, "frozen", 3000) as stream:
         assert http.get("/livez").status_code == http.get("/readyz").status_code == 200
         engine.suspend()
         until(lambda: http.get("/livez").status_code == 503, "a stopped engine counts as alive")
@@ -161,7 +162,7 @@ def test_alive_and_ready_under_full_load(server: ServerProcess) -> None:
 
     async def probe() -> None:
         running = asyncio.create_task(load())
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
+        async with httpx.AsyncClient(base_url=server.url, timeout=WAIT_S) as http:
             while not running.done():
                 for path in ("/livez", "/readyz"):
                     answer = await http.get(path)
@@ -176,11 +177,11 @@ def test_alive_and_ready_under_full_load(server: ServerProcess) -> None:
 def test_a_killed_engine_ends_everything_at_once(server: ServerProcess) -> None:
     """By the end of its process, which is seen at once, and not by heartbeats that do not come."""
     engine = next(child for child in server.children() if "minisgl.runner.process" in child.cmdline())
-    with httpx.Client(base_url=server.url, timeout=60) as http, Stream(http, "doomed", 8000) as stream:
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as http, Stream(http, "doomed", 8000) as stream:
         engine.kill()
         stream.read_all()
         assert stream.done and stream.error is not None and "engine process died" in stream.error["message"]
-    assert server.process.wait(60) == 1
+    assert server.process.wait(WAIT_S) == 1
     assert not psutil.pid_exists(engine.pid) and any("engine process died" in line for line in server.lines)
     server.check_no_files()
 
@@ -190,7 +191,7 @@ def test_a_failed_forward_ends_its_step_only() -> None:
     with, and all that come later, are exact: the cache was emptied."""
     with (
         serving(*ECHO, env={"MINISGL_ECHO_FAIL_STEPS": "40,300"}) as server,
-        httpx.Client(base_url=server.url, timeout=60) as http,
+        httpx.Client(base_url=server.url, timeout=WAIT_S) as http,
     ):
         failed = 0
         for index in range(60):
@@ -212,7 +213,7 @@ def test_a_broken_control_plane_is_replaced_and_nobody_notices(order: str) -> No
     env = {"MINISGL_CPU_BACKEND": "rust_hotpath", "MINISGL_FAULTY_CONTROL_PLANE": order}
     with (
         serving(*ECHO, env=env) as server,
-        httpx.Client(base_url=server.url, timeout=60) as http,
+        httpx.Client(base_url=server.url, timeout=WAIT_S) as http,
     ):
         assert http.get("/health").json()["cpu_backend"] == "rust_hotpath"
         with Stream(http, "first", 400) as first, Stream(http, "second", 300) as second:
@@ -248,7 +249,7 @@ def test_a_killed_engine_ends_every_kind_of_request() -> None:
     try:
         engine = next(child for child in server.children() if "minisgl.runner.process" in child.cmdline())
         ended = asyncio.run(_killed_under(server, engine))
-        assert server.process.wait(60) == 1
+        assert server.process.wait(WAIT_S) == 1
         server.check_no_files()
     finally:
         server.kill()
@@ -265,7 +266,7 @@ def test_a_killed_engine_ends_every_kind_of_request() -> None:
 async def _killed_under(server: ServerProcess, engine: psutil.Process) -> list[tuple[int, str]]:
     """Status and text of 60 requests, every other one a stream; the engine is killed while 8 of them run."""
     limits = httpx.Limits(max_connections=100)
-    async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as http:
+    async with httpx.AsyncClient(base_url=server.url, timeout=WAIT_S, limits=limits) as http:
 
         async def one(index: int) -> tuple[int, str]:
             answer = await http.post(TEXT, json=body(f"{index} doomed", 8000, stream=index % 2 == 0))
@@ -316,7 +317,7 @@ def test_a_signal_while_the_engine_loads_ends_the_server() -> None:
                 until(started, "no engine process")
                 found[0].suspend()
                 process.send_signal(signal.SIGTERM)
-                assert process.wait(60) == 0
+                assert process.wait(WAIT_S) == 0
                 assert not found[0].is_running()
             finally:
                 for one in found:
@@ -330,7 +331,7 @@ def test_a_second_signal_does_not_wait_for_a_hung_engine() -> None:
     server = ServerProcess((*ECHO, "--drain-timeout", "3600"), minisgl=PATIENT)
     try:
         engine = next(child for child in server.children() if "minisgl.runner.process" in child.cmdline())
-        with httpx.Client(base_url=server.url, timeout=60) as http, Stream(http, "stuck", 8000):
+        with httpx.Client(base_url=server.url, timeout=WAIT_S) as http, Stream(http, "stuck", 8000):
             engine.suspend()
             server.process.send_signal(signal.SIGTERM)
             until(lambda: any("draining" in line for line in server.lines), "it does not say that it drains")
@@ -344,6 +345,6 @@ def test_a_killed_server_leaves_nothing(server: ServerProcess) -> None:
     children = server.children()
     assert list(Path(server.folder).iterdir())
     server.process.kill()
-    _, alive = psutil.wait_procs(children, timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=WAIT_S)
     assert not alive
     server.check_no_files()

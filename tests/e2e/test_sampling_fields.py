@@ -15,6 +15,7 @@ import pytest
 from minisgl.engine.echo import EOS_ID, VOCAB_SIZE
 from minisgl.tokenizer.echo import ECHO_BOS_ID as BOS_ID
 from tests.helpers.e2e import ServerProcess, serving, until
+from tests.helpers.seconds import WAIT_S
 from tests.helpers.server import check_error, events
 
 HALF = pytest.approx(math.log(0.5))
@@ -31,7 +32,7 @@ def server(front_end: str) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
         yield client
 
 

@@ -21,6 +21,7 @@ import pytest
 from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.e2e import ServerProcess, serving, until
+from tests.helpers.seconds import WAIT_S
 
 POOL = ("--engine", "echo", "--num-pages", "96", "--page-size", "4", "--max-running-requests", "12")
 LIMIT = 96 * 4 + 1
@@ -35,7 +36,7 @@ def server(front_end: str) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
         yield client
 
 
@@ -227,7 +228,7 @@ def test_concurrent_clients_get_what_each_would_get_alone(server: ServerProcess,
 
     async def everyone() -> None:
         limits = httpx.Limits(max_connections=64)
-        async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=WAIT_S, limits=limits) as client:
             await asyncio.gather(*(one(client, index) for index in range(300)))
 
     before = stats(http)["num_retracted_total"]
@@ -269,7 +270,10 @@ def test_signals_end_it_cleanly(signum: int) -> None:
     server = ServerProcess(("--engine", "echo"))
     try:
         with httpx.stream(
-            "POST", server.url + "/v1/completions", json={"prompt": "x", "max_tokens": 8000, "stream": True}, timeout=30
+            "POST",
+            server.url + "/v1/completions",
+            json={"prompt": "x", "max_tokens": 8000, "stream": True},
+            timeout=WAIT_S,
         ) as answer:
             next(answer.iter_lines())
             assert server.stop(signum) == 0
@@ -282,13 +286,13 @@ def test_a_killed_engine_ends_the_server_with_a_message() -> None:
     try:
         engine = server.children()[0]
         body = {"prompt": "x", "max_tokens": 8000, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as answer:
+        with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=WAIT_S) as answer:
             lines = answer.iter_lines()
             next(lines)
             engine.kill()
             last = [line for line in lines if line.startswith("data: {")][-1]
         assert json.loads(last[6:])["error"]["code"] == "engine_unavailable"
-        assert server.process.wait(60) == 1
+        assert server.process.wait(WAIT_S) == 1
         assert any("engine process died" in line for line in server.lines)
         server.check_no_files()
     finally:
@@ -300,7 +304,7 @@ def test_a_killed_server_takes_its_engine_along() -> None:
     try:
         engine = server.children()[0]
         server.process.kill()
-        engine.wait(60)
+        engine.wait(WAIT_S)
     finally:
         server.kill()
 
@@ -320,7 +324,7 @@ def test_a_bad_start_says_what_to_change(args: tuple[str, ...], reason: str) -> 
         [sys.executable, "-m", "minisgl", "serve", *args],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=WAIT_S,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         check=False,
     )
@@ -337,7 +341,7 @@ def test_a_taken_port_is_an_error() -> None:
             [sys.executable, "-m", "minisgl", "serve", "--engine", "echo", "--port", port],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=WAIT_S,
             check=False,
         )
     assert done.returncode == 2 and "choose another" in done.stderr

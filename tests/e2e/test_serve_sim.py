@@ -11,6 +11,7 @@ import pytest
 
 from minisgl.cli import bench
 from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.seconds import WAIT_S
 
 PROFILE = "name: slow-device\ntable: {rows: [1], prefill_tokens: [0], kv_len: [1], ms: [[[2]]]}\n"
 
@@ -25,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
         yield client
 
 

@@ -16,6 +16,7 @@ from minisgl.config import ConfigError
 from minisgl.weights.sources import find_smollm2
 from tests.helpers.e2e import ServerProcess, serving
 from tests.helpers.meaning import BEGINNINGS, CAPITALS, FRANCE, MAX_TOKENS, capital
+from tests.helpers.seconds import WAIT_S
 
 try:
     find_smollm2()
@@ -113,7 +114,7 @@ def test_command_line() -> None:
         [sys.executable, "-m", "minisgl", "generate", FRANCE, "--max-tokens", str(MAX_TOKENS)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=WAIT_S,
         check=True,
     )
     assert "Paris" in done.stdout

@@ -13,6 +13,7 @@ import pytest
 from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.e2e import ServerProcess, serving, until
+from tests.helpers.seconds import WAIT_S
 
 PROMPTS = [f"again and again and again {i}" for i in range(6)]
 POOL = ("--engine", "echo", "--num-pages", "96", "--page-size", "4", "--max-running-requests", "12")
@@ -45,7 +46,7 @@ async def ask(client: httpx.AsyncClient, number: int) -> None:
 
 
 async def ask_all(url: str) -> None:
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=WAIT_S) as client:
         for _ in range(3):
             await asyncio.gather(*(ask(client, number) for number in range(24)))
 

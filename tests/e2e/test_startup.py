@@ -20,6 +20,7 @@ import pytest
 
 from tests.helpers.e2e import serving, until
 from tests.helpers.engines import MODEL_ENGINES
+from tests.helpers.seconds import WAIT_S
 
 SERVE = (sys.executable, "-m", "minisgl", "serve", "--port", "0")
 CONFIG = {
@@ -35,7 +36,6 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
     "torch_dtype": "float32",
 }
-TIMEOUT_S = 120  # for what must come; a failure, not a measurement
 
 
 def model_folder(at: Path, **changes: object) -> str:
@@ -46,7 +46,7 @@ def model_folder(at: Path, **changes: object) -> str:
 
 def refused(*flags: str) -> str:
     """The last line of a server that does not start."""
-    done = subprocess.run([*SERVE, *flags], check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = subprocess.run([*SERVE, *flags], check=False, capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode in (1, 2), done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     assert done.stdout == ""
@@ -132,7 +132,7 @@ def test_on_a_terminal_there_are_bars(tmp_path: Path) -> None:
             screen += part
     finally:
         server.terminate()
-        server.wait(TIMEOUT_S)
+        server.wait(WAIT_S)
         os.close(terminal)
     assert b"once: " in screen and b"loading weights: " in screen and b"%|" in screen
 
@@ -149,7 +149,7 @@ def test_a_server_answers_while_its_model_is_loading() -> None:
         engine.suspend()
         key = {"Authorization": "Bearer secret"}
         body = {"model": "smollm2", "prompt": "a" * 100_000, "max_tokens": 3}
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as http:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S) as http:
             until(lambda: answers(http), "it does not answer while it is loading")
             assert http.get("/readyz").status_code == 503
             health = http.get("/health", headers=key)
@@ -163,7 +163,7 @@ def test_a_server_answers_while_its_model_is_loading() -> None:
             found = http.post("/v1/completions", json={**body, "prompt": "a"}, headers=key)
             assert found.status_code == 200, found.text
         process.send_signal(signal.SIGINT)
-        assert process.wait(TIMEOUT_S) == 0
+        assert process.wait(WAIT_S) == 0
     finally:
         end(process)
 
@@ -174,7 +174,7 @@ def test_a_server_that_is_told_to_stop_while_it_is_loading_stops() -> None:
         (engine,) = children_of(process, 1)
         engine.suspend()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(TIMEOUT_S) == 0
+        assert process.wait(WAIT_S) == 0
         assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
     finally:
         end(process)

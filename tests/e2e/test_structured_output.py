@@ -23,6 +23,7 @@ from minisgl.sampling_params import ParamError
 from minisgl.weights.sources import find_smollm2
 from tests.helpers.e2e import ServerProcess, serving
 from tests.helpers.schemas import BY_HAND, drawn
+from tests.helpers.seconds import WAIT_S
 
 BATCH = 20
 LEAP_SECOND = re.compile(r"(\d\d:\d\d):60")
@@ -208,7 +209,7 @@ def test_a_stream_is_the_whole_answer_in_parts(server: ServerProcess, form: dict
 
 def test_a_form_beside_the_other_fields(server: ServerProcess) -> None:
     """`stop` may cut an answer, `suffix` is another matter, the rest changes nothing about the form."""
-    with httpx.Client(base_url=server.url, timeout=60) as http:
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as http:
 
         def post(**more: Any) -> Any:
             answer = http.post("/v1/completions", json={"prompt": "a", "regex": "[ab]{30}", "max_tokens": 100, **more})
@@ -234,5 +235,5 @@ def test_a_form_beside_the_other_fields(server: ServerProcess) -> None:
 
 def test_what_only_the_engine_can_know_is_400_too(server: ServerProcess) -> None:
     body = {"prompt": "a", "guided_grammar": 'start: <no_such_token> "a"'}
-    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=WAIT_S)
     assert answer.status_code == 400 and "no_such_token" in answer.json()["error"]["message"], answer.text

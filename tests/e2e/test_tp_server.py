@@ -25,11 +25,11 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.tokenizer import Tokenizer
 from minisgl.weights.sources import resolve_model
 from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.seconds import WAIT_S
 
 POOL = ("--engine", "echo", "--num-pages", "64", "--page-size", "4", "--max-running-requests", "12")
 CHUNKS = ("--max-prefill-length", "32")
 LIMIT = 64 * 4 + 1
-ENDS_WITHIN_S = 60.0  # a failure, not a measurement
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": 32,
@@ -71,7 +71,7 @@ def storm(url: str, count: int) -> dict[str, int]:
     """Many requests at once; what the server then says of itself."""
 
     async def all_of_them() -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=WAIT_S) as client:
             await asyncio.gather(*(_ask(client, i) for i in range(count)))
 
     asyncio.run(all_of_them())
@@ -90,10 +90,10 @@ def killed(server: ServerProcess, victim: psutil.Process) -> str:
     processes = server.children()
     began = time.monotonic()
     victim.kill()
-    code = server.process.wait(ENDS_WITHIN_S)
-    _, alive = psutil.wait_procs(processes, timeout=max(0.0, began + ENDS_WITHIN_S - time.monotonic()))
+    code = server.process.wait(WAIT_S)
+    _, alive = psutil.wait_procs(processes, timeout=max(0.0, began + WAIT_S - time.monotonic()))
     assert code == 1 and not alive
-    server._reader.join(60)
+    server._reader.join(WAIT_S)
     server.check_no_files()
     return server.lines[-1]
 
@@ -119,9 +119,9 @@ def stopped(server: ServerProcess, victim: psutil.Process, within_s: float) -> s
     processes = server.children()
     victim.suspend()
     code = server.process.wait(within_s)
-    _, alive = psutil.wait_procs(processes, timeout=ENDS_WITHIN_S)
+    _, alive = psutil.wait_procs(processes, timeout=WAIT_S)
     assert code == 1 and not alive
-    server._reader.join(60)
+    server._reader.join(WAIT_S)
     server.check_no_files()
     return server.lines[-1]
 
@@ -134,13 +134,13 @@ def test_a_rank_that_stands_still_ends_the_server_within_the_step_timeout(busy: 
     try:
         victim = rank_processes(server)[1]
         if busy:
-            with httpx.Client(base_url=server.url, timeout=60) as client:
+            with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
                 body = {"prompt": "a", "stream": True, "max_tokens": 200, "ignore_eos": True}
                 with client.stream("POST", "/v1/completions", json=body) as answer:
                     next(answer.iter_lines())
-                    said = stopped(server, victim, 2 + ENDS_WITHIN_S)
+                    said = stopped(server, victim, 2 + WAIT_S)
         else:
-            said = stopped(server, victim, 2 + ENDS_WITHIN_S)
+            said = stopped(server, victim, 2 + WAIT_S)
         assert re.fullmatch(
             r"minisgl: no heartbeat from tensor-parallel rank 1 for [\d.]+ s, the limit is 2 \(--step-timeout\)", said
         )
@@ -174,7 +174,7 @@ def test_the_ranks_end_when_the_server_dies() -> None:
         processes = server.children()
         server.process.kill()
         server.process.wait()
-        _, alive = psutil.wait_procs(processes, timeout=ENDS_WITHIN_S)
+        _, alive = psutil.wait_procs(processes, timeout=WAIT_S)
         assert not alive
     finally:
         for process in processes:
@@ -196,7 +196,7 @@ def test_a_rank_that_dies_while_loading_ends_the_server() -> None:
 
         _until(two_workers)
         workers[0].send_signal(signal.SIGKILL)
-        _, said = server.communicate(timeout=60)
+        _, said = server.communicate(timeout=WAIT_S)
         assert server.returncode == 1
         assert "tensor-parallel rank" in said.splitlines()[-1] and "signal 9" in said.splitlines()[-1]
         assert not any(worker.is_running() for worker in workers)

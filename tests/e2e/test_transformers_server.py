@@ -16,6 +16,7 @@ from tests.helpers.e2e import serving
 from tests.helpers.engines import assert_greedy
 from tests.helpers.meaning import CAPITALS, FRANCE, MAX_TOKENS
 from tests.helpers.models import save
+from tests.helpers.seconds import WAIT_S
 from tests.helpers.their_models import CASES, Case, tiny
 
 pytestmark = pytest.mark.any_cpu
@@ -38,7 +39,7 @@ def test_an_architecture_that_is_not_native_is_served(smollm2: Path, tmp_path: P
         def ask(prompt: list[int]) -> Any:
             sampling = {"temperature": 0, "max_new_tokens": 10, "ignore_eos": True}
             answer = httpx.post(
-                f"{server.url}/generate", json={"input_ids": prompt, "sampling_params": sampling}, timeout=60
+                f"{server.url}/generate", json={"input_ids": prompt, "sampling_params": sampling}, timeout=WAIT_S
             )
             return answer.raise_for_status().json()
 
@@ -52,6 +53,6 @@ def test_an_architecture_that_is_not_native_is_served(smollm2: Path, tmp_path: P
 def test_a_real_model_answers_as_it_does_natively(smollm2: Path) -> None:
     body = {"messages": [{"role": "user", "content": FRANCE}], "temperature": 0, "max_tokens": MAX_TOKENS}
     with serving("--model", str(smollm2), "--model-impl", "transformers", "--num-pages", "64") as server:
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json={"model": str(smollm2), **body}, timeout=120)
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json={"model": str(smollm2), **body}, timeout=WAIT_S)
     assert CAPITALS["France"] in answer.raise_for_status().json()["choices"][0]["message"]["content"]
     assert any("torch engine" in line and "(layers of transformers" in line for line in server.lines)

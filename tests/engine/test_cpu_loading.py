@@ -1,7 +1,7 @@
 """GGUF files with changed bytes, all the way into the CPU engine: an error or an engine, never a crash.
 
-The Rust suite (rust/minisgl-cpu/tests/all/hostile_files.rs) does so with the reader alone, a hundred thousand times. Here
-what a file says is believed by more: config, tokenizer, shapes of layers.
+The Rust suite (rust/minisgl-cpu/tests/all/hostile_files.rs) does so with the reader alone, a hundred thousand times.
+Here what a file says is believed by more: config, tokenizer, shapes of layers.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine import dtypes
 from minisgl.engine.loading import load_engine
 from tests.helpers.models import CPU, save, tiny_model
+from tests.helpers.seconds import WAIT_S
 
 
 class Cpu:
@@ -123,6 +124,6 @@ def test_the_engine_says_which_and_why(native: bool, cpu: Cpu, tmp_path: Path) -
 def test_a_process_that_is_held_down_by_variables_computes_in_float32() -> None:
     env = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
     command = [sys.executable, "-m", "minisgl", "doctor"]
-    said = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60).stdout
+    said = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=WAIT_S).stdout
     if platform.machine() == "x86_64":
         assert "bfloat16: served as float32 (the checkpoint's bfloat16 would be emulated: " in said

@@ -25,15 +25,22 @@ from minisgl.tokenizer import Tokenizer
 from tests.helpers.engines import Collector, assert_greedy, greedy, load
 from tests.helpers.gguf import write_gguf, written_model
 from tests.helpers.models import CONFIG, save
+from tests.helpers.seconds import WAIT_S
 from tests.helpers.their_models import CASES, PAGE, REFUSED, WITHIN, Case, compare, listed, names, tiny
 
 pytestmark = pytest.mark.any_cpu
 
 OLMO = Case("Olmo2ForCausalLM")
+# One of each kind of attention, positions and experts; the others in CI.
+QUICK = ("BioGpt", "DeepseekV3", "Gemma2", "Mixtral", "Phi")
+QUICK_AND_SLOW = [
+    case if case.architecture.removesuffix("ForCausalLM") in QUICK else pytest.param(case, marks=pytest.mark.slow)
+    for case in CASES
+]
 GEMMA = next(case for case in CASES if case.architecture == "Gemma2ForCausalLM")
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", QUICK_AND_SLOW, ids=lambda case: case.name)
 def test_logits_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
     """Of prefill, chunks, decode, prefix hits and batches."""
     model = tiny(case)
@@ -179,7 +186,7 @@ def test_who_has_native_layers_waits_for_no_transformers(tmp_path: Path) -> None
         "build_engine(config, lambda text, done=0, total=0: None).close()\n"
         "print('torch' in sys.modules, 'transformers' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=WAIT_S)
     assert done.stdout.split() == ["True", "False"]
 
 

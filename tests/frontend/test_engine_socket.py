@@ -26,8 +26,7 @@ from minisgl.message import (
     framed,
 )
 from minisgl.sampling_params import SamplingParams
-
-WAIT_S = 60
+from tests.helpers.seconds import WAIT_S
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

@@ -154,7 +154,7 @@ def test_an_engine_that_is_killed_ends_streams_with_an_error_and_the_server() ->
             engine_of(server).send_signal(signal.SIGKILL)
             found = [line for line in lines if line]
         assert '"engine_unavailable"' in found[-2] and found[-1] == "data: [DONE]"
-        assert server.process.wait(60) == 1
+        assert server.process.wait(WAIT_S) == 1
         until(lambda: "engine process died" in server.lines[-1], "it does not say why")
         server.check_no_files()
     finally:

@@ -16,6 +16,7 @@ from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.grammar.slots import Matcher
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.grammars import PERSON, compiler, matcher, of_regex, of_schema
+from tests.helpers.seconds import WAIT_S
 
 A = of_regex("a+")
 
@@ -58,7 +59,7 @@ def test_the_thread_wakes_whoever_waits() -> None:
     woken = threading.Event()
     made = GrammarCompiler(None, VOCAB_SIZE, (EOS_ID,), wake=woken.set)
     made.submit(7, A)
-    assert woken.wait(60)
+    assert woken.wait(WAIT_S)
     (one,) = made.take()
     assert one.key == 7 and one.matcher is not None
     made.submit(8, "rubbish")

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.helpers.http_requests import Request
+from tests.helpers.seconds import WAIT_S
 
-TIMEOUT_S = 60.0
 _ID = re.compile(r"\b(chatcmpl|cmpl|gen|req)-[0-9a-f]{24,32}\b")
 TIMES = ("date",)
 LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset", "content")  # of log probabilities
@@ -49,7 +49,7 @@ class Client:
         if self._socket is not None and self._is_closed():
             self.close()
         if self._socket is None:
-            self._socket = socket.create_connection(self.address, TIMEOUT_S)
+            self._socket = socket.create_connection(self.address, WAIT_S)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.sendall(request.raw())
 
@@ -113,7 +113,7 @@ class Client:
         except OSError:
             return True
         finally:
-            self._socket.settimeout(TIMEOUT_S)
+            self._socket.settimeout(WAIT_S)
 
     def _receive(self) -> bytes:
         assert self._socket is not None

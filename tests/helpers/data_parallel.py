@@ -17,9 +17,9 @@ import psutil
 from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.e2e import ServerProcess, until
+from tests.helpers.seconds import WAIT_S
 
 PATH = "/v1/completions"
-WAIT_S = 120.0  # a failure, not a measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,12 @@ def engine_processes(server: ServerProcess) -> list[psutil.Process]:
 
 
 def states(server: ServerProcess) -> list[str]:
-    engines = httpx.get(f"{server.url}/health", timeout=60).json()["engines"]
+    engines = httpx.get(f"{server.url}/health", timeout=WAIT_S).json()["engines"]
     return [one["state"] for one in engines]
 
 
 def pool(server: ServerProcess) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"{server.url}/stats", timeout=60).json()["pool"]
+    found: dict[str, Any] = httpx.get(f"{server.url}/stats", timeout=WAIT_S).json()["pool"]
     return found
 
 

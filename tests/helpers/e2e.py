@@ -17,10 +17,12 @@ from pathlib import Path
 
 import psutil
 
+from tests.helpers.seconds import WAIT_S
+
 READY = re.compile(r"ready: (http://\S+)")
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+def until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
     """Wait for a state, not for a time. `what`: the complaint if it does not come."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -35,7 +37,7 @@ class ServerProcess:
         self,
         args: Sequence[str],
         env: dict[str, str] | None = None,
-        start_timeout_s: float = 240.0,
+        start_timeout_s: float = 4 * WAIT_S,
         minisgl: Sequence[str] = ("-m", "minisgl"),
     ) -> None:
         self.folder = tempfile.mkdtemp(prefix="minisgl-e2e-")  # its sockets live here, so that leftovers show
@@ -74,7 +76,7 @@ class ServerProcess:
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def stop(self, signum: int = signal.SIGINT, timeout_s: float = 60.0) -> int:
+    def stop(self, signum: int = signal.SIGINT, timeout_s: float = WAIT_S) -> int:
         """Send a signal and wait; returns the exit code and checks that nothing is left."""
         children = self.children() if self.process.poll() is None else []
         self.process.send_signal(signum)
@@ -85,8 +87,8 @@ class ServerProcess:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             raise
-        self._reader.join(60)
-        _, alive = psutil.wait_procs(children, timeout=60)
+        self._reader.join(WAIT_S)
+        _, alive = psutil.wait_procs(children, timeout=WAIT_S)
         assert not alive, f"processes left behind: {alive}"
         self.check_no_files()
         return code

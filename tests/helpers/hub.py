@@ -21,9 +21,9 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.step import FinishReason
 from tests.helpers.peers import FrontEndPeer
+from tests.helpers.seconds import WAIT_S
 from tests.helpers.server import READY
 
-WAIT_S = 60.0
 MAX_SEQ_LEN = 20_000
 NUM_PAGES = 4096
 PLANE = ControlPlaneConfig(NUM_PAGES, 16, 64, 2048, MAX_SEQ_LEN, ())

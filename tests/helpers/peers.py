@@ -29,8 +29,8 @@ from minisgl.message import (
     framed,
 )
 from minisgl.runner.split import split, within
+from tests.helpers.seconds import WAIT_S
 
-WAIT_S = 60.0
 M = TypeVar("M")
 
 

@@ -24,6 +24,7 @@ import pytest
 from tests.helpers.clients import python_command
 from tests.helpers.deploy import DEPLOY
 from tests.helpers.e2e import ServerProcess, until
+from tests.helpers.seconds import WAIT_S
 
 EXAMPLE_SERVERS = ("127.0.0.1:1919", "127.0.0.1:1920")
 KEY = "key-of-the-servers"
@@ -32,7 +33,6 @@ NUM_ROWS = 2
 """Requests that a server computes at once; one more waits, and beyond that it says 429."""
 FLAGS = ("--engine", "echo", "--num-pages", "1024", "--max-seq-len", "4096")
 LIMITS = ("--max-running-requests", str(NUM_ROWS), "--max-queued-requests", "1")
-WAIT_S = 60.0  # a failure, not a measurement
 SLOW_MS = 200
 START_S = 240.0
 

@@ -23,6 +23,7 @@ from minisgl.runner.rank_messages import Stop, decode, encode
 from minisgl.runner.ranks import RankDied, RankEngine
 from minisgl.runner.worker import Jobs, work
 from minisgl.step import StepBuffers, StepPlan
+from tests.helpers.seconds import WAIT_S
 
 T = TypeVar("T")
 Tamper = Callable[[int, StepPlan, StepBuffers], None]
@@ -49,7 +50,7 @@ def on_ranks(size: int, folder: Path, work: Callable[[TorchGroup], T]) -> list[T
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(WAIT_S)
     (folder / "rendezvous").unlink(missing_ok=True)
     if errors:
         raise errors[0]

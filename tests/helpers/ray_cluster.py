@@ -31,8 +31,8 @@ from ray.cluster_utils import Cluster
 from minisgl.ray import Args, build
 from tests.helpers.data_parallel import answer, random_ask
 from tests.helpers.e2e import until
+from tests.helpers.seconds import WAIT_S
 
-WAIT_S = 120.0  # a failure, not a measurement
 APP = "minisgl"
 ECHO = "--engine echo --page-size 16 --num-pages 1024 --no-access-log"
 
@@ -139,11 +139,11 @@ class RayCluster:
             serve.shutdown()
         ray.shutdown()
         self.cluster.shutdown()
-        _, alive = psutil.wait_procs(mine, timeout=30)
+        _, alive = psutil.wait_procs(mine, timeout=WAIT_S)
         for one in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
-        psutil.wait_procs(alive, timeout=30)
+        psutil.wait_procs(alive, timeout=WAIT_S)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

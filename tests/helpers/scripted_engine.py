@@ -38,13 +38,13 @@ from minisgl.message import (
 )
 from minisgl.step import FinishReason
 from tests.helpers.peers import EnginePeer
+from tests.helpers.seconds import WAIT_S
 
 EOS = 256
 VOCAB_SIZE = 258
 FILL = 480
 RIVAL = ord("?")
 MAX_SEQ_LEN = 512
-WAIT_S = 60.0  # for what must come; a failure, not a measurement
 _ORDER = re.compile(rb"(say|hang|fail|burst|fill):(.*?)(?:</user>|$)", re.DOTALL)
 T = TypeVar("T")
 

@@ -1,5 +1,5 @@
-"""What a run of the tests costs: seconds by folder and by file at its end, a line every few seconds meanwhile, the files
-that take longest first, and how patient a run on this machine must be.
+"""What a run of the tests costs: seconds by folder and by file at its end, a line every few seconds meanwhile, the
+files that take longest first, and how patient a run on this machine must be.
 
 Invariants: no test passes or fails by what is measured here; a limit of a test is for what hangs.
 """
@@ -45,6 +45,10 @@ def patience() -> float:
 def patiently(limit_s: float) -> float:
     """A limit for what must come, on this machine."""
     return limit_s * patience()
+
+
+WAIT_S = patiently(60.0)
+"""For what must come: a failure, not a measurement."""
 
 
 def recorded() -> dict[str, float]:
@@ -117,9 +121,9 @@ class Tally:
             folder = "/".join(file.split("/")[:2]) if file.count("/") > 1 else "tests"
             folders[folder].update({"cpu": self.cpu[file], "wall": self.wall[file]})
         rows = [(name, one["cpu"], one["wall"]) for name, one in folders.items()]
-        files = [(name, self.cpu[name], self.wall[name]) for name in self.wall]
-        for shown in (rows, sorted(files, key=lambda row: -row[1])[:SHOWN]):
-            found += [f"{cpu:8.1f} s of CPU {wall:8.1f} s  {name}" for name, cpu, wall in sorted(shown, key=lambda r: -r[1])]
+        files = sorted(((name, self.cpu[name], self.wall[name]) for name in self.wall), key=lambda row: -row[1])
+        for name, cpu, wall in [*sorted(rows, key=lambda row: -row[1]), *files[:SHOWN]]:
+            found.append(f"{cpu:8.1f} s of CPU {wall:8.1f} s  {name}")
         total = sum(self.cpu.values()), sum(self.wall.values())
         return [*found, f"{total[0]:8.1f} s of CPU {total[1]:8.1f} s  all of {self.num_tests} tests"]
 

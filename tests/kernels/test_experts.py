@@ -187,6 +187,7 @@ def choices_are_experts_whatever_the_logits() -> None:
         assert ((chosen >= 0) & (chosen < 7)).all()
 
 
+@pytest.mark.slow
 def test_triton_forms_in_the_interpreter(tmp_path: Path) -> None:
     program = (
         "import pathlib\n"

@@ -15,7 +15,7 @@ import pytest
 FILE = Path(__file__).with_name("compile_kernels.py")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_all() -> None:
     command = [sys.executable, "-m", "pytest", str(FILE), "--tb=short", "-rs"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,6 +61,7 @@ def test_page_table_in_torch_is_that_of_plain_python(seed: int) -> None:
     check_tables(pages, seed)
 
 
+@pytest.mark.slow
 def test_triton_kernels_do_the_same_in_the_interpreter() -> None:
     program = (
         "from minisgl.kernels import kv_store_triton, pages_triton\n"

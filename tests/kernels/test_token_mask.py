@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,6 +42,7 @@ def test_in_torch_it_is_that_of_plain_python(seed: int) -> None:
     check_mask(token_mask, seed)
 
 
+@pytest.mark.slow
 def test_the_triton_kernel_does_the_same_in_the_interpreter() -> None:
     program = (
         "from minisgl.kernels import token_mask_triton\n"

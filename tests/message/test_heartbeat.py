@@ -23,9 +23,9 @@ from minisgl.runner.process_config import ProcessConfig
 from minisgl.runner.ranks import ranks_named
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Events, StepBuffers, StepPlan
+from tests.helpers.seconds import WAIT_S
 
 CONFIG = EngineConfig(cpu_backend="python", engine="echo", num_pages=16, page_size=4)
-WAIT_S = 60.0
 
 
 @pytest.fixture

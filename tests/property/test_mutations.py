@@ -11,6 +11,7 @@ from tests.property.mutations import MUTATIONS
 MAX_SCENARIOS = 600
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
 def test_noticed(mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation(monkeypatch)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.helpers.data_parallel import Ask
 from tests.helpers.e2e import until
+from tests.helpers.seconds import WAIT_S
 
 if TYPE_CHECKING:
     from tests.helpers.ray_cluster import RayCluster
@@ -31,7 +32,7 @@ def two(cluster: RayCluster) -> RayCluster:
 
 @pytest.fixture
 def http(cluster: RayCluster) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=cluster.url, timeout=120) as client:
+    with httpx.Client(base_url=cluster.url, timeout=WAIT_S) as client:
         yield client
 
 
@@ -104,7 +105,7 @@ def test_what_waits_too_long_a_line_is_429(cluster: RayCluster, http: httpx.Clie
     cluster.deploy(name="echo", flags=f"{ECHO} --max-running-requests 2 --max-queued-requests 2", replicas=1)
 
     async def run() -> list[httpx.Response]:
-        async with httpx.AsyncClient(base_url=cluster.url, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=WAIT_S) as client:
             body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True}
             return await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(60)))
 
@@ -136,7 +137,7 @@ def test_a_deployment_that_goes_leaves_no_server(cluster: RayCluster) -> None:
     servers = cluster.servers()
     assert servers
     cluster.delete()
-    _, alive = psutil.wait_procs(servers, timeout=60)
+    _, alive = psutil.wait_procs(servers, timeout=WAIT_S)
     assert not alive
 
 

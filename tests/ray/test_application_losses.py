@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.helpers.e2e import until
+from tests.helpers.seconds import WAIT_S
 
 if TYPE_CHECKING:
     from tests.helpers.ray_cluster import RayCluster
@@ -77,7 +78,7 @@ def test_a_node_that_dies_takes_no_stream_with_it(cluster: RayCluster) -> None:
 
         def kill() -> None:
             cluster.cluster.remove_node(node, allow_graceful=False)
-            psutil.wait_procs(there, timeout=120)
+            psutil.wait_procs(there, timeout=WAIT_S)
             cluster.until_running("echo", 2)  # the first node has room for both
 
         assert cluster.under_load(kill) >= 64

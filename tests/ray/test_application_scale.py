@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.helpers.e2e import until
+from tests.helpers.seconds import WAIT_S
 
 if TYPE_CHECKING:
     from tests.helpers.ray_cluster import RayCluster
 
-WAIT_S = 180.0  # a failure, not a measurement
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 ECHO = "--engine echo --page-size 16 --num-pages 1024 --no-access-log"
 

@@ -12,6 +12,7 @@ import pytest
 
 from minisgl.config import ConfigError
 from minisgl.weights.sources import find_smollm2
+from tests.helpers.seconds import WAIT_S
 
 if TYPE_CHECKING:
     from tests.helpers.ray_cluster import RayCluster
@@ -35,7 +36,7 @@ def smollm2(cluster: RayCluster) -> RayCluster:
 
 def test_it_makes_sense(smollm2: RayCluster) -> None:
     body = {"model": "smollm2", "messages": [QUESTION], "temperature": 0, "max_tokens": 30}
-    answer = httpx.post(f"{smollm2.url}/v1/chat/completions", json=body, timeout=120).json()
+    answer = httpx.post(f"{smollm2.url}/v1/chat/completions", json=body, timeout=WAIT_S).json()
     assert "Paris" in answer["choices"][0]["message"]["content"]
 
 
@@ -61,7 +62,7 @@ def test_a_story_goes_on_elsewhere(smollm2: RayCluster, sampling: dict[str, Any]
     body = {"model": "smollm2", "messages": STORY, "max_tokens": 160, "stream": True, **sampling}
 
     async def run() -> tuple[str, str, set[str]]:
-        async with httpx.AsyncClient(base_url=smollm2.url, timeout=120) as http:
+        async with httpx.AsyncClient(base_url=smollm2.url, timeout=WAIT_S) as http:
             undisturbed, _ = await told(http, body, asyncio.Event())
             began, busy = asyncio.Event(), smollm2.engines()
             before = [sum(one.cpu_times()[:2]) for one in busy]
@@ -70,7 +71,7 @@ def test_a_story_goes_on_elsewhere(smollm2: RayCluster, sampling: dict[str, Any]
             spent = [sum(one.cpu_times()[:2]) - earlier for one, earlier in zip(busy, before, strict=True)]
             victim = busy[spent.index(max(spent))]  # who tells it
             victim.kill()
-            psutil.wait_procs([victim], timeout=60)
+            psutil.wait_procs([victim], timeout=WAIT_S)
             return (undisturbed, *await task)
 
     undisturbed, disturbed, ids = asyncio.run(run())

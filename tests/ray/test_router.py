@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from tests.helpers.seconds import WAIT_S
+
 if TYPE_CHECKING:
     from tests.helpers.ray_cluster import RayCluster
 
@@ -23,7 +25,7 @@ def cached(http: httpx.Client, talk: str) -> int:
 @pytest.mark.parametrize("routing", ["prefix", "default"])
 def test_talks_stay_where_their_beginning_is(cluster: RayCluster, routing: str) -> None:
     cluster.deploy(name="echo", flags=ECHO, replicas=3, routing=routing)
-    with httpx.Client(base_url=cluster.url, timeout=120) as http:
+    with httpx.Client(base_url=cluster.url, timeout=WAIT_S) as http:
         talks = [json.dumps({"talk": i}) * 10 for i in range(9)]
         hits = []
         for turn in range(4):

@@ -22,6 +22,7 @@ from minisgl.message import (
 from minisgl.runner.adapters import EngineAdapters
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
+from tests.helpers.seconds import WAIT_S
 
 PLAIN = AddRequest(1, b"", SamplingParams())
 
@@ -39,7 +40,7 @@ class Engine:
         self._go_on.set()
 
     def read_adapter(self, folder: str) -> str:
-        assert self._go_on.wait(60)
+        assert self._go_on.wait(WAIT_S)
         if folder == "bug":
             raise ZeroDivisionError
         if folder == "bad":
@@ -90,7 +91,7 @@ def test_requests_wait_until_theirs_is_read_and_others_do_not() -> None:
     assert world.ends == [(2, FinishReason.ABORT, ""), (3, FinishReason.STOP, "")]
     assert (world.said, engine.changes) == ([], [])
     engine.let_go()
-    assert world.woken.acquire(timeout=60)
+    assert world.woken.acquire(timeout=WAIT_S)
     assert world.take(ask(5, 4)) == [ask(1, 4), ask(5, 4)]
     assert (world.said, engine.changes) == ([AdapterChanged(4, "loaded")], [("a", 4)])
     world.adapters.close()
@@ -101,7 +102,7 @@ def test_what_cannot_be_read_is_refused_with_those_who_wait(threaded: bool) -> N
     world = World(Engine(), threaded)
     found = world.take(LoadAdapter(4, "sql", "bad"), ask(1, 4))
     if threaded:
-        assert world.woken.acquire(timeout=60)
+        assert world.woken.acquire(timeout=WAIT_S)
         found += world.take()
     assert found == []
     assert world.said == [AdapterChanged(4, "refused", "bad: no adapter")]
@@ -158,7 +159,7 @@ def test_one_that_is_unloaded_while_it_is_read_goes_at_once() -> None:
     world = World(engine, threaded=True)
     world.take(LoadAdapter(4, "sql", "a"), ask(1, 4), UnloadAdapter(4))
     engine.let_go()
-    assert world.woken.acquire(timeout=60)
+    assert world.woken.acquire(timeout=WAIT_S)
     assert world.take() == [ask(1, 4)]
     assert (world.said, engine.changes) == ([AdapterChanged(4, "unloaded")], [("a", 4)])
     world.take()

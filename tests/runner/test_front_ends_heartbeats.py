@@ -24,6 +24,7 @@ from minisgl.runner import connection
 from minisgl.runner.front_ends import FrontEnds, ParentGone
 from tests.helpers.hub import add
 from tests.helpers.peers import FrontEndPeer
+from tests.helpers.seconds import WAIT_S
 from tests.helpers.server import READY, STATS
 
 
@@ -165,7 +166,7 @@ def test_last_words_wait_for_the_first_that_comes(front_ends: tuple[FrontEnds, s
     thread.start()
     with FrontEndPeer(address) as peer:
         assert peer.next(EngineFailed) == EngineFailed("no such model")
-    thread.join(60)
+    thread.join(WAIT_S)
     assert not thread.is_alive()
 
 

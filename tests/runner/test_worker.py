@@ -17,6 +17,7 @@ from minisgl.runner.worker import heartbeat, work
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.step import Events
+from tests.helpers.seconds import WAIT_S
 
 PLANE = ControlPlaneConfig(40, 4, 8, 24, 150, (256,))
 
@@ -158,7 +159,7 @@ def test_a_heartbeat_says_what_the_rank_is_at() -> None:
     class Hanging(Pretended):
         def launch(self, plan: Any, buffers: Any, bindings: Any) -> Any:
             hangs.set()
-            assert go_on.wait(60)
+            assert go_on.wait(WAIT_S)
             return super().launch(plan, buffers, bindings)
 
     frames, nothing = iter([encode(message) for message in steps([0])]), threading.Event()
@@ -169,11 +170,11 @@ def test_a_heartbeat_says_what_the_rank_is_at() -> None:
     thread = threading.Thread(target=work, args=(Hanging(), jobs, lambda step: None, activity))
     thread.start()
     try:
-        assert hangs.wait(60)
+        assert hangs.wait(WAIT_S)
         beat = heartbeat(activity)
         assert beat.phase == "forward" and beat.step == 0 and beat.age_s > 0
         assert beat.cpu_s > 0 and beat.resident_bytes > 2**20
     finally:
         go_on.set()
         jobs.put(Stop())
-        thread.join(60)
+        thread.join(WAIT_S)

@@ -14,6 +14,7 @@ import pytest
 from minisgl.config import Limits
 from minisgl.message import AddPrefix, CacheCleared, ClearCache, PrefixChanged, PrefixState, RemovePrefix, ToEngine
 from minisgl.server import answers
+from tests.helpers.seconds import WAIT_S
 from tests.helpers.server import CONFIG, MAX_SEQ_LEN, STATS, VOCAB_SIZE, Frontend, check_error, frontend
 
 CACHE, PREFIXES = "/v1/cache", "/v1/cache/prefixes"
@@ -34,7 +35,7 @@ class Asking:
         before = sum(isinstance(one, AddPrefix) for one in server.engine.received)
         with server.http() as http:
             self._url = str(http.base_url)
-        self._answer = threads.submit(lambda: httpx.post(self._url + PREFIXES, json=body, timeout=60))
+        self._answer = threads.submit(lambda: httpx.post(self._url + PREFIXES, json=body, timeout=WAIT_S))
 
         def new(received: list[ToEngine]) -> AddPrefix | None:
             all_ = [one for one in received if isinstance(one, AddPrefix)]
@@ -51,16 +52,16 @@ class Asking:
         self._server.engine.send(PrefixChanged(self.prefix_id, state, reason, is_full))
 
     def answer(self) -> httpx.Response:
-        return self._answer.result(60)
+        return self._answer.result(WAIT_S)
 
 
 def remove(server: Frontend, threads: ThreadPoolExecutor, prefix_id: int) -> httpx.Response:
     with server.http() as http:
         url = str(http.base_url)
-    answer = threads.submit(lambda: httpx.delete(f"{url}{PREFIXES}/prefix-{prefix_id}", timeout=60))
+    answer = threads.submit(lambda: httpx.delete(f"{url}{PREFIXES}/prefix-{prefix_id}", timeout=WAIT_S))
     server.engine.wait_for(lambda all_: RemovePrefix(prefix_id) in all_)
     server.engine.send(PrefixChanged(prefix_id, "removed"))
-    return answer.result(60)
+    return answer.result(WAIT_S)
 
 
 def test_a_prefix_from_its_beginning_to_its_end(
@@ -190,11 +191,11 @@ def test_what_is_no_prefix_is_not_found(http: httpx.Client, name: str) -> None:
 def test_the_cache_is_emptied(server: Frontend, http: httpx.Client, threads: ThreadPoolExecutor) -> None:
     url = str(http.base_url)
     before = server.engine.received.count(ClearCache())
-    both = [threads.submit(lambda: httpx.delete(url + CACHE, timeout=60)) for _ in range(2)]
+    both = [threads.submit(lambda: httpx.delete(url + CACHE, timeout=WAIT_S)) for _ in range(2)]
     server.engine.wait_for(lambda all_: all_.count(ClearCache()) == before + 2)
     server.engine.send(CacheCleared(12))
     server.engine.send(CacheCleared(0))
-    found = [one.result(60) for one in both]
+    found = [one.result(WAIT_S) for one in both]
     answers.CacheAnswer.model_validate_json(found[0].content, strict=True)
     assert sorted(one.json()["freed_pages"] for one in found) == [0, 12]
     assert found[0].json()["engines"][0]["engine"] == 0

@@ -21,6 +21,7 @@ from minisgl.llm import LLM, Completion, RequestOutput
 from minisgl.supervisor import start as supervisor
 from minisgl.utils import spellings
 from minisgl.utils.installed import own_version
+from tests.helpers.seconds import WAIT_S
 
 Serve = Callable[..., ServerConfig]
 PAGE = Path(__file__).parents[2] / "docs" / "from-mini-sglang.md"
@@ -101,7 +102,7 @@ def test_the_shell_module() -> None:
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=120,
+        timeout=WAIT_S,
     )
     assert done.returncode == 2 and "--num-tokenizer 7" in done.stderr  # its server says so
 

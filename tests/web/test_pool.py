@@ -13,6 +13,7 @@ import pytest
 from tests.helpers.browser import Tab, tab
 from tests.helpers.data_parallel import engine_processes
 from tests.helpers.e2e import ServerProcess, until
+from tests.helpers.seconds import WAIT_S
 
 pytestmark = pytest.mark.browser
 STATE, RUNNING, FREE, RESTARTS = 1, 2, 4, 6  # columns
@@ -44,7 +45,7 @@ def wait_for_cell(page: Any, engine: int, column: int, wanted: Callable[[str], b
 
 def ask(server: ServerProcess, text: str) -> None:
     body = {"model": "smollm2", "messages": [{"role": "user", "content": text}], "max_tokens": 40}
-    httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
+    httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT_S).raise_for_status()
 
 
 def test_each_engine_is_seen_to_work_to_die_and_to_come_back(seen: Tab, server: ServerProcess) -> None:
@@ -53,7 +54,7 @@ def test_each_engine_is_seen_to_work_to_die_and_to_come_back(seen: Tab, server: 
         wait_for_cell(page, engine, STATE, "ready".__eq__)
         wait_for_cell(page, engine, FREE, "512".__eq__)
     assert page.locator(".engines tbody tr").count() == 2
-    httpx.post(f"{server.url}/slow_motion", json={"step_ms": 500}, timeout=60).raise_for_status()
+    httpx.post(f"{server.url}/slow_motion", json={"step_ms": 500}, timeout=WAIT_S).raise_for_status()
     body = {
         "model": "smollm2",
         "prompt": ["one " * 40, "two " * 40],
@@ -61,7 +62,7 @@ def test_each_engine_is_seen_to_work_to_die_and_to_come_back(seen: Tab, server: 
         "ignore_eos": True,
         "stream": True,
     }
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answers:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=WAIT_S) as answers:
         lines = answers.iter_lines()  # held: its end closes the connection
         assert next(lines).startswith("data: ")
         for engine in (0, 1):

@@ -23,6 +23,7 @@ from minisgl.weights.gguf_import import import_gguf
 from minisgl.weights.sources import find_smollm2
 from tests.helpers.gguf import START, TOKENS, TOOL, write_gguf
 from tests.helpers.models import tiny_model
+from tests.helpers.seconds import WAIT_S
 
 TEXT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
@@ -94,7 +95,7 @@ def test_nothing_heavy_is_imported_for_the_embedded_model(cache: Path) -> None:
         f"folder = gguf_folder(Path({str(file)!r}));"
         f"print(folder, [name for name in {HEAVY!r} if name in sys.modules])"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=WAIT_S)
     folder, found = run.stdout.strip().split(" ", 1)
     assert found == "[]"
     config = load_config(folder)
