@@ -26,6 +26,7 @@ from tests.helpers.seconds import Meter, Tally, longest_first, patiently, record
 CONTROL_PLANES = ("python", "rust_hotpath")
 FRONT_ENDS = ("rust", "python")
 TIMEOUT_S, SLOW_TIMEOUT_S = 180, 1800  # on a quick, quiet machine; a failure, not a measurement
+WHOLE_SERVERS = {"clients", "e2e"}  # folders
 MAX_EXAMPLES = 100  # of a property, where it is not a long run
 _DESELECTED: Counter[str] = Counter()  # by reason
 MARKED = {"slow": "slow (make slow-test)", "browser": "in a browser (make browser-test)"}
@@ -59,7 +60,9 @@ def pytest_collection_finish() -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "front_end" in metafunc.fixturenames:
         chosen = metafunc.config.getoption("--frontend")
-        names = FRONT_ENDS if chosen is None else (chosen,)
+        names: tuple[Any, ...] = FRONT_ENDS if chosen is None else (chosen,)
+        if chosen is None and metafunc.definition.path.parent.name in WHOLE_SERVERS:
+            names = (FRONT_ENDS[0], pytest.param(FRONT_ENDS[1], marks=pytest.mark.slow))
         if metafunc.definition.get_closest_marker("python_front_end"):
             names = ("python",)
         metafunc.parametrize("front_end", names, scope="module", indirect=True)
@@ -67,7 +70,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def front_end(request: pytest.FixtureRequest) -> str:
-    """Both, one after the other, unless `--frontend` chooses one."""
+    """Both, one after the other, unless `--frontend` chooses one; of whole servers the other one only in slow tests."""
     name: str = request.param
     if name == "rust" and not has_gateway():
         pytest.skip("the extension has no gateway")
