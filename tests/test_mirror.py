@@ -1,7 +1,8 @@
 """`tests/` mirrors the package: whoever looks for the test of a module finds it by name.
 
 Invariants: a test stands in the folder of its module and begins with its name (`test_MODULE.py` or
-`test_MODULE_TOPIC.py`); a folder of tests that belong to no one module is named in `ACROSS`.
+`test_MODULE_TOPIC.py`); a folder of tests that belong to no one module is named in `ACROSS`; a module without a test of
+its name is one of a folder whose others are tested in the places that `TOGETHER` names.
 """
 
 from __future__ import annotations
@@ -32,6 +33,36 @@ OF_THE_REPOSITORY = {
     "test_mirror.py",
     "test_namesakes.py",
     "test_pages.py",
+}
+# Modules without a test of their name are tested with their callers; by the folder, or the file, where that is.
+TOGETHER = {
+    "": "cli/test_flags.py cli/test_doctor.py test_llm.py scheduler engine/test_api.py",
+    "attention": "attention engine/test_torch_engine.py",
+    "bench": "bench e2e/test_bench_serve.py cli",
+    "chat": "chat e2e/test_chat.py",
+    "cli": "cli e2e/test_chat.py bench replay",
+    "engine": "engine runner e2e/test_serve_echo.py e2e/test_dead_engine.py",
+    "engine/sim": "engine/sim e2e/test_serve_sim.py",
+    "frontend": "e2e/test_cache.py",
+    "grammar": "grammar e2e/test_structured_output.py",
+    "kernels": "kernels",
+    "layers": "layers models kernels/test_experts.py engine/test_torch_adapters.py",
+    "message": "message",
+    "metrics": "metrics server/test_health_metrics.py",
+    "models": "models engine/test_transformers_loading.py engine/test_torch_adapters.py",
+    "parsers": "parsers server/test_tools.py",
+    "ray": "ray",
+    "routing": "routing",
+    "runner": "runner e2e/test_startup.py e2e/test_front_ends.py",
+    "scheduler": "scheduler parity property",
+    "scheduler/reference": "scheduler parity property",
+    "server": "server e2e/test_adapters.py e2e/test_sampling_fields.py",
+    "server/messages": "server/messages clients/test_anthropic_messages.py",
+    "server/responses": "server/responses clients/test_openai_responses.py",
+    "supervisor": "supervisor e2e/test_startup.py",
+    "tokenizer": "tokenizer gateway",
+    "utils": "runner server",
+    "weights": "weights engine/test_adapters.py",
 }
 ELSEWHERE = {"benchmark": ROOT / "benchmark", "tools": ROOT / "tools"}  # mirrored too, but flat
 
@@ -66,6 +97,29 @@ def test_every_test_is_found_by_the_name_of_its_module() -> None:
         if not is_named_after(file.stem, modules(folder) | rust_modules()):
             strays.append(place.as_posix())
     assert strays == []
+
+
+def untested_by_name(folder: Path) -> list[str]:
+    """Modules of this folder of the package; a folder of tests may be flatter than its folder of modules."""
+    place = TESTS / folder.relative_to(PACKAGE)
+    while not place.is_dir():
+        place = place.parent
+    stems = [file.stem for file in place.glob("test_*.py")]
+    found = [file.stem for file in folder.glob("*.py") if not file.stem.startswith("__")]
+    return [module for module in found if not any(is_named_after(stem, {module}) for stem in stems)]
+
+
+def test_every_module_is_tested_by_its_name_or_where_the_table_says() -> None:
+    named = dict(TOGETHER)
+    for folder in sorted({file.parent for file in PACKAGE.rglob("*.py")}):
+        name, modules_left = folder.relative_to(PACKAGE).as_posix().removeprefix("."), untested_by_name(folder)
+        row = next((part for part in (name, name.rpartition("/")[0]) if part in TOGETHER), None)
+        assert not modules_left or row is not None, f"{name}: where are {modules_left} tested?"
+        if modules_left:
+            named.pop(str(row), None)
+    assert named == {}, "rows of folders whose modules all have tests of their own"
+    places = {place for row in TOGETHER.values() for place in row.split()}
+    assert {place for place in places if not (TESTS / place).exists()} == set()
 
 
 def test_no_folder_of_tests_is_without_a_reason() -> None:
