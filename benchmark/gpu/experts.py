@@ -28,6 +28,8 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from benchmark.gpu.shapes import SHAPES  # noqa: E402
+from minisgl.bench.report import table  # noqa: E402
+from minisgl.bench.stats import in_turns  # noqa: E402
 from minisgl.kernels import experts, experts_tiles  # noqa: E402
 from minisgl.kernels.experts_tiles import Tile  # noqa: E402
 from minisgl.layers.experts import _grouped  # noqa: E402
@@ -140,12 +142,10 @@ def side_by_side(work: Work, tokens: int, repeats: int, least_s: float) -> dict[
         forms["library"] = with_library
     except (RuntimeError, AttributeError) as error:
         failed["library"] = str(error).splitlines()[0][:200]
-    seconds: dict[str, list[float]] = {name: [] for name in forms}
     for form in forms.values():
         form()
-    for turn in range(repeats):
-        for name in list(forms) if turn % 2 == 0 else reversed(forms):
-            seconds[name].append(timed(forms[name], work.device, least_s) / len(work.layers))
+    layers = len(work.layers)
+    seconds = in_turns(list(forms), repeats, lambda name: timed(forms[name], work.device, least_s) / layers)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     best = work.best_s(work.inputs(tokens)[1])
     tile = experts_tiles.tile_for(tokens * work.per_token, work.num_experts, work.dtype)
@@ -190,21 +190,20 @@ def sweep(work: Work, tokens: int, least_s: float, until: float) -> dict[str, An
     return {"tokens": tokens, "in_use_us": us.get(chosen), "fastest": {name: us[name] for name in fastest}, "us": us}
 
 
-def line(found: dict[str, Any]) -> str:
+HEAD = ("tokens", "rows a block", "grouped, us", "library, us", "fused, us", "fused in a graph, us",
+        "grouped / fused", "library / fused", "fused at best pace, %")  # fmt: skip
+
+
+def row(found: dict[str, Any]) -> tuple[float | None, ...]:
     us = found["us"]
-    cells = [f"{found['tokens']}", f"{found['block_m']}"]
-    cells += [f"{us[name]:.0f}" if name in us else "-" for name in ("grouped", "library", "fused", "fused_graph")]
+
+    def over(name: str, other: str) -> float | None:
+        return us[name] / us[other] if {name, other} <= us.keys() else None
+
     fastest = us.get("fused_graph", us.get("fused"))
-    cells += [f"{us['grouped'] / us['fused']:.2f}" if "fused" in us else "-"]
-    cells += [f"{us['library'] / us['fused']:.2f}" if {"library", "fused"} <= us.keys() else "-"]
-    cells += [f"{found['best_us'] / fastest:.0%}" if fastest else "-"]
-    return "| " + " | ".join(cells) + " |"
-
-
-HEAD = (
-    "| tokens | rows a block | grouped, us | library, us | fused, us | fused in a graph, us | grouped / fused "
-    "| library / fused | fused at best pace |\n|" + "---|" * 9
-)
+    times = (us.get(name) for name in ("grouped", "library", "fused", "fused_graph"))
+    share = 100 * found["best_us"] / fastest if fastest else None
+    return (found["tokens"], found["block_m"], *times, over("grouped", "fused"), over("library", "fused"), share)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -237,12 +236,11 @@ def main() -> int:
     }
     with torch.inference_mode():
         work = Work(shape, torch.bfloat16, device, args.layers)
-        print(HEAD)
         for tokens in args.tokens:
             if time.monotonic() > until:
                 break
             kept["side_by_side"].append(side_by_side(work, tokens, args.repeats, least_s))
-            print(line(kept["side_by_side"][-1]), flush=True)
+            print(dict(zip(HEAD, row(kept["side_by_side"][-1]), strict=True)), flush=True)
             write(args.out, kept)
         for tokens in args.tokens if args.sweep and not args.rehearse else []:
             share = (until - time.monotonic()) / (len(args.tokens) - len(kept["sweep"]))
@@ -258,7 +256,7 @@ def write(folder: Path | None, kept: dict[str, Any]) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "experts.json").write_text(json.dumps(kept, indent=1))
-    (folder / "experts.md").write_text("\n".join([HEAD, *map(line, kept["side_by_side"])]) + "\n")
+    (folder / "experts.md").write_text(table(HEAD, map(row, kept["side_by_side"])) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -36,11 +35,11 @@ from benchmark.gpu.one_model import ModelJob  # noqa: E402
 from benchmark.gpu.results import line, write  # noqa: E402
 from benchmark.gpu.shapes import SHAPES, TINY, write_shape  # noqa: E402
 from minisgl.bench.offline_run import OfflineJob  # noqa: E402
-from minisgl.bench.report import Report  # noqa: E402
+from minisgl.bench.report import Report, public_command  # noqa: E402
 from minisgl.config import EngineConfig  # noqa: E402
 
 VARIANTS = tuple((plane, overlap) for plane in ("python", "rust_hotpath") for overlap in (False, True))
-GRACE_S = 15.0  # to end after the budget, before the process is killed
+GRACE_S = 30.0  # to end after the budget, before the process is killed
 
 
 def parser() -> argparse.ArgumentParser:
@@ -106,7 +105,7 @@ def main() -> int:
     report = None
     if args.out is not None:
         title = "Rehearsal of the GPU benchmark: no figure means anything" if args.rehearse else "Offline on a GPU"
-        report = Report(args.out, title, command=public_command(sys.argv[1:]))
+        report = Report(args.out, title, command=public_command(sys.argv[1:], "python benchmark/gpu/offline.py"))
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         for at, model in enumerate(args.models):
@@ -125,12 +124,6 @@ def main() -> int:
                 if report is not None:
                     write(report, found)
     return 1 if any(record["kind"] == "error" for record in found) else 0
-
-
-def public_command(arguments: list[str]) -> str:
-    """To type again; folders of this machine are cut off its paths."""
-    shown = [Path(text).name if text.startswith(("/", "~")) else text for text in arguments]
-    return shlex.join(["python", "benchmark/gpu/offline.py", *shown])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import psutil
 import pytest
 import torch
 
-from benchmark.distributed import run_ranks
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.distributed import Group, GroupError
 from minisgl.distributed.torch_group import CLOSE_TIMEOUT_S, TorchGroup
@@ -295,11 +294,3 @@ def test_a_rank_that_is_killed_ends_a_run(tmp_path: Path) -> None:
 
     _on_ranks(folder, 2, {}, drive, dtype="float32")
     assert died
-
-
-@only_on_a_gpu("gloo's figures are measured elsewhere")
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=two_devices)])
-def test_the_communication_benchmark(ranks: int) -> None:
-    found = run_ranks(ranks, "cuda", 5)
-    assert all(us > 0 for times in found.values() for us in times)
-    assert any("in a graph" in name for name in found)

@@ -6,7 +6,6 @@
 //!
 //! The tree has `NUM_NODES` nodes at each timed operation; what prepares one is off the clock, and so is fresh
 //! memory: a node that comes takes the place of one that went, as in a server whose pool is full.
-//! The trees are those of `benchmark/scheduler.py`, which times the reference in the same way.
 
 use std::time::Instant;
 
