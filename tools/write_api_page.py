@@ -13,26 +13,25 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from minisgl.server import answers, bodies, embedding_body, sampling_fields, structured
-from minisgl.server.messages import answers as messages_answers
+from minisgl.server import answers, bodies, sampling_fields
+from minisgl.server.messages import body as messages_answers
 from minisgl.server.messages import body as messages_body
 from minisgl.server.openapi import ROUTES, bounds, kind
-from minisgl.server.responses import answers as responses_answers
+from minisgl.server.responses import body as responses_answers
 from minisgl.server.responses import body as responses_body
-from minisgl.server.sampling_fields import Sampling
-from minisgl.server.structured import Structured
+from minisgl.server.sampling_fields import Sampling, Structured
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 MODULES = (
     bodies,
     sampling_fields,
-    structured,
+    sampling_fields,
     answers,
     responses_body,
     responses_answers,
     messages_body,
     messages_answers,
-    embedding_body,
+    bodies,
 )
 MARKED = re.compile(r"(<!-- begin (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

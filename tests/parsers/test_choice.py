@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl.parsers.choice import THINK, THINKING, TOOL_FORMATS, new_parser, thinking, tool_format
-from minisgl.server.parsing import Parsing
+from minisgl.server.tools import Parsing
 from minisgl.tokenizer import TextStream, Tokenizer
 from tests.parsers.test_answer import F, joined
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minisgl.parsers.api import CallArguments, CallBegun, Reasoning, Text
 from minisgl.parsers.growing import GrowingText, Waits
-from tests.server.messages.test_translate import NeverAppended
+from tests.server.messages.test_endpoint import NeverAppended
 
 
 class _Emits(GrowingText):

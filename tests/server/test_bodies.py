@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from minisgl.server import refused
+from minisgl.server import fields
 from tests.helpers.server import EOS, MAX_SEQ_LEN, Frontend, chat_body, check_error, events, prompt_text
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -84,9 +84,9 @@ def test_a_refusal_says_which_field_does_it(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "table"), [(CHAT, refused.CHAT), (TEXT, refused.COMPLETION), (GENERATE, refused.GENERATE)]
+    ("path", "table"), [(CHAT, fields.CHAT), (TEXT, fields.COMPLETION), (GENERATE, fields.GENERATE)]
 )
-def test_values_that_ask_for_nothing_are_fine(http: httpx.Client, path: str, table: refused.Table) -> None:
+def test_values_that_ask_for_nothing_are_fine(http: httpx.Client, path: str, table: fields.Table) -> None:
     body = chat_body("say:fine") if path == CHAT else {"prompt": "say:fine"}
     nothing = {field: values[0] if values else None for field, values in table.items()}
     for more in (nothing, dict.fromkeys(table)):

@@ -10,10 +10,10 @@ import pytest
 from pydantic import BaseModel
 
 from minisgl.server import answers, bodies
-from minisgl.server.messages import answers as messages_answers
+from minisgl.server.messages import body as messages_answers
 from minisgl.server.messages.body import CountTokensRequest, MessagesRequest
 from minisgl.server.openapi import ROUTES
-from minisgl.server.responses import answers as responses_answers
+from minisgl.server.responses import body as responses_answers
 from minisgl.server.responses.body import ResponsesRequest
 from tests.helpers.server import frontend
 

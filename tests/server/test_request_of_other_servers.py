@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from minisgl.server.refused import SHARED
+from minisgl.server.fields import SHARED
 from tests.helpers.server import Frontend, chat_body
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"

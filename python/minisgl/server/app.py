@@ -27,12 +27,22 @@ from minisgl.frontend.output_processor import Delta
 from minisgl.metrics.chrome_trace import ChromeTrace
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.parsers import ids
-from minisgl.server.adapters import LOAD, UNLOAD, load_adapter_endpoint, unload_adapter_endpoint
+from minisgl.server.admin import (
+    LOAD,
+    PREFIXES,
+    UNLOAD,
+    Later,
+    add_cache,
+    insert_prefix_endpoint,
+    load_adapter_endpoint,
+    unload_adapter_endpoint,
+)
 from minisgl.server.api_keys import KeyUse
 from minisgl.server.bodies import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     GenerateRequest,
     LoadAdapterRequest,
     PrefixRequest,
@@ -44,12 +54,10 @@ from minisgl.server.chat import chat_endpoint
 from minisgl.server.completions import completion_endpoint
 from minisgl.server.connection import CONNECTION, Connection
 from minisgl.server.context import ServerContext
-from minisgl.server.embedding_body import EmbeddingRequest
-from minisgl.server.embeddings import embeddings_endpoint
+from minisgl.server.encoding import detokenize_endpoint, embeddings_endpoint, tokenize_endpoint
 from minisgl.server.errors import MESSAGES, ApiError, install_handlers, internal_error, too_late
 from minisgl.server.formatter import Formatter, json_response
 from minisgl.server.gateway import Gateway
-from minisgl.server.generate import generate_endpoint
 from minisgl.server.generation import Generation
 from minisgl.server.health import add_health
 from minisgl.server.live import SLOW_MOTION, add_live, slow_motion_endpoint
@@ -58,8 +66,6 @@ from minisgl.server.messages.body import CountTokensRequest, MessagesRequest
 from minisgl.server.messages.endpoint import COUNT_TOKENS, count_tokens_endpoint, messages_endpoint
 from minisgl.server.middleware import Middleware
 from minisgl.server.openapi import POLICY, docs_page, install_openapi
-from minisgl.server.parsing import Parsing
-from minisgl.server.prefixes import PREFIXES, Later, add_cache, insert_prefix_endpoint
 from minisgl.server.request import REQUEST, ClientGone, HttpRequest
 from minisgl.server.responses.body import ResponsesRequest
 from minisgl.server.responses.endpoint import (
@@ -70,8 +76,8 @@ from minisgl.server.responses.endpoint import (
     responses_endpoint,
 )
 from minisgl.server.resume import lost
-from minisgl.server.sglang import add_sglang
-from minisgl.server.tokenize import detokenize_endpoint, tokenize_endpoint
+from minisgl.server.sglang import add_sglang, generate_endpoint
+from minisgl.server.tools import Parsing
 from minisgl.tokenizer import Tokenizer
 
 _log = logging.getLogger("minisgl.server")

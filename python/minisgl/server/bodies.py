@@ -1,17 +1,18 @@
 """Request bodies: the fields that are known, with their types, defaults and meanings. The OpenAPI page is made of them.
 
 Invariants: strict types (no "1" for 1, no true for 1); null means the default; unknown fields are ignored, those that
-would change the answer elsewhere are refused (refused.py); each field has a description.
+would change the answer elsewhere are refused (fields.py); each field has a description.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictStr, Tag
 
+from minisgl.config import MAX_PRIORITY
 from minisgl.sampling_params import MAX_LOGPROBS, MAX_N, ParamError
-from minisgl.server import refused
+from minisgl.server import fields
 from minisgl.server.fields import Body, Int64, Items, TextOrParts, TokenId, chars_of, described
 from minisgl.server.sampling_fields import Sampling
 from minisgl.server.tools import Choice, Tools
@@ -147,7 +148,7 @@ class Conversation(Body):
 
 
 class ChatRequest(Sampling, Conversation):
-    NOT_YET: ClassVar[refused.Table] = refused.CHAT
+    NOT_YET: ClassVar[fields.Table] = fields.CHAT
 
     messages: Messages | None = described("The conversation.")
     prompt: StrictStr | None = described("In place of `messages`: a text, continued as it is, without the template.")
@@ -224,7 +225,7 @@ class ChatRequest(Sampling, Conversation):
 
 
 class CompletionRequest(Sampling):
-    NOT_YET: ClassVar[refused.Table] = refused.COMPLETION
+    NOT_YET: ClassVar[fields.Table] = fields.COMPLETION
     DEFAULT_MAX_TOKENS: ClassVar[int] = 16
 
     prompt: Prompt = Field(description="A text, several texts, token ids, or several lists of token ids.")
@@ -262,7 +263,7 @@ class CompletionRequest(Sampling):
 
 
 class GenerateSampling(Sampling):
-    NOT_YET: ClassVar[refused.Table] = refused.GENERATE_SAMPLING
+    NOT_YET: ClassVar[fields.Table] = fields.GENERATE_SAMPLING
     # other names -> those of `Sampling`
     NAMES: ClassVar[dict[str, str]] = {
         "max_new_tokens": "max_tokens",
@@ -278,7 +279,7 @@ class GenerateSampling(Sampling):
 class GenerateRequest(GenerateSampling):
     """One of `prompt`, `text` and `input_ids`. Each field of `sampling_params` may stand beside it instead."""
 
-    NOT_YET: ClassVar[refused.Table] = refused.GENERATE
+    NOT_YET: ClassVar[fields.Table] = fields.GENERATE
     DEFAULT_MAX_TOKENS: ClassVar[int] = 128
 
     prompt: StrictStr | None = described("A text.")
@@ -372,3 +373,67 @@ class DetokenizeRequest(Body):
     model: StrictStr | None = described("The served model's name.")
     tokens: Items[TokenId] = Field(description="Token ids.")
     skip_special_tokens: StrictBool | None = described("Leave special tokens out of the text; false by default.")
+
+
+MAX_INPUTS = 1024
+
+
+EmbeddingInput = Annotated[
+    Annotated[StrictStr, Tag("<text>")]
+    | Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_INPUTS), Tag("<texts>")]
+    | Annotated[Items[TokenId], Tag("<ids>")]
+    | Annotated[list[Items[TokenId]], Field(fail_fast=True, max_length=MAX_INPUTS), Tag("<id_lists>")],
+    Discriminator(prompt_kind),
+]
+
+
+class EmbeddingRequest(Body):
+    model: StrictStr | None = described("The served model's name; may be left out.")
+    input: EmbeddingInput = Field(
+        description=f"A text, up to {MAX_INPUTS} of them, token ids, or lists of token ids: each is one embedding."
+    )
+    encoding_format: Literal["float", "base64"] | None = described(
+        "`float` (default): lists of numbers. `base64`: their bytes as little-endian float32."
+    )
+    dimensions: Int64 | None = described(
+        "Only so many of the first numbers, brought to length 1 again; default: all that the model has.", minimum=1
+    )
+    pooling: Literal["mean", "last"] | None = described(
+        "Of which tokens' hidden states: `mean` (default) of all, or the `last` one, for models that are trained so."
+    )
+    truncate_prompt_tokens: Int64 | None = described(
+        "Keep only so many of the last tokens of each input; -1: as many as fit.", minimum=-1
+    )
+    priority: Int64 | None = described(
+        "Requests with smaller numbers go first; 0 by default.", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY
+    )
+    user: StrictStr | None = described("Ignored.")
+
+    def inputs(self) -> list[Any]:
+        """Texts and lists of token ids."""
+        given = self.input
+        if isinstance(given, str):
+            return [given]
+        return [given] if given and isinstance(given[0], int) else list(given)
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+class EmbeddingObject(_Answer):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str  # a text with `base64`
+
+
+class EmbeddingUsage(_Answer):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingAnswer(_Answer):
+    object: Literal["list"]
+    data: list[EmbeddingObject]
+    model: str
+    usage: EmbeddingUsage

@@ -29,9 +29,8 @@ from minisgl.server.bodies import ChatMessage, Conversation
 from minisgl.server.errors import ApiError, bad_value, draining, engine_gone, param_errors
 from minisgl.server.fields import ENOUGH_CHARS, chars_of
 from minisgl.server.gateway import Gateway
-from minisgl.server.parsing import Parsing
 from minisgl.server.responses.store import ResponseStore
-from minisgl.server.tools import explained
+from minisgl.server.tools import Parsing, explained
 from minisgl.server.waiting import Queue, Turns
 from minisgl.step import Int32Array
 from minisgl.tokenizer import ChatTemplateError, FillIn, NotEncodable, Tokenizer, TooManyTokens

@@ -1,12 +1,14 @@
-"""What all request bodies are made of: strict types, bounded lists, described fields."""
+"""What all request bodies are made of: strict types, bounded lists, described fields; and the fields that other servers
+know and this one does not do, with the values that ask for nothing.
+
+Invariants: a field is refused if its value could change the answer there; one that only labels a request is not.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictInt, StrictStr, Tag
-
-from minisgl.server import refused
 
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Int64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
@@ -54,4 +56,158 @@ class Body(BaseModel):
     # other servers' names -> those of the fields that do the same
     ALIASES: ClassVar[dict[str, str]] = {}
     # field -> values that ask for nothing; anything else is refused until a later version can do it
-    NOT_YET: ClassVar[refused.Table] = {}
+    NOT_YET: ClassVar[Table] = {}
+
+
+Table = dict[str, tuple[Any, ...]]
+"""Field -> values that ask for nothing; null asks for nothing in any case."""
+
+_ONE: tuple[Any, ...] = (1, 1.0)
+
+SHARED: Table = {
+    # what the text must look like
+    "structural_tag": (),
+    "stop_regex": ([], ""),
+    # how tokens are chosen
+    "use_beam_search": (False,),
+    "beam_width": _ONE,
+    "length_penalty": _ONE,
+    "early_stopping": (False,),
+    "logits_processors": ([],),
+    "custom_logit_processor": (),
+    "custom_params": ({},),
+    "vllm_xargs": ({},),
+    "repetition_detection": (),
+    # llama.cpp's samplers, off unless these say otherwise
+    "typical_p": _ONE,
+    "mirostat": (0, 0.0),
+    "dry_multiplier": (0, 0.0),
+    "xtc_probability": (0, 0.0),
+    "dynatemp_range": (0, 0.0),
+    "repeat_last_n": (-1,),
+    "samplers": ([],),
+    # Ollama's
+    "options": ({},),
+    "format": ("",),
+    "think": (),
+    "keep_alive": (),
+    "thinking_token_budget": (),
+    "watermarking": (False,),
+    "lora_path": (),
+    "lora_request": (),
+    # what is shown
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "no_stop_trim": (False,),
+    "return_hidden_states": (False,),
+    "return_routed_experts": (False,),
+    "return_cached_tokens_details": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "return_prompt_token_ids": (False,),
+    "return_prompt_text": (False,),
+    "return_meta_info": (False,),
+    "logprob_token_ids": ([],),
+    "stream_interval": (1,),
+    # where the prompt comes from
+    "truncation_side": ("left",),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "session_params": ({},),
+    "kv_transfer_params": ({},),
+    "cache_salt": ("",),
+    "extra_key": ("",),
+    "service_tier": ("auto", "default"),
+}
+
+_OTHER_NAMES: Table = {"max_new_tokens": (), "min_new_tokens": (0,), "sampling_seed": ()}
+
+CHAT: Table = {
+    **SHARED,
+    **_OTHER_NAMES,
+    "functions": ([],),
+    "function_call": ("none",),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "moderation": (),
+    "web_search_options": (),
+    "reasoning": ({},),
+    "thinking": (),
+    "task": (),
+    "documents": ([],),
+    "chat_template": (),
+    "add_special_tokens": (False,),
+    "input_ids": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "best_of": (1,),
+}
+
+COMPLETION: Table = {
+    **SHARED,
+    **_OTHER_NAMES,
+    "prompt_embeds": (),
+    "add_special_tokens": (True,),
+    "max_completion_tokens": (),
+    "top_logprobs": (),
+}
+
+_OF_ONE_ANSWER: Table = {**SHARED, "n": _ONE, "response_format": (), "return_token_ids": (False,)}
+
+RESPONSES: Table = {
+    **_OF_ONE_ANSWER,
+    "max_tokens": (),
+    "background": (False,),
+    "conversation": (),
+    "prompt": (),
+    "context_management": ([],),
+    "moderation": (),
+    "image": (),
+}
+
+OF_CONVERSATION: Table = {"thread": ()}
+"""Of Anthropic's, whether it is answered or counted. Ignored, a thread's earlier messages and tools would be lost."""
+
+MESSAGES: Table = {
+    **_OF_ONE_ANSWER,
+    **OF_CONVERSATION,
+    "service_tier": ("auto", "standard_only"),
+    "container": (),
+    "context_management": (),
+    "mcp_servers": ([],),
+    "speed": ("standard",),
+}
+
+GENERATE_SAMPLING: Table = {
+    **SHARED,
+    "logprobs": (False,),
+    "top_logprobs": (),
+    "prompt_logprobs": (),
+    "echo": (False,),
+    "best_of": (1,),
+}
+
+GENERATE: Table = {
+    **GENERATE_SAMPLING,
+    "token_ids_logprob": ([],),
+    "input_embeds": (),
+    "image_data": ([],),
+    "audio_data": ([],),
+    "video_data": ([],),
+}
+
+SAY_INSTEAD: dict[str, str] = {
+    "max_tokens": "max_output_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    "top_logprobs": "logprobs",
+    "return_prompt_token_ids": "return_token_ids",
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "thinking": "chat_template_kwargs",
+    "think": "enable_thinking",
+    "format": "response_format",
+}
+"""Another field of the same request that does it."""

@@ -19,11 +19,11 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from minisgl.server import answers, bodies, embedding_body
+from minisgl.server import answers, bodies
 from minisgl.server.errors import is_anthropic
-from minisgl.server.messages import answers as messages_answers
+from minisgl.server.messages import body as messages_answers
 from minisgl.server.messages import body as messages_body
-from minisgl.server.responses import answers as responses_answers
+from minisgl.server.responses import body as responses_answers
 from minisgl.server.responses import body as responses_body
 from minisgl.utils.installed import own_version
 
@@ -142,8 +142,8 @@ ROUTES: tuple[Route, ...] = (
         "/v1/embeddings",
         "post",
         "Vectors of texts.",
-        embedding_body.EmbeddingAnswer,
-        embedding_body.EmbeddingRequest,
+        bodies.EmbeddingAnswer,
+        bodies.EmbeddingRequest,
         _GENERATE,
     ),
     Route("/generate", "post", "Continue one prompt.", answers.GenerateAnswers, bodies.GenerateRequest, _GENERATE),

@@ -13,6 +13,8 @@ import pytest
 from anthropic.types import ErrorResponse, Message, MessageTokensCount, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
+from minisgl.server.messages.body import AnthropicMessage, ThinkingBlock
+from minisgl.server.messages.endpoint import _messages
 from tests.helpers.server import CONFIG, MAX_SEQ_LEN, MODEL, Frontend, failed_step, frontend, prompt_text
 
 PATH = "/v1/messages"
@@ -212,3 +214,18 @@ def test_what_is_wrong_is_named(http: httpx.Client, change: dict[str, Any], fiel
     body = {name: value for name, value in {**ASK, **change}.items() if value is not None}
     message = check_error(http.post(PATH, json=body), 400, "invalid_request_error")
     assert message.startswith(field) or field in message.split(":")[0] or f"{field} has" in message, message
+
+
+class NeverAppended(str):
+    """A text that must not be added to another one: that copies all that came before it."""
+
+    __slots__ = ()
+
+    def __radd__(self, before: str) -> str:
+        raise AssertionError(f"{self!r} was appended to {len(before)} characters")
+
+
+def test_thoughts_are_joined_once() -> None:
+    blocks = [ThinkingBlock.model_construct(type="thinking", thinking=NeverAppended(text)) for text in "abc"]
+    [found] = _messages(AnthropicMessage.model_construct(role="assistant", content=blocks))
+    assert found["reasoning_content"] == "abc"

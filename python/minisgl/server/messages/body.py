@@ -10,7 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 
 from minisgl.sampling_params import MAX_STOP_STRINGS
-from minisgl.server import refused
+from minisgl.server import fields
+from minisgl.server.answers import _Answer
 from minisgl.server.bodies import MAX_MESSAGES
 from minisgl.server.fields import Body, Int64, TextOrParts, described
 from minisgl.server.sampling_fields import Sampling
@@ -125,7 +126,7 @@ class AnthropicConversation(Body):
 class MessagesRequest(Sampling, AnthropicConversation):
     """Fields of the chat API that change how tokens are chosen may stand beside Anthropic's own."""
 
-    NOT_YET: ClassVar[refused.Table] = refused.MESSAGES
+    NOT_YET: ClassVar[fields.Table] = fields.MESSAGES
 
     max_tokens: Int64 = Field(description="Limit of generated tokens.", json_schema_extra={"minimum": 1})
     stop_sequences: Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)] | None = described(
@@ -134,6 +135,63 @@ class MessagesRequest(Sampling, AnthropicConversation):
 
 
 class CountTokensRequest(AnthropicConversation):
-    NOT_YET: ClassVar[refused.Table] = refused.OF_CONVERSATION
+    NOT_YET: ClassVar[fields.Table] = fields.OF_CONVERSATION
 
     model: StrictStr | None = described("The served model's name; another one is 404. Missing: the served one.")
+
+
+class AnswerText(_Answer):
+    type: Literal["text"]
+    text: str
+
+
+class AnswerThinking(_Answer):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class AnswerToolUse(_Answer):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class AnthropicUsage(_Answer):
+    """`input_tokens` are those that were not in the cache."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessageAnswer(_Answer):
+    """Streamed: server-sent events, `message_start` first and `message_stop` last."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[AnswerText | AnswerThinking | AnswerToolUse]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: AnthropicUsage
+
+
+class TokenCount(_Answer):
+    input_tokens: int
+
+
+class AnthropicErrorDetail(_Answer):
+    """`details`: of a refused `thread`, so that clients send the whole conversation instead."""
+
+    type: str
+    message: str
+    details: dict[str, Any] | None = None
+
+
+class AnthropicErrorAnswer(_Answer):
+    type: Literal["error"]
+    error: AnthropicErrorDetail

@@ -1,17 +1,238 @@
-"""POST /v1/messages and /v1/messages/count_tokens."""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's bodies become requests of the chat API, and its answers
+a message of blocks, or the events that tell how it grows.
+
+Invariants: errors name the fields that the client wrote; deltas of a block joined are the block that would have come
+whole.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 from starlette.responses import Response
 
+from minisgl.frontend.output_processor import Delta
+from minisgl.parsers import ids
+from minisgl.server.bodies import ChatRequest
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import MESSAGES, renamed
-from minisgl.server.formatter import json_response
-from minisgl.server.messages.body import AnthropicConversation, CountTokensRequest, MessagesRequest
-from minisgl.server.messages.events import MessagesFormatter
-from minisgl.server.messages.translate import NAMES, to_chat
-from minisgl.server.request import HttpRequest
-from minisgl.server.turn import Turn, chat_turn
+from minisgl.server.errors import MESSAGES, ApiError, Names, bad_value, renamed
+from minisgl.server.formatter import TurnFormatter, json_bytes, json_response
+from minisgl.server.generation import Generation
+from minisgl.server.messages.body import (
+    AnthropicConversation,
+    AnthropicMessage,
+    CountTokensRequest,
+    MessagesRequest,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from minisgl.server.request import HttpRequest, checked
+from minisgl.server.sampling_fields import shared_fields
+from minisgl.server.turn import Change, Closed, Grown, Opened, Section, Sections, Turn, chat_turn
+
+OWN = {"stop", "n", "stream", "stream_options", "user", "metadata", "store", "response_format"}
+"""Fields of the sampling that mean something else here, or nothing."""
+NAMES: Names = (
+    (r"messages(\..*)?", "messages"),  # tools' results became messages of their own
+    (r"response_format\.json_schema\.schema", "output_config.format.schema"),
+    (r"response_format(\.json_schema)?", "output_config.format"),
+    (r"tools\.(\d+)\.function\.parameters", r"tools.\1.input_schema"),
+    (r"tools\.(\d+)\.function", r"tools.\1"),
+    (r"tool_choice\.function", "tool_choice"),
+    (r"stop", "stop_sequences"),
+)
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def to_chat(asked: AnthropicConversation) -> ChatRequest:
+    """Raises `ApiError`."""
+    fields: dict[str, Any] = {}
+    if isinstance(asked, MessagesRequest):
+        fields = shared_fields(asked, OWN)
+        if stop := [*(asked.stop_sequences or ()), *_list(asked.stop)]:
+            fields["stop"] = stop
+    fields["messages"] = [*_system(asked), *(one for message in asked.messages for one in _messages(message))]
+    given = {
+        "continue_final_message": True if asked.messages[-1].role == "assistant" else None,
+        "chat_template_kwargs": asked.chat_template_kwargs,
+        "response_format": _format(asked),
+        **_tools(asked),
+        **_thinking(asked),
+    }
+    fields |= {name: value for name, value in given.items() if value is not None}
+    return checked(fields, ChatRequest)
+
+
+def _list(stop: str | Sequence[str] | None) -> list[str]:
+    return [stop] if isinstance(stop, str) else [*(stop or ())]
+
+
+def _system(asked: AnthropicConversation) -> list[dict[str, Any]]:
+    return [] if asked.system is None else [{"role": "system", "content": _text(asked.system, "\n")}]
+
+
+def _text(content: str | Sequence[TextBlock], between: str = "") -> str:
+    return content if isinstance(content, str) else between.join(block.text for block in content)
+
+
+def _messages(message: AnthropicMessage) -> list[dict[str, Any]]:
+    """Of the assistant one; of a user one for each result of a tool, and one for the rest."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    texts = [{"type": "text", "text": block.text} for block in message.content if isinstance(block, TextBlock)]
+    found: dict[str, Any] = {"role": message.role, "content": texts[0]["text"] if len(texts) == 1 else texts or None}
+    if message.role == "assistant":
+        if thoughts := [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]:
+            found["reasoning_content"] = "".join(thoughts)
+        for block in message.content:
+            if isinstance(block, ToolUseBlock):
+                call = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
+                found.setdefault("tool_calls", []).append({"id": block.id, "type": "function", "function": call})
+            elif isinstance(block, ToolResultBlock):
+                raise bad_value("messages", block.type, "only a user's message has results of tools")
+        return [found]
+    for block in message.content:
+        if isinstance(block, ToolUseBlock | ThinkingBlock):
+            raise bad_value("messages", block.type, "only an assistant's message has such a block")
+    results = [_result(block) for block in message.content if isinstance(block, ToolResultBlock)]
+    return results + ([found] if texts or not results else [])
+
+
+def _result(block: ToolResultBlock) -> dict[str, Any]:
+    text = _text(block.content or "")
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": f"Error: {text}" if block.is_error else text}
+
+
+def _format(asked: AnthropicConversation) -> dict[str, Any] | None:
+    found = (asked.output_config and asked.output_config.format) or asked.output_format
+    if found is None:
+        return None
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": found.schema_, "strict": True}}
+
+
+def _tools(asked: AnthropicConversation) -> dict[str, Any]:
+    tools = []
+    for tool in asked.tools or ():
+        given = {"name": tool.name, "description": tool.description, "strict": tool.strict}
+        function = {name: value for name, value in given.items() if value is not None}
+        tools.append({"type": "function", "function": {**function, "parameters": tool.input_schema}})
+    found: dict[str, Any] = {"tools": tools or None}
+    if (choice := asked.tool_choice) is not None:
+        if choice.type == "tool":
+            if choice.name is None:
+                raise bad_value("tool_choice.name", None, "required for tool")
+            found["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+        elif tools:
+            found["tool_choice"] = CHOICES[choice.type]
+        elif choice.type == "any":
+            raise bad_value("tool_choice", choice.type, "needs tools")
+        if choice.disable_parallel_tool_use:
+            found["parallel_tool_calls"] = False
+    return found
+
+
+def _thinking(asked: AnthropicConversation) -> dict[str, Any]:
+    return {"reasoning_effort": "none"} if asked.thinking and asked.thinking.type == "disabled" else {}
+
+
+class MessagesFormatter(TurnFormatter):
+    def __init__(self, model_name: str, asked: MessagesRequest, turn: Turn) -> None:
+        super().__init__(asked, turn)
+        self._head = {"id": f"msg_{ids.new_id()}", "type": "message", "role": "assistant", "model": model_name}
+        self._choice = turn.choice()
+        self._sections = Sections()
+        self._has_begun = False
+
+    def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
+        self._sections.take(self._choice.take(choices[0]))
+        self._sections.finish()
+        content = [_block(section) for section in self._sections.all]
+        return {**self._head, "content": content, **self._stop(generation), "usage": _usage(generation)}
+
+    def _stop(self, generation: Generation) -> dict[str, Any]:
+        matched = generation.matched_stop(0)
+        if matched is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": matched}
+        called = "tool_use" if self._choice.calls else "end_turn"
+        reason = "max_tokens" if self._choice.finish_reason == "length" else called
+        return {"stop_reason": reason, "stop_sequence": None}
+
+    def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
+        frames = []
+        if not self._has_begun:
+            self._has_begun = True
+            begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+            message = {**self._head, **begun, "usage": {**_usage(generation), "output_tokens": 0}}
+            frames += [_event("message_start", message=message), _event("ping")]
+        for delta in deltas:
+            changes = self._sections.take(self._choice.take(delta))
+            if delta.finish_reason is not None:
+                changes += self._sections.finish()
+            frames += [_frame(change) for change in changes]
+        return b"".join(frames)
+
+    def end(self, generation: Generation) -> bytes:
+        delta = _event("message_delta", delta=self._stop(generation), usage=_usage(generation))
+        return delta + _event("message_stop")
+
+    def error(self, error: ApiError) -> bytes:
+        return _event(**error.anthropic_body())
+
+
+def _usage(generation: Generation) -> dict[str, Any]:
+    given: dict[str, Any] = generation.usage()
+    cached = given["prompt_tokens_details"]["cached_tokens"]
+    return {
+        "input_tokens": given["prompt_tokens"] - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": given["completion_tokens"],
+    }
+
+
+def _event(type: str, **fields: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (type.encode(), json_bytes({"type": type, **fields}))
+
+
+def _block(section: Section) -> dict[str, Any]:
+    if section.kind == "call":
+        return {"type": "tool_use", "id": section.call_id, "name": section.name, "input": _input(section.text)}
+    if section.kind == "reasoning":
+        return {"type": "thinking", "thinking": section.text, "signature": ""}
+    return {"type": "text", "text": section.text}
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """Cut by `max_tokens` they are no JSON, and nothing that could be called."""
+    try:
+        found = msgspec.json.decode(arguments or "{}")
+    except msgspec.DecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _frame(change: Change) -> bytes:
+    section = change.section
+    if isinstance(change, Opened):
+        begun = _block(Section(section.index, section.kind, section.call_id, section.name))
+        return _event("content_block_start", index=section.index, content_block=begun)
+    if isinstance(change, Grown):
+        return _event("content_block_delta", index=section.index, delta=_delta(section, change.text))
+    assert isinstance(change, Closed)
+    return _event("content_block_stop", index=section.index)
+
+
+def _delta(section: Section, text: str) -> dict[str, str]:
+    if section.kind == "call":
+        return {"type": "input_json_delta", "partial_json": text}
+    if section.kind == "reasoning":
+        return {"type": "thinking_delta", "thinking": text}
+    return {"type": "text_delta", "text": text}
+
 
 COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 

@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses: OpenAI's names; sampling as in the chat API.
+"""The body of POST /v1/responses, with OpenAI's names and sampling as in the chat API, and the objects of its answer.
 
 Invariants: an item, a part or a tool of a kind that is not done here is refused by name.
 """
@@ -10,7 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 
 from minisgl.sampling_params import MAX_LOGPROBS
-from minisgl.server import refused
+from minisgl.server import fields
+from minisgl.server.answers import ContentLogprob, _Answer
 from minisgl.server.bodies import MAX_MESSAGES
 from minisgl.server.fields import MAX_PARTS, Body, Int64, TextOrParts, described, text_or_list
 from minisgl.server.sampling_fields import Sampling
@@ -139,7 +140,7 @@ class ResponseReasoning(Body):
 class ResponsesRequest(Sampling):
     """Fields of the chat API that change how tokens are chosen may stand beside OpenAI's own."""
 
-    NOT_YET: ClassVar[refused.Table] = refused.RESPONSES
+    NOT_YET: ClassVar[fields.Table] = fields.RESPONSES
 
     input: Input | None = described(
         "A text, or a list of items: messages, `function_call`, `function_call_output`, `reasoning`, and "
@@ -183,3 +184,107 @@ class ResponsesRequest(Sampling):
     safety_identifier: StrictStr | None = described("Given back, without effect.")
     prompt_cache_key: StrictStr | None = described("Given back, without effect: the cache finds prefixes by itself.")
     chat_template_kwargs: dict[str, Any] | None = described("More variables for the chat template.")
+
+
+class OutputText(_Answer):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[dict[str, Any]]
+    logprobs: list[ContentLogprob]
+
+
+class OutputMessage(_Answer):
+    type: Literal["message"]
+    id: str
+    role: Literal["assistant"]
+    status: Literal["completed", "incomplete"]
+    content: list[OutputText]
+
+
+class OutputCall(_Answer):
+    type: Literal["function_call"]
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Literal["completed", "incomplete"]
+
+
+class OutputReasoningText(_Answer):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(_Answer):
+    type: Literal["reasoning"]
+    id: str
+    summary: list[dict[str, Any]]
+    content: list[OutputReasoningText]
+    status: Literal["completed", "incomplete"]
+
+
+class InputTokensDetails(_Answer):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(_Answer):
+    reasoning_tokens: int
+
+
+class ResponseUsage(_Answer):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class IncompleteDetails(_Answer):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseAnswer(_Answer):
+    """Streamed: named server-sent events, `response.created` first and `response.completed`, `.incomplete` or `.failed`
+    last."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["completed", "incomplete", "failed"]
+    error: dict[str, Any] | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputMessage | OutputCall | OutputReasoning]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_p: float
+    truncation: Literal["auto", "disabled"]
+    usage: ResponseUsage
+
+
+class ResponseDeleted(_Answer):
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class InputTokens(_Answer):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class ItemList(_Answer):
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str
+    last_id: str
+    has_more: bool

@@ -1,10 +1,15 @@
-"""POST /v1/responses, and the routes of the answers that are kept.
+"""POST /v1/responses, and the routes of the answers that are kept. A body becomes a request of the chat API; the answer
+is an object with a list of items, or the events that tell how it grows.
 
-Invariants: an answer is kept when it has ended, unless `store` is false; only its caller finds it.
+Invariants: reasoning, text and calls that follow each other are one message of the assistant, as templates want it;
+errors name the fields that the client wrote. Each event has the next `sequence_number`; deltas of an item joined are
+its text when it is done; the object that ends a stream is the one that would have come whole. An answer is kept when it
+has ended, unless `store` is false; only its caller finds it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,15 +18,374 @@ from fastapi.responses import Response
 
 from minisgl.frontend.output_processor import Delta
 from minisgl.parsers import ids
+from minisgl.server.bodies import ChatRequest
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, bad_value, renamed
-from minisgl.server.formatter import json_response
+from minisgl.server.errors import ApiError, Names, bad_value, renamed
+from minisgl.server.formatter import TurnFormatter, chat_entries, json_bytes, json_response
 from minisgl.server.generation import Generation
-from minisgl.server.request import REQUEST, HttpRequest
-from minisgl.server.responses.body import ReferenceItem, ResponsesRequest, ResponseTool
-from minisgl.server.responses.events import ResponsesFormatter
-from minisgl.server.responses.translate import NAMES, kept_items, messages_of, new_id, to_chat
-from minisgl.server.turn import Turn, chat_turn
+from minisgl.server.request import REQUEST, HttpRequest, checked
+from minisgl.server.responses.body import (
+    CallItem,
+    Content,
+    Item,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+    ReferenceItem,
+    ResponsesRequest,
+    ResponseTool,
+)
+from minisgl.server.sampling_fields import shared_fields
+from minisgl.server.turn import Change, Closed, Grown, Opened, Section, Sections, Turn, chat_turn
+from minisgl.tokenizer import Tokenizer
+
+LOGPROBS = "message.output_text.logprobs"
+OWN = {"max_tokens", "n", "stream", "stream_options", "user", "metadata", "store", "response_format"}
+"""Fields of the sampling that mean something else here, or nothing."""
+NAMES: Names = (
+    (r"messages(\..*)?", "input"),
+    (r"response_format\.json_schema\.schema", "text.format.schema"),
+    (r"response_format\.json_schema", "text.format"),
+    (r"response_format", "text.format"),
+    (r"max_completion_tokens", "max_output_tokens"),
+    (r"max_tokens", "max_output_tokens"),
+    (r"tools\.(\d+)\.function", r"tools.\1"),
+    (r"tool_choice\.function", "tool_choice"),
+    (r"reasoning_effort", "reasoning.effort"),
+)
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{ids.new_id()}"
+
+
+def to_chat(asked: ResponsesRequest, messages: Sequence[dict[str, Any]]) -> ChatRequest:
+    """Raises `ApiError`."""
+    fields = shared_fields(asked, OWN)
+    fields["messages"] = [*_instructions(asked), *messages]
+    given = {
+        "max_completion_tokens": asked.max_output_tokens,
+        "parallel_tool_calls": asked.parallel_tool_calls,
+        "chat_template_kwargs": asked.chat_template_kwargs,
+        "response_format": _format(asked),
+        **_tools(asked),
+        **_logprobs(asked),
+        **_reasoning(asked),
+    }
+    fields |= {name: value for name, value in given.items() if value is not None}
+    return checked(fields, ChatRequest)
+
+
+def _instructions(asked: ResponsesRequest) -> list[dict[str, Any]]:
+    return [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
+
+
+def _format(asked: ResponsesRequest) -> dict[str, Any] | None:
+    found = asked.text.format if asked.text else None
+    if found is None or found.type == "text":
+        return None
+    if found.type == "json_object":
+        return {"type": "json_object"}
+    if found.schema_ is None:
+        raise bad_value("text.format.schema", None, "required for json_schema")
+    given = {"name": found.name, "strict": found.strict, "description": found.description}
+    schema = {name: value for name, value in given.items() if value is not None}
+    return {"type": "json_schema", "json_schema": {"name": "answer", **schema, "schema": found.schema_}}
+
+
+def _tools(asked: ResponsesRequest) -> dict[str, Any]:
+    tools = []
+    for tool in asked.tools or ():
+        given = {name: getattr(tool, name) for name in ("name", "description", "parameters", "strict")}
+        function = {name: value for name, value in given.items() if value is not None}
+        tools.append({"type": "function", "function": function})
+    choice: Any = asked.tool_choice
+    if choice is not None and not isinstance(choice, str):
+        if choice.type == "function":
+            if choice.name is None:
+                raise bad_value("tool_choice.name", None, "required for function")
+            choice = {"type": "function", "function": {"name": choice.name}}
+        else:
+            tools, choice = _allowed(tools, asked), choice.mode or "auto"
+    if not tools and choice == "auto":
+        choice = None  # chats refuse it
+    return {"tools": tools or None, "tool_choice": choice}
+
+
+def _allowed(tools: list[dict[str, Any]], asked: ResponsesRequest) -> list[dict[str, Any]]:
+    """Of the tools those that may be called: the model does not hear of the others."""
+    assert asked.tool_choice is not None and not isinstance(asked.tool_choice, str)
+    names = {one.name for one in asked.tool_choice.tools or ()}
+    if unknown := names - {tool["function"]["name"] for tool in tools}:
+        raise bad_value("tool_choice.tools", min(unknown), "no such function in tools")
+    return [tool for tool in tools if tool["function"]["name"] in names]
+
+
+def _logprobs(asked: ResponsesRequest) -> dict[str, Any]:
+    if asked.top_logprobs is None and LOGPROBS not in (asked.include or ()):
+        return {}
+    return {"logprobs": True, "top_logprobs": asked.top_logprobs or 0}
+
+
+def _reasoning(asked: ResponsesRequest) -> dict[str, Any]:
+    return {"reasoning_effort": asked.reasoning.effort if asked.reasoning else None}
+
+
+# ----------------------------------------------------------------------------------------------------------- items
+
+
+def kept_items(given: str | Sequence[Item]) -> list[dict[str, Any] | ReferenceItem]:
+    """The input as it is kept and shown: every item with its id, but for references, still to be looked up."""
+    if isinstance(given, str):
+        given = [MessageItem(role="user", content=given)]
+    return [item if isinstance(item, ReferenceItem) else _kept(item) for item in given]
+
+
+def _kept(item: Item) -> dict[str, Any]:
+    match item:
+        case MessageItem():
+            kind = "output_text" if item.role == "assistant" else "input_text"
+            head = {"type": "message", "id": item.id or new_id("msg"), "status": "completed", "role": item.role}
+            return {**head, "content": _parts(item.content, kind)}
+        case CallItem():
+            call = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+            return {"type": item.type, "id": item.id or new_id("fc"), "status": "completed", **call}
+        case OutputItem():
+            output = item.output if isinstance(item.output, str) else _parts(item.output, "input_text")
+            head = {"type": item.type, "id": item.id or new_id("fco"), "status": "completed"}
+            return {**head, "call_id": item.call_id, "output": output}
+        case ReasoningItem():
+            parts = {"summary": item.summary or [], "content": item.content or []}
+            shown = {name: [{"type": one.type, "text": one.text} for one in found] for name, found in parts.items()}
+            return {"type": "reasoning", "id": item.id or new_id("rs"), **shown}
+        case _:
+            raise AssertionError(f"a reference is looked up before: {item}")
+
+
+def _parts(content: Content, kind: str) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [_text_part(kind, content)]
+    return [
+        {"type": "refusal", "refusal": part.refusal or ""}
+        if part.type == "refusal"
+        else _text_part(kind, part.text or "")
+        for part in content
+    ]
+
+
+def _text_part(kind: str, text: str) -> dict[str, Any]:
+    return {"type": kind, "text": text, **({"annotations": []} if kind == "output_text" else {})}
+
+
+def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of items as they are kept, the messages of the chat API."""
+    found: list[dict[str, Any]] = []
+    answer: dict[str, Any] = {}  # of the assistant, while it may have more to say
+
+    def go_on(*unless: str) -> dict[str, Any]:
+        """The assistant's message, a new one if it has any of these."""
+        nonlocal answer
+        if not answer or any(name in answer for name in unless):
+            answer = {"role": "assistant"}
+            found.append(answer)
+        return answer
+
+    for item in items:
+        match item["type"], item.get("role"):
+            case "reasoning", _:
+                text = "".join(part["text"] for part in item["content"] or item["summary"])
+                if text:
+                    go_on("reasoning_content", "content", "tool_calls")["reasoning_content"] = text
+            case "message", "assistant":
+                go_on("content", "tool_calls")["content"] = _content(item["content"])
+            case "function_call", _:
+                call = {"name": item["name"], "arguments": item["arguments"]}
+                calls = go_on().setdefault("tool_calls", [])
+                calls.append({"id": item["call_id"], "type": "function", "function": call})
+            case "function_call_output", _:
+                answer = {}
+                output = item["output"]
+                text = (
+                    output
+                    if isinstance(output, str)
+                    else "".join(part.get("text", part.get("refusal")) for part in output)
+                )
+                found.append({"role": "tool", "tool_call_id": item["call_id"], "content": text})
+            case _, role:
+                answer = {}
+                found.append({"role": role, "content": _content(item["content"])})
+    return found
+
+
+def _content(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    if len(parts) == 1 and "text" in parts[0]:
+        return str(parts[0]["text"])
+    return [
+        {"type": "text", "text": part["text"]} if "text" in part else {"type": "refusal", "refusal": part["refusal"]}
+        for part in parts
+    ]
+
+
+PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
+LENGTH = "max_output_tokens"
+
+
+class ResponsesFormatter(TurnFormatter):
+    """`head`: what the object says from its beginning on. `finished`: the object, once the answer has ended."""
+
+    def __init__(self, tokenizer: Tokenizer, head: dict[str, Any], asked: ResponsesRequest, turn: Turn) -> None:
+        super().__init__(asked, turn)
+        self.id = str(head["id"])
+        self.finished: dict[str, Any] | None = None
+        self._tokenizer = tokenizer
+        self._head = head
+        self._turn = turn
+        self._choice = turn.choice()
+        self._sections = Sections()
+        self._items: list[dict[str, Any]] = []  # of each section
+        self._logprobs: list[list[dict[str, Any]]] = []  # of each section
+        self._new_logprobs: list[dict[str, Any]] = []  # of text that is not decided yet
+        self._num_events = 0
+        self._has_begun = False
+
+    # ------------------------------------------------------------------------------------------------------ object
+
+    def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
+        self._take(choices[0])
+        return self._finish(generation)
+
+    def _finish(self, generation: Generation) -> dict[str, Any]:
+        reason = self._choice.finish_reason
+        thought = self._turn.num_thought(self._choice, generation.token_ids(0), self._tokenizer)
+        more: dict[str, Any] = {"usage": _usage(generation.usage(), thought)}
+        if reason == "length":
+            more |= {"status": "incomplete", "incomplete_details": {"reason": LENGTH}}
+        elif reason == "abort":
+            more |= {"status": "failed", "error": {"code": "server_error", "message": "the answer was aborted"}}
+        else:
+            more |= {"status": "completed", "completed_at": int(time.time())}
+        self.finished = self._object(**more)
+        return self.finished
+
+    def _object(self, **more: Any) -> dict[str, Any]:
+        return {**self._head, "output": self._items, **more}
+
+    def _item(self, section: Section, status: str) -> dict[str, Any]:
+        """As far as it has come; what is in progress is shown empty."""
+        begun = status == "in_progress"
+        item_id = new_id(PREFIXES[section.kind]) if begun else self._items[section.index]["id"]
+        head = {"id": item_id, "status": status}
+        if section.kind == "call":
+            call = {
+                "call_id": section.call_id,
+                "name": section.name,
+                "arguments": "" if begun else section.text or "{}",
+            }
+            return {**head, "type": "function_call", **call}
+        content = [] if begun else [self._part(section, section.text)]
+        if section.kind == "reasoning":
+            return {**head, "type": "reasoning", "summary": [], "content": content}
+        return {**head, "type": "message", "role": "assistant", "content": content}
+
+    def _part(self, section: Section, text: str) -> dict[str, Any]:
+        if section.kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        logprobs = self._logprobs[section.index] if text else []
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+    # ------------------------------------------------------------------------------------------------------- stream
+
+    def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
+        frames = []
+        if not self._has_begun:
+            self._has_begun = True
+            for name in ("created", "in_progress"):
+                frames.append(self._event(f"response.{name}", response=self._object(status="in_progress", output=[])))
+        frames += [frame for delta in deltas for frame in self._take(delta)]
+        return b"".join(frames)
+
+    def end(self, generation: Generation) -> bytes:
+        found = self._finish(generation)
+        return self._event(f"response.{found['status']}", response=found)
+
+    def error(self, error: ApiError) -> bytes:
+        detail = {"code": "server_error", "message": error.body["error"]["message"]}
+        return self._event("response.failed", response=self._object(status="failed", error=detail))
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        data = json_bytes({"type": kind, "sequence_number": self._num_events, **fields})
+        self._num_events += 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+    # -------------------------------------------------------------------------------------------------------- growth
+
+    def _take(self, delta: Delta) -> list[bytes]:
+        """The frames of what is new."""
+        if delta.logprobs:
+            self._new_logprobs += chat_entries(self._tokenizer, delta.logprobs)
+        changes = self._sections.take(self._choice.take(delta))
+        if delta.finish_reason is not None:
+            changes += self._sections.finish()
+        return [frame for change in changes for frame in self._frames(change, delta.finish_reason == "length")]
+
+    def _frames(self, change: Change, is_cut: bool) -> list[bytes]:
+        """`is_cut`: the answer is, and so its last item."""
+        section = change.section
+        if isinstance(change, Opened):
+            self._items.append(item := self._item(section, "in_progress"))
+            self._logprobs.append([])
+            frames = [self._event("response.output_item.added", output_index=section.index, item=item)]
+            if section.kind != "call":
+                frames.append(
+                    self._event("response.content_part.added", **self._at(section), part=self._part(section, ""))
+                )
+            return frames
+        if isinstance(change, Grown):
+            return [self._delta(section, change.text)]
+        assert isinstance(change, Closed)
+        is_last = section is self._sections.all[-1]
+        self._items[section.index] = item = self._item(section, "incomplete" if is_cut and is_last else "completed")
+        frames = self._done(section, item)
+        return [*frames, self._event("response.output_item.done", output_index=section.index, item=item)]
+
+    def _at(self, section: Section) -> dict[str, Any]:
+        place = {"item_id": self._items[section.index]["id"], "output_index": section.index}
+        return place if section.kind == "call" else {**place, "content_index": 0}
+
+    def _delta(self, section: Section, text: str) -> bytes:
+        if section.kind == "call":
+            return self._event("response.function_call_arguments.delta", **self._at(section), delta=text)
+        if section.kind == "reasoning":
+            return self._event("response.reasoning_text.delta", **self._at(section), delta=text)
+        logprobs, self._new_logprobs = self._new_logprobs, []
+        self._logprobs[section.index] += logprobs
+        return self._event("response.output_text.delta", **self._at(section), delta=text, logprobs=logprobs)
+
+    def _done(self, section: Section, item: dict[str, Any]) -> list[bytes]:
+        at = self._at(section)
+        if section.kind == "call":
+            call = {"name": section.name, "arguments": item["arguments"]}
+            return [self._event("response.function_call_arguments.done", **at, **call)]
+        if section.kind == "reasoning":
+            text_done = self._event("response.reasoning_text.done", **at, text=section.text)
+        else:
+            text = {"text": section.text, "logprobs": self._logprobs[section.index]}
+            text_done = self._event("response.output_text.done", **at, **text)
+        return [text_done, self._event("response.content_part.done", **at, part=item["content"][0])]
+
+
+def _usage(given: dict[str, Any], num_thought: int) -> dict[str, Any]:
+    return {
+        "input_tokens": given["prompt_tokens"],
+        "input_tokens_details": {
+            "cached_tokens": given["prompt_tokens_details"]["cached_tokens"],
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": given["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": num_thought},
+        "total_tokens": given["total_tokens"],
+    }
+
 
 RESPONSES = "/v1/responses"
 INPUT_TOKENS = f"{RESPONSES}/input_tokens"

@@ -1,5 +1,5 @@
 //! From the bytes of a body to what is to be generated and how that is shown: `server/bodies.py`, `chat.py`,
-//! `completions.py` and `generate.py` for what they accept.
+//! `completions.py` and `sglang.py` for what they accept.
 //!
 //! Invariants: a body that any check there could refuse is none of ours ([`NotSure`]): the Python server finds the words.
 

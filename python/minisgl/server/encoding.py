@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: what the model makes of texts, as vectors of length 1.
+"""Texts as vectors and as ids: POST /v1/embeddings, /tokenize and /detokenize.
 
 Invariants: an input goes the way of any request and ends with its prompt; a vector has length 1 whatever `dimensions`.
 """
@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from starlette.responses import Response
 
 from minisgl.frontend.output_processor import Delta
 from minisgl.sampling_params import SamplingParams
+from minisgl.server.bodies import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from minisgl.server.context import ServerContext
-from minisgl.server.embedding_body import EmbeddingRequest
 from minisgl.server.errors import ApiError, bad_value, engine_error
-from minisgl.server.formatter import Formatter
+from minisgl.server.formatter import Formatter, json_response, token_text
 from minisgl.server.generation import Generation
 from minisgl.step import Int32Array
 
@@ -70,3 +71,31 @@ class EmbeddingFormatter(Formatter):
 
     def end(self, generation: Generation) -> bytes:
         raise NotImplementedError("embeddings come whole")
+
+
+async def tokenize_endpoint(context: ServerContext, asked: TokenizeRequest) -> Response:
+    if (asked.prompt is None) == (asked.messages is None):
+        raise ApiError(400, "prompt: give either prompt or messages", param="prompt", code="invalid_value")
+    if asked.messages is not None:
+        if not asked.messages:
+            raise bad_value("messages", [], "must not be empty")
+        ids = await context.encode_conversation(asked)
+    else:
+        add_special = True if asked.add_special_tokens is None else asked.add_special_tokens
+        ids = await context.encode_text(asked.prompt or "", add_special)
+    tokens = ids.tolist()
+    answer: dict[str, Any] = {"count": len(tokens), "max_model_len": context.info.max_seq_len, "tokens": tokens}
+    if asked.return_token_strs:
+        answer["token_strs"] = [token_text(context.tokenizer, token) for token in tokens]
+    return json_response(answer)
+
+
+async def detokenize_endpoint(context: ServerContext, asked: DetokenizeRequest) -> Response:
+    """Special tokens are shown unless `skip_special_tokens` is true."""
+    if len(asked.tokens) > (most := context.info.max_seq_len):
+        raise bad_value("tokens", len(asked.tokens), f"at most {most} tokens, the context")
+    vocab_size = context.info.vocab_size
+    if asked.tokens and max(asked.tokens) >= vocab_size:
+        raise bad_value("tokens", max(asked.tokens), f"token ids must be below {vocab_size}")
+    text = await context.decode(asked.tokens, skip_special_tokens=bool(asked.skip_special_tokens))
+    return json_response({"prompt": text})

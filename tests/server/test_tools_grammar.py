@@ -19,9 +19,8 @@ from minisgl.parsers.answer import Thinking
 from minisgl.parsers.api import CallArguments, CallBegun
 from minisgl.parsers.choice import THINK, TOOL_FORMATS, new_parser
 from minisgl.sampling_params import ParamError
-from minisgl.server import turn_grammar
-from minisgl.server.tools import Tool, ToolUse, tool_use
-from minisgl.server.turn_grammar import TurnGrammar, needs_grammar
+from minisgl.server import tools as server_tools
+from minisgl.server.tools import Tool, ToolUse, TurnGrammar, needs_grammar, tool_use
 from minisgl.tokenizer import Tokenizer
 
 CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -164,7 +163,7 @@ def test_many_tools_are_compiled_together(monkeypatch: pytest.MonkeyPatch) -> No
         compiled += 1
         validate(text, field, value)
 
-    monkeypatch.setattr(turn_grammar, "validate", counted)
+    monkeypatch.setattr(server_tools, "validate", counted)
     functions = [{"name": f"f{i}", "parameters": CITY} for i in range(256)]
     many = [Tool.model_validate({"type": "function", "function": function}) for function in functions]
     grammar("bytes", "json", tool_use(many, "required", None))
