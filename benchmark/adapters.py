@@ -26,8 +26,7 @@ from minisgl.bench.report import print_result
 from minisgl.bench.stats import in_turns, paired_difference
 from minisgl.config import EngineConfig
 from minisgl.message import AdapterChanged, AddRequest, FromEngine, LoadAdapter
-from minisgl.models.adaptable import adaptable
-from minisgl.models.config import ModelConfig, load_config
+from minisgl.models.config import ModelConfig, adaptable, load_config
 from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams

@@ -127,7 +127,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "server",
         "runner.launch",
         "runner.several",
-        "runner.shares",
         "message",
         "tokenizer",
         "config",

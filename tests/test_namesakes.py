@@ -11,6 +11,7 @@ from tests.test_layering_rust import CORE
 
 PLACES = (PACKAGE, PACKAGE / "scheduler", PACKAGE / "scheduler" / "reference")
 ONLY_RUST = {
+    "faulty": "a class of `wrapped` in Python",
     "numbers": "integers of Python have no size",
     "radix/following": "a method of Python's tree",
     "radix/lru": "the list behind `evict`, which has a heap in Python",

@@ -37,7 +37,7 @@ from minisgl.engine.cuda_engine import CudaEngine  # noqa: E402
 from minisgl.engine.dtypes import DTYPES  # noqa: E402
 from minisgl.engine.loading import load_engine  # noqa: E402
 from minisgl.models import load_config  # noqa: E402
-from minisgl.models.registry import build_model  # noqa: E402
+from minisgl.models.decoder import build_model  # noqa: E402
 from minisgl.runner.build import build_control_plane  # noqa: E402
 from minisgl.runner.loop import StepLoop  # noqa: E402
 

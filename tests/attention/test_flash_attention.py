@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from minisgl.attention.flash_attention import FlashAttention
-from minisgl.attention.flashinfer_workspace import Heads
-from minisgl.engine.graph import RunAgain
+from minisgl.attention.flashinfer import Heads
+from minisgl.engine.cuda_engine import RunAgain
 from tests.helpers.attention import Rig
 from tests.helpers.flash_attention import calls, module
 

@@ -12,10 +12,9 @@ import torch
 
 from minisgl.attention import flashinfer
 from minisgl.attention.backend import BackendError
-from minisgl.attention.flashinfer import FlashInfer, renormalise
-from minisgl.attention.flashinfer_workspace import Heads, workspace_bytes
+from minisgl.attention.flashinfer import FlashInfer, Heads, renormalise, workspace_bytes
 from minisgl.engine import sampler
-from minisgl.engine.graph import RunAgain
+from minisgl.engine.cuda_engine import RunAgain
 from tests.helpers import flashinfer as helpers_flashinfer
 from tests.helpers.attention import Rig
 

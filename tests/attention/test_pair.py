@@ -14,12 +14,11 @@ import torch
 from minisgl.attention import TorchSdpa, flashinfer
 from minisgl.attention.backend import BackendError, Machine, Shape, choose
 from minisgl.attention.flash_attention import FlashAttention
-from minisgl.attention.flashinfer import FlashInfer
-from minisgl.attention.flashinfer_workspace import Heads
+from minisgl.attention.flashinfer import FlashInfer, Heads
 from minisgl.attention.pair import Pair
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine import cuda_loading
-from minisgl.engine.graph import RunAgain
+from minisgl.engine.cuda_engine import RunAgain
 from minisgl.engine.loading import load_engine
 from minisgl.sampling_params import SamplingParams
 from minisgl.tokenizer.echo import echo_tokenizer

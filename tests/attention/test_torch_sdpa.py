@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from minisgl.attention import AttentionRows, KVPool, LayerAttention, TorchSdpa, products, torch_sdpa
+from minisgl.attention import AttentionRows, KVPool, LayerAttention, TorchSdpa, torch_sdpa
 
 pytestmark = pytest.mark.any_cpu
 
@@ -47,7 +47,7 @@ def test_layers_have_scales_caps_and_sizes_of_their_own(
 
 def test_steps_of_scores_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Into one query each, and into gathers of one row each."""
-    monkeypatch.setattr(products, "SCORE_BYTES", 1)
+    monkeypatch.setattr(torch_sdpa, "SCORE_BYTES", 1)
     monkeypatch.setattr(torch_sdpa, "SCRATCH_BYTES", 1)
     check([LayerAttention(6, 2, 12, 20, None, 0.7, 0.5), LayerAttention(6, 2, 12, 20, 11)], 4)
 

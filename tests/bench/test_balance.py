@@ -9,7 +9,7 @@ import msgspec
 from minisgl.bench.balance import Counted, balance_rows, between, counted
 from minisgl.bench.load import Server
 from minisgl.message import EngineState
-from tests.frontend.test_engine_views import said
+from tests.frontend.test_engine_client import said
 from tests.helpers.server import MODEL, STATS, frontend
 
 

@@ -23,7 +23,7 @@ from minisgl.config import EngineConfig
 from minisgl.engine.sim.profile import StepLoad
 from minisgl.kernels import experts_tiles
 from minisgl.models import load_config
-from minisgl.models.registry import build_model
+from minisgl.models.decoder import build_model
 from minisgl.step import StepBuffers, StepLimits, StepPlan
 from tests.helpers.experts import assert_near, draw
 

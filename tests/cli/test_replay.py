@@ -12,7 +12,7 @@ from minisgl import cli
 from minisgl.cli import replay_run
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import BACKENDS, make_control_plane
-from minisgl.scheduler.faulty import make_faulty
+from minisgl.scheduler.wrapped import make_faulty
 from tests.replay.record import CORPUS
 
 TRACE = str(CORPUS / "short-page4-lfu.trace.gz")

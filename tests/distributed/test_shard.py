@@ -11,8 +11,7 @@ from minisgl.config import ConfigError
 from minisgl.distributed import ALONE, Group
 from minisgl.engine.loading import check_ranks
 from minisgl.models import load_config
-from minisgl.models.decoder import Decoder
-from minisgl.models.registry import build_model
+from minisgl.models.decoder import Decoder, build_model
 from minisgl.weights import checkpoint
 from minisgl.weights.checkpoint import dummy_weights, load_weights, whole_shape
 from tests.helpers.models import CPU, LOGITS_WITHIN, VARIANTS, DenseSequence, save, tiny_model

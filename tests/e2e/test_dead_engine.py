@@ -11,13 +11,13 @@ import numpy as np
 
 from minisgl.config import EngineConfig
 from minisgl.message import AddRequest, EngineFailed, EngineReady
-from minisgl.runner.process_config import ProcessConfig
+from minisgl.runner.launch import ProcessConfig
 from minisgl.sampling_params import SamplingParams
 from tests.helpers.peers import FrontEndPeer
 from tests.helpers.seconds import WAIT_S
 
 PROGRAM = """
-from minisgl.engine.cuda_errors import step_failure
+from minisgl.engine.cuda_engine import step_failure
 from minisgl.runner import process
 from tests.helpers.seconds import WAIT_S
 

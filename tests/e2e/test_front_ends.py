@@ -15,7 +15,7 @@ import pytest
 
 from minisgl.config import EngineConfig
 from minisgl.message import AddRequest, EngineFailed, EngineReady, LoadProgress, Shutdown
-from minisgl.runner.process_config import ProcessConfig
+from minisgl.runner.launch import ProcessConfig
 from tests.helpers.hub import add, streams
 from tests.helpers.peers import FrontEndPeer
 from tests.helpers.seconds import WAIT_S

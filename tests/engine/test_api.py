@@ -14,7 +14,7 @@ from minisgl.message import AbortRequest, AddRequest
 from minisgl.runner.build import build_control_plane, build_fallback
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
-from minisgl.scheduler.faulty import make_faulty
+from minisgl.scheduler.wrapped import make_faulty
 from minisgl.step import FinishReason
 from tests.helpers.engines import MODEL_ENGINES, NEEDS_CPU, Collector, assert_greedy, greedy, load
 from tests.helpers.models import save, tiny_model

@@ -11,8 +11,7 @@ import pytest
 
 from minisgl.config import EngineConfig
 from minisgl.engine.api import SlotAssignment
-from minisgl.engine.cpu_engine import CpuEngine
-from minisgl.engine.cpu_loading import load_cpu_engine
+from minisgl.engine.cpu_engine import CpuEngine, load_cpu_engine
 from minisgl.sampling_params import SamplingParams
 from tests.helpers.models import save, tiny_model
 

@@ -14,10 +14,9 @@ import torch
 import transformers
 
 from minisgl.config import ConfigError, EngineConfig
-from minisgl.engine.cpu_engine import CpuEngine
-from minisgl.engine.cpu_loading import load_cpu_engine
+from minisgl.engine.cpu_engine import CpuEngine, load_cpu_engine
 from minisgl.models.config import load_config
-from minisgl.models.registry import build_model
+from minisgl.models.decoder import build_model
 from minisgl.weights.checkpoint import load_weights
 from tests.helpers.gguf import write_gguf, written_model
 from tests.helpers.models import (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minisgl.engine.cuda_errors import EngineDeadError
+from minisgl.engine.cuda_engine import EngineDeadError
 from tests.helpers.device_fuzz import make_scenario, run
 from tests.helpers.property import draw_from
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from minisgl.engine.device_masks import DeviceMasks
-from minisgl.engine.device_streams import InlineDevice
+from minisgl.engine.device import DeviceMasks, InlineDevice
 from minisgl.grammar.slots import GrammarSlots, TokenMasks
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason

@@ -14,8 +14,7 @@ import torch
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.distributed import ALONE, Group
 from minisgl.engine.api import Engine
-from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.cuda_errors import EngineDeadError
+from minisgl.engine.cuda_engine import CudaEngine, EngineDeadError
 from minisgl.engine.cuda_loading import check_agreement
 from minisgl.engine.loading import load_engine
 from minisgl.message import AbortRequest, AddRequest

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl.engine.api import SlotAssignment
-from minisgl.engine.device_buffers import Layout, StepInputs, pack
+from minisgl.engine.device import Layout, StepInputs, pack
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import RingEntry, StepLimits, StepPlan
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from minisgl.engine.api import SlotAssignment
-from minisgl.engine.device_buffers import Layout, StepInputs, pack
-from minisgl.engine.device_sampler import DeviceSampler
+from minisgl.engine.device import DeviceSampler, Layout, StepInputs, pack
 from minisgl.engine.sampler import SamplingRows, sample
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import RingEntry, StepLimits, StepPlan

@@ -87,7 +87,7 @@ def test_the_same_stops(name: str, data: st.DataObject, cuts: list[int]) -> None
     stops = data.draw(
         st.lists(st.one_of(pieces, st.sampled_from(["", "aa", "aab", "é", "�", "\n\n", " the"])), max_size=4)
     )
-    theirs, ours = TextStream(python, stops), gateway.stream(stops)
+    theirs, ours = TextStream(python.new_decoder(), stops), gateway.stream(stops)
     for group in groups(ids, cuts):
         may_stop = data.draw(st.booleans())
         assert ours.push(group, may_stop) == theirs.push(group, may_stop=may_stop)
@@ -104,7 +104,7 @@ def test_the_same_stops(name: str, data: st.DataObject, cuts: list[int]) -> None
 )
 def test_stop_strings_that_overlap(text: str, stops: list[str], cuts: list[int]) -> None:
     python, gateway = both("echo")
-    theirs, ours = TextStream(python, stops), gateway.stream(stops)
+    theirs, ours = TextStream(python.new_decoder(), stops), gateway.stream(stops)
     for group in groups(list(text.encode()), cuts):
         assert ours.push(group) == theirs.push(group)
     assert (ours.finish(), ours.stopped) == (theirs.finish(), theirs.stopped)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from minisgl.engine.cuda_engine import Outputs
 from minisgl.engine.cuda_loading import _open
-from minisgl.engine.graph import Outputs
-from minisgl.kernels import experts, experts_tiles, routing
+from minisgl.kernels import experts, experts_tiles, ops
 from minisgl.layers.experts import _grouped
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
@@ -90,7 +90,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_each_time(case: tuple[torch.dt
 
 @pytest.mark.parametrize("tokens", [1, 8, 256])
 def test_a_graph_gives_the_bits_of_eager_work(tokens: int) -> None:
-    """Captured with one routing, replayed with others."""
+    """Captured with one ops, replayed with others."""
     routed = draw(4, tokens=tokens, **SHAPE, dtype=torch.bfloat16, device=PLACE)
     others = [draw(seed, tokens=tokens, **SHAPE, dtype=torch.bfloat16, device=PLACE) for seed in (5, 6)]
     device, capture = _open(PLACE)
@@ -119,7 +119,7 @@ def test_routes_are_those_of_torch(experts_and_k: tuple[int, int], normalise: bo
         k = count  # of equal logits, torch on the CPU takes any
     else:
         logits = logits.mul_(4).round_().div_(4)
-    chosen, shares = routing.route(logits.to(PLACE), k, normalise=normalise)
+    chosen, shares = ops.route(logits.to(PLACE), k, normalise=normalise)
     order = logits.argsort(dim=-1, descending=True, stable=True)[:, :k]
     assert torch.equal(chosen.cpu().long(), order)
     expected = logits.double().softmax(-1).gather(1, order)
@@ -145,9 +145,9 @@ def num_compiled() -> int:
     """Kernels of this project that Triton has compiled or loaded for the device."""
     from triton.runtime.jit import JITFunction
 
-    from minisgl.kernels import experts_triton, kv_store_triton, pages_triton, routing_triton
+    from minisgl.kernels import experts_triton, ops_triton
 
-    modules = (experts_triton, kv_store_triton, pages_triton, routing_triton)
+    modules = (experts_triton, ops_triton, ops_triton, ops_triton)
     found = [thing for module in modules for thing in vars(module).values() if isinstance(thing, JITFunction)]
     return sum(len(kernel.device_caches[torch.cuda.current_device()][0]) for kernel in found)
 

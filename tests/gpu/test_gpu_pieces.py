@@ -11,15 +11,13 @@ import pytest
 import torch
 
 from minisgl.engine import sampler
+from minisgl.engine.cuda_engine import Outputs
 from minisgl.engine.cuda_loading import _open
-from minisgl.engine.device_sampler import DeviceSampler
-from minisgl.engine.device_streams import Stream
-from minisgl.engine.graph import Outputs
+from minisgl.engine.device import DeviceSampler, Stream
 from minisgl.sampling_params import SamplingParams
 from tests.engine.test_device_sampler import assign_all
 from tests.helpers.gpu import PLACE, REHEARSAL, only_on_a_gpu
-from tests.kernels.test_kv_store import check_store
-from tests.kernels.test_pages import check_tables
+from tests.kernels.test_ops import check_store, check_tables
 
 
 def _do(stream: Stream, job: Callable[[], object]) -> None:
@@ -125,10 +123,10 @@ def _assert_on_a_border(logits: torch.Tensor, params: SamplingParams, position: 
 @only_on_a_gpu("compiled Triton kernels")
 @pytest.mark.parametrize("seed", range(20))
 def test_triton_kernels(seed: int) -> None:
-    from minisgl.kernels import kv_store_triton, pages_triton
+    from minisgl.kernels import ops_triton
 
-    check_tables(_OnDevice(pages_triton), seed)
-    check_store(_OnDevice(kv_store_triton), seed)
+    check_tables(_OnDevice(ops_triton), seed)
+    check_store(_OnDevice(ops_triton), seed)
 
 
 class _OnDevice:

@@ -15,9 +15,8 @@ import torch
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.distributed import Group, GroupError
 from minisgl.distributed.torch_group import CLOSE_TIMEOUT_S, TorchGroup
-from minisgl.engine.cuda_engine import CudaEngine
+from minisgl.engine.cuda_engine import CudaEngine, Outputs
 from minisgl.engine.cuda_loading import _open
-from minisgl.engine.graph import Outputs
 from minisgl.engine.loading import load_engine
 from minisgl.runner.build import build_engine
 from minisgl.runner.ranks import RankDied, RankEngine

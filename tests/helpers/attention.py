@@ -14,8 +14,8 @@ from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttentionRows, KVPool, TorchSdpa
 from minisgl.attention.api import DeviceRows
-from minisgl.attention.flashinfer_workspace import Heads
-from minisgl.engine.graph import Capture, Outputs
+from minisgl.attention.flashinfer import Heads
+from minisgl.engine.cuda_engine import Capture, Outputs
 
 PEAKED = 3.0  # queries are as long as this, so that a token that is missed shows
 Step = tuple[AttentionRows, Tensor]

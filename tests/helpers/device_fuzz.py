@@ -26,9 +26,8 @@ from minisgl.attention import KVPool, TorchSdpa
 from minisgl.config import EngineConfig
 from minisgl.engine import torch_engine
 from minisgl.engine.api import EngineInfo
-from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.device_streams import Device
-from minisgl.engine.graph import RunAgain
+from minisgl.engine.cuda_engine import CudaEngine, RunAgain
+from minisgl.engine.device import Device
 from minisgl.engine.sampler import SamplingRows, sample
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread

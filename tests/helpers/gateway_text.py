@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from minisgl.tokenizer import ChatTemplate, ChatTemplateError, Tokenizer
-from minisgl.tokenizer.chat_content import content_shape
-from minisgl.tokenizer.chat_template import _environment
+from minisgl.tokenizer.chat_template import _environment, content_shape
 from tests.helpers.text import data_folder
 
 rust = pytest.importorskip("minisgl._rust")

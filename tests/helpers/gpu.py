@@ -23,7 +23,7 @@ from minisgl.config import EngineConfig
 from minisgl.engine import cuda_loading, sampler
 from minisgl.engine.api import EngineInfo, SlotAssignment, StepHandle
 from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.device_sampler import Needs
+from minisgl.engine.device import Needs
 from minisgl.engine.loading import load_engine
 from minisgl.message import AddRequest, FromEngine, StepTokens
 from minisgl.sampling_params import SamplingParams

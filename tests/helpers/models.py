@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from minisgl.models import load_config
-from minisgl.models.decoder import Decoder
-from minisgl.models.registry import build_model
+from minisgl.models.decoder import Decoder, build_model
 from minisgl.weights.checkpoint import load_weights
 
 CPU = torch.device("cpu")

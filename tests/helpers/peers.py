@@ -28,7 +28,7 @@ from minisgl.message import (
     encode,
     framed,
 )
-from minisgl.runner.split import split, within
+from minisgl.runner.front_ends import split, within
 from tests.helpers.seconds import WAIT_S
 
 M = TypeVar("M")

@@ -20,7 +20,7 @@ from minisgl._rust import EnginePool
 from minisgl.config import EngineConfig
 from minisgl.engine.echo import EchoModel
 from minisgl.message import EngineReady, EngineState, FromEngine
-from minisgl.runner.process_config import ProcessConfig
+from minisgl.runner.launch import ProcessConfig
 from tests.helpers.peers import FrontEndPeer
 
 SEED = 7  # of `hub.add`

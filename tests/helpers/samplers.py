@@ -13,9 +13,7 @@ from torch import Tensor
 
 from minisgl._rust import CpuSampler
 from minisgl.engine.api import SlotAssignment
-from minisgl.engine.logits_processors import LogitsProcessors
-from minisgl.engine.logprobs import LogprobSlots
-from minisgl.engine.sampler import SamplingRows, sample
+from minisgl.engine.sampler import LogitsProcessors, LogprobSlots, SamplingRows, sample
 from minisgl.engine.torch_engine import _Slots
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Int32Array

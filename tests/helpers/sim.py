@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from minisgl.engine.api import EngineInfo
-from minisgl.engine.sim import SimEngine
-from minisgl.engine.sim.clock import VirtualClock
-from minisgl.engine.sim.profile import Profile
-from minisgl.engine.sim.table import Table
+from minisgl.engine.sim import SimEngine, VirtualClock
+from minisgl.engine.sim.profile import Profile, Table
 from minisgl.message import AddRequest, FromEngine, StepTokens
 from minisgl.runner.loop import StepLoop
 from minisgl.runner.step_time import StepTime

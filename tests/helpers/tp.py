@@ -15,11 +15,10 @@ from minisgl.attention import KVPool, TorchSdpa
 from minisgl.config import EngineConfig
 from minisgl.distributed import ALONE, Cut, Group
 from minisgl.engine.api import EngineInfo
-from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.device_streams import InlineDevice
-from minisgl.engine.graph import Outputs, RunAgain
+from minisgl.engine.cuda_engine import CudaEngine, Outputs, RunAgain
+from minisgl.engine.device import InlineDevice
 from minisgl.models import load_config
-from minisgl.models.registry import build_model
+from minisgl.models.decoder import build_model
 from minisgl.runner.build import control_plane_config
 from minisgl.weights.checkpoint import load_weights
 from tests.helpers.device import LateDevice

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 import minisgl.kernels
-from minisgl.kernels import experts, experts_tiles, routing
+from minisgl.kernels import experts, experts_tiles, ops
 from minisgl.models.config import parse_config
-from minisgl.models.decoder import Decoder
-from minisgl.models.registry import build_model
+from minisgl.models.decoder import Decoder, build_model
 from tests.helpers.triton import SM_90_SHARED_BYTES, Compiled, compiling, launched_names, resources
 
 pytest.importorskip("triton")
@@ -190,7 +189,7 @@ def test_experts_never_ask_the_device_and_compile_only_in_the_warm_up(
     model = model_without_values(dtype)
     with pytest.raises(NotImplementedError, match=r"[Mm]eta"):
         forward(model, 5)  # the grouped form looks
-    for kernel in (experts, routing):
+    for kernel in (experts, ops):
         monkeypatch.setattr(kernel, "serves", lambda tensor: True)
     with torch.inference_mode():
         model.warm_up()

@@ -12,7 +12,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from minisgl.kernels import experts, routing
+from minisgl.kernels import experts, ops
 from minisgl.kernels.experts_tiles import Tile, max_blocks, tile_for, tiles
 from minisgl.layers.experts import _grouped
 from tests.helpers.experts import Routed, assert_near, draw
@@ -129,7 +129,7 @@ def a_row_is_the_same_in_any_batch() -> None:
 
 
 def a_model_is_that_of_transformers(folder: Path) -> None:
-    experts.serves = routing.serves = lambda weight: True
+    experts.serves = ops.serves = lambda weight: True
     calls = []
     run = experts.run
     experts.run = lambda *inputs: calls.append(len(inputs[0])) or run(*inputs)  # type: ignore[func-returns-value]
@@ -158,7 +158,7 @@ def routes_are_the_plain_ones(count: int, tokens: int, seed: int, normalise: boo
     """Of logits that are often equal: then the lower number is chosen first."""
     per_token = data.draw(st.integers(1, count))
     logits = torch.randint(-9, 9, (tokens, count), generator=torch.Generator().manual_seed(seed)) / 4.0
-    chosen, shares = routing.route(logits, per_token, normalise=normalise)
+    chosen, shares = ops.route(logits, per_token, normalise=normalise)
     order = logits.argsort(dim=-1, descending=True, stable=True)[:, :per_token]
     assert torch.equal(chosen.long(), order)
     expected = logits.double().softmax(-1).gather(1, order)
@@ -172,7 +172,7 @@ def routes_are_the_plain_ones(count: int, tokens: int, seed: int, normalise: boo
 @given(st.integers(1, 9), st.integers(0, 9), st.booleans(), st.integers(0, 2**32))
 def test_routes_in_torch(per_token: int, tokens: int, normalise: bool, seed: int) -> None:
     logits = torch.randn(tokens, 9, generator=torch.Generator().manual_seed(seed))
-    chosen, shares = routing.route(logits, per_token, normalise=normalise)
+    chosen, shares = ops.route(logits, per_token, normalise=normalise)
     probabilities = logits.softmax(-1).gather(1, chosen)
     assert torch.equal(chosen, logits.argsort(-1, descending=True)[:, :per_token])
     expected = probabilities / probabilities.sum(-1, keepdim=True) if normalise else probabilities
@@ -183,7 +183,7 @@ def choices_are_experts_whatever_the_logits() -> None:
     for bad in (float("nan"), float("inf"), float("-inf")):
         logits = torch.randn(4, 7)
         logits[1, 3], logits[2], logits[3, 1:] = bad, bad, bad
-        chosen, _ = routing.route(logits, 3, normalise=True)
+        chosen, _ = ops.route(logits, 3, normalise=True)
         assert ((chosen >= 0) & (chosen < 7)).all()
 
 
@@ -200,7 +200,7 @@ def test_triton_forms_in_the_interpreter(tmp_path: Path) -> None:
         "tests.a_row_is_the_same_in_any_batch()\n"
         "tests.shards_add_up()\n"
         f"tests.a_model_is_that_of_transformers(pathlib.Path({str(tmp_path)!r}))\n"
-        "routing.serves = lambda logits: True\n"
+        "ops.serves = lambda logits: True\n"
         "tests.routes_are_the_plain_ones()\n"
         "tests.choices_are_experts_whatever_the_logits()\n"
         "print('same')"

@@ -18,8 +18,8 @@ from minisgl.message import AddRequest, EngineReady, FromEngine, Heartbeat
 from minisgl.message.heartbeat import INTERVAL_S, Activity, HeartbeatThread, Watchdog, look_every_s
 from minisgl.runner import process
 from minisgl.runner.build import build_control_plane, build_engine
+from minisgl.runner.launch import ProcessConfig
 from minisgl.runner.loop import StepLoop
-from minisgl.runner.process_config import ProcessConfig
 from minisgl.runner.ranks import ranks_named
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Events, StepBuffers, StepPlan

@@ -13,7 +13,7 @@ import transformers
 from minisgl import envs
 from minisgl.config import ConfigError
 from minisgl.models import ARCHITECTURES, MoeConfig, load_config, parse_config
-from minisgl.models.registry import build_model
+from minisgl.models.decoder import build_model
 from minisgl.models.rope import RopeConfig
 from tests.helpers.models import CONFIG
 

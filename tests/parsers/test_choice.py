@@ -106,7 +106,7 @@ def test_every_border_of_tokens(
     ids = found.encode("".join(bits), add_special_tokens=False).tolist()
 
     def taken(groups: list[list[int]]) -> object:
-        stream = TextStream(found, stops, shown=shown)
+        stream = TextStream(found.new_decoder(shown=shown), stops, shown=shown)
         parser = new_parser(tools_of, THINK, frozenset({"f"}))
         parts = []
         for group in groups:
@@ -128,10 +128,10 @@ def test_markers_that_are_no_text_are_shown_to_their_parser() -> None:
     shown = Parsing(found, "mistral").shown(TOOL_FORMATS["mistral"].markers)
     ids = found.encode('Hi.[TOOL_CALLS][{"name": "f", "arguments": {}}]</s>', add_special_tokens=False).tolist()
     assert found.token_id("[TOOL_CALLS]") in shown
-    assert TextStream(found).push(ids).strip() == 'Hi.[{"name": "f", "arguments": {}}]'
-    text = TextStream(found, shown=shown).push(ids)
+    assert TextStream(found.new_decoder()).push(ids).strip() == 'Hi.[{"name": "f", "arguments": {}}]'
+    text = TextStream(found.new_decoder(shown=shown), shown=shown).push(ids)
     assert "[TOOL_CALLS]" in text and "</s>" not in text
-    stream = TextStream(found, ("CALLS", "[TOOL_CALLS]", "Hi.["), shown=shown)
+    stream = TextStream(found.new_decoder(shown=shown), ("CALLS", "[TOOL_CALLS]", "Hi.["), shown=shown)
     assert stream.push(ids) == text and not stream.stopped  # a stop string is none within a marker
-    stream = TextStream(found, ('"f"',), shown=shown)
+    stream = TextStream(found.new_decoder(shown=shown), ('"f"',), shown=shown)
     assert stream.push(ids) == text.split('"f"')[0] and stream.stopped

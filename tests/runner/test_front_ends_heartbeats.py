@@ -20,8 +20,7 @@ from minisgl.message import (
     LoadProgress,
 )
 from minisgl.message.heartbeat import Activity
-from minisgl.runner import connection
-from minisgl.runner.front_ends import FrontEnds, ParentGone
+from minisgl.runner.front_ends import Connection, FrontEnds, ParentGone
 from tests.helpers.hub import add
 from tests.helpers.peers import FrontEndPeer
 from tests.helpers.seconds import WAIT_S
@@ -114,10 +113,10 @@ def test_what_is_soon_old_is_not_kept_for_who_sleeps(front_ends: tuple[FrontEnds
         assert sleeps.received[-2:] == [LoadProgress("x" * 500_000), LoadProgress("the last")]
 
 
-def slowly(write: Callable[[connection.Connection, bytes | memoryview], int]) -> Any:
+def slowly(write: Callable[[Connection, bytes | memoryview], int]) -> Any:
     """In pieces, and others may run between."""
 
-    def some_of(self: connection.Connection, data: bytes | memoryview) -> int:
+    def some_of(self: Connection, data: bytes | memoryview) -> int:
         sent = write(self, data[:700])
         time.sleep(0)
         return sent
@@ -139,7 +138,7 @@ def test_what_is_sent_by_two_threads_comes_in_whole_frames(
                 one.beat(Heartbeat("idle", 0.0))
 
         thread = threading.Thread(target=beat)
-        monkeypatch.setattr(connection.Connection, "_write", slowly(connection.Connection._write))
+        monkeypatch.setattr(Connection, "_write", slowly(Connection._write))
         thread.start()
         reader = threading.Thread(target=lambda: peer.until(lambda got: got.count(line) == 300))
         reader.start()

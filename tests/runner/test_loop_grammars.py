@@ -22,7 +22,7 @@ from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
-from minisgl.scheduler.faulty import make_faulty
+from minisgl.scheduler.wrapped import make_faulty
 from minisgl.step import FinishReason, Int32Array
 from tests.helpers.grammars import PERSON, PickyCompiler, PickyMatcher, compiler, matcher, of_regex, of_schema, text
 

@@ -13,7 +13,7 @@ from minisgl.message import AbortRequest, AddPrefix, ClearCache, RemovePrefix
 from minisgl.runner.prefixes import MAX_PREFIXES, MAX_TRIES, Prefixes
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
-from minisgl.scheduler.faulty import make_faulty
+from minisgl.scheduler.wrapped import make_faulty
 from tests.helpers.prefixes import CONTEXT, NUM_PAGES, PAGE, PrefixLoop, config, prefix, text
 
 Make = Callable[[ControlPlaneConfig], ControlPlane]

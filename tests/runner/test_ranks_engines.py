@@ -19,12 +19,12 @@ from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.message import AbortRequest, AddRequest, FromEngine, StepTokens
 from minisgl.runner.build import build_control_plane
 from minisgl.runner.loop import StepLoop
-from minisgl.runner.rank_messages import decode, encode, make_buffers, pack, sizes_of, unpack
+from minisgl.runner.ranks import decode, encode, make_buffers, pack, sizes_of, unpack
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.digest import plan_digest
-from minisgl.scheduler.faulty import make_faulty
+from minisgl.scheduler.wrapped import make_faulty
 from minisgl.step import FinishReason, StepBuffers, StepPlan
 from tests.helpers.grammars import PERSON, matcher, of_regex, of_schema
 from tests.helpers.grammars import compiler as grammar_compiler

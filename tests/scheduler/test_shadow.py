@@ -12,8 +12,8 @@ from minisgl.config import DebugConfig, EngineConfig
 from minisgl.runner.build import build_engine, choose_control_plane
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
-from minisgl.scheduler.faulty import make_faulty
 from minisgl.scheduler.shadow import ShadowControlPlane
+from minisgl.scheduler.wrapped import make_faulty
 from tests.scheduler.test_trace import CONFIG, load
 
 

@@ -12,8 +12,7 @@ import pytest
 from minisgl import cli
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
-from minisgl.scheduler.shadow import ShadowControlPlane
-from minisgl.scheduler.shadow_report import summarize_report
+from minisgl.scheduler.shadow import ShadowControlPlane, summarize_report
 from minisgl.step import Arrival, Events
 
 CONFIG = ControlPlaneConfig(24, 4, 4, 16, 64, (2,))

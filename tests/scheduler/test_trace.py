@@ -15,8 +15,8 @@ import pytest
 
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.backend import make_control_plane
-from minisgl.scheduler.faulty import make_faulty
 from minisgl.scheduler.trace import RecordingControlPlane, TraceError, parse_trace, read_trace, replay
+from minisgl.scheduler.wrapped import make_faulty
 from minisgl.step import Abort, Events, TokenBudget
 from tests.helpers.e2e import serving
 from tests.helpers.parity import draw_arrival

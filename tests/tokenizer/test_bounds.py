@@ -16,8 +16,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from minisgl.tokenizer import Tokenizer, TooManyTokens
 from minisgl.tokenizer import tokenizer as tokenizer_module
-from minisgl.tokenizer.bounds import TokenBound
-from minisgl.tokenizer.pieces import can_cut, pieces
+from minisgl.tokenizer.bounds import TokenBound, can_cut, pieces
 from tests.helpers.text import REAL, tokenizer_named
 
 CORPUS = [

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from minisgl.config import ConfigError
 from minisgl.models import load_config
-from minisgl.models.decoder import Decoder
-from minisgl.models.registry import build_model
+from minisgl.models.decoder import Decoder, build_model
 from minisgl.weights.checkpoint import dummy_weights, load_weights
 from tests.helpers.models import CPU, DenseSequence, save, tiny_model
 

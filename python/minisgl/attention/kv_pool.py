@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minisgl.attention.api import LayerAttention
-from minisgl.kernels.kv_store import store_kv
+from minisgl.kernels.ops import store_kv
 
 
 class KVPool:

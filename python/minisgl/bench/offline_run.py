@@ -22,7 +22,7 @@ import psutil
 
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.message import AddRequest, FromEngine, MeterReading, StepTokens, ToEngine
-from minisgl.metrics.spread import percentiles
+from minisgl.metrics.meters import percentiles
 from minisgl.metrics.steps import StepTimers
 from minisgl.runner.build import build_control_plane, build_engine, build_step_time
 from minisgl.runner.loop import StepLoop

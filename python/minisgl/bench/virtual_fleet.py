@@ -16,7 +16,7 @@ import numpy as np
 from minisgl.bench.traces import TraceRequest
 from minisgl.bench.virtual_run import Floats, Records, VirtualEngine, VirtualRun, build_virtual, request_message
 from minisgl.config import EngineConfig
-from minisgl.engine.sim.clock import VirtualClock
+from minisgl.engine.sim import VirtualClock
 from minisgl.message import AddRequest
 from minisgl.routing.api import Policy, RouterConfig
 from minisgl.routing.backend import make_router

@@ -15,9 +15,7 @@ import numpy.typing as npt
 
 from minisgl.bench.traces import TraceRequest, prompt_tokens
 from minisgl.config import EngineConfig
-from minisgl.engine.sim import SimEngine
-from minisgl.engine.sim.build import build_sim
-from minisgl.engine.sim.clock import VirtualClock
+from minisgl.engine.sim import SimEngine, VirtualClock, build_sim
 from minisgl.message import AddRequest, FromEngine, StepTokens
 from minisgl.runner.build import build_control_plane, build_step_time
 from minisgl.runner.loop import StepLoop

@@ -15,7 +15,7 @@ from minisgl.config import ConfigError
 from minisgl.scheduler.api import ControlPlaneError
 from minisgl.scheduler.backend import BACKENDS, make_control_plane
 from minisgl.scheduler.rust_hotpath import ExtensionMissing
-from minisgl.scheduler.shadow_report import summarize_report
+from minisgl.scheduler.shadow import summarize_report
 from minisgl.scheduler.trace import Replay, Trace, read_trace, replay
 
 

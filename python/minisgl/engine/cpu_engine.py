@@ -1,19 +1,28 @@
 """The engine that runs real models on the CPU without torch: tensors, kernels and sampling are in Rust
-(rust/minisgl-cpu).
+(rust/minisgl-cpu). And its loading: find the model, size the KV pool, load.
 
-Invariants: a plan's assignments, page-table updates and rows take effect in one thread, in launch order; forwards run
-without the GIL; a step with NaN or infinities is an error, and the KV pool is wiped; a row with a grammar samples what
-its grammar allows, which is found on the forward's own threads, beside the logits of all rows.
+Invariants: torch and transformers are not imported; what another engine may be able to run is `Unsupported`; every
+other failure to load names the flag to change. A plan's assignments, page-table updates and rows take effect in one
+thread, in launch order; forwards run without the GIL; a step with NaN or infinities is an error, and the KV pool is
+wiped; a row with a grammar samples what its grammar allows, which is found on the forward's own threads, beside the
+logits of all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
+from minisgl import envs
 from minisgl._rust import CpuAdapter
 from minisgl._rust import CpuEngine as RustEngine
+from minisgl.config import ConfigError, EngineConfig, Unsupported
 from minisgl.engine.adapters import find_adapter
 from minisgl.engine.api import (
     Embedding,
@@ -25,9 +34,17 @@ from minisgl.engine.api import (
     StepLogprobs,
     StepResult,
 )
+from minisgl.engine.pool_size import cpu_num_pages
 from minisgl.engine.worker import ForwardThread
-from minisgl.models.config import ModelConfig
+from minisgl.models.architectures import find_variant, has_text_half
+from minisgl.models.config import ModelConfig, load_config
+from minisgl.models.rope import inverse_frequencies
 from minisgl.step import RingEntry, StepBuffers, StepPlan
+from minisgl.utils.progress import Report, counter
+from minisgl.weights.packed_blocks import packed_weights
+from minisgl.weights.quantized import quantized_weights
+from minisgl.weights.sources import find_model
+from minisgl.weights.stored import weight_files
 
 
 class CpuEngine:
@@ -102,3 +119,157 @@ def _step_logprobs(
         return None
     rows, own, top_ids, top = found
     return StepLogprobs(np.array(rows, np.int32), own, top_ids, top)
+
+
+HOW = {
+    "exact": "exact (float32 activations)",
+    "bf16": "activations rounded to bfloat16",
+    "int8": "activations rounded to int8 in blocks of 32",
+}
+T = TypeVar("T")
+
+
+def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
+    """Raises `Unsupported` and other `ConfigError`s."""
+    began = time.monotonic()
+    found = find_model(
+        config.model, say, source=config.model_source, revision=config.revision, load_format=config.load_format
+    )
+    folder, gguf = (found, None) if found.is_dir() else (_folder_of(found), found)
+    model = load_config(folder)
+    if has_text_half(model.architecture):
+        say("text only: what sees is not loaded")
+    context_len = model.context_len(config.max_seq_len)
+    weights = _refused(partial(_weights, config, model, gguf or folder, say))
+    settings = _settings(config, model, weights, context_len)
+    page = _refused(lambda: RustEngine.page_bytes(_json(settings)))
+    taken = 0 if config.load_format == "dummy" else _size(weights)
+    settings["num_pages"] = num_pages = cpu_num_pages(config, page, context_len, taken=taken)
+    settings["max_seq_len"] = min(context_len, num_pages * config.page_size + 1)
+    rust = _refused(lambda: RustEngine(_json(settings), counter(say, "loading weights")))
+    about = rust.about()
+    forms = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in about["forms"])
+    took = time.monotonic() - began
+    say(f"loaded {found.name}: {model.architecture}, {forms}, {took:.1f} s")
+    say(f"KV pool: {num_pages} pages of {config.page_size} tokens, {num_pages * page / 2**20:.0f} MiB at most")
+    info = EngineInfo(
+        name="cpu",
+        model_dir=str(folder),
+        vocab_size=model.vocab_size,
+        context_len=context_len,
+        eos_ids=model.eos_ids,
+        num_pages=num_pages,
+        page_size=config.page_size,
+        device="cpu",
+        dtype=about["forms"][0][0],
+        details=_details(config, about["isa"], about["threads"]),
+    )
+    return CpuEngine(rust, info, model, _json(settings))
+
+
+def _weights(config: EngineConfig, model: ModelConfig, source: Path, say: Report) -> Path:
+    """What the engine reads: `source`, or what is made of it once. Raises `ConfigError`, and the `ValueError`s of
+    `RustEngine`."""
+    if config.load_format == "dummy":
+        return source
+    if model.packing is not None and source.is_dir():
+        if config.quantization is not None:
+            flag = f"--quantization {config.quantization}"
+            raise ConfigError(f"{flag}: the weights are quantized already ({model.packing}): leave it out")
+        if model.packing.rounds_activations:
+            say(f"{model.packing}: the checkpoint has activations rounded, too: here --activations says that")
+        return packed_weights(weight_files(source), model.packing, say)
+    return source if config.quantization is None else quantized_weights(source, config.quantization, say)
+
+
+def _details(config: EngineConfig, isa: str, threads: int) -> str:
+    """For people: how it computes."""
+    parts = [isa, f"{threads} thread{'s' if threads > 1 else ''}", HOW[config.activations], f"KV {config.kv_dtype}"]
+    if config.quantization is not None:
+        parts.append(f"weights quantised to {config.quantization}")
+    return ", ".join(parts)
+
+
+def _folder_of(file: Path) -> Path:
+    """Config and tokenizer of a GGUF file, as a folder."""
+    from minisgl.weights.gguf_folder import gguf_folder
+
+    return gguf_folder(file)
+
+
+def _settings(config: EngineConfig, model: ModelConfig, weights: Path, context_len: int) -> dict[str, Any]:
+    """As rust/minisgl-cpu/src/load.rs reads it."""
+    dummy = config.load_format == "dummy"
+    return {
+        "model": _model(model, context_len),
+        "weights": None if dummy else str(weights),
+        "seed": config.seed,
+        "dummy_kind": model.dtype if dummy else None,
+        "eos_ids": model.eos_ids,
+        "num_threads": config.num_threads,
+        "isa": envs.cpu_isa(),
+        "activations": config.activations,
+        "kv_dtype": config.kv_dtype,
+        "num_pages": 1,
+        "page_size": config.page_size,
+        "max_rows": config.max_running_requests,
+        "max_seq_len": context_len,
+        "timed": False,
+    }
+
+
+def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
+    moe = model.moe
+    return {
+        "hidden_size": model.hidden_size,
+        "num_layers": model.num_layers,
+        "num_heads": model.num_heads,
+        "num_kv_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "intermediate_size": model.intermediate_size,
+        "vocab_size": model.vocab_size,
+        "rms_norm_eps": model.rms_norm_eps,
+        "inverse_frequencies": [
+            inverse_frequencies(rope, model.head_dim, context_len).tolist() for rope in model.ropes
+        ],
+        "rope_scale": model.rope.attention_factor,
+        "tie_word_embeddings": model.tie_word_embeddings,
+        "qkv_bias": model.qkv_bias,
+        "out_bias": model.out_bias,
+        "mlp_bias": model.mlp_bias,
+        "qk_norm": find_variant(model.architecture).qk_norm,
+        "windows": model.windows,
+        "rotary": model.rotary,
+        "attention_scale": model.attention_scale,
+        "embedding_scale": model.embedding_scale,
+        "norms_behind": model.gemma,
+        "norm_offset": model.norm_offset,
+        "activation": model.activation,
+        "moe": None
+        if moe is None
+        else {
+            "num_experts": moe.num_experts,
+            "experts_per_token": moe.experts_per_token,
+            "intermediate_size": moe.intermediate_size,
+            "norm_topk_prob": moe.norm_topk_prob,
+            "layers": sorted(moe.layers),
+        },
+    }
+
+
+def _json(settings: dict[str, Any]) -> str:
+    return msgspec.json.encode(settings).decode()
+
+
+def _refused(call: Callable[[], T]) -> T:
+    """What Rust refuses, as the errors of this package."""
+    try:
+        return call()
+    except ValueError as error:
+        fault, text = error.args if len(error.args) == 2 else ("", str(error))
+        raise (Unsupported if fault == "unsupported" else ConfigError)(text) from error
+
+
+def _size(path: Path) -> int:
+    files = [path] if path.is_file() else path.glob("*.safetensors")
+    return sum(file.stat().st_size for file in files)

@@ -1,24 +1,39 @@
 """The engine for CUDA devices: one copy in, one forward, one copy out a step, each queued without waiting.
 
-It orders them through `device_streams` alone; on `InlineDevice` the same engine runs on the CPU.
+It orders them through `device.py` alone; on `InlineDevice` the same engine runs on the CPU.
 
 A step with a row that has a grammar is launched as any other, but for its sampling: that is queued when the step before
 is resolved, because only then its tokens, and so the masks, are known. The device computes the forward meanwhile.
-
-Invariants: a launch waits for the device only where a step of two launches ago has not ended; a plan's slots,
-page-table updates and rows take effect in the forward stream, in launch order; a token that the host doesn't know yet
-comes from `last_token`, which the forward before wrote; a step with NaN or infinities is an error, and the KV pool is
-wiped before the next launch's forward.
 
 With several ranks each does all of this on its shard, except sampling. Collectives are jobs of the forward stream:
 ranks that get the same steps call the same ones in the same order. Rank 0 has the logits; one broadcast a step gives
 the others the tokens and whether all is finite. (Its own hidden states show that: a NaN of any rank is in the next sum,
 which all ranks get.) So all ranks fail the same steps, and wipe alike.
+
+Which errors of a step leave a CUDA engine usable.
+
+CUDA graphs of steps whose rows all have one token: which sizes, and captured forwards by size.
+
+A step that a CUDA engine has launched: its outputs, once they are on the host.
+
+Invariants: a launch waits for the device only where a step of two launches ago has not ended; a plan's slots,
+page-table updates and rows take effect in the forward stream, in launch order; a token that the host doesn't know yet
+comes from `last_token`, which the forward before wrote; a step with NaN or infinities is an error, and the KV pool is
+wiped before the next launch's forward. Only an error that is known to leave the CUDA context whole ends one step alone;
+after any other the engine is dead, and its process must end. If one of several ranks fails, the others wait in a
+collective: then only a step that all ranks find not finite ends alone. A step runs as a graph only at exactly its
+padded size; a captured forward reads and writes the same places each time. Graphs share memory, so the largest is
+captured first. Its outputs leave the staging buffer once, when it is resolved, whoever asks first; what of it waits for
+the step before it is queued when that is resolved, before anything of a later step; a step with NaN or infinities is an
+error, and the KV pool is wiped, as the step may have stored some.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,28 +41,285 @@ from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttentionRows, KVPool
 from minisgl.attention.api import DeviceRows
+from minisgl.config import ConfigError
 from minisgl.distributed import ALONE, Group, GroupError
 from minisgl.engine.api import (
     EngineInfo,
     EngineStepError,
+    PromptLogprobs,
     SlotAssignment,
     StepHandle,
+    StepLogprobs,
+    StepResult,
 )
-from minisgl.engine.cuda_errors import EngineDeadError, step_failure
-from minisgl.engine.device_buffers import Layout, StagingBuffer, StepInputs, copy
-from minisgl.engine.device_masks import DeviceMasks
-from minisgl.engine.device_sampler import DeviceSampler, Needs, Renormalise
-from minisgl.engine.device_streams import Device
-from minisgl.engine.graph import Capture, Graph, Outputs, capture_all
-from minisgl.engine.launched_step import LaunchedStep
-from minisgl.engine.logits_processors import LogitsProcessors, Mask
-from minisgl.engine.logprobs import LogprobSlots
+from minisgl.engine.device import (
+    Device,
+    DeviceEvent,
+    DeviceMasks,
+    DeviceSampler,
+    Layout,
+    Needs,
+    Renormalise,
+    StagingBuffer,
+    StepInputs,
+    copy,
+)
+from minisgl.engine.sampler import LogitsProcessors, LogprobSlots, Mask
 from minisgl.engine.torch_adapters import Pairs, TorchAdapters
 from minisgl.grammar.slots import GrammarSlots
-from minisgl.kernels.pages import apply_updates
+from minisgl.kernels.ops import apply_updates
 from minisgl.models.api import Attend, Model
-from minisgl.step import Int32Array, RingEntry, StepBuffers, StepLimits, StepPlan
+from minisgl.step import Int32Array, Int64Array, RingEntry, StepBuffers, StepLimits, StepPlan
 from minisgl.utils.progress import Report
+
+
+class EngineDeadError(RuntimeError):
+    """The device's context is broken, or may be: no later step can be trusted."""
+
+
+def step_failure(step: int, error: BaseException, ranks: int = 1) -> EngineStepError | EngineDeadError | GroupError:
+    """What `error`, raised by the launch of `step` or by waiting for it, means for an engine that is one of `ranks`."""
+    if isinstance(error, EngineStepError | EngineDeadError | GroupError):
+        return error
+    if isinstance(error, torch.OutOfMemoryError):  # the allocator refused; nothing was launched
+        text = f"{str(error).splitlines()[0]} (lower --memory-ratio or --max-prefill-length)"
+        return EngineStepError(text) if ranks == 1 else EngineDeadError(f"step {step}: {text}")
+    return EngineDeadError(f"step {step}: {type(error).__name__}: {error}: the CUDA engine cannot go on")
+
+
+DEFAULT_MAX_BS = 256
+_STEP = 16
+
+
+def graph_sizes(max_bs: int | None, max_rows: int) -> tuple[int, ...]:
+    """Padded sizes, ascending: 1, 2, 4, 8, then every 16 up to the largest, `max_bs` or what `max_rows` rows need.
+    0: none. Raises `ConfigError`."""
+    if max_bs is not None and max_bs < 0:
+        raise ConfigError(f"--cuda-graph-max-bs {max_bs}: must be at least 0 (0: no graphs)")
+    top = min(DEFAULT_MAX_BS if max_bs is None else max_bs, max_rows)
+    if top == 0:
+        return ()
+    return tuple(sorted({size for size in (1, 2, 4, 8, *range(_STEP, top, _STEP)) if size < top} | {top}))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outputs:
+    """What a forward leaves: logits [rows, vocab], and whether all of it is finite, [1] bool."""
+
+    logits: Tensor
+    finite: Tensor
+
+
+class Graph(Protocol):
+    outputs: Outputs
+
+    def replay(self) -> None: ...
+
+
+Capture = Callable[[Callable[[], Outputs]], Graph]
+
+
+class CudaCapture:
+    """Captures with torch; all graphs share one memory pool, whose size the largest decides."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, forward: Callable[[], Outputs]) -> Graph:
+        with torch.cuda.stream(self._stream):
+            forward()  # libraries choose and load their kernels now
+        self._stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # another thread may use CUDA meanwhile
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            outputs = forward()
+        return _CudaGraph(graph, outputs)
+
+
+class _CudaGraph:
+    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: Outputs) -> None:
+        self._graph = graph
+        self.outputs = outputs
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+class RunAgain:
+    """Stands in for a graph where there are none: runs the forward again, and copies into the first outputs."""
+
+    def __init__(self, forward: Callable[[], Outputs]) -> None:
+        self._forward = forward
+        self.outputs = forward()
+        self.count = 0
+
+    def replay(self) -> None:
+        self.count += 1
+        with torch.inference_mode():
+            again = self._forward()
+            if all(self.outputs.logits.stride()):  # ranks without logits have a view of one number
+                self.outputs.logits.copy_(again.logits)
+            self.outputs.finite.copy_(again.finite)
+
+
+def capture_all(
+    sizes: tuple[int, ...],
+    forward_of: Callable[[int], Callable[[], Outputs]],
+    capture: Capture,
+    say: Report,
+    free_bytes: Callable[[], int] = lambda: 0,
+) -> dict[int, Graph]:
+    """Capture the forward of each size, the largest first; reports the progress and the memory that it took."""
+    began, before = time.monotonic(), free_bytes()
+    graphs: dict[int, Graph] = {}
+    for done, size in enumerate(sorted(sizes, reverse=True), 1):
+        graphs[size] = capture(forward_of(size))
+        say("capturing CUDA graphs", done, len(sizes))
+    if sizes:
+        taken = max(0, before - free_bytes()) / 2**20
+        say(f"CUDA graphs: {len(sizes)} sizes up to {max(sizes)}, {taken:.0f} MiB, {time.monotonic() - began:.1f} s")
+    return graphs
+
+
+_NOT_FINITE = "the model's output is not finite (overflow? try --dtype bfloat16 or float32)"
+
+
+class Owner(Protocol):
+    def wipe(self) -> None:
+        """Zero the KV pool, behind what is queued."""
+
+    def failure(self, step: int, error: BaseException) -> BaseException:
+        """What `error` in `step` means."""
+
+    def begin(self, step: LaunchedStep) -> None:
+        """The step before `step` is resolved: queue what of it waited for that."""
+
+    def record(self, step: LaunchedStep, tokens: Int32Array) -> dict[int, str]:
+        """Its rows with grammars sampled `tokens`; see `GrammarSlots.record`."""
+
+
+class DeferredLogprobs:
+    """Log probabilities that a forward computes; each call copies some to the host, once the forward is done."""
+
+    def __init__(self) -> None:
+        self.sampled: Callable[[], StepLogprobs] | None = None
+        self.prompts: list[Callable[[], PromptLogprobs]] = []
+
+
+class LaunchedStep:
+    """A `StepHandle`."""
+
+    def __init__(self, engine: Owner, plan: StepPlan, entry: RingEntry, buffer: StagingBuffer) -> None:
+        self._engine = engine
+        self.plan = plan  # it and the entry are read by the forward only: a later step may have them
+        self.entry = entry
+        self.buffer = buffer
+        self.freed: Int32Array = entry.freed[:0]  # slots that grammars must hear of
+        self.assignments: Sequence[SlotAssignment] = ()  # the same
+        self.slots: list[int] = []  # of the sampled rows, if one of them has a grammar
+        self.outputs: Outputs | None = None  # of its forward, until it is sampled
+        self.hidden: Tensor | None = None
+        self.adapters: Int64Array | None = None  # by token, if any has one
+        self.tail: Callable[[], None] | None = None  # queues its sampling, which a grammar makes wait
+        self._before: LaunchedStep | None = None
+        self._after: LaunchedStep | None = None
+        self.sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)
+        self._step = plan.step
+        self._num_rows = plan.num_rows
+        self.logprobs = DeferredLogprobs()
+        self.start: DeviceEvent | None = None
+        self.computed: DeviceEvent | None = None  # the forward has ended
+        self.end: DeviceEvent | None = None  # the outputs are on the host
+        self._result: StepResult | None = None
+        self._error: BaseException | None = None
+        self._failure: EngineStepError | None = None
+        self._span = (0.0, 0.0)
+
+    @property
+    def is_resolved(self) -> bool:
+        return self._result is not None or self._error is not None
+
+    def follow(self, before: LaunchedStep | None) -> None:
+        """Begin when `before` is resolved, or now."""
+        if before is None or before.is_resolved:
+            self._begin()
+        else:
+            self._before, before._after = before, self
+
+    def _begin(self) -> None:
+        try:
+            self._engine.begin(self)
+        except (RuntimeError, MemoryError, GroupError) as error:
+            self._error = self._engine.failure(self._step, error)
+
+    def fail(self, failure: EngineStepError, queued: DeviceEvent) -> None:
+        """The launch stopped half way; what it had queued has ended at `queued`."""
+        self._failure = failure
+        self.computed = self.end = queued
+
+    def resolve(self) -> None:
+        """Wait for its end and keep its result or error, so that its staging buffer can be used again."""
+        if self._before is not None:
+            self._before.resolve()
+        if self.is_resolved:
+            return
+        self._resolve()
+        if (after := self._after) is not None:
+            self._after = after._before = None
+            after._begin()
+
+    def _resolve(self) -> None:
+        if self.end is None:
+            self._error = EngineDeadError(f"step {self._step} was not launched to its end")
+            return
+        try:
+            self.end.synchronize()
+            if self._failure is not None:
+                raise self._failure
+            assert self.start is not None and self.computed is not None
+            now = time.perf_counter()
+            self._span = (now - self.computed.seconds_since(self.start), now)
+            self._result = self._read()
+        except (RuntimeError, MemoryError, GroupError) as error:
+            self._error = self._engine.failure(self._step, error)
+
+    def _read(self) -> StepResult:
+        tokens = np.full(self._num_rows, -1, np.int32)
+        if not self._num_rows:
+            return StepResult(tokens)
+        count = len(self.sampled)
+        outputs = self.buffer.outputs_host[: count + 1].numpy()
+        if not outputs[count]:
+            self._engine.wipe()
+            raise EngineStepError(_NOT_FINITE)
+        failures: dict[int, str] = {}
+        if self.slots:
+            outputs = outputs.copy()
+            failed = self._engine.record(self, outputs)
+            failures = {int(self.sampled[i]): text for i, text in failed.items()}
+        tokens[self.sampled] = outputs[:count]
+        logprobs = None if self.logprobs.sampled is None else self.logprobs.sampled()
+        return StepResult(tokens, logprobs, [fetch() for fetch in self.logprobs.prompts], failures)
+
+    def wait(self) -> StepResult:
+        self.resolve()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def done(self) -> bool:
+        if self.is_resolved:
+            return True
+        try:
+            return self.end is not None and self.end.query()
+        except RuntimeError:  # the device has failed: `wait` says how
+            return True
+
+    def span(self) -> tuple[float, float]:
+        return self._span
+
 
 NUM_BUFFERS = 2  # overlap depth one: a step is waited for before the second launch after it
 ModelForward = Callable[[Tensor, Tensor, Attend], Tensor]

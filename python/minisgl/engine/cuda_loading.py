@@ -14,16 +14,13 @@ import torch
 from minisgl.attention import AttentionBackend, KVPool, LayerAttention, TorchSdpa
 from minisgl.attention.backend import BackendError, Choice, Shape, choose, machine
 from minisgl.attention.flash_attention import FlashAttention
-from minisgl.attention.flashinfer import FlashInfer, renormalise
-from minisgl.attention.flashinfer_workspace import Heads
+from minisgl.attention.flashinfer import FlashInfer, Heads, renormalise
 from minisgl.attention.pair import Pair
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.distributed import ALONE, Group
 from minisgl.engine.api import EngineInfo
-from minisgl.engine.cuda_engine import CudaEngine, ModelForward
-from minisgl.engine.device_sampler import Renormalise
-from minisgl.engine.device_streams import CudaDevice, Device, InlineDevice
-from minisgl.engine.graph import Capture, CudaCapture, RunAgain, graph_sizes
+from minisgl.engine.cuda_engine import Capture, CudaCapture, CudaEngine, ModelForward, RunAgain, graph_sizes
+from minisgl.engine.device import CudaDevice, Device, InlineDevice, Renormalise
 from minisgl.models.api import Attend, Model
 from minisgl.step import StepLimits
 from minisgl.utils.progress import Report

@@ -23,14 +23,12 @@ from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.cuda_loading import INLINE, build_cuda_engine, check_device, out_of_memory
 from minisgl.engine.cuda_loading import num_pages as cuda_num_pages
 from minisgl.engine.dtypes import DTYPES
-from minisgl.engine.loaded_model import LoadedModel
 from minisgl.engine.pool_size import cpu_num_pages
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread
 from minisgl.models import ModelConfig, is_native, load_config, own_name
-from minisgl.models.api import Model
-from minisgl.models.decoder import Decoder
-from minisgl.models.registry import build_model
+from minisgl.models.api import LoadedModel, Model
+from minisgl.models.decoder import Decoder, build_model
 from minisgl.utils.installed import need
 from minisgl.utils.progress import Report, counter
 from minisgl.weights.checkpoint import HEAD, TABLE, dummy_weights, has_other_head, load_weights

@@ -1,15 +1,31 @@
-"""From logits to tokens.
+"""From a forward's hidden states and logits to what requests get: logits processors (penalties, bias, allowed tokens,
+bad words, no end before min_tokens), sampled tokens, log probabilities from the model's own distribution, pooled
+embeddings.
 
-Invariants: greedy is the exact argmax, the lowest id on ties; otherwise the token is a function of the row's logits,
-its parameters, its seed and its position only, whatever else is in the batch.
+Rows pay only for what they ask. Prompt tokens go through the head in chunks, so that a long prompt does not hold
+[tokens, vocab] logits at once.
+
+Invariants: greedy is the exact argmax, the lowest id on ties; otherwise a token is a function of its row's logits,
+parameters, seed and position only, whatever else is in the batch. Rows without a processor keep their logits bit for
+bit; token counts follow the tokens in forward order, so they are right whatever the host knows yet; a slot that is
+assigned again starts from the sequence it is assigned with; some token can always be sampled. Sums of embeddings are
+float32, whatever the model computes in.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from minisgl.engine.api import Embedding, PromptLogprobs, SlotAssignment, StepLogprobs
+from minisgl.sampling_params import SamplingParams
+from minisgl.step import RingEntry, StepPlan
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -97,3 +113,284 @@ def _finalize(x: Tensor) -> Tensor:
 def _shift(x: Tensor, count: int) -> Tensor:
     """Logical right shift: torch's is arithmetic."""
     return (x >> count) & ((1 << (64 - count)) - 1)
+
+
+Mask = Callable[[Tensor], None]
+"""Takes from logits [n, vocab] float32, in place, the ids that may not come by their rows' grammars."""
+_ANY = -1  # before a sequence that is shorter than the longest: whatever was generated
+_NONE = -2  # before the output's first token: no id
+
+
+class _BadSequences:
+    """Sequences of ids that the output must not have: the last id of one is banned where the output ends with those
+    before it."""
+
+    def __init__(self, sequences: Sequence[Sequence[int]], output: Sequence[int], device: torch.device) -> None:
+        longest = max(map(len, sequences)) - 1
+        starts = [[_ANY] * (longest + 1 - len(ids)) + list(ids[:-1]) for ids in sequences]
+        self._starts = _ids(starts, device).reshape(len(sequences), longest)
+        self._last = _ids([ids[-1] for ids in sequences], device)
+        recent = list(output[max(0, len(output) - longest) :])
+        self._recent = _ids([_NONE] * (longest - len(recent)) + recent, device)
+
+    def ban(self, logits: Tensor) -> None:
+        met = ((self._starts == self._recent) | (self._starts == _ANY)).all(-1)
+        logits.index_add_(0, self._last, torch.where(met, float("-inf"), 0.0))
+
+    def record(self, token: Tensor) -> None:
+        if len(self._recent):
+            self._recent = torch.cat((self._recent[1:], token))
+
+
+class _SlotProcessors:
+    """One slot's. `counts` [vocab] float32 of generated tokens, `in_prompt` [vocab] bool; both only for penalties."""
+
+    def __init__(
+        self, assignment: SlotAssignment, vocab_size: int, eos_ids: Sequence[int], device: torch.device
+    ) -> None:
+        sampling = assignment.sampling
+        self._sampling = sampling
+        self._first_free = assignment.num_prompt + sampling.min_tokens  # the first position at which it may end
+        ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(eos_ids))
+        self._ends = _ids(sorted(ends) if sampling.min_tokens else [], device)
+        self._bias_ids = _ids(list(sampling.logit_bias), device)
+        values = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32)
+        self._bias = values.to(device, non_blocking=True)
+        output = assignment.tokens[assignment.num_prompt :].tolist()
+        self._bad = _BadSequences(sampling.bad_token_ids, output, device) if sampling.bad_token_ids else None
+        self._forbidden: Tensor | None = None
+        if sampling.allowed_token_ids:
+            forbidden = torch.ones(vocab_size, dtype=torch.bool)
+            forbidden[list(sampling.allowed_token_ids)] = False
+            self._forbidden = forbidden.to(device, non_blocking=True)
+        self._counts: Tensor | None = None
+        self._in_prompt: Tensor | None = None
+        if _has_penalties(sampling):
+            tokens = torch.from_numpy(assignment.tokens.astype("int64"))
+            counts = torch.bincount(tokens[assignment.num_prompt :], minlength=vocab_size)
+            self._counts = counts.float().to(device, non_blocking=True)
+            in_prompt = torch.bincount(tokens[: assignment.num_prompt], minlength=vocab_size) > 0
+            self._in_prompt = in_prompt.to(device, non_blocking=True)
+
+    def apply(self, logits: Tensor, position: int) -> None:
+        """Change logits [vocab] float32 of the token at `position` in place."""
+        sampling = self._sampling
+        if self._counts is not None and self._in_prompt is not None:
+            seen = self._counts > 0
+            if sampling.repetition_penalty != 1.0:
+                penalty = sampling.repetition_penalty
+                changed = torch.where(logits > 0, logits / penalty, logits * penalty)
+                torch.where(seen | self._in_prompt, changed, logits, out=logits)
+            logits -= sampling.frequency_penalty * self._counts
+            logits -= sampling.presence_penalty * seen
+        if len(self._bias_ids):
+            logits.index_add_(0, self._bias_ids, self._bias)
+        if self._forbidden is not None:
+            logits.masked_fill_(self._forbidden, float("-inf"))
+        may_not_end = len(self._ends) and position < self._first_free
+        if self._bad is None and not may_not_end:
+            return
+        allowed = logits.clone()
+        if self._bad is not None:
+            self._bad.ban(logits)
+        if may_not_end:
+            logits.index_fill_(0, self._ends, float("-inf"))
+        torch.where(logits.isneginf().all(), allowed, logits, out=logits)
+
+    def record(self, token: Tensor) -> None:
+        """`token` [1] was sampled."""
+        if self._bad is not None:
+            self._bad.record(token)
+        if self._counts is not None:
+            self._counts.index_add_(0, token, torch.ones(1, device=token.device))
+
+
+class LogitsProcessors:
+    """By request slot; slots that ask for nothing are not in it."""
+
+    def __init__(self, vocab_size: int, eos_ids: Sequence[int], device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._eos_ids = tuple(eos_ids)
+        self._device = device
+        self._slots: dict[int, _SlotProcessors] = {}
+
+    def assign(self, assignment: SlotAssignment) -> None:
+        self._slots.pop(assignment.slot, None)
+        if assignment.sampling.has_logits_processors:
+            self._slots[assignment.slot] = _SlotProcessors(assignment, self._vocab_size, self._eos_ids, self._device)
+
+    def apply(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], mask: Mask | None = None) -> Tensor:
+        """logits [n, vocab] of the rows' next tokens, at `positions` -> the same, or a float32 copy, processed; `mask`
+        comes first."""
+        rows = [row for row, slot in enumerate(slots) if slot in self._slots] if self._slots else []
+        if not rows and mask is None:
+            return logits
+        logits = logits.to(torch.float32, copy=True)
+        if mask is not None:
+            mask(logits)
+        for row in rows:
+            self._slots[slots[row]].apply(logits[row], positions[row])
+        return logits
+
+    def record(self, tokens: Tensor, slots: Sequence[int]) -> None:
+        """`tokens` [n] were sampled."""
+        if self._slots:
+            for row, slot in enumerate(slots):
+                if (processors := self._slots.get(slot)) is not None:
+                    processors.record(tokens[row : row + 1])
+
+
+def _has_penalties(sampling: SamplingParams) -> bool:
+    return bool(sampling.repetition_penalty != 1.0 or sampling.frequency_penalty or sampling.presence_penalty)
+
+
+def _ids(ids: Sequence[Any], device: torch.device) -> Tensor:
+    return torch.tensor(ids, dtype=torch.int64).to(device, non_blocking=True)
+
+
+_CHUNK = 128  # prompt positions that go through the head at once
+
+
+class LogprobSlots:
+    """What each request slot asks for: -1 nothing, else the number of alternatives."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._sampled = np.full(num_slots, -1, np.int32)
+        self._prompts: dict[int, SlotAssignment] = {}
+
+    def assign(self, assignment: SlotAssignment) -> None:
+        sampling = assignment.sampling
+        self._sampled[assignment.slot] = -1 if sampling.logprobs is None else sampling.logprobs
+        self._prompts.pop(assignment.slot, None)
+        if sampling.prompt_logprobs is not None:
+            self._prompts[assignment.slot] = assignment
+
+    def of_sampled(
+        self, rows: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], logits: Tensor, chosen: Tensor
+    ) -> StepLogprobs | None:
+        """Of the tokens `chosen` [m] in `rows` [m] with `logits` [m, vocab]; None if no row asked."""
+        fetch = self.deferred_sampled(rows, slots, logits, chosen)
+        return None if fetch is None else fetch()
+
+    def deferred_sampled(
+        self, rows: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], logits: Tensor, chosen: Tensor
+    ) -> Callable[[], StepLogprobs] | None:
+        """The same, computed on the device; the call copies it to the host, once the device is done."""
+        wanted = self._sampled[slots]
+        asked = np.flatnonzero(wanted >= 0)
+        if not len(asked):
+            return None
+        at = torch.from_numpy(asked).to(logits.device, non_blocking=True)
+        counts = wanted[asked].tolist()
+        found = _top(logits[at], chosen[at], max(counts))
+
+        def fetch() -> StepLogprobs:
+            own, top_ids, top = _lists(found)
+            return StepLogprobs(
+                rows=rows[asked].astype(np.int32),
+                token_logprobs=own,
+                top_ids=[ids[:count] for ids, count in zip(top_ids, counts, strict=True)],
+                top_logprobs=[values[:count] for values, count in zip(top, counts, strict=True)],
+            )
+
+        return fetch
+
+    def of_prompts(
+        self, plan: StepPlan, entry: RingEntry, hidden: Tensor, head: Callable[[Tensor], Tensor]
+    ) -> list[PromptLogprobs]:
+        """Of the prompt tokens that follow those computed in this step. `hidden` [num_tokens, size]."""
+        return [fetch() for fetch in self.deferred_prompts(plan, entry, hidden, head)]
+
+    def deferred_prompts(
+        self, plan: StepPlan, entry: RingEntry, hidden: Tensor, head: Callable[[Tensor], Tensor]
+    ) -> list[Callable[[], PromptLogprobs]]:
+        """The same, computed on the device; the calls copy it to the host."""
+        found = []
+        for row in range(plan.num_rows) if self._prompts else ():
+            assignment = self._prompts.get(int(entry.req_slots[row]))
+            if assignment is None:
+                continue
+            start, end = int(entry.qo_indptr[row]), int(entry.qo_indptr[row + 1])
+            first = int(entry.positions[start]) + 1
+            count = min(end - start, assignment.num_prompt - first)
+            if count > 0:
+                found.append(_of_prompt(assignment, first, hidden[start : start + count], head))
+        return found
+
+
+def _of_prompt(
+    assignment: SlotAssignment, first: int, hidden: Tensor, head: Callable[[Tensor], Tensor]
+) -> Callable[[], PromptLogprobs]:
+    top_count = assignment.sampling.prompt_logprobs or 0
+    chunks = []
+    for at in range(0, len(hidden), _CHUNK):
+        chunk = hidden[at : at + _CHUNK]
+        tokens = assignment.tokens[first + at : first + at + len(chunk)].astype(np.int64)
+        logits = head(chunk)
+        chunks.append(_top(logits, torch.from_numpy(tokens).to(logits.device, non_blocking=True), top_count))
+
+    def fetch() -> PromptLogprobs:
+        own: list[float] = []
+        top_ids: list[list[int]] = []
+        top: list[list[float]] = []
+        for chunk in chunks:
+            found = _lists(chunk)
+            own += found[0]
+            top_ids += found[1]
+            top += found[2]
+        return PromptLogprobs(assignment.req_id, first, own, top_ids, top)
+
+    return fetch
+
+
+def _top(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Logprobs of `tokens` [n], and the `count` most likely ids with theirs, most likely first."""
+    logprobs = logits.float().log_softmax(-1)
+    own = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
+    top = logprobs.topk(min(count, logprobs.shape[-1]), dim=-1)
+    return own, top.indices, top.values
+
+
+def _lists(found: tuple[Tensor, Tensor, Tensor]) -> tuple[list[float], list[list[int]], list[list[float]]]:
+    own, ids, values = found
+    return own.tolist(), ids.tolist(), values.tolist()
+
+
+@dataclass(slots=True, eq=False)
+class _Pool:
+    assignment: SlotAssignment
+    total: Tensor | None = None
+
+
+class EmbeddingSlots:
+    """By request slot."""
+
+    def __init__(self) -> None:
+        self._pools: dict[int, _Pool] = {}
+
+    def assign(self, assignment: SlotAssignment) -> None:
+        self._pools.pop(assignment.slot, None)
+        if assignment.sampling.embedding is not None:
+            self._pools[assignment.slot] = _Pool(assignment)
+
+    def of_prompts(self, plan: StepPlan, entry: RingEntry, hidden: Tensor) -> list[Embedding]:
+        """Of the prompts whose last token is in this step. `hidden` [num_tokens, size]."""
+        found = []
+        for row in range(plan.num_rows) if self._pools else ():
+            pool = self._pools.get(int(entry.req_slots[row]))
+            if pool is None:
+                continue
+            start, end = int(entry.qo_indptr[row]), int(entry.qo_indptr[row + 1])
+            left = pool.assignment.num_prompt - int(entry.positions[start])  # of the prompt
+            if left <= 0:
+                continue
+            is_mean, ends = pool.assignment.sampling.embedding == "mean", left <= end - start
+            if is_mean:
+                chunk = hidden[start : min(end, start + left)].sum(0, dtype=torch.float32)
+                pool.total = chunk if pool.total is None else pool.total + chunk
+            elif ends:
+                pool.total = hidden[start + left - 1].float()
+            if ends and pool.total is not None:
+                numbers = pool.total / (pool.assignment.num_prompt if is_mean else 1)
+                found.append(Embedding(pool.assignment.req_id, numbers.cpu().numpy()))
+        return found

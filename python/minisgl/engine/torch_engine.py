@@ -22,14 +22,11 @@ from torch import Tensor
 from minisgl.attention import AttentionBackend, AttentionRows, KVPool
 from minisgl.distributed import ALONE, Group
 from minisgl.engine.api import EngineInfo, EngineStepError, SlotAssignment, StepHandle, StepResult
-from minisgl.engine.embeddings import EmbeddingSlots
-from minisgl.engine.logits_processors import LogitsProcessors, Mask
-from minisgl.engine.logprobs import LogprobSlots
-from minisgl.engine.sampler import SamplingRows, sample
+from minisgl.engine.sampler import EmbeddingSlots, LogitsProcessors, LogprobSlots, Mask, SamplingRows, sample
 from minisgl.engine.torch_adapters import Pairs, TorchAdapters
 from minisgl.engine.worker import ForwardThread
 from minisgl.grammar.slots import GrammarSlots, TokenMasks
-from minisgl.kernels.token_mask import mask_tokens
+from minisgl.kernels.ops import mask_tokens
 from minisgl.models.api import Model
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
 

@@ -18,8 +18,8 @@ from transformers.utils import logging
 
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine import dtypes
-from minisgl.engine.loaded_model import LoadedModel
-from minisgl.models.text_half import is_other_half
+from minisgl.models.api import LoadedModel
+from minisgl.models.architectures import is_other_half
 from minisgl.models.transformers_config import TheirModel, find_their_model
 from minisgl.models.transformers_model import TransformersModel
 from minisgl.models.transformers_probe import look

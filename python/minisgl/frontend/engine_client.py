@@ -1,22 +1,33 @@
 """One engine, as a front end sees it: submit requests, take what comes for them. The engine is a process behind a
 socket (`ProcessClient`) or a loop in this thread (`InProcessClient`).
 
+What a front end knows of each engine of a pool, and of all together.
+
+The connection to an engine process, on one event loop.
+
 Invariants: request ids are never reused; every submitted request ends exactly once, also when the engine dies; a stream
-holds no more than its own tokens that nobody has taken.
+holds no more than its own tokens that nobody has taken. Counters go on when an engine is started again: what a dead one
+had counted stays in the sum; an engine that does not serve has no requests and no pages. Nothing here waits; frames
+leave in order; what came stays in the socket until it is asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from minisgl.frontend.adapters import AdapterBook
-from minisgl.frontend.engine_socket import EngineSocket
-from minisgl.frontend.engine_views import READY, EngineView, EngineViews
 from minisgl.frontend.output_processor import Before, OutputProcessor, RequestState, Subscriber, request_states
 from minisgl.frontend.prefixes import PrefixBook
 from minisgl.message import (
@@ -31,13 +42,16 @@ from minisgl.message import (
     EngineState,
     EngineStats,
     FinishRequest,
+    FrameReader,
     FromEngine,
     Heartbeat,
     Hello,
     LoadProgress,
     MessageError,
+    MeterReading,
     Narration,
     PrefixChanged,
+    PrefixState,
     Shutdown,
     SlowMotion,
     StepTokens,
@@ -45,12 +59,248 @@ from minisgl.message import (
     Watch,
     Watched,
     decode_said,
+    framed,
 )
 from minisgl.message.heartbeat import Watchdog
 from minisgl.metrics.meters import Meter
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer
+
+READY = "ready"
+NUMBERS = frozenset(name for name, kind in EngineStats.__annotations__.items() if kind in ("int", "float"))
+KEPT = frozenset(name for name in NUMBERS if name.endswith("_total")) | {"cpu_s"}  # of one that died
+
+
+@dataclass(slots=True)
+class EngineView:
+    """`state`: see `EngineState`; `since` when, by `time.monotonic`. `restarts`: how often it was ready again."""
+
+    engine: int
+    since: float
+    state: str = "starting"
+    reason: str = ""
+    restarts: int = 0
+    was_ready: bool = False
+    last: EngineStats | None = None  # of the process that runs
+    before: EngineStats | None = None  # what those before it counted
+
+    @property
+    def stats(self) -> EngineStats | None:
+        return together([one for one in (self.before, self.last) if one is not None])
+
+    def change(self, state: str, reason: str, now: float) -> None:
+        if state == self.state:
+            self.reason = reason
+            return
+        if state == READY:
+            self.restarts += self.was_ready
+            self.was_ready = True
+        elif self.last is not None:
+            self.before, self.last = together([one for one in (self.before, counted(self.last)) if one]), None
+        self.state, self.reason, self.since = state, reason, now
+
+    def told(self, now: float) -> dict[str, Any]:
+        """For people and programs."""
+        return {
+            "engine": self.engine,
+            "state": self.state,
+            "reason": self.reason or None,
+            "restarts": self.restarts,
+            "since_s": round(now - self.since, 3),
+        }
+
+
+class EngineViews:
+    """`num_engines`: of a pool; None: there is one engine, and no pool."""
+
+    def __init__(self, num_engines: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._has_pool = num_engines is not None
+        self._clock = clock
+        self.all = [EngineView(engine, clock()) for engine in range(num_engines or 1)]
+
+    def change(self, engine: int, state: str, reason: str = "") -> None:
+        self.all[engine].change(state, reason, self._clock())
+
+    def say(self, engine: int, stats: EngineStats) -> None:
+        self.all[engine].last = stats
+
+    def ready(self) -> None:
+        """The only one is. Of a pool's each has a state."""
+        if not self._has_pool:
+            self.change(0, READY)
+
+    def failed(self, reason: str) -> None:
+        """The only one has. Of a pool's the pool has said what it knew."""
+        if not self._has_pool:
+            self.all[0].state, self.all[0].reason, self.all[0].since = "dead", reason, self._clock()
+
+    def together(self) -> EngineStats | None:
+        if not self._has_pool:
+            return self.all[0].last
+        return together([stats for view in self.all if (stats := view.stats) is not None])
+
+
+def counted(stats: EngineStats) -> EngineStats:
+    """What is still true of an engine that is gone."""
+    gone: dict[str, Any] = dict.fromkeys(NUMBERS - KEPT, 0)
+    meters = {name: msgspec.structs.replace(one, recent_s=0.0) for name, one in stats.meters.items()}
+    return msgspec.structs.replace(stats, **gone, meters=meters, ranks=(), prefixes=())
+
+
+def together(stats: Sequence[EngineStats]) -> EngineStats | None:
+    """The sum; of ranks nothing: their numbers are an engine's own."""
+    if len(stats) < 2:
+        return stats[0] if stats else None
+    numbers = {name: sum(getattr(one, name) for one in stats) for name in NUMBERS}
+    return msgspec.structs.replace(
+        stats[0],
+        **{**numbers, "slow_motion_ms": max(one.slow_motion_ms for one in stats)},
+        cpu_backend="/".join(dict.fromkeys(one.cpu_backend for one in stats if one.cpu_backend)),
+        failover_reason=next((one.failover_reason for one in stats if one.failover_reason), ""),
+        meters=_meters(one.meters for one in stats),
+        ranks=(),
+        prefixes=_prefixes(one.prefixes for one in stats),
+    )
+
+
+def _meters(all_: Iterable[Mapping[str, MeterReading]]) -> dict[str, MeterReading]:
+    found: dict[str, MeterReading] = {}
+    for meters in all_:
+        for name, one in meters.items():
+            found[name] = _both(found[name], one) if name in found else one
+    return found
+
+
+def _both(one: MeterReading, other: MeterReading) -> MeterReading:
+    return MeterReading(
+        one.count + other.count,
+        one.total_s + other.total_s,
+        max(one.longest_s, other.longest_s),
+        max(one.recent_s, other.recent_s),
+        dict(Counter(one.spread) + Counter(other.spread)),
+    )
+
+
+def _prefixes(all_: Iterable[Sequence[PrefixState]]) -> tuple[PrefixState, ...]:
+    """Of each prefix: hits of all engines; ready and pinned if it is in each that knows it."""
+    found: dict[int, list[PrefixState]] = {}
+    for states in all_:
+        for one in states:
+            found.setdefault(one.prefix_id, []).append(one)
+    return tuple(reduce(_same, states) for states in found.values())
+
+
+def _same(one: PrefixState, other: PrefixState) -> PrefixState:
+    return msgspec.structs.replace(
+        one,
+        is_ready=one.is_ready and other.is_ready,
+        is_pinned=one.is_pinned and other.is_pinned,
+        num_hits=one.num_hits + other.num_hits,
+    )
+
+
+RETRY_S = 0.005  # between two attempts to connect: the engine process may listen later
+READ_BYTES = 1 << 14
+LINGER_S = 0.5
+
+
+class EngineSocket:
+    """`open` first. `address`: ipc://PATH."""
+
+    def __init__(self, address: str) -> None:
+        self._path = address.removeprefix("ipc://")
+        self._socket: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._on_readable: Callable[[], None] = lambda: None
+        self._frames = FrameReader()
+        self._unsent = bytearray()
+
+    def open(self, on_readable: Callable[[], None]) -> None:
+        """Connect as soon as somebody listens; `on_readable` is called while there is something to read."""
+        self._loop = asyncio.get_running_loop()
+        self._on_readable = on_readable
+        self._connect()
+
+    def _connect(self) -> None:
+        assert self._loop is not None
+        found = socket.socket(socket.AF_UNIX)
+        found.setblocking(False)
+        try:
+            found.connect(self._path)
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+            found.close()
+            self._retry = self._loop.call_later(RETRY_S, self._connect)
+            return
+        self._retry = None
+        self._socket = found
+        self._loop.add_reader(found.fileno(), self._on_readable)
+        self._send()
+
+    def write(self, frame: bytes) -> None:
+        """Soon and in order; what is not taken yet is kept."""
+        waits = bool(self._unsent)
+        self._unsent += framed(frame)
+        if not waits:
+            self._send()
+
+    def _send(self) -> None:
+        if self._socket is None or self._loop is None:
+            return
+        taken = 0
+        with contextlib.suppress(BlockingIOError):
+            try:
+                taken = self._socket.send(self._unsent) if self._unsent else 0
+            except (BrokenPipeError, ConnectionResetError):  # who reads finds out
+                taken = len(self._unsent)
+        del self._unsent[:taken]
+        if self._unsent:
+            self._loop.add_writer(self._socket.fileno(), self._send)
+        else:
+            self._loop.remove_writer(self._socket.fileno())
+
+    @property
+    def holds_bytes(self) -> bool:
+        """Whether something was taken out of the socket that `read` has not returned."""
+        return not self._frames.is_empty
+
+    def read(self) -> bytes | None:
+        """The next frame; None if it is not here yet. Raises `EOFError` behind the last, and `MessageError`."""
+        while (frame := self._frames.next()) is None:
+            if self._socket is None:
+                return None
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except BlockingIOError:
+                return None
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                raise EOFError
+            self._frames.feed(data)
+        return frame
+
+    def stop_reading(self) -> None:
+        """Idempotent."""
+        if self._loop is not None and self._socket is not None:
+            self._loop.remove_reader(self._socket.fileno())
+
+    def close(self) -> None:
+        """What was written and not sent has half a second. Idempotent."""
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._loop is None or self._socket is None:
+            return
+        self.stop_reading()
+        self._loop.remove_writer(self._socket.fileno())
+        if self._unsent:
+            self._socket.settimeout(LINGER_S)
+            with contextlib.suppress(OSError):
+                self._socket.sendall(self._unsent)
+        self._socket.close()
+        self._socket = None
+
 
 SHUTTING_DOWN = "the server is shutting down"
 ENGINE = 0  # of the watchdog's processes

@@ -126,7 +126,7 @@ class RequestState:
         self.found_stop = False  # a stop string
         self.last_time: float | None = None  # for whoever measures the time between tokens
         self._num_reported = 0  # of `token_ids`, by `new_token_ids`
-        self._stream = TextStream(tokenizer, sampling.stop, shown=shown)
+        self._stream = TextStream(tokenizer.new_decoder(shown=shown), sampling.stop, shown=shown)
 
     def take(self) -> Delta | None:
         """The text of what came since the last call; None if there is nothing to show."""

@@ -3,8 +3,12 @@
 Compiling cannot be cancelled, so bounds come first, then the library: it reads the grammar and begins an answer with
 it, on an alphabet of bytes. The engine compiles once more, with its own vocabulary.
 
+Schemas without the properties that nobody named: whoever reads the answer takes no others, and a small model goes on
+with an object that may go on.
+
 Invariants: what the library cannot do is refused, never ignored; nothing of a client turns the library's checks off;
-whatever is sent, the answer comes within two seconds.
+whatever is sent, the answer comes within two seconds. What fits the closed schema fits the given one; where closing
+could leave nothing that fits, it stays as is.
 """
 
 from __future__ import annotations
@@ -14,15 +18,68 @@ import json
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from minisgl.grammar import lark
+from minisgl.grammar import sources
 from minisgl.grammar.bounds import check_size, checked_choice, checked_lark, checked_schema, walk
-from minisgl.grammar.closed import closed
 from minisgl.grammar.sources import GrammarSource
 from minisgl.sampling_params import ParamError
+
+# beside these it is not the properties alone that say what an object may have
+_MORE = frozenset(
+    (
+        *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "minProperties"),
+        *(
+            "dependentSchemas",
+            "dependentRequired",
+            "dependencies",
+            "anyOf",
+            "oneOf",
+            "not",
+            "if",
+            "$ref",
+            "$dynamicRef",
+        ),
+    )
+)
+_OF_NAMES = ("properties", "$defs", "definitions")
+_OF_LISTS = ("prefixItems", "anyOf", "oneOf")
+
+
+def closed(schema: Any) -> Any:
+    """With `additionalProperties` false at each object that names its properties."""
+    return _closed(schema) if isinstance(schema, Mapping) and not _has_all_of(schema) else schema
+
+
+def _has_all_of(schema: Any) -> bool:
+    """Then an object may be described in several places."""
+    if isinstance(schema, Mapping):
+        return "allOf" in schema or any(_has_all_of(one) for one in schema.values())
+    return isinstance(schema, list) and any(_has_all_of(one) for one in schema)
+
+
+def _closed(schema: Any) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema
+    found = dict(schema)
+    for name in _OF_NAMES:
+        if isinstance(given := schema.get(name), Mapping):
+            found[name] = {key: _closed(one) for key, one in given.items()}
+    if isinstance(schema.get("items"), Mapping):
+        found["items"] = _closed(schema["items"])
+    for name in _OF_LISTS:
+        if isinstance(given := schema.get(name), list) and "properties" not in schema:
+            found[name] = [_closed(one) for one in given]
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and properties and not _MORE & schema.keys():
+        required = schema.get("required", [])
+        if isinstance(required, list) and all(name in properties for name in required):
+            found["additionalProperties"] = False
+    return found
+
 
 MAX_REASON_CHARS = 400
 # of the library's own million: the expressions of a grammar then take less than 0.1 s and few megabytes
@@ -30,7 +87,7 @@ LEXER_FUEL = 100_000
 NUM_STEPS = 32  # of an answer that is begun
 _BEGINS = b'{["'  # these lead deepest into JSON
 # whose entries are names, no keywords
-_OF_NAMES = {("properties",), ("patternProperties",), ("$defs",), ("definitions",)}
+_NAMED_BY_CLIENTS = {("properties",), ("patternProperties",), ("$defs",), ("definitions",)}
 MAX_KNOWN = 4096  # grammars: about a megabyte
 MAX_KEPT_CHARS = 1000
 _known: OrderedDict[bytes, str] = OrderedDict()  # digest of a grammar -> why it is none; empty: it is one
@@ -41,14 +98,14 @@ _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?"
 def grammar_of(source: GrammarSource) -> str:
     """As `SamplingParams.grammar` has it. Takes up to seconds. Raises `ParamError`."""
     checked_one = checked(source)
-    found = lark.grammar(lark.piece(checked_one))
+    found = sources.grammar(sources.piece(checked_one))
     validate(found, source.field, checked_one.value)
     return found
 
 
 def checked(source: GrammarSource) -> GrammarSource:
-    """Within bounds, with a value that `lark.piece` takes: a schema as an object, a grammar in Lark's notation. Raises
-    `ParamError`."""
+    """Within bounds, with a value that `sources.piece` takes: a schema as an object, a grammar in Lark's notation.
+    Raises `ParamError`."""
     value = source.value
     match source.kind:
         case "json_schema":
@@ -140,7 +197,7 @@ def _place(value: object, reason: str) -> str:
         return ""
     names = json.loads(keys[1]) if keys else ["format"]
     for path, name, found in walk(value):
-        is_keyword = name in names and path[-2:-1] not in _OF_NAMES
+        is_keyword = name in names and path[-2:-1] not in _NAMED_BY_CLIENTS
         if is_keyword and (one_format is None or found == one_format[1]):
             return "".join(f".{part}" for part in path)
     return ""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from minisgl.kernels.experts_tiles import Tile, tile_for, tiles
-from minisgl.kernels.triton_available import use_triton
+from minisgl.kernels.ops import use_triton
 
 
 def serves(weight: Tensor) -> bool:

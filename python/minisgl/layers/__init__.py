@@ -5,7 +5,7 @@ parameter each of them fills, and by `shards` which part of each it holds if a r
 all that a loader must know.
 """
 
-from minisgl.kernels.routing import route
+from minisgl.kernels.ops import route
 from minisgl.layers.adapters import AdapterRows
 from minisgl.layers.embedding import Embedding
 from minisgl.layers.experts import Experts

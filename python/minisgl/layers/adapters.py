@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from minisgl.layers.packing import add_linear, linear
+from minisgl.layers.products import add_linear, linear
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.distributed import ALONE, Cut, Group, Shard
-from minisgl.layers.wide import WideProduct, wide_product
+from minisgl.layers.products import WideProduct, wide_product
 
 
 class Embedding:

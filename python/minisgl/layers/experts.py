@@ -17,8 +17,8 @@ from torch import Tensor
 
 from minisgl.distributed import ALONE, Cut, Group, Shard
 from minisgl.kernels import experts as kernel
-from minisgl.kernels.triton_available import triton_is_installed
-from minisgl.layers.packing import linear
+from minisgl.kernels.ops import triton_is_installed
+from minisgl.layers.products import linear
 
 
 def _routed(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:

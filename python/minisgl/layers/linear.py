@@ -9,7 +9,7 @@ from torch import Tensor
 
 from minisgl.distributed import Cut, Group, Shard
 from minisgl.layers.adapters import AdapterRows, Adapters, Factors
-from minisgl.layers.packing import linear, pack
+from minisgl.layers.products import linear, pack
 
 
 class Linear:

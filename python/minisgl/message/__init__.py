@@ -1,17 +1,20 @@
 """Typed messages between the HTTP process and the engine process."""
 
 from minisgl.message.codec import (
+    LENGTH_BYTES,
+    MAX_FRAME_BYTES,
     Codec,
+    FrameReader,
     MeasuredCodec,
     MessageError,
     decode_from_engine,
     decode_said,
     decode_to_engine,
     encode,
+    framed,
     sent_ns,
     stamped,
 )
-from minisgl.message.framing import LENGTH_BYTES, MAX_FRAME_BYTES, FrameReader, framed
 from minisgl.message.types import (
     GRAMMAR_REFUSED,
     ID_BITS,

@@ -1,18 +1,27 @@
-"""How often something happened, how long it took altogether, and at most.
+"""How often something happened, how long it took altogether, and at most; how durations are spread, in buckets an
+eighth of an octave wide, so that a percentile is right within 7 %; and how late an event loop is for a timer, which is
+how long it keeps others waiting.
 
-Invariants: counting costs well under a microsecond and allocates nothing that stays; a meter belongs to one thread.
+Invariants: a meter counts in well under a microsecond and allocates nothing that stays; it belongs to one thread. A
+spread keeps and sends only buckets that hold something. The look at the loop costs a wake-up every `BUSY_S` while there
+is work and every `IDLE_S` otherwise, and sees every longer pause.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minisgl.message import MeterReading
+
+if TYPE_CHECKING:
+    from prometheus_client.core import HistogramMetricFamily
+
 
 WINDOW_NS = 10_000_000_000
 _STATM = Path("/proc/self/statm")
@@ -138,3 +147,97 @@ def resident_bytes() -> int:
         import psutil
 
         return int(psutil.Process().memory_info().rss)
+
+
+PERCENTILES = (50, 90, 95, 99)
+FIRST_BOUND, LAST_BOUND = 10, 33  # of what Prometheus gets, as powers of two in ns: 1 us to 8.6 s
+
+
+class SpreadMeter(Meter):
+    """A meter that knows percentiles too."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._counts: dict[int, int] = {}
+
+    def add(self, ns: int, count: int = 1) -> None:
+        super().add(ns, count)
+        index = bucket(ns)
+        self._counts[index] = self._counts.get(index, 0) + count
+
+    def reset(self) -> None:
+        super().reset()
+        self._counts.clear()
+
+    def reading(self) -> MeterReading:
+        found = super().reading()
+        return MeterReading(found.count, found.total_s, found.longest_s, found.recent_s, dict(self._counts))
+
+
+def bucket(ns: int) -> int:
+    """The bucket of a duration: single nanoseconds up to 16, then eight to each doubling."""
+    shift = max(0, ns.bit_length() - 4)
+    return (shift << 3) + (ns >> shift)
+
+
+def lower_ns(index: int) -> int:
+    """The least duration of a bucket; it ends where the next begins."""
+    return index if index < 16 else ((index & 7) + 8) << ((index >> 3) - 1)
+
+
+def percentiles(spread: Mapping[int, int], longest_s: float, shares: Sequence[int] = PERCENTILES) -> dict[str, float]:
+    """By names like `p95_s`: the middle of the bucket that it falls into, in seconds. Empty without durations."""
+    found, seen, total = dict[str, float](), 0, sum(spread.values())
+    left = list(shares)
+    for index in sorted(spread):
+        seen += spread[index]
+        while left and 100 * seen >= left[0] * total:
+            middle = (lower_ns(index) + lower_ns(index + 1)) / 2e9
+            found[f"p{left.pop(0)}_s"] = min(middle, longest_s)
+    return found
+
+
+def histogram(name: str, text: str, reading: MeterReading | None) -> Iterable[HistogramMetricFamily]:
+    """The family, without samples if there is no reading; bounds are powers of two, where buckets end exactly."""
+    from prometheus_client.core import HistogramMetricFamily  # the engine process needs none
+
+    family = HistogramMetricFamily(name, text)
+    if reading is not None:
+        total, buckets, counts = 0, [], sorted(reading.spread.items(), reverse=True)
+        for power in range(FIRST_BOUND, LAST_BOUND + 1):
+            while counts and lower_ns(counts[-1][0]) < 1 << power:
+                total += counts.pop()[1]
+            buckets.append((repr((1 << power) / 1e9), float(total)))
+        family.add_metric((), [*buckets, ("+Inf", float(reading.count))], reading.total_s)
+    yield family
+
+
+BUSY_S = 0.01
+IDLE_S = 1.0
+
+
+class LoopLag:
+    """`busy` says whether there is work. `start` on the loop that is measured."""
+
+    def __init__(self, meter: Meter, busy: Callable[[], bool]) -> None:
+        self._meter = meter
+        self._busy = busy
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_ns = 0
+
+    def start(self) -> None:
+        interval = BUSY_S if self._busy() else IDLE_S
+        self._due_ns = time.perf_counter_ns() + int(interval * 1e9)
+        self._timer = asyncio.get_running_loop().call_later(interval, self._tick)
+
+    def stop(self) -> None:
+        """Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        self._meter.add(max(0, time.perf_counter_ns() - self._due_ns))
+        self.start()

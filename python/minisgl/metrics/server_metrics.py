@@ -17,18 +17,23 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from minisgl.message import Codec, EngineReady, EngineStats, MeasuredCodec, MeterReading
-from minisgl.metrics.aliases import AliasCollector
-from minisgl.metrics.chrome_trace import ChromeTrace, TracedMeter
-from minisgl.metrics.engines import Readings as PoolReadings
-from minisgl.metrics.engines import View, by_engine
-from minisgl.metrics.families import ENGINE, HTTP, EngineCollector, process_families, text_families
+from minisgl.metrics.families import (
+    ENGINE,
+    HTTP,
+    AliasCollector,
+    EngineCollector,
+    View,
+    by_engine,
+    process_families,
+    text_families,
+)
+from minisgl.metrics.families import Readings as PoolReadings
 from minisgl.metrics.gateway import Readings, both, families, higher
 from minisgl.metrics.histogram import Histogram
 from minisgl.metrics.keys import KeyCounts
 from minisgl.metrics.keys import families as key_families
-from minisgl.metrics.lag import LoopLag
-from minisgl.metrics.meters import GcWatch, Meter, Meters, Peak, cpu_seconds, resident_bytes
-from minisgl.metrics.spread import percentiles
+from minisgl.metrics.meters import GcWatch, LoopLag, Meter, Meters, Peak, cpu_seconds, percentiles, resident_bytes
+from minisgl.metrics.steps import ChromeTrace, TracedMeter
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)

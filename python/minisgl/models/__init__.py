@@ -3,9 +3,8 @@
 What a config says is here, for whoever computes; what torch computes is in `decoder`, which `registry` builds.
 """
 
-from minisgl.models.architectures import ARCHITECTURES
+from minisgl.models.architectures import ARCHITECTURES, own_name
 from minisgl.models.config import ModelConfig, MoeConfig, is_native, load_config, parse_config
-from minisgl.models.text_half import own_name
 
 __all__ = [
     "ARCHITECTURES",

@@ -1,5 +1,7 @@
 """What a model is to an engine, whoever wrote its layers.
 
+What loading gives to the torch engines, whoever wrote the layers.
+
 Invariants: K and V pass through `attend` alone, once a layer, in ascending order; whatever else a forward needs is in
 the weights, the ids and their positions, so that the tokens of a step may be of many sequences.
 """
@@ -7,6 +9,7 @@ the weights, the ids and their positions, so that the tokens of a step may be of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -37,3 +40,17 @@ class Model(Protocol):
 
     def warm_up(self) -> None:
         """Compile what `forward` may run at some number of tokens, so that no step waits for a compiler."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """`dtype` is a name of `dtypes.DTYPES`, chosen because of `why`."""
+
+    model: Model
+    architecture: str
+    vocab_size: int
+    context_len: int
+    eos_ids: tuple[int, ...]
+    dtype: str
+    why: str
+    details: str = ""  # for people, as those of `EngineInfo`

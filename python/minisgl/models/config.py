@@ -1,5 +1,7 @@
 """A model's config.json, as the layers read it.
 
+Which linear layers of a model an adapter may change, and their sizes.
+
 Invariants: every field that changes the computation is read or refused, never ignored.
 """
 
@@ -13,9 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from minisgl.config import ConfigError, ModelImpl
-from minisgl.models.architectures import ARCHITECTURES, Variant, find_variant
+from minisgl.models.architectures import ARCHITECTURES, Variant, find_variant, has_text_half, text_config
 from minisgl.models.rope import RopeConfig, context_length, parse_gemma_rope, parse_rope
-from minisgl.models.text_half import has_text_half, text_config
 from minisgl.weights.quantization import Packing, parse_packing
 
 Activation = Literal["silu", "gelu"]
@@ -284,3 +285,28 @@ def _read_json(file: Path, *, required: bool) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"{file.name}: must be a JSON object")
     return found
+
+
+def adaptable(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) by name, such as "model.layers.0.self_attn.q_proj": all of attention, and MLPs that are not
+    routed experts."""
+    size, inner = config.hidden_size, config.intermediate_size
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    found: dict[str, tuple[int, int]] = {}
+    for layer in range(config.num_layers):
+        name = f"model.layers.{layer}"
+        for part, sizes in {"q": (size, q), "k": (size, kv), "v": (size, kv), "o": (q, size)}.items():
+            found[f"{name}.self_attn.{part}_proj"] = sizes
+        if config.moe is None or layer not in config.moe.layers:
+            for part, sizes in {"gate": (size, inner), "up": (size, inner), "down": (inner, size)}.items():
+                found[f"{name}.mlp.{part}_proj"] = sizes
+    return found
+
+
+def why_not(config: ModelConfig, name: str) -> str:
+    """Of a layer that is not in `adaptable`."""
+    if config.moe is not None and ".mlp." in name:
+        return "adapters of routed experts and of their router are not computed"
+    if name.endswith(("embed_tokens", "lm_head")):
+        return "adapters of embeddings and of the head are not computed"
+    return "the model has no such linear layer"

@@ -1,5 +1,7 @@
 """The decoder-only transformer that Llama and its relatives share; the fields of `Variant` set them apart.
 
+From a config to the model that it describes.
+
 Invariants: pure functions of the inputs and the weights; K and V pass through `attend`, which stores and reads them.
 """
 
@@ -15,11 +17,10 @@ from minisgl.distributed import ALONE, Cut, Group, Shard
 from minisgl.layers import AdapterRows, Embedding, Linear, RMSNorm, Rotary, Rotation, RowLinear
 from minisgl.layers.experts import graph_obstacle
 from minisgl.models.api import Attend
-from minisgl.models.architectures import Variant
+from minisgl.models.architectures import Variant, find_variant, own_name
 from minisgl.models.config import ModelConfig
 from minisgl.models.mlp import Mlp, SparseMlp
 from minisgl.models.rope import inverse_frequencies
-from minisgl.models.text_half import own_name
 
 
 def _norm(config: ModelConfig, name: str, size: int, dtype: torch.dtype, device: torch.device) -> RMSNorm:
@@ -247,3 +248,18 @@ class Decoder:
         for layer in self._layers:
             found |= layer.stacked()
         return found
+
+
+def build_model(
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_position: int | None = None,
+    group: Group = ALONE,
+) -> Decoder:
+    """An uninitialised model. `max_position` limits the rotary tables to what the context needs.
+    Raises `ConfigError` for an unknown architecture."""
+    return Decoder(
+        config, find_variant(config.architecture), dtype=dtype, device=device, max_position=max_position, group=group
+    )

@@ -5,13 +5,17 @@ there and hands q, k and v to `attend`. A step is one sequence [1, tokens] of al
 what tells the rows apart is the page table behind `attend`. The output head, with its scales and soft caps, is the
 class's own, too: it runs with a body that returns the hidden states it is given.
 
+Attention of classes that transformers has from before its registry of attention functions: the same projections and
+rotation, with the scores asked of the registry.
+
 Invariants: the n-th call of attention in a forward is layer n; the head multiplies into float32, whatever the weights
-are (see `layers.wide`); nothing is kept between forwards.
+are (see `layers.wide`); nothing is kept between forwards. A module keeps its weights and everything else that it has;
+with an attention that is not registered it is as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,12 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.falcon.modeling_falcon import FalconAttention, apply_rotary_pos_emb
 
 from minisgl.attention import LayerAttention
-from minisgl.layers.packing import padded_rows
-from minisgl.layers.wide import WideProduct, wide_product
+from minisgl.layers.products import WideProduct, padded_rows, wide_product
 from minisgl.models.api import Attend
-from minisgl.models.transformers_adapters import adapt
 from minisgl.models.transformers_config import ADAPTED, refused
 
 NAME = "minisgl"  # in the registry
@@ -163,3 +167,34 @@ def _make_wide(head: Any) -> None:
         return y if bias is None else y + bias
 
     head.__dict__["forward"] = forward
+
+
+def adapt(model: Any) -> None:
+    """Replace the attention of `model` where that is needed."""
+    for module in model.modules():
+        if isinstance(module, FalconAttention):
+            module.forward = partial(_falcon, module, module.forward)  # type: ignore[method-assign]
+
+
+def _falcon(
+    module: Any,
+    own: Callable[..., Any],
+    hidden_states: Tensor,
+    *,
+    position_embeddings: Any = None,
+    attention_mask: Any = None,
+    **others: Any,
+) -> Any:
+    """Falcon without ALiBi. A fused projection holds, for each KV head, its query heads, K and V; in the oldest form
+    each head has its own three."""
+    scores = ALL_ATTENTION_FUNCTIONS.get(module.config._attn_implementation)
+    if scores is None:
+        return own(hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask, **others)
+    batch, length, _ = hidden_states.shape
+    fused = module.query_key_value(hidden_states)
+    kv_heads = module.num_kv_heads
+    fused = fused.view(batch, length, kv_heads, -1, module.head_dim)
+    q, k, v = fused[:, :, :, :-2].flatten(2, 3), fused[:, :, :, -2], fused[:, :, :, -1]
+    q, k = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), *position_embeddings)
+    attended, _ = scores(module, q, k, v.transpose(1, 2), attention_mask)
+    return module.dense(attended.reshape(batch, length, -1)), None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from minisgl.parsers import formats
 from minisgl.parsers.answer import AnswerParser, Thinking
 from minisgl.parsers.api import MessageParser, PlainParser
-from minisgl.parsers.pythonic import PythonicParser
+from minisgl.parsers.formats import PythonicParser
 
 TokenId = Callable[[str], int | None]
 

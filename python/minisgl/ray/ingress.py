@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from minisgl.ray.prefix import look_at
+from minisgl.ray.placement import look_at
 from minisgl.ray.relay import Asked, Head, Lost, Relay
 from minisgl.server.resume import MARKS
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from minisgl.ray.placement import Placement
-from minisgl.ray.prefix import look_at
+from minisgl.ray.placement import Placement, look_at
 from minisgl.ray.relay import Asked
 
 

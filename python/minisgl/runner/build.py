@@ -19,10 +19,9 @@ from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.runner.step_time import StepTime
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import Chosen, choose
-from minisgl.scheduler.faulty import make_faulty
-from minisgl.scheduler.narrating import Narrate, NarratingControlPlane
 from minisgl.scheduler.shadow import ShadowControlPlane
 from minisgl.scheduler.trace import RecordingControlPlane
+from minisgl.scheduler.wrapped import Narrate, NarratingControlPlane, make_faulty
 from minisgl.utils.installed import need, need_torch_engine
 from minisgl.utils.progress import Report
 
@@ -46,7 +45,7 @@ def build_engine(
     if config.engine == "sim":
         if config.tp != 1:
             raise ConfigError(f"--tp {config.tp}: a simulated engine has no ranks: choose its --sim-profile instead")
-        from minisgl.engine.sim.build import build_sim
+        from minisgl.engine.sim import build_sim
 
         return build_sim(config, report)
     asked = config
@@ -127,7 +126,7 @@ def build_rank(config: EngineConfig, group: Group, report: Report) -> Engine:
 
 def _build_cpu(config: EngineConfig, report: Report) -> Engine:
     try:
-        from minisgl.engine.cpu_loading import load_cpu_engine  # imports the extension
+        from minisgl.engine.cpu_engine import load_cpu_engine  # imports the extension
     except ImportError as error:
         raise Unsupported(f"the CPU engine is not there: {error}: run make install") from error
     engine = load_cpu_engine(config, report)

@@ -33,11 +33,18 @@ from minisgl.message import (
 from minisgl.message.heartbeat import Activity
 from minisgl.metrics.steps import StepTimers
 from minisgl.runner.adapters import EngineAdapters
-from minisgl.runner.compiling import Compiling
-from minisgl.runner.failover import UncommittedStep, ends_of, take_tokens
 from minisgl.runner.prefixes import Prefixes
-from minisgl.runner.replies import ended, errors_of, failed_rows, reply
-from minisgl.runner.request_tracker import RequestTracker
+from minisgl.runner.request_tracker import (
+    Compiling,
+    RequestTracker,
+    UncommittedStep,
+    ended,
+    ends_of,
+    errors_of,
+    failed_rows,
+    reply,
+    take_tokens,
+)
 from minisgl.runner.step_time import StepTime
 from minisgl.runner.watching import Watching
 from minisgl.sampling_params import ParamError

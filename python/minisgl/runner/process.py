@@ -44,8 +44,8 @@ from minisgl.runner.build import (
     choose_control_plane,
 )
 from minisgl.runner.front_ends import FrontEnds, ParentGone
+from minisgl.runner.launch import ProcessConfig, last_words_file
 from minisgl.runner.loop import StepLoop
-from minisgl.runner.process_config import ProcessConfig, last_words_file
 from minisgl.scheduler.backend import Chosen
 
 STATS_INTERVAL_S = 0.1

@@ -1,19 +1,29 @@
-"""What the step loop remembers of live requests: prompt, sampling parameters, generated tokens.
+"""What the step loop remembers of live requests: prompt, sampling parameters, generated tokens; requests whose grammar
+is not compiled yet, of which the scheduler hears later; what a step means for clients, as messages; and going on with
+another scheduler when one breaks while serving.
 
 Invariants: O(1) Python work per step whatever the batch size: outputs are kept as they come, and flushed into the
-requests when a sequence is asked for, or when too many wait.
+requests when a sequence is asked for, or when too many wait. A request with a grammar leaves once: compiled, refused,
+or told to end. When a scheduler breaks no token is lost or repeated: the tokens of the steps in flight are taken in
+step order by the same end test that a scheduler makes (an end in one step drops the token of the next); what was asked
+to end ends.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
-from minisgl.engine.api import SlotAssignment
+from minisgl.engine import api as engine_api
+from minisgl.engine.api import SlotAssignment, StepLogprobs, StepResult
+from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.grammar.slots import Matcher
+from minisgl.message import AddRequest, Embedding, PromptLogprobs, StepTokens, TokenLogprobs
 from minisgl.sampling_params import SamplingParams
-from minisgl.step import Arrival, FinishReason, Int32Array, StepOutput
+from minisgl.step import Arrival, FinishReason, Int32Array, RingEntry, StepLimits, StepOutput, StepPlan, step_output
 
 MAX_PENDING = 65_536
 
@@ -135,3 +145,226 @@ class RequestTracker:
                 self._live.pop(req_id, None)
             elif (request := self._live.get(req_id)) is not None:
                 request.tokens = np.concatenate([request.tokens, tokens[start:end]])
+
+
+Compiled = tuple[AddRequest, Matcher | None, str]
+
+
+class Compiling:
+    def __init__(self, compiler: GrammarCompiler | None) -> None:
+        self._compiler = compiler
+        self._waiting: dict[int, AddRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def adapters(self) -> set[int]:
+        """That those who wait name."""
+        return {message.sampling.adapter for message in self._waiting.values()}
+
+    def add(self, message: AddRequest) -> str:
+        """Why it is refused at once; empty if it is not."""
+        grammar = message.sampling.grammar
+        assert grammar is not None
+        if self._compiler is None:
+            return "this engine knows none"
+        if message.req_id in self._waiting:
+            raise ValueError(f"request id {message.req_id} was used twice")
+        self._waiting[message.req_id] = message
+        self._compiler.submit(message.req_id, grammar)
+        return ""
+
+    def drop(self, req_id: int) -> bool:
+        """Whether it was here."""
+        if self._waiting.pop(req_id, None) is None:
+            return False
+        assert self._compiler is not None
+        self._compiler.cancel(req_id)
+        return True
+
+    def take(self) -> Iterator[Compiled]:
+        """Those that are done: the request without its text, its matcher, or why it has none."""
+        if not self._waiting:
+            return
+        assert self._compiler is not None
+        for one in self._compiler.take():
+            message = self._waiting.pop(one.key)
+            sampling = msgspec.structs.replace(message.sampling, grammar=None)
+            yield msgspec.structs.replace(message, sampling=sampling), one.matcher, one.error
+
+    def wait(self) -> None:
+        """Until one is done. Only with some."""
+        assert self._compiler is not None
+        self._compiler.wait()
+
+
+def reply(
+    output: StepOutput,
+    result: StepResult,
+    admitted: Sequence[int],
+    cached_lens: Sequence[int],
+    errors: dict[int, str],
+) -> StepTokens:
+    """`admitted`: ids of requests, `cached_lens` of them."""
+    return StepTokens(
+        step=output.step,
+        req_ids=output.req_ids.tobytes(),
+        tokens=output.tokens.tobytes(),
+        reasons=output.reasons.tobytes(),
+        admitted_ids=np.array(admitted, np.int64).tobytes(),
+        cached_lens=np.array(cached_lens, np.int32).tobytes(),
+        errors=errors,
+        logprobs=_join_logprobs(output.rows, result.logprobs) if result.logprobs is not None else (),
+        prompt_logprobs=tuple(map(_prompt_logprobs, result.prompt_logprobs)),
+        embeddings=tuple(Embedding(one.req_id, one.numbers.tobytes()) for one in result.embeddings),
+    )
+
+
+def ended(step: int, req_id: int, reason: FinishReason, error: str = "") -> StepTokens:
+    """The end of a request of which no scheduler knows; `error`: why it was not taken."""
+    output = step_output(step, [(req_id, -1, reason, -1)])
+    return StepTokens(
+        step=output.step,
+        req_ids=output.req_ids.tobytes(),
+        tokens=output.tokens.tobytes(),
+        reasons=output.reasons.tobytes(),
+        errors={req_id: error} if reason is FinishReason.ERROR else {},
+    )
+
+
+def failed_rows(output: StepOutput, failures: Mapping[int, str]) -> tuple[StepOutput, dict[int, str]]:
+    """`output` with errors instead of the ends in the rows of `failures`, and the texts by request."""
+    texts: dict[int, str] = {}
+    entries = []
+    columns = output.req_ids.tolist(), output.tokens.tolist(), output.reasons.tolist(), output.rows.tolist()
+    for req_id, token, reason, row in zip(*columns, strict=True):
+        if row in failures:
+            texts[req_id] = failures[row]
+            entries.append((req_id, -1, FinishReason.ERROR, -1))
+        else:
+            entries.append((req_id, token, reason, row))
+    return step_output(output.step, entries), texts
+
+
+def errors_of(
+    output: StepOutput, requests: RequestTracker, of_rows: Mapping[int, str], of_step: str, max_seq_len: int
+) -> dict[int, str]:
+    """Why requests ended with an error: `of_rows` by request, `of_step` whatever it has no other reason for."""
+    errors = {}
+    for req_id in output.req_ids[output.reasons == FinishReason.ERROR].tolist():
+        request = requests.peek(req_id)
+        if req_id in of_rows:
+            errors[req_id] = of_rows[req_id]
+        elif request is not None and not request.admitted:
+            errors[req_id] = f"a prompt of {request.num_prompt} tokens does not fit: the limit is {max_seq_len - 1}"
+        else:
+            errors[req_id] = of_step
+    return errors
+
+
+def _join_logprobs(rows: Int32Array, logprobs: StepLogprobs) -> tuple[TokenLogprobs, ...]:
+    """Log probabilities by row of the step -> by index of the output."""
+    index_of = {row: index for index, row in enumerate(rows.tolist()) if row >= 0}
+    return tuple(
+        TokenLogprobs(
+            index_of[row],
+            logprobs.token_logprobs[i],
+            tuple(logprobs.top_ids[i]),
+            tuple(logprobs.top_logprobs[i]),
+        )
+        for i, row in enumerate(logprobs.rows.tolist())
+        if row in index_of
+    )
+
+
+def _prompt_logprobs(found: engine_api.PromptLogprobs) -> PromptLogprobs:
+    return PromptLogprobs(
+        found.req_id,
+        found.first,
+        tuple(found.token_logprobs),
+        tuple(map(tuple, found.top_ids)),
+        tuple(map(tuple, found.top_logprobs)),
+    )
+
+
+Ended = tuple[int, int, int, int]  # an entry of a StepOutput
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UncommittedStep:
+    """A step whose commit never came. `result` None: its forward failed."""
+
+    plan: StepPlan
+    entry: RingEntry
+    result: StepResult | None
+
+
+def take_tokens(
+    step: UncommittedStep,
+    owners: Mapping[int, int],
+    requests: RequestTracker,
+    limits: StepLimits,
+    eos_ids: Sequence[int],
+    ending: Mapping[int, FinishReason],
+) -> StepOutput:
+    """The output that a commit of `step` would have given; `owners` are the requests by slot. Records nothing."""
+    requests.flush()
+    entries: list[Ended] = []
+    slots = step.entry.req_slots[: step.plan.num_rows].tolist()
+    if step.result is None:
+        for slot in slots:
+            if (req_id := owners[slot]) in requests and req_id not in ending:
+                entries.append((req_id, -1, FinishReason.ERROR, -1))
+        return step_output(step.plan.step, entries)
+    texts: dict[int, _Text] = {}  # by slot
+    for row in step.entry.sample_rows[: step.plan.num_samples].tolist():
+        req_id, token, slot = owners[slots[row]], int(step.result.tokens[row]), slots[row]
+        if req_id not in requests or req_id in ending:
+            continue
+        request = requests.get(req_id)
+        if (text := texts.get(slot)) is None:
+            text = texts[slot] = _Text(len(request.tokens))
+        elif not text.goes_on_in(row, step.entry):
+            continue
+        text.take(token)
+        text.reason = _end_test(request, token, text.length, limits, eos_ids)
+        entries.append((req_id, token, text.reason, row))
+    return step_output(step.plan.step, entries)
+
+
+@dataclass(slots=True)
+class _Text:
+    """What a step adds to a request's text, `length` tokens long. Rows of its slot behind the first are those of its
+    draft: each counts if the text has become what it was computed from."""
+
+    length: int
+    last: int = -1
+    reason: FinishReason = FinishReason.NONE
+
+    def take(self, token: int) -> None:
+        self.last = token
+        self.length += 1
+
+    def goes_on_in(self, row: int, entry: RingEntry) -> bool:
+        """Decode rows, which these are, have a token each."""
+        known = entry.seq_lens[row] == self.length and entry.input_ids[row] == self.last
+        return self.reason == FinishReason.NONE and bool(known)
+
+
+def ends_of(ending: Mapping[int, FinishReason], requests: RequestTracker, step: int) -> StepOutput:
+    """The ends that the scheduler was asked for and did not report."""
+    return step_output(step, [(i, -1, reason, -1) for i, reason in ending.items() if i in requests])
+
+
+def _end_test(
+    request: TrackedRequest, token: int, length: int, limits: StepLimits, eos_ids: Sequence[int]
+) -> FinishReason:
+    """As `Request.accept` of the schedulers, of a text that `token` has made `length` tokens long."""
+    sampling = request.sampling
+    assert sampling.max_tokens is not None
+    stops = token in sampling.stop_token_ids or (token in eos_ids and not sampling.ignore_eos)
+    if stops and length >= request.num_prompt + sampling.min_tokens:
+        return FinishReason.STOP
+    if length >= min(request.num_prompt + sampling.max_tokens, limits.max_seq_len):
+        return FinishReason.LENGTH
+    return FinishReason.NONE

@@ -33,7 +33,7 @@ from minisgl.message import EngineFailed, Heartbeat
 from minisgl.message.heartbeat import Activity, HeartbeatThread
 from minisgl.metrics.meters import cpu_seconds, resident_bytes
 from minisgl.runner.build import build_rank, join_group
-from minisgl.runner.rank_messages import (
+from minisgl.runner.ranks import (
     FromRank,
     RankAdapter,
     RankConfig,

@@ -1,4 +1,5 @@
-"""Two schedulers under the same calls: one serves, the other is compared with it.
+"""Two schedulers under the same calls: one serves, the other is compared with it; and reading the report of that, up to
+the cut if it was cut off.
 
 Invariants: what is served comes from the primary alone; a shadow that differs too often, or fails, is left out from
 then on; every difference stands in the report with the calls that led to it.
@@ -7,8 +8,8 @@ then on; every difference stands in the report with the calls that led to it.
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ class ShadowControlPlane(WrappedControlPlane):
 
     def schedule(self, step: int, events: Events) -> StepPlan:
         plan = self._inner.schedule(step, events)  # an error of the primary is the caller's; the shadow never saw it
-        self._note(call="schedule", step=step, events=[_shown(event) for event in events])
+        self._note(call="schedule", step=step, events=[_as_json(event) for event in events])
         self._follow(lambda: self._compare_plans(plan, self._shadow.schedule(step, events)))
         return plan
 
@@ -123,9 +124,70 @@ class ShadowControlPlane(WrappedControlPlane):
                 file.write(json.dumps(line) + "\n")
 
 
-def _shown(event: object) -> dict[str, Any]:
+def _as_json(event: object) -> dict[str, Any]:
     found: dict[str, Any] = {"event": type(event).__name__}
     for name in getattr(event, "__slots__", ()):
         value = getattr(event, name)
         found[name] = value.tolist() if hasattr(value, "tolist") else value
     return found
+
+
+MAX_SHOWN = 160  # characters of a value
+CALLS_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSummary:
+    """`what` counts the differences by field; `first` is the first line of the report, if there is one."""
+
+    num_diffs: int
+    what: dict[str, int]
+    first: dict[str, Any] | None
+
+    @property
+    def first_call(self) -> str:
+        """Such as "schedule(12)"; empty if there is none."""
+        trail = [] if self.first is None else self.first["trail"]
+        return f"{trail[-1]['call']}({trail[-1]['step']})" if trail else ""
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        yield f"{self.num_diffs} differences"
+        for name, count in self.what.items():
+            yield f"  {count:6} {name}"
+        if self.first is not None:
+            yield f"the first, in {self.first_call}: {self.first['what']}"
+            yield f"  primary {_shown(self.first['primary'])}"
+            yield f"  shadow  {_shown(self.first['shadow'])}"
+            yield "the calls before it:"
+            for call in self.first["trail"][-CALLS_SHOWN:]:
+                given = call.get("events", call.get("tokens"))
+                yield f"  {call['call']}({call['step']}) {_shown(given)}"
+
+
+def summarize_report(path: Path) -> ReportSummary:
+    """Raises `OSError`, and `ValueError` for a file that is no report."""
+    diffs = list(_diffs(path))
+    what = Counter(str(one["what"]) for one in diffs)
+    return ReportSummary(len(diffs), dict(what.most_common()), diffs[0] if diffs else None)
+
+
+def _diffs(path: Path) -> Iterator[dict[str, Any]]:
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            found = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):
+                return  # cut off: every whole line ends with a newline
+            raise ValueError(f"{path.name}: line {number}: {error}") from error
+        if not isinstance(found, dict) or not {"what", "primary", "shadow", "trail"} <= found.keys():
+            raise ValueError(f"{path.name}: line {number}: not a shadow's report")
+        yield found
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + " ..."

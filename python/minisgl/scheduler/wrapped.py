@@ -1,12 +1,15 @@
-"""A scheduler around another one: whoever adds something to some calls says only these.
-
-What is not overridden is the inner one's.
+"""Schedulers around another one: what they do not override is the inner one's. `Narrating` tells what each step does,
+for people who learn (`--log-level debug`), in counts and request numbers, never a token or a text. `Faulty` fails on
+order, for tests of what happens then; afterwards it refuses every call, as a broken one does.
 """
 
 from __future__ import annotations
 
-from minisgl.scheduler.api import ControlPlane, Stats, TreeView, metadata_time_ns
-from minisgl.step import Events, Int32Array, StepBuffers, StepOutput, StepPlan
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from minisgl.scheduler.api import ControlPlane, ControlPlaneError, Stats, TreeView, metadata_time_ns
+from minisgl.step import Arrival, Events, FinishReason, Int32Array, StepBuffers, StepOutput, StepPlan
 
 
 class WrappedControlPlane:
@@ -35,3 +38,108 @@ class WrappedControlPlane:
     @property
     def metadata_ns(self) -> int:
         return metadata_time_ns(self._inner)
+
+
+Narrate = Callable[[Sequence[str]], None]
+MAX_NAMED = 8  # requests of a step by number
+
+
+class NarratingControlPlane(WrappedControlPlane):
+    """The one inside, with a few lines to `narrate` for each call in which something happens."""
+
+    def __init__(self, inner: ControlPlane, narrate: Narrate) -> None:
+        super().__init__(inner)
+        self._narrate = narrate
+        self._num_prompt: dict[int, int] = {}
+        self._owners: dict[int, int] = {}  # request by slot
+
+    def schedule(self, step: int, events: Events) -> StepPlan:
+        plan = self._inner.schedule(step, events)
+        arrived = [event for event in events if isinstance(event, Arrival)]
+        self._num_prompt.update({event.req_id: event.num_prompt for event in arrived})
+        lines = [f"request {event.req_id} arrives: {_count(event.num_prompt, 'prompt token')}" for event in arrived]
+        if lines := [*lines, *self._of_plan(step, plan)]:
+            self._narrate(lines)
+        return plan
+
+    def _of_plan(self, step: int, plan: StepPlan) -> list[str]:
+        entry = self._inner.buffers.ring[plan.ring_index]
+        lines = []
+        if plan.num_retracted:
+            lines.append(f"step {step}: pages are short: back to waiting: {_count(plan.num_retracted, 'request')}")
+        for i in range(plan.num_assigned):
+            slot, cached = entry.assigned[i].tolist()
+            req_id = self._owners[slot] = int(entry.assigned_ids[i])
+            lines.append(f"step {step}: request {req_id} starts, {_count(cached, 'token')} cached")
+        for row in range(plan.num_decode_rows, plan.num_rows):
+            req_id = self._owners[int(entry.req_slots[row])]
+            length, end = int(entry.extend_lens[row]), int(entry.seq_lens[row])
+            of = self._num_prompt.get(req_id, end)
+            lines.append(
+                f"step {step}: prefill of request {req_id}, {_count(length, 'token')}: {end} of {max(of, end)} are done"
+            )
+        if plan.num_decode_rows:
+            lines.append(f"step {step}: decode, {_count(plan.num_decode_rows, 'row')}, a token each")
+        return lines
+
+    def commit(self, step: int, tokens: Int32Array) -> StepOutput:
+        output = self._inner.commit(step, tokens)
+        ids = output.req_ids[output.tokens >= 0].tolist()
+        lines = [f"step {step}: sent, a token each: {_named(ids)}"] if ids else []
+        for req_id, reason in zip(output.req_ids.tolist(), output.reasons.tolist(), strict=True):
+            if reason != FinishReason.NONE:
+                lines.append(f"step {step}: request {req_id} ends: {FinishReason(reason).name.lower()}")
+                self._num_prompt.pop(req_id, None)
+        if lines:
+            self._narrate(lines)
+        return output
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _named(req_ids: Sequence[int]) -> str:
+    more = len(req_ids) - MAX_NAMED
+    shown = ", ".join(map(str, req_ids[:MAX_NAMED]))
+    return f"{'request' if len(req_ids) == 1 else 'requests'} {shown}" + (f" and {more} more" if more > 0 else "")
+
+
+Call = Literal["schedule", "commit"]
+When = Literal["before", "after"]
+
+
+class FaultyControlPlane(WrappedControlPlane):
+    """Fails in `call` of step `step`, before or after that took effect in `inner`."""
+
+    def __init__(self, inner: ControlPlane, call: Call, step: int, when: When) -> None:
+        super().__init__(inner)
+        self._fault = (call, step)
+        self._when = when
+        self._dead = False
+
+    def schedule(self, step: int, events: Events) -> StepPlan:
+        self._maybe_fail("schedule", step, "before")
+        plan = self._inner.schedule(step, events)
+        self._maybe_fail("schedule", step, "after")
+        return plan
+
+    def commit(self, step: int, tokens: Int32Array) -> StepOutput:
+        self._maybe_fail("commit", step, "before")
+        output = self._inner.commit(step, tokens)
+        self._maybe_fail("commit", step, "after")
+        return output
+
+    def _maybe_fail(self, call: Call, step: int, when: When) -> None:
+        if self._dead or ((call, step) == self._fault and when == self._when):
+            self._dead = True
+            raise ControlPlaneError(f"{call}({step}) fails on order, {when} it took effect")
+
+
+def make_faulty(inner: ControlPlane, order: str) -> FaultyControlPlane:
+    """`order` is "CALL:STEP:WHEN", such as "commit:40:after". Raises `ValueError`."""
+    call, _, rest = order.partition(":")
+    step, _, when = rest.partition(":")
+    if call not in ("schedule", "commit") or when not in ("before", "after") or not step.isdecimal():
+        raise ValueError(f"{order!r}: must be like commit:40:after")
+    return FaultyControlPlane(inner, call, int(step), when)  # type: ignore[arg-type]

@@ -3,7 +3,8 @@ emptying it; /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them
 
 Invariants: a prefix that one engine cannot take is taken back from all; who waits is answered when the last engine is
 done, after `--request-timeout` at the latest; no text of a prefix is shown. A name is served from when every engine has
-its adapter until it is unloaded; requests under way keep theirs.
+its adapter until it is unloaded; requests under way keep theirs. Adapters lie below the folder of the configuration; of
+every other path the same is said.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from minisgl.config import ServerConfig
 from minisgl.frontend.adapters import Adapter
 from minisgl.frontend.engine_client import ProcessClient
 from minisgl.frontend.output_processor import Delta
-from minisgl.metrics.chrome_trace import ChromeTrace
 from minisgl.metrics.server_metrics import Metrics
+from minisgl.metrics.steps import ChromeTrace
 from minisgl.parsers import ids
 from minisgl.server.admin import (
     LOAD,

@@ -16,7 +16,7 @@ from minisgl.server.app import Application, model_list
 from minisgl.server.log import shows_access
 from minisgl.server.middleware import Callers
 from minisgl.tokenizer import Tokenizer
-from minisgl.tokenizer.chat_content import ContentShape
+from minisgl.tokenizer.chat_template import ContentShape
 
 
 class Template(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictStr
 
-from minisgl.grammar import lark
+from minisgl.grammar import sources
 from minisgl.grammar.check import checked, grammar_of, validate
 from minisgl.grammar.sources import ANY_OBJECT, GrammarSource
 from minisgl.parsers.answer import Thinking
@@ -259,20 +259,20 @@ class TurnGrammar:
             thinking = None
         if self.use is None and thinking is None and self.source is not None:
             return grammar_of(self.source)
-        body: lark.Piece | None = None
+        body: sources.Piece | None = None
         if self.source is not None:
-            body = lark.piece(checked(self.source))
-            validate(lark.grammar(body), self.source.field, self.source.value)
+            body = sources.piece(checked(self.source))
+            validate(sources.grammar(body), self.source.field, self.source.value)
         if self.use is not None:
             check_arguments(self.use)
         rules = [*self._calls(body), *self._thought(thinking)]
-        found = lark.grammar("\n".join(rules), [] if body is None else [body])
+        found = sources.grammar("\n".join(rules), [] if body is None else [body])
         validate(found, "tools" if self.source is None else self.source.field)
         return found
 
     def _marker(self, text: str) -> str:
         found = self.token_id(text)
-        return lark.literal(text) if found is None else f"<[{found}]>"
+        return sources.literal(text) if found is None else f"<[{found}]>"
 
     def _thought(self, thinking: Thinking | None) -> Iterator[str]:
         if thinking is None:
@@ -289,7 +289,7 @@ class TurnGrammar:
 
     # ----------------------------------------------------------------------------------------------------------- calls
 
-    def _calls(self, body: lark.Piece | None) -> Iterator[str]:
+    def _calls(self, body: sources.Piece | None) -> Iterator[str]:
         """Rules of `answer`."""
         if self.use is None or self.tools is None:
             yield f"answer: {'' if body is None else body.body}"
@@ -316,7 +316,7 @@ class TurnGrammar:
             yield f"answer: TEXT (call TEXT){'*' if use.parallel else '?'}"
             return
         yield f"TEXT: {ANY} & ~/(.|\\n)*{re.escape(begin)}(.|\\n)*/"
-        yield f"before[stop={lark.literal(begin)}]: {ANY}"
+        yield f"before[stop={sources.literal(begin)}]: {ANY}"
         yield f"answer: TEXT | before called{' answer' if use.parallel else ''}"
 
     def _hermes(self, use: ToolUse) -> Iterator[str]:
@@ -334,7 +334,7 @@ class TurnGrammar:
             return
         yield f"calls: call{more(use, '')}"
         yield "called: object"
-        yield from self._named(use, lambda name: f"{lark.literal(name)} {self._marker(ARGS)}", "")
+        yield from self._named(use, lambda name: f"{sources.literal(name)} {self._marker(ARGS)}", "")
 
     def _llama3_json(self, use: ToolUse) -> Iterator[str]:
         yield f"calls: object{more(use, '; ', 'object')}"
@@ -355,7 +355,7 @@ class TurnGrammar:
 
     def _objects(self, use: ToolUse, key: str, rule: str = "object", before: str = "") -> Iterator[str]:
         def begin(name: str) -> str:
-            return lark.literal(f'{before}{{"name": {json.dumps(name)}, "{key}": ')
+            return sources.literal(f'{before}{{"name": {json.dumps(name)}, "{key}": ')
 
         yield from self._named(use, begin, ' "}"', rule)
 
@@ -367,7 +367,7 @@ class TurnGrammar:
 
     def _arguments(self, use: ToolUse, tool: FunctionTool) -> str:
         source = bound_arguments(use, tool)
-        return lark.schema(ANY_OBJECT if source is None else source.value)
+        return sources.schema(ANY_OBJECT if source is None else source.value)
 
 
 def bound_arguments(use: ToolUse, tool: FunctionTool) -> GrammarSource | None:
@@ -385,30 +385,30 @@ def bound_arguments(use: ToolUse, tool: FunctionTool) -> GrammarSource | None:
 def check_arguments(use: ToolUse) -> None:
     """Whether the library can do all of them: asked once, and more often only to find the tool to name. Raises
     `ParamError`."""
-    sources = [source for tool in use.callable if (source := bound_arguments(use, tool)) is not None]
-    size = sum(len(lark.schema(source.value)) for source in sources)
+    bound = [source for tool in use.callable if (source := bound_arguments(use, tool)) is not None]
+    size = sum(len(sources.schema(source.value)) for source in bound)
     if size > MAX_BYTES:
         raise ParamError("tools", size, f"their schemas have more than {MAX_BYTES} bytes together")
 
     def check(some: Sequence[GrammarSource]) -> None:
-        rules = " | ".join(lark.schema(source.value) for source in some)
-        validate(lark.grammar(f"start: {rules}"), "tools")
+        rules = " | ".join(sources.schema(source.value) for source in some)
+        validate(sources.grammar(f"start: {rules}"), "tools")
 
     try:
-        if sources:
-            check(sources)
+        if bound:
+            check(bound)
     except ParamError:
-        while len(sources) > 1:
-            half = len(sources) // 2
+        while len(bound) > 1:
+            half = len(bound) // 2
             try:
-                check(sources[:half])
-                sources = sources[half:]
+                check(bound[:half])
+                bound = bound[half:]
             except ParamError:
-                sources = sources[:half]
-        validate(lark.grammar(lark.piece(sources[0])), sources[0].field, sources[0].value)
+                bound = bound[:half]
+        validate(sources.grammar(sources.piece(bound[0])), bound[0].field, bound[0].value)
         raise
 
 
 def more(use: ToolUse, separator: str, rule: str = "call") -> str:
     """Calls behind the first. A call that is asked for by name is one."""
-    return f" ({lark.literal(separator)} {rule})*" if use.parallel and use.named is None else ""
+    return f" ({sources.literal(separator)} {rule})*" if use.parallel and use.named is None else ""

@@ -95,7 +95,7 @@ def _raise_descriptors() -> None:
 
 
 def _with_number(config: ServerConfig) -> ServerConfig:
-    from minisgl.runner.shares import with_number
+    from minisgl.runner.several import with_number
 
     return with_number(config)
 

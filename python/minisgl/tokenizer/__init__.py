@@ -2,9 +2,8 @@
 
 from minisgl.tokenizer.bad_words import bad_token_ids
 from minisgl.tokenizer.chat_template import ChatTemplate, ChatTemplateError, read_chat_template
-from minisgl.tokenizer.decode import IncrementalDecoder
+from minisgl.tokenizer.decode import IncrementalDecoder, StopMatcher, TextStream
 from minisgl.tokenizer.fill_in import FillIn
-from minisgl.tokenizer.text_stream import StopMatcher, TextStream
 from minisgl.tokenizer.tokenizer import NotEncodable, Tokenizer, TokenizerError, TooManyTokens
 
 __all__ = [

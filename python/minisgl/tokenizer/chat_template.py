@@ -1,19 +1,22 @@
 """Chat templates, rendered as transformers renders them: the same jinja environment, filters and globals.
 
+In what shape a chat template takes a message's content, read from its syntax tree.
+
 Invariants: a template runs in jinja's immutable sandbox, its output is bounded, and so are the turns of its loops and
-the calls of its macros, together; what goes wrong in it is a
-`ChatTemplateError` for the client.
+the calls of its macros, together; what goes wrong in it is a `ChatTemplateError` for the client. A template that loops
+over content, directly, through a variable or through a macro's parameter, takes parts, and strings too only if it asks
+anywhere whether something is one; any other gets one string.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import jinja2
 import jinja2.compiler
@@ -22,9 +25,55 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+from jinja2 import nodes
 
 from minisgl.config import ConfigError
-from minisgl.tokenizer.chat_content import ContentShape, content_shape
+
+ContentShape = Literal["string", "parts", "either"]
+
+
+def content_shape(tree: nodes.Template) -> ContentShape:
+    """Scopes are not told apart: a name that holds content anywhere counts everywhere."""
+    names = _content_names(tree)
+    if not any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For)):
+        return "string"
+    return "either" if any(test.name == "string" for test in tree.find_all(nodes.Test)) else "parts"
+
+
+def _content_names(tree: nodes.Template) -> set[str]:
+    """Variables and macro parameters to which content is given. Each round follows one more hand-over."""
+    names: set[str] = set()
+    bindings = list(_bindings(tree))
+    while True:
+        found = {name for name, value in bindings if _is_content(value, names)}
+        if found <= names:
+            return names
+        names |= found
+
+
+def _bindings(tree: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
+    for assign in tree.find_all(nodes.Assign):
+        if isinstance(assign.target, nodes.Name):
+            yield assign.target.name, assign.node
+    macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
+    for call in tree.find_all(nodes.Call):
+        macro = macros.get(call.node.name) if isinstance(call.node, nodes.Name) else None
+        if macro is not None:
+            yield from ((param.name, value) for param, value in zip(macro.args, call.args, strict=False))
+            yield from ((keyword.key, keyword.value) for keyword in call.kwargs)
+
+
+def _is_content(node: nodes.Node, names: set[str]) -> bool:
+    if isinstance(node, nodes.Name):
+        return node.name in names
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    if isinstance(node, nodes.CondExpr):
+        return _is_content(node.expr1, names) or (node.expr2 is not None and _is_content(node.expr2, names))
+    return False
+
 
 Message = Mapping[str, Any]
 

@@ -20,12 +20,10 @@ import tokenizers
 
 from minisgl.config import ConfigError
 from minisgl.step import Int32Array
-from minisgl.tokenizer.bounds import TokenBound
-from minisgl.tokenizer.chat_content import ContentShape
-from minisgl.tokenizer.chat_template import ChatTemplate, ChatTemplateError, Message
+from minisgl.tokenizer.bounds import PIECE_CHARS, TokenBound, can_cut, pieces
+from minisgl.tokenizer.chat_template import ChatTemplate, ChatTemplateError, ContentShape, Message
 from minisgl.tokenizer.decode import DecodeTable, IncrementalDecoder
 from minisgl.tokenizer.echo import ECHO_BOS, ECHO_CHAT_TEMPLATE, ECHO_EOS, echo_tokenizer
-from minisgl.tokenizer.pieces import PIECE_CHARS, can_cut, pieces
 
 
 class TokenizerError(ConfigError):

@@ -57,7 +57,7 @@ pub enum TokenizerSource {
     Text(String),
 }
 
-/// A chat template and the shape in which it takes a message's content (`tokenizer/chat_content.py`).
+/// A chat template and the shape in which it takes a message's content (`tokenizer/chat_template.py`).
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChatTemplateSource {

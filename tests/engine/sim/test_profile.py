@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from minisgl.config import ConfigError
-from minisgl.engine.sim.profile import Profile, Roofline, StepLoad, load_profile, profile_names
-from minisgl.engine.sim.table import Table
+from minisgl.engine.sim.profile import Profile, Roofline, StepLoad, Table, load_profile, profile_names
 
 TABLE = Table(rows=(1, 11), prefill_tokens=(0, 100), kv_len=(0, 1000), ms=(((1, 2), (11, 12)), ((3, 6), (13, 16))))
 MODEL = {"layers": 2, "hidden": 8, "intermediate": 16, "heads": 4, "kv_heads": 2, "head_dim": 4, "vocab": 50}

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from minisgl.config import EngineConfig
-from minisgl.engine.sim.build import build_sim
-from minisgl.engine.sim.clock import RealClock, VirtualClock
+from minisgl.engine.sim import RealClock, VirtualClock, build_sim
 from minisgl.engine.sim.profile import StepLoad
 from minisgl.message import AbortRequest
 from minisgl.runner.build import build_engine

@@ -1,22 +1,67 @@
-"""An engine without a model: its tokens come from (request seed, position), its step times from a profile. It proves
-nothing about the scheduler (engine/echo.py does), and nothing about a GPU that the profile does not assume.
+"""An engine without a model: its tokens come from (request seed, position), its words are those of the tokenizer that
+it serves, its step times come from a profile, on the machine's clock or a virtual one. It proves nothing about the
+scheduler (engine/echo.py does), and nothing about a GPU that the profile does not assume.
 
 Invariants: tokens do not depend on the batch, the chunks or the cache; `launch` never blocks; steps run one after the
 other on one simulated device, so a step that is launched while another runs begins at its end; nothing in a step costs
-Python per row.
+Python per row; no clock runs backwards.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import EngineInfo, SlotAssignment, StepHandle, StepResult
-from minisgl.engine.sim.clock import Clock, RealClock
-from minisgl.engine.sim.profile import Profile, StepLoad
+from minisgl.engine.sim.profile import Profile, StepLoad, load_profile
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
+from minisgl.tokenizer import Tokenizer
+from minisgl.utils.progress import Report
+from minisgl.weights.sources import resolve_model
+
+SPIN_S = 150e-6
+"""What a sleep may come late (the kernel's timer slack is 50 us, waking a thread takes the rest): awake for so long."""
+
+
+class Clock(Protocol):
+    """Seconds since any fixed moment."""
+
+    def now(self) -> float: ...
+
+    def sleep_until(self, when: float) -> None: ...
+
+
+class RealClock:
+    """`time.perf_counter`. Sleeps until shortly before the moment and waits for the rest awake."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def sleep_until(self, when: float) -> None:
+        left = when - time.perf_counter()
+        if left > SPIN_S:
+            time.sleep(left - SPIN_S)
+        while time.perf_counter() < when:
+            pass
+
+
+class VirtualClock:
+    """Moves only when somebody sleeps."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self._now = now
+
+    def now(self) -> float:
+        return self._now
+
+    def sleep_until(self, when: float) -> None:
+        self._now = max(self._now, when)
+
 
 U64 = npt.NDArray[np.uint64]
 MASK = 2**64 - 1
@@ -112,3 +157,67 @@ def _load(plan: StepPlan, entry: RingEntry) -> StepLoad:
     new = entry.extend_lens[:rows].astype(np.int64)
     pairs = int(new @ lens) - int(new @ (new - 1)) // 2
     return StepLoad(rows, plan.num_tokens, plan.num_samples, int(lens.sum()), pairs)
+
+
+WORDS = """
+the the the the the of of of to to to and and and in in a a is is that it for was on with as be by at are this have
+from or had not but what all were when we there can an your which their said if do will each about how up out them
+then she many some so these would other into has more two like him see time could no make than first been its who now
+people my made over did down only way find use may water long little very after words called just where most know get
+through back much before go good new write our used me man too any day same right look think also around another came
+come work three word must because does part even place well such here take why things help put years different away
+again off went old number great tell men say small every found still between name should home big give air line set
+own under read last never us left end along while might next sound below saw something thought both few those always
+looked show large often together asked house world going want school important until form food keep children feet land
+side without boy once animals life enough took sometimes four head above kind began almost live page got earth need
+far hand high year mother light parts country father let night following picture being study second eyes soon times
+story boys since white days ever paper hard near sentence better best across during today others however sure means
+knew it try told young miles sun ways thing whole hear example heard several change answer room sea against top turned
+learn point city play toward five using himself usually
+"""
+MARKS = ". . . . , , , , , ,"
+
+
+SIM_CONTEXT_LEN = 32_768
+SIM_NUM_TOKENS = 1_048_576  # of the KV pool
+SIM_WORDS = 1024
+
+
+def build_sim(config: EngineConfig, report: Report, clock: Clock | None = None) -> SimEngine:
+    """A simulated engine on the machine's clock, or on `clock`. Only the tokenizer of `--model` is read."""
+    profile = load_profile(config.sim_profile)
+    report(f"simulated engine, profile {profile.name}: {profile.about or 'no description'}; no model computes anything")
+    model_dir = resolve_model(config.model, report, load_format="dummy")
+    tokenizer = Tokenizer.load(model_dir, report)
+    info = EngineInfo(
+        name="sim",
+        model_dir=str(model_dir),
+        vocab_size=tokenizer.num_ids,
+        context_len=config.max_seq_len or profile.context_len or SIM_CONTEXT_LEN,
+        eos_ids=_eos_ids(tokenizer) if profile.eos_one_in else (),
+        num_pages=config.num_pages or max(1, (profile.pool_tokens or SIM_NUM_TOKENS) // config.page_size),
+        page_size=config.page_size,
+        device=f"simulated {profile.name}",
+        dtype="none",
+        simulated=profile.name,
+    )
+    return SimEngine(info, _alphabet(tokenizer), config.max_running_requests, profile, clock)
+
+
+def _alphabet(tokenizer: Tokenizer) -> Int32Array:
+    """Ids whose texts look natural one after the other, [m] int32: common words and marks if the tokenizer has them as
+    single tokens, else the first words that it has."""
+    texts = [f"to {word}" for word in WORDS.split()] + [f"to{mark}" for mark in MARKS.split()]
+    first = tokenizer.encode("to", add_special_tokens=False).tolist()
+    encoded = [ids.tolist() for ids in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    found = [ids[-1] for ids in encoded if len(ids) == 2 and ids[:1] == first]
+    if len(found) < len(texts) // 2:
+        return tokenizer.word_ids(SIM_WORDS)
+    return np.array(found, np.int32)
+
+
+def _eos_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    ids = tokenizer.encode(tokenizer.special_tokens.get("eos_token", ""), add_special_tokens=False).tolist()
+    if len(ids) != 1:
+        raise ConfigError("--sim-profile: eos_one_in: the tokenizer names no single eos_token")
+    return (ids[0],)

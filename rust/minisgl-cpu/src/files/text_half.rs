@@ -1,6 +1,6 @@
 //! Models that see and read: the tensors of their text half, by the names that a text model's have.
 //!
-//! Invariants: only tensors whose names are known to be of the other half are left out. python/minisgl/models/text_half.py
+//! Invariants: only tensors whose names are known to be of the other half are left out. python/minisgl/models/architectures.py
 //! has the same rules.
 
 use std::collections::BTreeMap;

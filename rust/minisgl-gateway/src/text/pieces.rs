@@ -1,7 +1,7 @@
 //! Where a text may be cut so that its parts have, one after the other, the same ids as the whole.
 //!
 //! Two kinds of places: an added token of the vocabulary (`Cuts`), and, in a long text, a space between two ASCII letters
-//! (`tokenizer/pieces.py`).
+//! (`tokenizer/bounds.py`).
 //!
 //! Invariants: where that is not certain, for a tokenizer or a stretch of text, nothing is cut.
 

@@ -1,4 +1,4 @@
-//! The text of one request as it grows: detokenized, and cut at the first stop string (`tokenizer/text_stream.py`).
+//! The text of one request as it grows: detokenized, and cut at the first stop string (`tokenizer/decode.py`).
 //!
 //! Invariants: the deltas joined are the text before the first match, whatever the chunks were.
 

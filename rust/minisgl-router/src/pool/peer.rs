@@ -1,4 +1,4 @@
-//! The connection of one front end, as a pool sees it: `minisgl.runner.connection`.
+//! The connection of one front end, as a pool sees it: `minisgl.runner.front_ends`.
 //!
 //! Invariants: frames leave whole and in order; sending never waits: what the front end does not take yet is kept, in
 //! bounds.

@@ -1,4 +1,4 @@
-//! What a step of an engine brought, by front end: `minisgl.runner.split`, with a table instead of numbers in the ids.
+//! What a step of an engine brought, by front end: `minisgl.runner.front_ends`, with a table instead of numbers in the ids.
 
 use minisgl_gateway::message::StepTokens;
 

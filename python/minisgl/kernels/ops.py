@@ -1,0 +1,113 @@
+"""Small operations of a step: storing K and V in the pool, the page table and its list of pages to read, the choice of
+experts, the mask of tokens that may not come. Each runs in torch, or in Triton where the tensor is on a CUDA device and
+Triton is installed.
+
+Invariants: on a device nothing waits, and sizes are those that the host knows; torch and Triton write the same. Places
+of padding rows in the pool are written in any order; no other place is written twice. On a device equal logits go to
+the expert of the lower number, whatever else is in the batch (in half precision some are equal, and `torch.topk`
+promises nothing about them).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from functools import cache
+
+import torch
+from torch import Tensor
+
+
+@functools.cache
+def triton_is_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def use_triton(tensor: Tensor) -> bool:
+    return tensor.is_cuda and triton_is_installed()
+
+
+def store_kv(pool_k: Tensor, pool_v: Tensor, out_loc: Tensor, k: Tensor, v: Tensor) -> None:
+    """k [n, kv_heads, k_dim] and v [n, kv_heads, v_dim] to the places out_loc [n] of the pools, which are [places,
+    kv_heads, k_dim] and [places, kv_heads, v_dim]."""
+    if use_triton(pool_k) and pool_k.shape == pool_v.shape:
+        from minisgl.kernels import ops_triton
+
+        ops_triton.store_kv(pool_k, pool_v, out_loc, k, v)
+        return
+    places = out_loc.long()
+    pool_k.index_copy_(0, places, k)
+    pool_v.index_copy_(0, places, v)
+
+
+UPDATE_FIELDS = 4  # req_slot, first column, count, where its pages start
+
+
+def apply_updates(page_table: Tensor, updates: Tensor, page_ids: Tensor) -> None:
+    """Write `page_ids` [p] int32 into `page_table` [slots, columns] int32 along `updates` [s, 4] int32: slot, first
+    column, count, start in `page_ids`. No two updates touch the same place: they are written in any order."""
+    if not len(updates):
+        return
+    if use_triton(page_table):
+        from minisgl.kernels import ops_triton
+
+        ops_triton.apply_updates(page_table, updates, page_ids)
+        return
+    slot, column, count, start = updates.long().unbind(1)
+    owner = torch.repeat_interleave(count, output_size=len(page_ids))
+    at = torch.arange(len(page_ids), device=page_ids.device)
+    page_table[slot[owner], column[owner] + at - start[owner]] = page_ids
+
+
+def gather_pages(page_table: Tensor, slots: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
+    """The pages of each row one after the other: row r's lie in out[kv_indptr[r] : kv_indptr[r + 1]]. `slots` [r] and
+    `kv_indptr` [r + 1] int32; `out` [kv_indptr[-1]] int32."""
+    if not len(slots):
+        return
+    if use_triton(page_table):
+        from minisgl.kernels import ops_triton
+
+        ops_triton.gather_pages(page_table, slots, kv_indptr, out)
+        return
+    starts = kv_indptr[:-1].long()
+    row = torch.repeat_interleave(kv_indptr.diff().long(), output_size=len(out))
+    column = torch.arange(len(out), device=out.device) - starts[row]
+    out.copy_(page_table[slots.long()[row], column])
+
+
+def serves(logits: Tensor) -> bool:
+    """Whether the Triton form takes them. A compiler of whole models fuses the torch form by itself."""
+    return use_triton(logits) and not torch.compiler.is_compiling()
+
+
+def route(logits: Tensor, per_token: int, *, normalise: bool) -> tuple[Tensor, Tensor]:
+    """logits [n, experts] -> the `per_token` largest, [n, per_token] integers, and their probabilities [n, per_token],
+    of the dtype of `logits`, from a softmax over all in float32. `normalise`: scaled to sum up to 1."""
+    if serves(logits):
+        from minisgl.kernels import ops_triton
+
+        return ops_triton.route(logits.contiguous(), per_token, normalise)
+    shares, chosen = logits.float().softmax(-1).topk(per_token, -1)
+    if normalise:
+        shares = shares / shares.sum(-1, keepdim=True)
+    return chosen, shares.to(logits.dtype)
+
+
+def mask_tokens(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """logits [n, vocab] float32, changed in place; rows [m] int32, each once; bits [m, ceil(vocab / 32)] int32, of
+    which bit i % 32 of word i // 32 says whether id i may come."""
+    if use_triton(logits):
+        from minisgl.kernels import ops_triton
+
+        ops_triton.mask_tokens(logits, rows, bits)
+        return
+    # what a byte adds to eight logits: several times as fast as to unpack the bits and fill by them
+    index = bits.view(torch.uint8).flatten().int()
+    added = _of_byte(logits.device).index_select(0, index).view(len(rows), -1)
+    logits.index_add_(0, rows, added[:, : logits.shape[1]])
+
+
+@cache
+def _of_byte(device: torch.device) -> Tensor:
+    may_come = torch.arange(256)[:, None] >> torch.arange(8) & 1
+    return torch.where(may_come.bool(), 0.0, float("-inf")).to(device)

@@ -1,0 +1,56 @@
+"""The text by whose beginning a replica is chosen: what a next turn repeats comes first, whatever it is sent as."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minisgl.ray.placement import MAX_BYTES, look_at
+
+
+def common(one: dict[str, Any], other: dict[str, Any]) -> int:
+    first, second = (look_at(json.dumps(body).encode()).prefix for body in (one, other))
+    same = first[: len(second)] == second[: len(first)]
+    return int(same.argmin()) if not same.all() else len(same)
+
+
+def test_a_next_turn_has_the_last_one_as_its_beginning() -> None:
+    messages = [{"role": "user", "content": "a" * 500}]
+    longer = [*messages, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    before = {"temperature": 1, "model": "m", "messages": messages}
+    after = {"messages": longer, "model": "m", "seed": 3}
+    assert common(before, after) >= 500
+
+
+def test_tools_and_the_system_text_come_first() -> None:
+    tools = [{"type": "function", "function": {"name": "x" * 300}}]
+    one = {"messages": [{"role": "user", "content": "a"}], "tools": tools}
+    other = {"tools": tools, "messages": [{"role": "user", "content": "b"}]}
+    assert common(one, other) > 300
+    assert common({"system": "s" * 90, "messages": ["a"]}, {"messages": ["b"], "system": "s" * 90}) > 90
+
+
+@pytest.mark.parametrize("field", ["prompt", "input", "text", "input_ids", "instructions"])
+def test_each_api_has_its_field(field: str) -> None:
+    seen = look_at(json.dumps({"model": "m", field: "abc"}).encode())
+    assert seen.model == "m"
+    assert bytes(seen.prefix.tolist()) == b'"abc"'
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"messages":', b'{"model":3}', b"1"])
+def test_what_says_nothing_is_no_error(body: bytes) -> None:
+    assert look_at(body).model is None
+    assert not len(look_at(body).prefix)
+
+
+def test_it_is_bounded() -> None:
+    assert len(look_at(json.dumps({"prompt": "x" * 3 * MAX_BYTES}).encode()).prefix) == MAX_BYTES
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes(body: bytes) -> None:
+    look_at(body)
