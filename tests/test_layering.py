@@ -131,6 +131,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tokenizer",
         "config",
         "envs",
+        "_rust",  # types
     },
     "cli.doctor": {
         "scheduler",

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minisgl.engine.api import SlotAssignment
+from minisgl.metrics.gateway import Readings
+from minisgl.metrics.keys import KeyReading
 from minisgl.routing.api import Placed, RouterConfig
 from minisgl.scheduler.api import ControlPlaneConfig, Stats, TreeView
 from minisgl.step import Events, Int32Array, Int64Array, StepBuffers
@@ -341,9 +343,14 @@ class Gateway:
     def num_open(self) -> int:
         """Requests that it is answering."""
 
-    def waiting(self) -> tuple[int, int, int]: ...
-    def key(self, number: int) -> dict[str, Any] | None: ...
-    def readings(self) -> dict[str, Any]:
+    def waiting(self) -> tuple[int, int, int]:
+        """Choices without a row, tokens of their prompts, and all choices that the engine has: asked for every request,
+        so without the rest of `readings`."""
+
+    def key(self, number: int) -> KeyReading | None:
+        """What an API key has used there; None before `serve`."""
+
+    def readings(self) -> Readings:
         """What it has counted and measured since it started."""
 
 @final

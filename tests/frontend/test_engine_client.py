@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl.config import Limits
-from minisgl.frontend.engine_client import KEPT, NUMBERS, EngineViews, together
 from minisgl.message import (
     SCHEMA_VERSION,
     AbortRequest,
@@ -32,6 +31,7 @@ from minisgl.message import (
     encode,
 )
 from minisgl.message.types import FromEngine
+from minisgl.metrics.engines import KEPT, NUMBERS, EngineViews, together
 from minisgl.server.health import trouble
 from tests.helpers.server import CONFIG, READY, STATS, WAIT_S, Frontend, check_error, events, failed_step, frontend
 

@@ -21,10 +21,11 @@ import httpx
 import msgspec
 import uvloop
 
+from minisgl._rust import Gateway
 from minisgl.config import EngineConfig, ServerConfig
 from minisgl.frontend.engine_client import ProcessClient
 from minisgl.server.app import Application, build_app
-from minisgl.server.gateway import FrontEnd, Gateway
+from minisgl.server.gateway import FrontEnd
 from minisgl.server.gateway_config import encoded
 from minisgl.server.http import GRACE_S, HttpServer
 from minisgl.tokenizer import Tokenizer

@@ -185,20 +185,6 @@ def capture_all(
 _NOT_FINITE = "the model's output is not finite (overflow? try --dtype bfloat16 or float32)"
 
 
-class Owner(Protocol):
-    def wipe(self) -> None:
-        """Zero the KV pool, behind what is queued."""
-
-    def failure(self, step: int, error: BaseException) -> BaseException:
-        """What `error` in `step` means."""
-
-    def begin(self, step: LaunchedStep) -> None:
-        """The step before `step` is resolved: queue what of it waited for that."""
-
-    def record(self, step: LaunchedStep, tokens: Int32Array) -> dict[int, str]:
-        """Its rows with grammars sampled `tokens`; see `GrammarSlots.record`."""
-
-
 class DeferredLogprobs:
     """Log probabilities that a forward computes; each call copies some to the host, once the forward is done."""
 
@@ -210,7 +196,7 @@ class DeferredLogprobs:
 class LaunchedStep:
     """A `StepHandle`."""
 
-    def __init__(self, engine: Owner, plan: StepPlan, entry: RingEntry, buffer: StagingBuffer) -> None:
+    def __init__(self, engine: CudaEngine, plan: StepPlan, entry: RingEntry, buffer: StagingBuffer) -> None:
         self._engine = engine
         self.plan = plan  # it and the entry are read by the forward only: a later step may have them
         self.entry = entry

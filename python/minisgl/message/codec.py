@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -88,17 +88,13 @@ class Codec:
         return decode_from_engine(frame)
 
 
-class Meter(Protocol):
-    """See `metrics.meters`."""
-
-    def add(self, ns: int, count: int = 1) -> None: ...
-
-
 class MeasuredCodec(Codec):
-    """The same with what it costs; its frames are stamped. `queue` meters the time from the sender's socket to the
-    receiver's decoder: on the way and not yet looked at."""
+    """The same with what it costs, in nanoseconds, and with stamped frames. `queue` gets the time from the sender's
+    socket to the receiver's decoder: on the way and not yet looked at."""
 
-    def __init__(self, encode: Meter, decode: Meter, queue: Meter) -> None:
+    def __init__(
+        self, encode: Callable[[int], None], decode: Callable[[int], None], queue: Callable[[int], None]
+    ) -> None:
         self._encode = encode
         self._decode = decode
         self._queue = queue
@@ -106,7 +102,7 @@ class MeasuredCodec(Codec):
     def encode(self, messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
         began = time.perf_counter_ns()
         frame = encode(messages)
-        self._encode.add(time.perf_counter_ns() - began)
+        self._encode(time.perf_counter_ns() - began)
         return stamped(frame, time.monotonic_ns())
 
     def decode_to_engine(self, frame: bytes) -> list[ToEngine]:
@@ -117,10 +113,10 @@ class MeasuredCodec(Codec):
 
     def _decoded(self, decode: Callable[[bytes], T], frame: bytes) -> T:
         if (sent := sent_ns(frame)) is not None:
-            self._queue.add(max(0, time.monotonic_ns() - sent))
+            self._queue(max(0, time.monotonic_ns() - sent))
         began = time.perf_counter_ns()
         messages = decode(frame)
-        self._decode.add(time.perf_counter_ns() - began)
+        self._decode(time.perf_counter_ns() - began)
         return messages
 
 

@@ -9,13 +9,14 @@ alias has the value, type and buckets of its source at the same scrape.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from minisgl.message import EngineReady, EngineStats, MeterReading
+from minisgl.metrics.engines import EngineView
 from minisgl.metrics.meters import histogram
 from minisgl.metrics.steps import PHASES
 
@@ -199,21 +200,7 @@ COUNTERS: Table = (
 )
 
 
-class View(Protocol):
-    """What is known of one engine: `frontend.engine_client.EngineView`."""
-
-    @property
-    def engine(self) -> int: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def restarts(self) -> int: ...
-    @property
-    def stats(self) -> EngineStats | None: ...
-    def told(self, now: float) -> dict[str, Any]: ...
-
-
-def by_engine(views: Sequence[View], pool: Readings | None) -> Iterable[Metric]:
+def by_engine(views: Sequence[EngineView], pool: Readings | None) -> Iterable[Metric]:
     ready = GaugeMetricFamily("minisgl:engine_ready", "1 while it serves", labels=LABELS)
     restarts = CounterMetricFamily("minisgl:engine_restarts", "times that it was ready again", labels=LABELS)
     for view in views:

@@ -17,12 +17,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from minisgl.message import Codec, EngineReady, EngineStats, MeasuredCodec, MeterReading
+from minisgl.metrics.engines import EngineView
 from minisgl.metrics.families import (
     ENGINE,
     HTTP,
     AliasCollector,
     EngineCollector,
-    View,
     by_engine,
     process_families,
     text_families,
@@ -61,7 +61,7 @@ class Metrics(Collector):
         gateway: Callable[[], Readings] | None = None,
         aliases_for: str | None = None,
         trace: ChromeTrace | None = None,
-        engines: Callable[[], Sequence[View]] = tuple,
+        engines: Callable[[], Sequence[EngineView]] = tuple,
         pool: Callable[[], PoolReadings] | None = None,
         keys: Sequence[KeyCounts] = (),
     ) -> None:
@@ -125,7 +125,9 @@ class Metrics(Collector):
 
     def codec(self, *, measured: bool) -> Codec:
         """For the messages of this process."""
-        return MeasuredCodec(*(self._meters[name] for name in ("encode", "decode", "queue"))) if measured else Codec()
+        if not measured:
+            return Codec()
+        return MeasuredCodec(*(self._meters[name].add for name in ("encode", "decode", "queue")))
 
     # ------------------------------------------------------------------------------------------------------ counting
 

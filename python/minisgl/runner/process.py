@@ -61,7 +61,7 @@ class Link:
         codec = Codec()
         if config.engine.debug.transport_stats:
             meters = self.timers.meters
-            codec = MeasuredCodec(meters["encode"], meters["decode"], meters["queue"])
+            codec = MeasuredCodec(meters["encode"].add, meters["decode"].add, meters["queue"].add)
         self.activity = Activity()
         self._front_ends = FrontEnds(config.socket_path, codec, sys.stdin.fileno(), self.activity)
         self.send = self._front_ends.send

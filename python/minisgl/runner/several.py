@@ -21,13 +21,16 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from minisgl import envs
 from minisgl.config import ConfigError, EngineConfig, ServerConfig
 from minisgl.runner.launch import AT_ONCE_S, SOCKET, STOP_TIMEOUT_S, EngineProcess
+
+if TYPE_CHECKING:  # the extension may be missing
+    from minisgl._rust import EnginePool
 
 DEV = Path("/dev")
 TOOL = "nvidia-smi"
@@ -94,27 +97,13 @@ NEED = "--dp, --max-inflight, --api-key-file"
 STEADY_S = 30.0  # one that was ready for so long begins anew with the first wait
 
 
-class Pool(Protocol):
-    """`minisgl._rust.EnginePool`: a thread that listens where front ends connect."""
-
-    def restarting(self, engine: int, yes: bool) -> None:
-        """While `yes`, a process of this engine is being started, or will be: requests may wait for it."""
-        ...
-
-    def readings(self) -> Mapping[str, Any]: ...
-
-    def stop(self) -> None:
-        """Idempotent. Takes as long as its thread needs to end."""
-        ...
-
-
-def pool_class() -> Callable[[str], Pool]:
+def pool_class() -> Callable[[str], EnginePool]:
     """Of the extension. Raises `ConfigError` if there is none."""
     try:
         from minisgl import _rust
     except ImportError as error:
         raise ConfigError(f"{NEED}: need the extension, which is missing: {error}") from error
-    found: Callable[[str], Pool] | None = getattr(_rust, "EnginePool", None)
+    found: Callable[[str], EnginePool] | None = getattr(_rust, "EnginePool", None)
     if found is None:
         raise ConfigError(f"{NEED}: need the extension, and it was built without its pool: build it again")
     return found
@@ -150,30 +139,15 @@ class Backoff:
         return wait_s
 
 
-class Child(Protocol):
-    """What this needs of an `EngineProcess`."""
-
-    @property
-    def socket(self) -> str: ...
-    @property
-    def last_words(self) -> str: ...
-    @property
-    def has_ended(self) -> bool: ...
-    def start(self) -> None: ...
-    def kill(self) -> None: ...
-    async def wait(self) -> int: ...
-    async def end(self, timeout_s: float) -> None: ...
-
-
 class EngineProcesses:
     """Has what `serving` needs of an `EngineProcess`. Use `create`, and `with`."""
 
     def __init__(
         self,
-        make: Callable[[int], Child],
+        make: Callable[[int], EngineProcess],
         number: int,
         folder: Path,
-        make_pool: Callable[[Iterable[str]], Pool],
+        make_pool: Callable[[Iterable[str]], EnginePool],
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -186,7 +160,7 @@ class EngineProcesses:
         self._backoffs = [Backoff() for _ in range(number)]
         self._ready = [False] * number
         self._keepers: list[asyncio.Task[None]] = []
-        self.pool: Pool | None = None
+        self.pool: EnginePool | None = None
         self.folder = folder
         self.address = f"ipc://{folder / SOCKET}"
 

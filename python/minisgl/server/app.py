@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi.responses import Response
@@ -57,7 +57,6 @@ from minisgl.server.context import ServerContext
 from minisgl.server.encoding import detokenize_endpoint, embeddings_endpoint, tokenize_endpoint
 from minisgl.server.errors import MESSAGES, ApiError, install_handlers, internal_error, too_late
 from minisgl.server.formatter import Formatter, json_response
-from minisgl.server.gateway import Gateway
 from minisgl.server.generation import Generation
 from minisgl.server.health import add_health
 from minisgl.server.live import SLOW_MOTION, add_live, slow_motion_endpoint
@@ -75,10 +74,13 @@ from minisgl.server.responses.endpoint import (
     input_tokens_endpoint,
     responses_endpoint,
 )
-from minisgl.server.resume import lost
+from minisgl.server.resume import Resumable, lost
 from minisgl.server.sglang import add_sglang, generate_endpoint
 from minisgl.server.tools import Parsing
 from minisgl.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from minisgl._rust import Gateway
 
 _log = logging.getLogger("minisgl.server")
 Show = Callable[[Generation, list[Delta]], bytes]
@@ -258,13 +260,24 @@ class _Posts:
             request.body_done()
 
 
+def _marked(formatter: Formatter, resumable: Resumable) -> Show:
+    """Chunks with marks behind them, by which another server could go on."""
+
+    def chunk(generation: Generation, deltas: list[Delta]) -> bytes:
+        with ids.of(resumable.source):
+            shown = formatter.chunk(generation, deltas)
+            return shown + resumable.mark(deltas, generation.token_ids, generation.reason, generation.cached)
+
+    return chunk
+
+
 async def _stream(
     generation: Generation, formatter: Formatter, request: HttpRequest, connection: Connection, send: Send
 ) -> bytes:
     """Chunks as tokens come, straight into the connection; returns what comes after them. Raises `ApiError` before the
     first one."""
     resumable, first = request.resumable, list[Delta]()
-    show: Show = formatter.chunk if resumable is None else resumable.marked(formatter.chunk)
+    show: Show = formatter.chunk if resumable is None else _marked(formatter, resumable)
     if resumable is not None and resumable.said is not None:
         generation.replay(resumable.said.turns, show)
     else:

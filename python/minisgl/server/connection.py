@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 CONNECTION = "minisgl.connection"
 """Key of the ASGI scope; http.py puts it there."""
@@ -104,46 +104,3 @@ class Crowd:
         self._open[address] -= 1
         if not self._open[address]:
             del self._open[address]
-
-
-class Client(Protocol):
-    """A connection, whatever is sent over it (http.py has it)."""
-
-    @property
-    def transport(self) -> asyncio.Transport: ...
-
-    def answering(self) -> tuple[str, Connection | None]:
-        """The id of the request that is being answered, and its way out; "a connection" and None without one."""
-
-
-class SlowClients:
-    """Drops clients that read nothing of what was written for them, also of a finished answer, whose connection would
-    stay until the client goes; and those that read too little of a stream to ever catch up."""
-
-    def __init__(self, clients: Collection[Client], timeout_s: float) -> None:
-        self._clients = clients
-        self._timeout_s = timeout_s
-        self._stuck: dict[Client, tuple[int, float]] = {}  # bytes that wait, and since when as many
-
-    async def sweep_forever(self) -> None:
-        """One task for all: a timer for every write would cost more than the write."""
-        while True:
-            await asyncio.sleep(self._timeout_s / 4)
-            self._sweep(asyncio.get_running_loop().time())
-
-    def _sweep(self, now: float) -> None:
-        stuck, self._stuck = self._stuck, {}
-        for client in list(self._clients):
-            size = client.transport.get_write_buffer_size()
-            before, since = stuck.get(client, (size, now))
-            if size != before:
-                since = now
-            name, connection = client.answering()
-            blocked = connection.blocked_since if connection is not None and connection.streams else None
-            waits_s = now - min(since if size else now, now if blocked is None else blocked)
-            if waits_s > self._timeout_s:
-                text = "%s: dropped: its client has read nothing for %.1f s (--slow-client-timeout)"
-                _log.warning(text, name, waits_s)
-                client.transport.abort()
-            elif size:
-                self._stuck[client] = (size, since)

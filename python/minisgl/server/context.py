@@ -10,7 +10,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -28,13 +28,15 @@ from minisgl.server.api_keys import KeyUse
 from minisgl.server.bodies import ChatMessage, Conversation
 from minisgl.server.errors import ApiError, bad_value, draining, engine_gone, param_errors
 from minisgl.server.fields import ENOUGH_CHARS, chars_of
-from minisgl.server.gateway import Gateway
 from minisgl.server.responses.store import ResponseStore
 from minisgl.server.tools import Parsing, explained
 from minisgl.server.waiting import Queue, Turns
 from minisgl.step import Int32Array
 from minisgl.tokenizer import ChatTemplateError, FillIn, NotEncodable, Tokenizer, TooManyTokens
 from minisgl.utils.memory import MAPPED_BYTES, give_back
+
+if TYPE_CHECKING:
+    from minisgl._rust import Gateway
 
 MAX_STOP_CHARS = 4096  # of one stop string
 MAX_CHOICES = 1024  # answers of one request: prompts times n

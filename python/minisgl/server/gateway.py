@@ -8,72 +8,18 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from minisgl.server.log import say
 
-if TYPE_CHECKING:  # it brings the client library of Prometheus
-    from minisgl.metrics.gateway import Readings
-    from minisgl.metrics.keys import KeyReading
+if TYPE_CHECKING:  # the extension may be missing
+    from minisgl._rust import Gateway
 
 SOCKET = "http"  # of the Python server, in the private folder
 BACKLOG = 2048
-
-
-class Gateway(Protocol):
-    """`minisgl._rust.Gateway`: threads that answer at a port without Python."""
-
-    def load(self, tokenizer: str) -> None:
-        """Load this tokenizer.json, which `serve` will name. Takes long. Raises `ValueError`."""
-        ...
-
-    def serve(self, config: str) -> list[str]:
-        """From now on it answers what it is sure of. `config`: see gateway_config.py. Returns lines for the log: what
-        it passes on, and why. Takes long. Raises `ValueError`: then it passes everything on."""
-        ...
-
-    def drain(self) -> None:
-        """From now on it passes on every new request."""
-        ...
-
-    def fail(self, reason: str) -> None:
-        """From now on it passes on every request, and what it is answering ends with this error."""
-        ...
-
-    def stop(self, grace_s: float) -> None:
-        """Close the port, and connections as they fall idle, at the latest after `grace_s`. Idempotent."""
-        ...
-
-    def publish(
-        self, num_waiting: int, num_waiting_tokens: int, num_live: int, keys: Sequence[tuple[int, int]]
-    ) -> None:
-        """What waits and what is in the engine on this side, and of each API key what waits and the tokens that it has
-        used: limits count both sides."""
-        ...
-
-    def set_adapters(self, any: bool) -> None:
-        """Whether there are: then it passes on requests that name another model than the one of the configuration, and
-        the list of models."""
-        ...
-
-    @property
-    def num_open(self) -> int:
-        """Requests that it is answering by itself."""
-        ...
-
-    def waiting(self) -> tuple[int, int, int]:
-        """Choices without a row, tokens of their prompts, and all choices that the engine has: asked for every request,
-        so without the rest of `readings`."""
-        ...
-
-    def key(self, number: int) -> KeyReading | None:
-        """What an API key has used there; None before `serve`."""
-        ...
-
-    def readings(self) -> Readings: ...
 
 
 class NoGateway(RuntimeError):

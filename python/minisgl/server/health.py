@@ -14,7 +14,8 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from minisgl.frontend.engine_client import READY, ProcessClient
+from minisgl.frontend.engine_client import ProcessClient
+from minisgl.metrics.engines import READY
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import SERVER, ApiError, draining, loading
 from minisgl.server.formatter import json_response

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from http import HTTPStatus
 from typing import Any
 
@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from minisgl.config import Limits
-from minisgl.server.connection import CONNECTION, Connection, Crowd, SlowClients
+from minisgl.server.connection import CONNECTION, Connection, Crowd
 from minisgl.server.errors import INVALID, SERVER, ApiError
 from minisgl.server.request import REQUEST, HttpRequest
 
@@ -146,7 +146,7 @@ class _Protocol(HttpToolsProtocol):
             _connection_of(open_[0]).resumed()
 
     def answering(self) -> tuple[str, Connection | None]:
-        """See `connection.Client`."""
+        """The id of the request that is being answered, and its way out; "a connection" and None without one."""
         if not (open_ := self._unanswered()):
             return "a connection", None
         request: HttpRequest | None = open_[0].scope.get(REQUEST)  # type: ignore[assignment]
@@ -202,6 +202,39 @@ def _without_chunks(cycle: RequestResponseCycle, connection: Connection) -> Send
         await cycle.send(message)  # type: ignore[arg-type]
 
     return send
+
+
+class SlowClients:
+    """Drops clients that read nothing of what was written for them, also of a finished answer, whose connection would
+    stay until the client goes; and those that read too little of a stream to ever catch up."""
+
+    def __init__(self, clients: Collection[_Protocol], timeout_s: float) -> None:
+        self._clients = clients
+        self._timeout_s = timeout_s
+        self._stuck: dict[_Protocol, tuple[int, float]] = {}  # bytes that wait, and since when as many
+
+    async def sweep_forever(self) -> None:
+        """One task for all: a timer for every write would cost more than the write."""
+        while True:
+            await asyncio.sleep(self._timeout_s / 4)
+            self._sweep(asyncio.get_running_loop().time())
+
+    def _sweep(self, now: float) -> None:
+        stuck, self._stuck = self._stuck, {}
+        for client in list(self._clients):
+            size = client.transport.get_write_buffer_size()
+            before, since = stuck.get(client, (size, now))
+            if size != before:
+                since = now
+            name, connection = client.answering()
+            blocked = connection.blocked_since if connection is not None and connection.streams else None
+            waits_s = now - min(since if size else now, now if blocked is None else blocked)
+            if waits_s > self._timeout_s:
+                text = "%s: dropped: its client has read nothing for %.1f s (--slow-client-timeout)"
+                _log.warning(text, name, waits_s)
+                client.transport.abort()
+            elif size:
+                self._stuck[client] = (size, since)
 
 
 class _Server(uvicorn.Server):

@@ -17,7 +17,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -70,17 +70,6 @@ class Said(msgspec.Struct):
 
     origin: Origin
     turns: list[list[Tokens]]
-
-
-class Choices(Protocol):
-    """What is generated for a request; choices by index."""
-
-    def token_ids(self, index: int) -> list[int]: ...
-    def reason(self, index: int) -> int: ...
-    def cached(self) -> list[int]: ...
-
-
-C = TypeVar("C", bound=Choices)
 
 
 def fingerprint(name: str, info: EngineReady) -> str:
@@ -166,26 +155,25 @@ class Resumable:
 
     # -------------------------------------------------------------------------------------------------- while it runs
 
-    def marked(self, show: Callable[[C, Sequence[Delta]], bytes]) -> Callable[[C, list[Delta]], bytes]:
-        """What `show` makes of tokens, with a mark behind it."""
-
-        def chunk(choices: C, deltas: list[Delta]) -> bytes:
-            with ids.of(self.source):
-                return show(choices, deltas) + self._mark(choices, deltas)
-
-        return chunk
-
-    def _mark(self, choices: Choices, deltas: Sequence[Delta]) -> bytes:
+    def mark(
+        self,
+        deltas: Sequence[Delta],
+        token_ids: Callable[[int], list[int]],
+        reason: Callable[[int], int],
+        cached: Callable[[], list[int]],
+    ) -> bytes:
+        """What stands behind a chunk of `deltas`. `token_ids` and `reason` say of a choice what was generated for it,
+        `cached` how many tokens of each prompt were known."""
         tokens = []
         for delta in deltas:
-            index, found = delta.index, choices.token_ids(delta.index)
+            index, found = delta.index, token_ids(delta.index)
             new = found[self._num_marked.get(index, 0) :]
             self._num_marked[index] = len(found)
-            tokens.append(Tokens(index, new, choices.reason(index), delta.finish_reason is not None))
+            tokens.append(Tokens(index, new, reason(index), delta.finish_reason is not None))
         if self._is_told or self.said is not None:
             return _line(Mark(tokens))
         self._is_told = True
-        self._origin.cached = choices.cached()
+        self._origin.cached = cached()
         return _line(Mark(tokens, self._origin))
 
 

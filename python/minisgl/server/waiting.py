@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from minisgl.config import Limits
 from minisgl.frontend.output_processor import OutputProcessor
 from minisgl.server.api_keys import KeyUse
 from minisgl.server.errors import queue_full
-from minisgl.server.gateway import Gateway
+
+if TYPE_CHECKING:
+    from minisgl._rust import Gateway
 
 MAX_WAITING = 256
 """Large bodies that wait for their turn, each with what a connection buffers of it."""

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import uvloop
 
@@ -31,7 +31,7 @@ from minisgl.runner.several import EngineProcesses
 from minisgl.server import gateway_config
 from minisgl.server.app import Application, build_app
 from minisgl.server.demo_load import DemoLoad
-from minisgl.server.gateway import FrontEnd, Gateway
+from minisgl.server.gateway import FrontEnd
 from minisgl.server.health import Starting
 from minisgl.server.http import GRACE_S, HttpServer
 from minisgl.server.log import complain, narrate, say, warn
@@ -40,6 +40,9 @@ from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.early import EarlyTokenizer
 from minisgl.utils.memory import give_back
 from minisgl.utils.progress import Display, to_all
+
+if TYPE_CHECKING:
+    from minisgl._rust import Gateway
 
 DRAINED_S = 0.02  # how often the gateway is asked whether it is
 LAST_WORDS_S = 0.5  # between the end of a process and the end of its connection

@@ -1,0 +1,150 @@
+"""What a front end knows of each engine of a pool, and of all together.
+
+Invariants: counters go on when an engine is started again: what a dead one had counted stays in the sum; an engine that
+does not serve has no requests and no pages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import msgspec
+
+from minisgl.message import EngineStats, MeterReading, PrefixState
+
+READY = "ready"
+NUMBERS = frozenset(name for name, kind in EngineStats.__annotations__.items() if kind in ("int", "float"))
+KEPT = frozenset(name for name in NUMBERS if name.endswith("_total")) | {"cpu_s"}  # of one that died
+
+
+@dataclass(slots=True)
+class EngineView:
+    """`state`: see `EngineState`; `since` when, by `time.monotonic`. `restarts`: how often it was ready again."""
+
+    engine: int
+    since: float
+    state: str = "starting"
+    reason: str = ""
+    restarts: int = 0
+    was_ready: bool = False
+    last: EngineStats | None = None  # of the process that runs
+    before: EngineStats | None = None  # what those before it counted
+
+    @property
+    def stats(self) -> EngineStats | None:
+        return together([one for one in (self.before, self.last) if one is not None])
+
+    def change(self, state: str, reason: str, now: float) -> None:
+        if state == self.state:
+            self.reason = reason
+            return
+        if state == READY:
+            self.restarts += self.was_ready
+            self.was_ready = True
+        elif self.last is not None:
+            self.before, self.last = together([one for one in (self.before, counted(self.last)) if one]), None
+        self.state, self.reason, self.since = state, reason, now
+
+    def told(self, now: float) -> dict[str, Any]:
+        """For people and programs."""
+        return {
+            "engine": self.engine,
+            "state": self.state,
+            "reason": self.reason or None,
+            "restarts": self.restarts,
+            "since_s": round(now - self.since, 3),
+        }
+
+
+class EngineViews:
+    """`num_engines`: of a pool; None: there is one engine, and no pool."""
+
+    def __init__(self, num_engines: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._has_pool = num_engines is not None
+        self._clock = clock
+        self.all = [EngineView(engine, clock()) for engine in range(num_engines or 1)]
+
+    def change(self, engine: int, state: str, reason: str = "") -> None:
+        self.all[engine].change(state, reason, self._clock())
+
+    def say(self, engine: int, stats: EngineStats) -> None:
+        self.all[engine].last = stats
+
+    def ready(self) -> None:
+        """The only one is. Of a pool's each has a state."""
+        if not self._has_pool:
+            self.change(0, READY)
+
+    def failed(self, reason: str) -> None:
+        """The only one has. Of a pool's the pool has said what it knew."""
+        if not self._has_pool:
+            self.all[0].state, self.all[0].reason, self.all[0].since = "dead", reason, self._clock()
+
+    def together(self) -> EngineStats | None:
+        if not self._has_pool:
+            return self.all[0].last
+        return together([stats for view in self.all if (stats := view.stats) is not None])
+
+
+def counted(stats: EngineStats) -> EngineStats:
+    """What is still true of an engine that is gone."""
+    gone: dict[str, Any] = dict.fromkeys(NUMBERS - KEPT, 0)
+    meters = {name: msgspec.structs.replace(one, recent_s=0.0) for name, one in stats.meters.items()}
+    return msgspec.structs.replace(stats, **gone, meters=meters, ranks=(), prefixes=())
+
+
+def together(stats: Sequence[EngineStats]) -> EngineStats | None:
+    """The sum; of ranks nothing: their numbers are an engine's own."""
+    if len(stats) < 2:
+        return stats[0] if stats else None
+    numbers = {name: sum(getattr(one, name) for one in stats) for name in NUMBERS}
+    return msgspec.structs.replace(
+        stats[0],
+        **{**numbers, "slow_motion_ms": max(one.slow_motion_ms for one in stats)},
+        cpu_backend="/".join(dict.fromkeys(one.cpu_backend for one in stats if one.cpu_backend)),
+        failover_reason=next((one.failover_reason for one in stats if one.failover_reason), ""),
+        meters=_meters(one.meters for one in stats),
+        ranks=(),
+        prefixes=_prefixes(one.prefixes for one in stats),
+    )
+
+
+def _meters(all_: Iterable[Mapping[str, MeterReading]]) -> dict[str, MeterReading]:
+    found: dict[str, MeterReading] = {}
+    for meters in all_:
+        for name, one in meters.items():
+            found[name] = _both(found[name], one) if name in found else one
+    return found
+
+
+def _both(one: MeterReading, other: MeterReading) -> MeterReading:
+    return MeterReading(
+        one.count + other.count,
+        one.total_s + other.total_s,
+        max(one.longest_s, other.longest_s),
+        max(one.recent_s, other.recent_s),
+        dict(Counter(one.spread) + Counter(other.spread)),
+    )
+
+
+def _prefixes(all_: Iterable[Sequence[PrefixState]]) -> tuple[PrefixState, ...]:
+    """Of each prefix: hits of all engines; ready and pinned if it is in each that knows it."""
+    found: dict[int, list[PrefixState]] = {}
+    for states in all_:
+        for one in states:
+            found.setdefault(one.prefix_id, []).append(one)
+    return tuple(reduce(_same, states) for states in found.values())
+
+
+def _same(one: PrefixState, other: PrefixState) -> PrefixState:
+    return msgspec.structs.replace(
+        one,
+        is_ready=one.is_ready and other.is_ready,
+        is_pinned=one.is_pinned and other.is_pinned,
+        num_hits=one.num_hits + other.num_hits,
+    )
