@@ -26,7 +26,7 @@ from minisgl.metrics.meters import Meter, Meters
 
 def test_measured_frames_are_read_by_both_sides() -> None:
     found = Meters(("encode", "decode", "queue"))
-    measured = MeasuredCodec(*(found[name] for name in ("encode", "decode", "queue")))
+    measured = MeasuredCodec(*(found[name].add for name in ("encode", "decode", "queue")))
     for sender in (Codec(), measured):
         for receiver in (Codec(), measured):
             assert receiver.decode_from_engine(sender.encode([Heartbeat("idle", 1.0)])) == [Heartbeat("idle", 1.0)]
@@ -38,7 +38,7 @@ def test_measured_frames_are_read_by_both_sides() -> None:
 
 def test_the_time_on_the_way_is_measured() -> None:
     queue = Meter("queue")
-    codec = MeasuredCodec(Meter("encode"), Meter("decode"), queue)
+    codec = MeasuredCodec(Meter("encode").add, Meter("decode").add, queue.add)
     frame = Codec().encode([Heartbeat("idle", 1.0)])
     codec.decode_from_engine(stamped(frame, time.monotonic_ns() - 3_000_000_000))
     assert 3 < queue.reading().total_s < 60
