@@ -5,20 +5,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from minisgl.engine.sim.table import Table
 
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import EngineInfo
 from minisgl.engine.echo import EchoEngine
 from minisgl.engine.sim.profile import Profile
-from minisgl.engine.sim.table import Table
 from minisgl.message import AddRequest
 from minisgl.runner.build import build_step_time
 from minisgl.runner.loop import StepLoop
 from minisgl.runner.step_time import ALONE, FIRST_TOKENS, StepTime
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
-from minisgl.scheduler.faulty import make_faulty
-from minisgl.scheduler.wrapped import WrappedControlPlane
+from minisgl.scheduler.wrapped import WrappedControlPlane, make_faulty
 from minisgl.step import Event, Events, StepPlan, TokenBudget
 from tests.helpers.sim import Sim, request
 

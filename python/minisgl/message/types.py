@@ -145,7 +145,7 @@ class EngineReady(msgspec.Struct, tag="ready", frozen=True, array_like=True):
 
 class MeterReading(msgspec.Struct, frozen=True, array_like=True):
     """How often something happened, and how long it took: altogether, at most since the start, at most in the last 10
-    to 20 seconds. `spread`: how many by bucket of metrics.spread, where that is counted."""
+    to 20 seconds. `spread`: how many by bucket of metrics.meters, where that is counted."""
 
     count: int
     total_s: float
