@@ -191,7 +191,7 @@ def choices_are_experts_whatever_the_logits() -> None:
 def test_triton_forms_in_the_interpreter(tmp_path: Path) -> None:
     program = (
         "import pathlib\n"
-        "from minisgl.kernels import routing\n"
+        "from minisgl.kernels import ops\n"
         "from tests.kernels import test_experts as tests\n"
         "from tests.helpers.triton import let_products_be_plain\n"
         "let_products_be_plain()\n"
