@@ -27,6 +27,7 @@ KEYS = """keys:
 - {name: own, key: sk-own, own_cache: true}
 """
 ROWS = 2
+TOTAL = "minisgl:cached_tokens_total "
 LINE = re.compile(r"request .* method=POST .* status=200 .*key=(\w+)")
 
 
@@ -61,10 +62,18 @@ def num_cached(server: ServerProcess, name: str, ids: range) -> int:
     return found
 
 
-def test_a_key_with_its_own_cache_finds_its_own_prompts_alone(server: ServerProcess) -> None:
+def test_who_finds_whose_prompts_and_who_is_told(server: ServerProcess) -> None:
+    """Keys find each other's, but for one with a cache of its own; a key is told of what was its own."""
     shared, own = range(500, 600), range(700, 800)
-    assert [num_cached(server, name, shared) for name in ("one", "three", "own", "own")] == [0, 96, 0, 96]
-    assert [num_cached(server, name, own) for name in ("own", "one", "own", "flood")] == [0, 0, 96, 96]
+    assert [num_cached(server, name, shared) for name in ("one", "three", "own", "own", "three")] == [0, 0, 0, 96, 96]
+    assert [num_cached(server, name, own) for name in ("own", "one", "own", "flood")] == [0, 0, 96, 0]
+    found = [96, 96, 96, 96, 96]  # three, own and three; own and flood
+
+    def num_found() -> int:
+        text = httpx.get(f"{server.url}/metrics", headers=bearer("flag")).text
+        return int(sum(float(line.split()[1]) for line in text.splitlines() if line.startswith(TOTAL)))
+
+    until(lambda: num_found() == sum(found), f"{sum(found)} tokens were never found in the cache")
 
 
 def num_queued(server: ServerProcess) -> int:

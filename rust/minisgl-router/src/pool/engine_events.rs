@@ -207,7 +207,20 @@ impl Switchboard {
         }
     }
 
-    fn take_step(&mut self, engine: usize, step: StepTokens) {
+    /// What was cached for requests that were admitted, as their keys may know it.
+    fn show_own_prefixes(&mut self, engine: usize, step: &mut StepTokens) {
+        let Some(own) = &mut self.own_prefixes else { return };
+        for (link_id, cached_len) in &mut step.admitted {
+            let id = self.engines[engine].ids.get(link_id);
+            if let Some(request) = id.and_then(|id| self.requests.get(id)) {
+                *cached_len = own.shown(request, *cached_len);
+                own.add(request);
+            }
+        }
+    }
+
+    fn take_step(&mut self, engine: usize, mut step: StepTokens) {
+        self.show_own_prefixes(engine, &mut step);
         let mut ended = Vec::new();
         let mut rows = Vec::with_capacity(step.req_ids.len());
         let (ids, requests) = (&self.engines[engine].ids, &mut self.requests);

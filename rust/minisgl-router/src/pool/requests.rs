@@ -1,7 +1,7 @@
 //! Requests of a pool, from `AddRequest` to their ends.
 
-use std::collections::HashMap;
-use std::hash::BuildHasherDefault;
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
 
 use minisgl_gateway::live::IdHasher;
 use minisgl_gateway::message::{SamplingParams, ToEngine};
@@ -135,6 +135,59 @@ impl Request {
             return Fate::Ends(ERROR, Some(text));
         }
         Fate::Moves
+    }
+}
+
+/// What the requests of each key have had in prefix caches, as hashes of the beginnings of their tokens, page by page. So
+/// a key is told of what was cached for itself and not of what it has in common with others, whose texts it could guess.
+pub(super) struct OwnPrefixes {
+    page_size: usize,
+    /// Its secret: nobody finds two texts of one hash.
+    state: RandomState,
+    /// By key: those of late, and those before them.
+    pages: HashMap<i64, [HashSet<u64>; 2]>,
+}
+
+/// Of a key, in each of its two sets.
+const MOST_PAGES: usize = 1 << 15;
+
+impl OwnPrefixes {
+    pub(super) fn new(page_size: usize) -> Self {
+        Self {
+            page_size,
+            state: RandomState::new(),
+            pages: HashMap::new(),
+        }
+    }
+
+    /// How many of `cached_len` tokens, which an engine had for this request, its key may know of.
+    pub(super) fn shown(&self, request: &Request, cached_len: i32) -> i32 {
+        let most = usize::try_from(cached_len).unwrap_or(0) / self.page_size;
+        let Some([late, before]) = self.pages.get(&request.key) else {
+            return 0;
+        };
+        let is_own = |page: &u64| late.contains(page) || before.contains(page);
+        let num_own = self.hashes(request).take(most).take_while(is_own).count();
+        i32::try_from(num_own * self.page_size).unwrap_or(cached_len)
+    }
+
+    /// From now on its key knows of all of it.
+    pub(super) fn add(&mut self, request: &Request) {
+        let hashes: Vec<u64> = self.hashes(request).take(MOST_PAGES).collect();
+        let [late, before] = self.pages.entry(request.key).or_default();
+        if late.len() + hashes.len() > MOST_PAGES {
+            *before = std::mem::take(late);
+        }
+        late.extend(hashes);
+    }
+
+    fn hashes(&self, request: &Request) -> impl Iterator<Item = u64> {
+        let mut hasher = self.state.build_hasher();
+        hasher.write_i64(request.sampling.adapter);
+        request.tokens.chunks_exact(self.page_size).map(move |page| {
+            page.iter().for_each(|&token| hasher.write_i32(token));
+            hasher.finish()
+        })
     }
 }
 

@@ -9,7 +9,7 @@ use minisgl_gateway::message::{FromPool, Heartbeat, LoadProgress, Phase, StepTok
 
 use super::engines::{Engine, State};
 use super::front_ends::FrontEnd;
-use super::requests::{ABORT, ById, ERROR, Place, Request, Rest, STOP, as_i64};
+use super::requests::{ABORT, ById, ERROR, OwnPrefixes, Place, Request, Rest, STOP, as_i64};
 use super::server::Readings;
 use crate::policy::{Placed, Router, RouterConfig};
 
@@ -39,8 +39,9 @@ pub struct Switchboard {
     pub(super) requests: ById<Request>,
     next_id: i64,
     next_link_id: i64,
-    /// Else a priority orders the requests of a key in the line; an engine, which knows no keys, does not hear of it.
-    is_of_one_key: bool,
+    /// Where there are several keys. Then a priority orders the requests of a key in the line, and engines, which know
+    /// no keys, do not hear of it.
+    pub(super) own_prefixes: Option<OwnPrefixes>,
     next_front_end: u32,
     pub(super) prefixes: BTreeMap<i64, (Vec<i32>, bool)>,
     pub(super) adapters: BTreeMap<i64, (String, String)>,
@@ -62,7 +63,7 @@ impl Switchboard {
     pub fn new(config: RouterConfig) -> Result<Self, String> {
         let engines = (0..config.num_engines).map(|_| Engine::new()).collect();
         Ok(Self {
-            is_of_one_key: config.keys.is_empty(),
+            own_prefixes: (!config.keys.is_empty()).then(|| OwnPrefixes::new(config.page_size)),
             router: Router::new(config)?,
             engines,
             front_ends: BTreeMap::new(),
@@ -297,7 +298,7 @@ impl Switchboard {
             let link_id = self.next_link_id;
             self.next_link_id += 1;
             self.engines[engine].ids.insert(link_id, req_id);
-            let message = request.placed(Place { engine, link_id }, self.is_of_one_key);
+            let message = request.placed(Place { engine, link_id }, self.own_prefixes.is_none());
             self.out.push(Out::Engine(engine, message));
         }
     }
@@ -324,6 +325,9 @@ impl Switchboard {
             return;
         };
         self.router.remove(id, request.num_generated());
+        if let Some(own) = self.own_prefixes.as_mut().filter(|_| request.said_admitted) {
+            own.add(&request);
+        }
         if let Some(front_end) = request.owner.and_then(|owner| self.front_ends.get_mut(&owner)) {
             front_end.live.remove(&request.own_id);
         }

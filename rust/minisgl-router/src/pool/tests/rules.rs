@@ -176,6 +176,37 @@ fn a_shutdown_is_no_failure() {
     assert!(!world.front_ends[&number].other.iter().any(failed));
 }
 
+#[test]
+fn a_key_hears_of_what_it_had_in_the_cache_itself() {
+    let keys = vec![KeyShare::default(); 2];
+    let mut world = World::new(RouterConfig { keys, ..config(1) }, false);
+    let number = world.come();
+    let cached = |world: &mut World, tokens: std::ops::Range<i32>, key, runs| {
+        let engine = world.engines[0].as_mut().unwrap();
+        engine.cached_len = (tokens.end - tokens.start - 1) / 16 * 16;
+        let id = world.add_of(number, tokens.collect(), 10, key);
+        if !runs {
+            world.say(number, ToEngine::AbortRequest(id));
+        }
+        world.run_to_the_end();
+        world.front_ends[&number].requests[&id].cached_len
+    };
+    assert_eq!(cached(&mut world, 0..49, 1, true), 0, "another key's");
+    assert_eq!(cached(&mut world, 0..49, 1, true), 48);
+    assert_eq!(cached(&mut world, 0..49, 2, false), 0);
+    assert_eq!(
+        cached(&mut world, 0..49, 2, true),
+        0,
+        "one that never ran is not its own"
+    );
+    assert_eq!(cached(&mut world, 0..33, 2, true), 32);
+    assert_eq!(
+        cached(&mut world, 0..65, 1, true),
+        48,
+        "from there on it is another key's"
+    );
+}
+
 fn request(req_id: i64, priority: i64, num_generated: i64, key: i64) -> ToEngine {
     ToEngine::AddRequest {
         req_id,

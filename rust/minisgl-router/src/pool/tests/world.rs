@@ -37,6 +37,8 @@ struct Row {
 pub(super) struct FakeEngine {
     rows: BTreeMap<i64, Row>,
     last_id: i64,
+    /// It says so of each request.
+    pub(super) cached_len: i32,
     pub(super) said: VecDeque<FromEngine>,
     pub(super) heard: Vec<ToEngine>,
 }
@@ -92,7 +94,7 @@ impl FakeEngine {
                 step.reasons.push(reason);
             } else if step.req_ids.len() < most {
                 if !std::mem::replace(&mut row.is_admitted, true) {
-                    step.admitted.push((id, 0));
+                    step.admitted.push((id, self.cached_len));
                 }
                 row.tokens.push(next_token(&row.tokens));
                 let is_last = row.tokens.len() - row.num_prompt >= row.max_tokens;
@@ -119,6 +121,7 @@ pub(super) struct Got {
     pub(super) end: Option<i32>,
     pub(super) error: String,
     pub(super) num_admitted: usize,
+    pub(super) cached_len: i32,
     pub(super) asked: Option<i32>,
 }
 
@@ -135,8 +138,10 @@ impl FakeFrontEnd {
                 self.other.push(message);
                 continue;
             };
-            for (id, _) in &step.admitted {
-                self.requests.get_mut(id).unwrap().num_admitted += 1;
+            for (id, cached_len) in &step.admitted {
+                let got = self.requests.get_mut(id).unwrap();
+                got.num_admitted += 1;
+                got.cached_len = *cached_len;
             }
             for (row, id) in step.req_ids.iter().enumerate() {
                 let got = self.requests.get_mut(id).expect("somebody else's");
@@ -257,6 +262,10 @@ impl World {
     }
 
     pub(super) fn add(&mut self, front_end: u32, prompt: Vec<i32>, max_tokens: usize) -> i64 {
+        self.add_of(front_end, prompt, max_tokens, 0)
+    }
+
+    pub(super) fn add_of(&mut self, front_end: u32, prompt: Vec<i32>, max_tokens: usize, key: i64) -> i64 {
         let requests = &mut self.front_ends.get_mut(&front_end).unwrap().requests;
         let req_id = i64::try_from(requests.len()).unwrap();
         let sampling = SamplingParams {
@@ -278,7 +287,7 @@ impl World {
                 sampling: Box::new(sampling),
                 priority: 0,
                 num_generated: 0,
-                key: 0,
+                key,
             },
         );
         req_id
