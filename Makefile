@@ -22,7 +22,7 @@ $(2); code=$$?; kill $$lines; exit $$code
 endef
 
 .PHONY: install serve test lint python-lint rust-lint rust-test python-test avx2-test slow-test client-test browser-test ray-test screenshots recording \
-	fmt bench client-environments replay wheel wheel-test clean
+	fmt bench audit client-environments replay wheel wheel-test clean
 
 install: $(STAMP)
 
@@ -177,6 +177,17 @@ wheel-test:
 $(WHEEL)/.installed: Makefile
 	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet 'maturin>=1.7,<2' 'ziglang>=0.13' 'auditwheel>=6'
+	touch $@
+
+# Known vulnerabilities of what is locked, where the services that know them answer (tools/audit.py).
+AUDIT := .clients/audit
+audit: $(AUDIT)/.installed
+	$(AUDIT)/bin/uv export --quiet --frozen --no-emit-project --no-dev --extra cuda --output-file $(AUDIT)/locked.txt
+	$(AUDIT)/bin/python tools/audit.py $(AUDIT)/locked.txt
+
+$(AUDIT)/.installed: Makefile
+	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet 'uv>=0.8' 'pip-audit>=2.7'
 	touch $@
 
 # Pictures of the page, from real servers, for the docs.

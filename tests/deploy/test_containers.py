@@ -67,6 +67,21 @@ def test_what_is_copied_is_there_and_is_all_that_the_wheel_needs() -> None:
     assert STAGES["wheel"].base == f"docker.io/library/rust:{rust}-slim-bookworm"
 
 
+def test_what_is_installed_has_the_versions_and_hashes_of_the_lock_file() -> None:
+    assert "uv.lock" in STAGES["wheel"].all("COPY")[0] and "--frozen" in STAGES["wheel"].environment["LOCKED"]
+    installs = [
+        words.strip()
+        for stage in STAGES.values()
+        for rest in stage.all("RUN")
+        for words in rest.split("&&")
+        if "pip install" in words
+    ]
+    assert len(installs) == 5
+    for words in installs:
+        named = words.partition("pip install")[2].split()
+        assert "--require-hashes" in named or all("==" in one for one in named if one[0] not in "-/"), words
+
+
 def test_what_git_does_not_have_or_no_build_needs_is_left_out() -> None:
     seen = context(ROOT / ".dockerignore")
     assert not [

@@ -1,0 +1,86 @@
+"""`make audit`: known vulnerabilities of the locked dependencies, by pip-audit (PyPI) and cargo-audit (RustSec).
+
+Invariants: what could not be asked is said with the tool's own words, and is no failure: the services are not
+reachable everywhere; a finding that `ALLOWED` does not name fails.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ALLOWED: dict[str, str] = {}
+"""An advisory's id (PYSEC-..., GHSA-..., RUSTSEC-...), and why it does not concern this project."""
+LAST_WORDS = 400
+
+
+def python_findings(report: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Of pip-audit's JSON: what it found, as `id: package version`, and what it could not ask for."""
+    found, skipped = [], []
+    for one in report["dependencies"]:
+        if reason := one.get("skip_reason"):
+            skipped.append(reason)
+        found += [f"{vuln['id']}: {one['name']} {one['version']}" for vuln in one.get("vulns", ())]
+    return found, skipped
+
+
+def rust_findings(report: dict[str, Any]) -> list[str]:
+    """Of cargo-audit's JSON, warnings (unmaintained, yanked) among them."""
+    entries = [*report["vulnerabilities"]["list"], *(one for many in report["warnings"].values() for one in many)]
+    return [
+        f"{(one.get('advisory') or {'id': one['kind']})['id']}: {one['package']['name']} {one['package']['version']}"
+        for one in entries
+    ]
+
+
+def _run(*command: str) -> tuple[dict[str, Any] | None, str]:
+    """The JSON that it prints, if it does, and its last words."""
+    beside = Path(sys.executable).parent / command[0]
+    path = str(beside) if beside.exists() else shutil.which(command[0])
+    if path is None:
+        return None, f"{command[0]} is not installed"
+    done = subprocess.run([path, *command[1:]], capture_output=True, text=True, check=False, timeout=600)
+    try:
+        return json.loads(done.stdout), done.stderr[-LAST_WORDS:]
+    except ValueError:
+        return None, (done.stderr or done.stdout).strip()[-LAST_WORDS:]
+
+
+def audit(requirements: str) -> list[str]:
+    """Findings; says what could not be asked."""
+    found: list[str] = []
+    quiet = ("--require-hashes", "--disable-pip", "--progress-spinner", "off", "--format", "json")
+    report, words = _run("pip-audit", "--requirement", requirements, *quiet)
+    if report is None:
+        print(f"audit: not asked: pip-audit: {words}")
+    else:
+        found, skipped = python_findings(report)
+        asked = len(report["dependencies"]) - len(skipped)
+        print(f"audit: Python: {asked} of {len(report['dependencies'])} packages were asked for, {len(found)} findings")
+        if skipped:
+            print(f"audit: not asked: {skipped[0]}" + (f" (and {len(skipped) - 1} more)" if skipped[1:] else ""))
+    report, words = _run("cargo", "audit", "--json")
+    if report is None:
+        print(f"audit: not asked: cargo audit (cargo install cargo-audit --locked): {words}")
+    else:
+        print(f"audit: Rust: {len(of_rust := rust_findings(report))} findings")
+        found += of_rust
+    return found
+
+
+def main(requirements: str) -> int:
+    found = audit(requirements)
+    for one in found:
+        reason = ALLOWED.get(one.partition(":")[0])
+        print(
+            f"audit: {one}: {'allowed: ' + reason if reason else 'FOUND: update it, or say in tools/audit.py why not'}"
+        )
+    return int(any(one.partition(":")[0] not in ALLOWED for one in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
