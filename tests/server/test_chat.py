@@ -73,6 +73,8 @@ def test_whole_answer_has_the_exact_shape(http: httpx.Client) -> None:
             "total_tokens": len(prompt) + 6,
             "prompt_tokens_details": {"cached_tokens": 0},
         },
+        "prompt_logprobs": None,
+        "prompt_token_ids": None,
     }
 
 

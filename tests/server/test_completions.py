@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.helpers.server import MODEL, Frontend, check_error, events, prompt_ids
+from tests.helpers.server import MODEL, Frontend, chat_body, check_error, events, prompt_ids
 
 PATH = "/v1/completions"
 
@@ -34,7 +34,16 @@ def test_whole_answer_has_the_exact_shape(http: httpx.Client) -> None:
     assert body == {
         "object": "text_completion",
         "model": MODEL,
-        "choices": [{"index": 0, "text": "Hello", "logprobs": None, "finish_reason": "stop"}],
+        "choices": [
+            {
+                "index": 0,
+                "text": "Hello",
+                "logprobs": None,
+                "finish_reason": "stop",
+                "prompt_logprobs": None,
+                "prompt_token_ids": None,
+            }
+        ],
         "usage": {
             "prompt_tokens": 9,
             "completion_tokens": 6,
@@ -42,6 +51,26 @@ def test_whole_answer_has_the_exact_shape(http: httpx.Client) -> None:
             "prompt_tokens_details": {"cached_tokens": 0},
         },
     }
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("asked", "matched"),
+    [
+        ({"stop": ["there", "lo"]}, ["lo"]),
+        ({"stop_token_ids": [ord("x"), ord("o")]}, [ord("o")]),
+        ({"stop": "x"}, []),
+        ({"stop": "lo", "max_tokens": 2}, []),
+    ],
+)
+def test_what_stopped_it_is_said(http: httpx.Client, path: str, asked: dict[str, Any], matched: list[Any]) -> None:
+    body = {"prompt": "say:Hello there"} if path == PATH else chat_body("say:Hello there")
+    choice = post(http, path, body | asked)["choices"][0]
+    assert [choice["matched_stop"]] == matched if matched else "matched_stop" not in choice
+    answer = http.post(path, json={**body, **asked, "stream": True}).text
+    assert [
+        chunk["choices"][0]["matched_stop"] for chunk in events(answer)[:-1] if "matched_stop" in str(chunk)
+    ] == matched
 
 
 @pytest.mark.parametrize(

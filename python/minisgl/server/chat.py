@@ -10,7 +10,16 @@ from minisgl.parsers import ids
 from minisgl.parsers.api import CallArguments, CallBegun, Part, Reasoning, Text
 from minisgl.server.bodies import ChatRequest
 from minisgl.server.context import ServerContext
-from minisgl.server.formatter import SSE_DONE, TurnFormatter, chat_logprobs, json_bytes, prompt_logprobs, sse
+from minisgl.server.formatter import (
+    NOT_ASKED_FOR,
+    SSE_DONE,
+    TurnFormatter,
+    chat_logprobs,
+    json_bytes,
+    matched_stop,
+    prompt_logprobs,
+    sse,
+)
 from minisgl.server.generation import Generation
 from minisgl.server.turn import Turn, chat_turn
 
@@ -56,11 +65,13 @@ class ChatFormatter(TurnFormatter):
                     "message": self._message(choice),
                     "logprobs": self._logprobs(choice.logprobs),
                     "finish_reason": self._choices[i].finish_reason,
+                    **matched_stop(generation, i),
                     **({"token_ids": generation.token_ids(i)} if self._with_token_ids else {}),
                 }
                 for i, choice in enumerate(choices)
             ],
             "usage": self._usage(generation),
+            **NOT_ASKED_FOR,
             **self._about_prompt(generation, 0),
         }
 
@@ -116,7 +127,7 @@ class ChatFormatter(TurnFormatter):
             if self._with_token_ids:
                 of_choice["token_ids"] = generation.new_token_ids(delta.index)
             if not self._is_plain:
-                frames += self._part_chunks(delta, of_choice, more)
+                frames += self._part_chunks(generation, delta, of_choice, more)
                 continue
             if delta.logprobs or (delta.text and (more or of_choice)):
                 of_choice["logprobs"] = self._logprobs(delta.logprobs) if delta.logprobs else None
@@ -125,7 +136,8 @@ class ChatFormatter(TurnFormatter):
             elif delta.text:
                 frames.append(self._text_chunk(delta.index, delta.text))
             if delta.finish_reason is not None:
-                frames.append(self._chunk(delta.index, {}, {**of_choice, "finish_reason": delta.finish_reason}, more))
+                of_choice |= {"finish_reason": delta.finish_reason, **matched_stop(generation, delta.index)}
+                frames.append(self._chunk(delta.index, {}, of_choice, more))
         return frames[0] if len(frames) == 1 else b"".join(frames)
 
     def end(self, generation: Generation) -> bytes:
@@ -134,7 +146,9 @@ class ChatFormatter(TurnFormatter):
         head = {**self._head, "object": "chat.completion.chunk"}
         return sse({**head, "choices": [], "usage": self._usage(generation)}) + SSE_DONE
 
-    def _part_chunks(self, delta: Delta, of_choice: dict[str, Any], more: dict[str, Any]) -> list[bytes]:
+    def _part_chunks(
+        self, generation: Generation, delta: Delta, of_choice: dict[str, Any], more: dict[str, Any]
+    ) -> list[bytes]:
         """Log probabilities and ids are those of the tokens that came, whatever has become of their text so far."""
         choice = self._choices[delta.index]
         shown = [one for part in choice.take(delta) if (one := self._shown_part(part)) is not None]
@@ -145,7 +159,8 @@ class ChatFormatter(TurnFormatter):
             frames.append(self._chunk(delta.index, one, of_choice, more))
             of_choice = {"token_ids": []} if self._with_token_ids else {}
         if delta.finish_reason is not None:
-            frames.append(self._chunk(delta.index, {}, {**of_choice, "finish_reason": choice.finish_reason}, more))
+            of_choice |= {"finish_reason": choice.finish_reason, **matched_stop(generation, delta.index)}
+            frames.append(self._chunk(delta.index, {}, of_choice, more))
         return frames
 
     def _shown_part(self, part: Part) -> dict[str, Any] | None:

@@ -15,11 +15,13 @@ from minisgl.server.bodies import CompletionRequest
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import bad_value, param_errors
 from minisgl.server.formatter import (
+    NOT_ASKED_FOR,
     SSE_DONE,
     CompletionLogprobs,
     EchoedPrompt,
     Formatter,
     echoed_prompt,
+    matched_stop,
     prompt_logprobs,
     sse,
 )
@@ -143,7 +145,8 @@ class CompletionFormatter(Formatter):
             first = prompt * options.best_of
             for at in _best(choices[first : first + options.best_of], options.n):
                 choice = _Choice(first + at, len(found), CompletionLogprobs(self._tokenizer))
-                found.append(self._choice(choice, generation, choices[first + at]))
+                shown = self._choice(choice, generation, choices[first + at])
+                found.append({**shown, **NOT_ASKED_FOR, **shown})  # in this order
         return {**self._head, "choices": found, "usage": generation.usage()}
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
@@ -194,6 +197,7 @@ class CompletionFormatter(Formatter):
             "text": text,
             "logprobs": logprobs,
             "finish_reason": delta.finish_reason,
+            **(matched_stop(generation, choice.source) if delta.finish_reason else {}),
             **more,
         }
 

@@ -38,6 +38,16 @@ def json_response(data: object) -> Response:
     return Response(msgspec.json.encode(data), media_type="application/json")
 
 
+def matched_stop(generation: Generation, index: int) -> dict[str, Any]:
+    """SGLang's field of a choice that one of the request's own stops has ended."""
+    found = generation.matched_stop(index)
+    return {} if found is None else {"matched_stop": found}
+
+
+NOT_ASKED_FOR: dict[str, None] = {"prompt_logprobs": None, "prompt_token_ids": None}
+"""vLLM's clients read these fields of whole answers without looking whether they are there."""
+
+
 class JsonList:
     """A JSON list that grows and is shown as far as it has come. Its items are made and encoded a slice at a time, so
     that a long one takes little more memory than its text, and a thread that makes it lets others run."""

@@ -302,9 +302,13 @@ class Generation:
         """How much of the prompt of each choice was in the cache."""
         return [state.cached_len or 0 for state in self._states]
 
-    def matched_stop(self, index: int) -> str | None:
-        """The stop string that ended a choice."""
-        return self._states[index].matched_stop
+    def matched_stop(self, index: int) -> str | int | None:
+        """What of the request's own stops ended a choice: a stop string, or the id of a token."""
+        state = self._states[index]
+        last = state.token_ids[-1] if state.token_ids else None
+        if state.reason is FinishReason.STOP and state.matched_stop is None:
+            return last if last in state.sampling.stop_token_ids else None
+        return state.matched_stop
 
     def embedding(self, index: int) -> bytes | None:
         """Of the prompt of a choice that asked for one, float32."""

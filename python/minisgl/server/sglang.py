@@ -22,7 +22,16 @@ from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.server.bodies import GenerateRequest, GenerateSampling
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
-from minisgl.server.formatter import SSE_DONE, Formatter, JsonList, json_bytes, json_response, sse, token_text
+from minisgl.server.formatter import (
+    SSE_DONE,
+    Formatter,
+    JsonList,
+    json_bytes,
+    json_response,
+    matched_stop,
+    sse,
+    token_text,
+)
 from minisgl.server.generation import Generation
 from minisgl.server.lengths import asked_limit
 from minisgl.step import Int32Array
@@ -110,8 +119,8 @@ class SglangFormatter(Formatter):
             return None
         if finish_reason != "stop":
             return {"type": finish_reason, "length": len(ids)}
-        matched: str | int | None = generation.matched_stop(at)
-        if matched is None and ids and (ids[-1] in self._eos_ids or ids[-1] in self.sampling.stop_token_ids):
+        matched = generation.matched_stop(at)
+        if matched is None and ids and ids[-1] in self._eos_ids:
             matched = ids[-1]
         return {"type": "stop", "matched": matched}
 
@@ -238,7 +247,7 @@ def _named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def _end(generation: Generation, finish_reason: str | None) -> dict[str, Any]:
-    return {"finish_reason": finish_reason, "usage": generation.usage()}
+    return {"finish_reason": finish_reason, **matched_stop(generation, 0), "usage": generation.usage()}
 
 
 class GenerateFormatter(Formatter):

@@ -5,6 +5,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use serde_json::Value;
+
+use crate::message::SamplingParams;
 use crate::text::{TextStream, Tokenizer};
 
 /// Why a request ended, in the numbers of `step.FinishReason`.
@@ -43,6 +46,15 @@ impl Finish {
     }
 }
 
+/// The end of a choice, as it is shown; `matched`: what of the request's own stops it was, as JSON.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct End<'a> {
+    /// None: it goes on.
+    pub reason: Option<Finish>,
+    /// A stop string or the id of a stop token.
+    pub matched: Option<&'a str>,
+}
+
 /// What `take` found.
 #[derive(Debug, PartialEq)]
 pub struct Taken {
@@ -71,22 +83,25 @@ pub struct Choice {
     ids: Option<Vec<i32>>,
     /// Set once it has ended.
     pub finish: Option<Finish>,
+    matched: Option<String>,
     /// When its tokens came last.
     pub last_time: Option<Instant>,
     has_stop: bool,
+    stop_token_ids: Vec<i64>,
     min_tokens: usize,
     stream: TextStream,
 }
 
 impl Choice {
-    /// `keeps_ids`: they are part of the answer.
+    /// `min_tokens` fit into its length; `keeps_ids`: they are part of the answer.
     pub fn new(
         tokenizer: &Arc<Tokenizer>,
-        stop: &[String],
+        sampling: &SamplingParams,
         min_tokens: i64,
         num_prompt: usize,
         keeps_ids: bool,
     ) -> Choice {
+        let stop = &sampling.stop;
         Choice {
             req_id: -1,
             num_prompt,
@@ -97,8 +112,10 @@ impl Choice {
             num_generated: 0,
             ids: keeps_ids.then(Vec::new),
             finish: None,
+            matched: None,
             last_time: None,
             has_stop: !stop.is_empty(),
+            stop_token_ids: sampling.stop_token_ids.clone(),
             min_tokens: usize::try_from(min_tokens).unwrap_or(0),
             stream: TextStream::new(tokenizer, stop),
         }
@@ -148,6 +165,12 @@ impl Choice {
         let found_stop = self.stream.stopped();
         if found_stop {
             self.reason = Some(Finish::Stop);
+            self.matched = self.stream.matched_stop().map(|stop| Value::from(stop).to_string());
+        } else if ended_by_token {
+            let last = tokens.last().map(|&token| i64::from(token));
+            self.matched = last
+                .filter(|id| self.stop_token_ids.contains(id))
+                .map(|id| id.to_string());
         }
         self.finish = self.reason;
         tokens.clear();
@@ -174,6 +197,14 @@ impl Choice {
             }
         }
         tokens.len()
+    }
+
+    /// How it has ended.
+    pub fn end(&self) -> End<'_> {
+        End {
+            reason: self.finish,
+            matched: self.matched.as_deref(),
+        }
     }
 
     /// Ids of the answer, if they are part of it.

@@ -256,7 +256,7 @@ impl Inner {
                     self.about.ttft_s = Some((now - self.about.arrival).as_secs_f64());
                 }
             }
-            self.show(at, &scratch.text, taken.finish, &mut scratch.out);
+            self.show(at, &scratch.text, &mut scratch.out);
             if let Some(reason) = taken.finish {
                 self.end(at, reason, metrics);
             }
@@ -268,7 +268,8 @@ impl Inner {
         (stops, Ok(()))
     }
 
-    fn show(&mut self, at: usize, text: &str, finish: Option<Finish>, out: &mut Vec<u8>) {
+    fn show(&mut self, at: usize, text: &str, out: &mut Vec<u8>) {
+        let finish = self.choices[at].finish;
         if !self.shape.streams() {
             self.texts[at].push_str(text);
         } else if !text.is_empty() || finish.is_some() {
@@ -278,7 +279,7 @@ impl Inner {
             } else {
                 Usage::default()
             };
-            self.shape.event(at, text, finish, usage, out);
+            self.shape.event(at, text, self.choices[at].end(), usage, out);
         }
     }
 

@@ -5,10 +5,12 @@
 use std::fmt::Write as _;
 use std::io::Write as _;
 
-use super::choice::{Choice, Finish};
+use super::choice::{Choice, End};
 use super::errors::Failure;
 use super::plan::Endpoint;
 
+/// vLLM's clients read these fields of whole answers without looking whether they are there.
+const NOT_ASKED_FOR: &[u8] = br#","prompt_logprobs":null,"prompt_token_ids":null"#;
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// Tokens of a request: each prompt counts once, however many choices it has.
@@ -121,13 +123,13 @@ impl Shape {
         self.has_begun = true;
         if self.endpoint == Endpoint::Chat {
             for index in 0..num_choices {
-                self.chat_event(index, br#"{"role":"assistant","content":""}"#, None, out);
+                self.chat_event(index, br#"{"role":"assistant","content":""}"#, End::default(), out);
             }
         }
     }
 
     /// New text of a choice, and its end.
-    pub fn event(&self, index: usize, text: &str, finish: Option<Finish>, usage: Usage, out: &mut Vec<u8>) {
+    pub fn event(&self, index: usize, text: &str, end: End<'_>, usage: Usage, out: &mut Vec<u8>) {
         match self.endpoint {
             Endpoint::Chat => {
                 if !text.is_empty() {
@@ -138,14 +140,14 @@ impl Shape {
                     out.extend_from_slice(br#"},"logprobs":null,"finish_reason":null}"#);
                     out.extend_from_slice(self.tail);
                 }
-                if finish.is_some() {
-                    self.chat_event(index, b"{}", finish, out);
+                if end.reason.is_some() {
+                    self.chat_event(index, b"{}", end, out);
                 }
             }
             Endpoint::Completion => {
                 out.extend_from_slice(b"data: ");
                 out.extend_from_slice(&self.head);
-                completion_choice(index, text, finish, out);
+                completion_choice(index, text, end, out);
                 out.extend_from_slice(self.tail);
             }
             Endpoint::Generate => {
@@ -154,8 +156,10 @@ impl Shape {
                     write_text(out, text);
                     out.extend_from_slice(b"}\n");
                 }
-                if let Some(reason) = finish {
-                    let _ = write!(out, r#"{{"event":"done","finish_reason":"{}","usage":"#, reason.name());
+                if end.reason.is_some() {
+                    out.extend_from_slice(br#"{"event":"done","finish_reason":"#);
+                    write_finish(out, end);
+                    out.extend_from_slice(br#","usage":"#);
                     usage.write(out);
                     out.extend_from_slice(b"}\n");
                 }
@@ -163,13 +167,13 @@ impl Shape {
         }
     }
 
-    fn chat_event(&self, index: usize, delta: &[u8], finish: Option<Finish>, out: &mut Vec<u8>) {
+    fn chat_event(&self, index: usize, delta: &[u8], end: End<'_>, out: &mut Vec<u8>) {
         out.extend_from_slice(b"data: ");
         out.extend_from_slice(&self.head);
         let _ = write!(out, r#"{{"index":{index},"delta":"#);
         out.extend_from_slice(delta);
         out.extend_from_slice(br#","logprobs":null,"finish_reason":"#);
-        write_finish(out, finish);
+        write_finish(out, end);
         out.push(b'}');
         out.extend_from_slice(self.tail);
     }
@@ -215,7 +219,7 @@ impl Shape {
                 out.extend_from_slice(br#","token_ids":"#);
                 let _ = serde_json::to_writer(&mut out, choice.ids());
                 out.extend_from_slice(br#","finish_reason":"#);
-                write_finish(&mut out, choice.finish);
+                write_finish(&mut out, choice.end());
             }
             out.extend_from_slice(br#","usage":"#);
             usage.write(&mut out);
@@ -227,36 +231,45 @@ impl Shape {
                 out.push(b',');
             }
             if self.endpoint == Endpoint::Completion {
-                completion_choice(index, text, choice.finish, &mut out);
+                completion_choice(index, text, choice.end(), &mut out);
+                out.pop();
+                out.extend_from_slice(NOT_ASKED_FOR);
+                out.push(b'}');
                 continue;
             }
             let _ = write!(out, r#"{{"index":{index},"message":{{"role":"assistant","content":"#);
             write_text(&mut out, text);
             out.extend_from_slice(br#","refusal":null},"logprobs":null,"finish_reason":"#);
-            write_finish(&mut out, choice.finish);
+            write_finish(&mut out, choice.end());
             out.push(b'}');
         }
         out.extend_from_slice(br#"],"usage":"#);
         usage.write(&mut out);
+        if self.endpoint == Endpoint::Chat {
+            out.extend_from_slice(NOT_ASKED_FOR);
+        }
         out.push(b'}');
         out
     }
 }
 
-fn completion_choice(index: usize, text: &str, finish: Option<Finish>, out: &mut Vec<u8>) {
+fn completion_choice(index: usize, text: &str, end: End<'_>, out: &mut Vec<u8>) {
     let _ = write!(out, r#"{{"index":{index},"text":"#);
     write_text(out, text);
     out.extend_from_slice(br#","logprobs":null,"finish_reason":"#);
-    write_finish(out, finish);
+    write_finish(out, end);
     out.push(b'}');
 }
 
-fn write_finish(out: &mut Vec<u8>, finish: Option<Finish>) {
-    match finish {
+fn write_finish(out: &mut Vec<u8>, end: End<'_>) {
+    match end.reason {
         Some(reason) => {
             let _ = write!(out, "\"{}\"", reason.name());
         }
         None => out.extend_from_slice(b"null"),
+    }
+    if let Some(matched) = end.matched {
+        let _ = write!(out, r#","matched_stop":{matched}"#);
     }
 }
 

@@ -71,7 +71,8 @@ impl Search {
 pub(super) struct StopMatcher {
     searches: Vec<Search>,
     held: String,
-    found: bool,
+    /// Which one was.
+    found: Option<usize>,
 }
 
 impl StopMatcher {
@@ -84,7 +85,7 @@ impl StopMatcher {
         Self {
             searches,
             held: String::new(),
-            found: false,
+            found: None,
         }
     }
 
@@ -92,13 +93,15 @@ impl StopMatcher {
         self.searches.is_empty()
     }
 
-    pub(super) fn found(&self) -> bool {
-        self.found
+    /// The stop string that was.
+    pub(super) fn found(&self) -> Option<&str> {
+        let found = &self.searches[self.found?];
+        std::str::from_utf8(&found.stop).ok()
     }
 
     /// Append what is decided: text before the match if there is one, else all that cannot belong to a match to come.
     pub(super) fn push(&mut self, text: &str, out: &mut String) {
-        if self.found {
+        if self.found.is_some() {
             return;
         }
         if self.searches.is_empty() {
@@ -106,22 +109,22 @@ impl StopMatcher {
             return;
         }
         let before = self.held.len();
-        let ends = self.searches.iter_mut().filter_map(|search| {
+        let ends = self.searches.iter_mut().enumerate().filter_map(|(at, search)| {
             let end = search.push(text.as_bytes())?;
-            Some((end, std::cmp::Reverse(search.stop.len())))
+            Some((end, std::cmp::Reverse(search.stop.len()), at))
         });
         // every search sees the text: a later push goes on where this one ended
         let first = ends.min();
         self.held.push_str(text);
         let cut = match first {
-            Some((end, std::cmp::Reverse(len))) => {
-                self.found = true;
+            Some((end, std::cmp::Reverse(len), at)) => {
+                self.found = Some(at);
                 before + end - len
             }
             None => self.held.len() - self.searches.iter().map(|search| search.matched_len).max().unwrap_or(0),
         };
         out.push_str(&self.held[..cut]);
-        if self.found {
+        if self.found.is_some() {
             self.held.clear();
         } else {
             self.held.drain(..cut);

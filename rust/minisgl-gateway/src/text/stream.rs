@@ -40,6 +40,11 @@ impl TextStream {
 
     /// Whether a stop string was found.
     pub fn stopped(&self) -> bool {
+        self.matcher.found().is_some()
+    }
+
+    /// Which one.
+    pub fn matched_stop(&self) -> Option<&str> {
         self.matcher.found()
     }
 

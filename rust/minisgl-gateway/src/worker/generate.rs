@@ -222,7 +222,7 @@ fn generation(loaded: &Loaded, prepared: &Prepared, lengths: &Lengths, writer: W
         .flat_map(|(prompt, &most)| std::iter::repeat_n((prompt.len(), most), plan.n))
         .map(|(len, most)| {
             let min_tokens = sampling.min_tokens.min(most);
-            Choice::new(&loaded.tokenizer, &sampling.stop, min_tokens, len, keeps_ids)
+            Choice::new(&loaded.tokenizer, sampling, min_tokens, len, keeps_ids)
         })
         .collect();
     let created = SystemTime::now()

@@ -181,7 +181,7 @@ fn a_key_hears_of_what_it_had_in_the_cache_itself() {
     let keys = vec![KeyShare::default(); 2];
     let mut world = World::new(RouterConfig { keys, ..config(1) }, false);
     let number = world.come();
-    let cached = |world: &mut World, tokens: std::ops::Range<i32>, key, runs| {
+    let cached = |world: &mut World, tokens: std::ops::Range<i32>, key, runs: bool| {
         let engine = world.engines[0].as_mut().unwrap();
         engine.cached_len = (tokens.end - tokens.start - 1) / 16 * 16;
         let id = world.add_of(number, tokens.collect(), 10, key);
