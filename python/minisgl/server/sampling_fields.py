@@ -202,8 +202,8 @@ class Sampling(Structured):
     )
     stop: Stop | None = described(f"Up to {MAX_STOP_STRINGS} texts that end the answer; they are not part of it.")
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_TOKEN_IDS)] | None = described(
-        "Token ids that end the answer, besides the model's own; they are not part of its text. One beyond the vocabulary is "
-        "an error."
+        "Token ids that end the answer, besides the model's own; they are not part of its text. "
+        "One beyond the vocabulary is an error."
     )
     ignore_eos: StrictBool | None = described("Go on after the model's own end-of-sequence tokens.")
     frequency_penalty: float | None = described(
