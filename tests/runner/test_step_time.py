@@ -79,16 +79,22 @@ def test_a_step_that_was_neither_full_nor_late_says_nothing() -> None:
     time = StepTime(STEP_S, 2048)
     took(time, 100, 0.2)
     assert took(time, 3, 0.1) == took(time, 3, 0.1, num_decode=2) == TokenBudget(125, 500)
-    assert took(time, 0, 0.2, num_decode=4) == took(time, 0, 0.0) == TokenBudget(125, 500), "nor one without a prompt"
+    assert took(time, 0, 0.02, num_decode=4) == took(time, 0, 0.0) == TokenBudget(125, 500), "nor one without a prompt"
     took(time, 1, 1.0, num_decode=3)
     assert took(time, 2, 1.0, num_decode=2) == TokenBudget(1, 4), "though small, they were late"
 
 
-def test_a_prompt_moves_though_decoding_alone_takes_all_the_time() -> None:
-    time = StepTime(STEP_S, 2048)
+@pytest.mark.parametrize(
+    ("decode_s", "longest_s"),
+    [(0.01, 0.25), (0.05, 0.25), (0.08, 0.4), (0.2, 0.5), (0.6, 1.2)],
+)
+def test_where_decoding_is_slow_a_step_takes_longer_so_that_prompts_move(decode_s: float, longest_s: float) -> None:
+    time = StepTime(STEP_S, 10**6)
     for _ in range(3):
-        took(time, 0, 0.6, num_decode=60)
-    assert took(time, 100, 1.0) == TokenBudget(120, 100), "as long again as the others take"
+        took(time, 0, decode_s, num_decode=60)
+    budget = took(time, 1024, 1.0)
+    assert budget.beside_decode == pytest.approx(1024 * longest_s, abs=1)
+    assert budget.prefill_only == pytest.approx(ALONE * 1024 * longest_s, abs=1)
 
 
 def info(name: str, device: str) -> EngineInfo:
@@ -136,12 +142,12 @@ def long_prompt(step_ms: int, plane: str, others: int = 4) -> tuple[Sim, list[fl
 @pytest.mark.parametrize("plane", ["python", "rust_hotpath"])
 def test_a_long_prompt_does_not_hold_up_those_who_decode(plane: str) -> None:
     _, (*free, free_ttft) = long_prompt(0, plane)
-    _, (*held, held_ttft) = long_prompt(250, plane)
+    _, (*held, held_ttft) = long_prompt(1000, plane)
     assert max(free) > 8, "without it the streams wait for the prompt"
-    assert max(held) < 0.3 and sorted(held)[len(held) // 2] > 0.2
-    assert held_ttft < 1.6 * free_ttft
+    assert 0.8 < sorted(held)[len(held) // 2] <= max(held) < 1.2
+    assert held_ttft < 1.15 * free_ttft
     _, (*short, _) = long_prompt(100, plane)
-    assert max(short) < 0.15
+    assert max(short) < 0.25, "twice what was asked for: decoding alone takes 40 ms"
 
 
 @pytest.mark.parametrize("plane", ["python", "rust_hotpath"])

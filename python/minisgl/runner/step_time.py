@@ -14,6 +14,7 @@ from minisgl.step import StepPlan, TokenBudget
 
 FIRST_TOKENS = 32  # of a step before anything is known of the machine
 ALONE = 4  # a step beside which nobody decodes may take so many times longer: only who comes next waits for it
+EFFICIENT, ENOUGH = 5, 2  # so many times what decoding alone takes: reading the weights is little of it, or half
 KEPT = 3  # measurements, of which the median counts: one that something else on the machine disturbed changes nothing
 
 
@@ -39,18 +40,21 @@ class StepTime:
             if plan.num_rows:
                 self._decode_s.append(seconds)
             return False
+        longest_s = self._longest_s()
         full = self.budget.beside_decode if plan.num_decode_rows else self.budget.prefill_only
-        if 2 * plan.num_tokens < full and seconds < self._step_s:
+        if 2 * plan.num_tokens < full and seconds < longest_s:
             return False
         self._token_s.append(seconds / plan.num_tokens)
         before = self.budget
-        self.budget = TokenBudget(self._num_tokens(self._beside_decode_s), self._num_tokens(ALONE * self._step_s))
+        self.budget = TokenBudget(self._num_tokens(longest_s), self._num_tokens(ALONE * longest_s))
         return self.budget != before
 
-    @property
-    def _beside_decode_s(self) -> float:
-        """Where decoding alone fills the time, prompts still get as much again: they would hardly move."""
-        return max(self._step_s, 2 * median_low(self._decode_s)) if self._decode_s else self._step_s
+    def _longest_s(self) -> float:
+        """Of a step while rows decode. Each step reads all weights, and computes a token for each that decodes, so that
+        prompts would take much longer in steps that are hardly longer than that. So where the machine is slow a step
+        may take up to twice the time asked for, and where decoding alone takes all of it, prompts get as much again."""
+        decode_s = median_low(self._decode_s) if self._decode_s else 0.0
+        return max(self._step_s, ENOUGH * decode_s, min(EFFICIENT * decode_s, 2 * self._step_s))
 
     def _num_tokens(self, seconds: float) -> int:
         token_s = median_low(self._token_s)
