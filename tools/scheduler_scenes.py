@@ -73,7 +73,6 @@ SCENES = (
 
 def play(url: str, scene: Scene) -> None:
     """Send what the scene has, and return when all is answered."""
-    httpx.post(f"{url}/slow_motion", json={"step_ms": STEP_MS}).raise_for_status()
     threads: list[threading.Thread] = []
     failed: list[Exception] = []
     for asked in scene.rounds:

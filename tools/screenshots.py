@@ -7,13 +7,16 @@ ideas of the scheduler. Needs Playwright and chromium, as `make browser-test` do
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.helpers import browser
 from tests.helpers.e2e import serving
-from tools.scheduler_scenes import SCENES, Scene, play
+from tools.scheduler_scenes import SCENES, STEP_MS, Scene, play
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "img"
 WIDE = {"width": 1280, "height": 800}
@@ -54,17 +57,27 @@ def load(chromium: Any, folder: Path) -> None:
             with browser.tab(chromium, server.url, viewport=WIDE, color_scheme=scheme) as tab:
                 page = tab.open(view)
                 if view == "scheduler":
-                    page.wait_for_selector("#slow:visible")
+                    page.wait_for_selector(".said")
                     page.eval_on_selector("#slow", "e => { e.value = 50; e.dispatchEvent(new Event('change')); }")
                 page.wait_for_timeout(WATCHED_MS)
                 shoot(page, folder, name)
                 tab.check()
 
 
+@contextlib.contextmanager
+def delay() -> Iterator[dict[str, str]]:
+    """The environment of a server whose steps take long enough to be drawn."""
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(str(STEP_MS))
+        file.flush()
+        yield {"MINISGL_STEP_DELAY_FILE": file.name}
+
+
 def scene(chromium: Any, folder: Path, shown: Scene) -> None:
     """The card of the strip or of the tree alone, when the last step of the scene has come."""
     with (
-        serving(*shown.flags) as server,
+        delay() as env,
+        serving(*shown.flags, env=env) as server,
         browser.tab(chromium, server.url, viewport=WIDE, color_scheme="light") as tab,
     ):
         page = tab.open("scheduler")

@@ -53,6 +53,7 @@ class DebugConfig(msgspec.Struct, frozen=True, kw_only=True):
     shadow_max_diffs: int = 100
     faulty_control_plane: str = ""  # for tests: where it breaks, such as commit:40:after
     echo_fail_steps: tuple[int, ...] = ()  # for tests: steps whose forward fails on the echo engine
+    step_delay_file: str | None = None  # for tests: milliseconds that each step takes longer; read at each
     transport_stats: bool = False  # measure what messages cost and how long they are on the way
     profile_steps: int = 0  # write a Chrome trace of so many steps
 

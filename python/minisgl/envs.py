@@ -37,6 +37,10 @@ not show in a list of processes."""
 ECHO_FAIL_STEPS = "MINISGL_ECHO_FAIL_STEPS"
 """For tests of a whole server: steps whose forward fails on the echo engine, separated by commas."""
 
+STEP_DELAY_FILE = "MINISGL_STEP_DELAY_FILE"
+"""For tests of a whole server, and pictures of one: a file with the milliseconds that each step takes longer; it may
+change at any time."""
+
 SHADOW = "MINISGL_CPU_BACKEND_SHADOW"
 """1: the other scheduler gets the same calls, and their decisions are compared."""
 
@@ -82,6 +86,7 @@ ALL = (
     DATA,
     ECHO_FAIL_STEPS,
     FAULTY_CONTROL_PLANE,
+    STEP_DELAY_FILE,
     SHELL_MAX_TOKENS,
     SHELL_TEMPERATURE,
     SHELL_TOP_K,
@@ -185,6 +190,10 @@ def echo_fail_steps() -> set[int]:
         return {int(step) for step in value.split(",") if step}
     except ValueError as error:
         raise EnvError(f"{ECHO_FAIL_STEPS}: {value!r}: must be numbers separated by commas") from error
+
+
+def step_delay_file() -> str | None:
+    return os.environ.get(STEP_DELAY_FILE) or None
 
 
 def cpu_backend() -> str | None:

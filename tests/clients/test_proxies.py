@@ -104,7 +104,7 @@ def test_full_servers_refuse_and_are_asked_again(proxy: Proxied) -> None:
             assert response.status_code == 429, response.text
             found = {response.headers.get(name) for name in ("retry-after", "llm_provider-retry-after")} - {None}
             assert found and all(int(value) >= 1 for value in found if value), dict(response.headers)
-        until(lambda: proxy.num_running() == 0, "they still run")  # a full server refuses to change its speed, too
+        until(lambda: proxy.num_running() == 0, "they still run")
     assert text_of(ask(proxy)), "servers that were full are servers"
 
 

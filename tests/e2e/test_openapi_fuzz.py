@@ -18,7 +18,6 @@ def test_the_page_is_true(times: int) -> None:
     with serving("--engine", "echo", "--max-seq-len", "512", "--no-access-log") as server:
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", CHECKS]
         options = ["--max-examples", str(70 * times), "--seed", "1", "--no-color"]
-        options += ["--exclude-path", "/slow_motion"]  # it would make all others slow; tests/server/test_live.py has it
         run = subprocess.run([*command, *options], text=True, capture_output=True, timeout=1200, check=False)
         assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
         tested = re.search(r"(\d+) generated, \1 passed", run.stdout)

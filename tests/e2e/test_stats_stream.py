@@ -83,15 +83,6 @@ def test_the_steps_of_a_known_request(server: ServerProcess) -> None:
     assert top["tokens"] == top["depth"] >= 16 and top["text"] and not top["pinned"]
 
 
-@pytest.mark.parametrize("step_ms", [1, 0])
-def test_slow_motion_stays_until_it_is_ended(server: ServerProcess, step_ms: int) -> None:
-    def ask() -> None:
-        httpx.post(f"{server.url}/slow_motion", json={"step_ms": step_ms}, timeout=WAIT_S).raise_for_status()
-
-    *_, last = events(server.url, lambda name, data: name == "stats" and data["slow_motion_ms"] == step_ms, ask)
-    assert last[1]["stats"]["engine"]["slow_motion_ms"] == step_ms
-
-
 def test_every_engine_is_told_of(server: ServerProcess) -> None:
     *_, (_, stats) = events(server.url, lambda name, data: name == "stats")
     numbers = {one["engine"] for one in stats["engines"]}

@@ -42,6 +42,8 @@ class RayCluster:
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="ray-")
+        self._delay = Path(self._folder, "step_ms")
+        os.environ["MINISGL_STEP_DELAY_FILE"] = str(self._delay)  # the cluster's processes inherit it
         Path(get_default_ray_temp_dir()).mkdir(exist_ok=True)  # Ray notes the cluster's address there
         node = {"num_cpus": 8, "include_dashboard": False, "temp_dir": self._folder, "resources": {"first": 99}}
         self.cluster = Cluster(initialize_head=True, head_node_args=node)
@@ -89,14 +91,8 @@ class RayCluster:
         return server if what == "server" else next(one for one in self.engines() if server in one.parents())
 
     def slow_motion(self, step_ms: int) -> None:
-        """Of all servers that listen by now."""
-        for server in self.servers():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for one in server.net_connections("tcp"):
-                    if one.status == psutil.CONN_LISTEN:
-                        httpx.post(
-                            f"http://127.0.0.1:{one.laddr.port}/slow_motion", json={"step_ms": step_ms}, timeout=WAIT_S
-                        )
+        """Of all servers, also those that come."""
+        self._delay.write_text(str(step_ms))
 
     def under_load(self, meanwhile: Callable[[], None], *, num_streams: int = 64, max_tokens: int = 300) -> int:
         """So many streams at once, one after the other, until `meanwhile`, which runs in a thread once each has begun,

@@ -24,7 +24,7 @@ class Case:
         self.figures = LiveFigures(self.metrics, lambda: self.stats, lambda: self.now)
 
     def look(self) -> dict[str, object]:
-        return self.figures.look({"model": "m"}, slow_motion=True)
+        return self.figures.look({"model": "m"})
 
 
 def test_rates_and_means_are_of_the_interval() -> None:
@@ -80,5 +80,5 @@ def test_an_engine_that_counts_anew_has_no_negative_rates() -> None:
 
 def test_without_an_engine_there_are_figures_too() -> None:
     metrics = Metrics(lambda: None, lambda: None, lambda: False)
-    found = LiveFigures(metrics, lambda: None).look({}, slow_motion=False)
-    assert found["kv"]["pages"] == 0 and found["slow_motion_ms"] is None
+    found = LiveFigures(metrics, lambda: None).look({})
+    assert found["kv"]["pages"] == 0

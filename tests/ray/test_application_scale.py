@@ -30,11 +30,12 @@ def test_a_burst_brings_replicas_and_its_end_takes_them(cluster: RayCluster) -> 
     )
     assert cluster.num_running("echo") == 1
 
-    def all_there() -> bool:
-        cluster.slow_motion(step_ms=30)  # those that come, too
-        return cluster.num_running("echo") == 3
+    def all_there() -> None:
+        until(lambda: cluster.num_running("echo") == 3, "echo: never 3 replicas", WAIT_S)
 
-    assert cluster.under_load(lambda: until(all_there, "echo: never 3 replicas", WAIT_S)) >= 64
+    cluster.slow_motion(step_ms=30)
+    assert cluster.under_load(all_there) >= 64
+    cluster.slow_motion(step_ms=0)
     # under a little load the others go, with what they are answering answered
     assert cluster.under_load(lambda: cluster.until_running("echo", 1), num_streams=1, max_tokens=30)
 

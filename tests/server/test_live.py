@@ -1,4 +1,4 @@
-"""/stats/stream and /slow_motion, on a scripted engine, under both front ends."""
+"""/stats/stream, on a scripted engine, under both front ends."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_figures_come_at_once_and_every_second(server: Frontend, http: httpx.Cli
         assert kv["free"] + kv["cached"] + kv["protected"] + kv["held"] == kv["pages"] == 64
         assert first["requests"] == {"running": 3, "waiting": 2} and first["hit_rate"] == 0.4286
         assert first["stats"]["model"] == "scripted" and first["retractions_total"] == 5
-        assert [one["engine"] for one in first["engines"]] == [0] and first["slow_motion_ms"] is None
+        assert [one["engine"] for one in first["engines"]] == [0]
         later = msgspec.structs.replace(STATS, num_steps_total=950, num_prompt_tokens_total=800, num_retracted_total=7)
         server.engine.send(later)
         http.post("/v1/completions", json={"prompt": "say:hello", "max_tokens": 8})
@@ -139,13 +139,6 @@ def test_no_more_readers_than_there_is_room_for(
     with server.http() as other, reading(other) as found:
         next_of(found, "stats")
         assert check_error(http.get("/stats/stream"), 429)["code"] == "too_many_watchers"
-
-
-def test_slow_motion_is_for_engines_that_compute_nothing(http: httpx.Client) -> None:
-    error = check_error(http.post("/slow_motion", json={"step_ms": 5}), 400)
-    assert error["param"] == "step_ms" and "echo and sim" in error["message"] and "scripted" in error["message"]
-    for bad in (-1, 2001, "1", 1.5, None):
-        assert check_error(http.post("/slow_motion", json={"step_ms": bad}), 400)["param"] == "step_ms"
 
 
 def test_a_dead_engine_ends_the_stream_with_its_reason(front_end: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,9 +21,9 @@ STATE, RUNNING, FREE, RESTARTS = 1, 2, 4, 6  # columns
 
 
 @pytest.fixture
-def server() -> Iterator[ServerProcess]:
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
     flags = ("--engine", "echo", "--dp", "2", "--num-pages", "512", "--routing", "round_robin", "--no-access-log")
-    running = ServerProcess(flags)
+    running = ServerProcess(flags, {"MINISGL_STEP_DELAY_FILE": str(tmp_path / "step_ms")})
     try:
         yield running
         assert running.stop() == 0, "\n".join(running.lines)
@@ -48,13 +49,13 @@ def ask(server: ServerProcess, text: str) -> None:
     httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT_S).raise_for_status()
 
 
-def test_each_engine_is_seen_to_work_to_die_and_to_come_back(seen: Tab, server: ServerProcess) -> None:
+def test_each_engine_is_seen_to_work_to_die_and_to_come_back(seen: Tab, server: ServerProcess, tmp_path: Path) -> None:
     page = seen.open("live")
     for engine in (0, 1):
         wait_for_cell(page, engine, STATE, "ready".__eq__)
         wait_for_cell(page, engine, FREE, "512".__eq__)
     assert page.locator(".engines tbody tr").count() == 2
-    httpx.post(f"{server.url}/slow_motion", json={"step_ms": 500}, timeout=WAIT_S).raise_for_status()
+    (tmp_path / "step_ms").write_text("500")
     body = {
         "model": "smollm2",
         "prompt": ["one " * 40, "two " * 40],

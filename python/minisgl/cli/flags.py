@@ -148,7 +148,8 @@ MODEL = (
         "--sim-profile",
         shown=False,
         metavar="NAME|FILE",
-        help="step times of --engine sim: null (none), qwen3-0.6b-h200, qwen3-8b-h200, qwen3-32b-tp4-h200, or a file",
+        help="step times of --engine sim: null (none), slow-motion, qwen3-0.6b-h200, qwen3-8b-h200, "
+        "qwen3-32b-tp4-h200, or a file",
     ),
     setting(
         "--model-source",
@@ -541,5 +542,6 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     fields |= envs.shadow()
     fields["transport_stats"] = envs.transport_latency_stats()
     fields["faulty_control_plane"] = envs.faulty_control_plane()
+    fields["step_delay_file"] = envs.step_delay_file()
     fields["echo_fail_steps"] = tuple(sorted(envs.echo_fail_steps()))
     return EngineConfig.of(fields)

@@ -46,7 +46,6 @@ from minisgl.message import (
     Narration,
     PrefixChanged,
     Shutdown,
-    SlowMotion,
     StepTokens,
     ToEngine,
     Watch,
@@ -366,10 +365,6 @@ class ProcessClient(EngineClient):
         """Somebody looks, see `Watch`: `on_watched` gets what engines tell."""
         if self._failure is None and (steps or tree):
             self._post(Watch(steps, tree))
-
-    def slow_motion(self, step_ms: int) -> None:
-        """Each step takes so much longer from now on."""
-        self._post(SlowMotion(step_ms))
 
     def fail(self, text: str) -> None:
         """The engine is gone: end everything that waits for it. The first reason stays."""

@@ -91,12 +91,6 @@ class Watch(msgspec.Struct, tag="watch", frozen=True, array_like=True):
     tree: bool
 
 
-class SlowMotion(msgspec.Struct, tag="slow_motion", frozen=True, array_like=True):
-    """Let each step take so much longer, until told otherwise."""
-
-    step_ms: int
-
-
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True, array_like=True):
     """Abort what lives, close the engine, exit with 0."""
 
@@ -112,7 +106,6 @@ ToEngine = (
     | LoadAdapter
     | UnloadAdapter
     | Watch
-    | SlowMotion
     | Shutdown
 )
 
@@ -203,7 +196,6 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     num_hits_total: int = 0  # requests that found some of their prompt in the cache, at their first admission
     num_misses_total: int = 0
     prefixes: tuple[PrefixState, ...] = ()
-    slow_motion_ms: int = 0
     num_drafted_total: int = 0  # tokens that were guessed and computed
     num_accepted_total: int = 0  # of them, those that were right
 

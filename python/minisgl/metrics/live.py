@@ -42,9 +42,8 @@ class LiveFigures:
         """Nobody looks any more."""
         self._looks.clear()
 
-    def look(self, about: Mapping[str, Any], *, slow_motion: bool) -> dict[str, Any]:
-        """The data of a `stats` event. `about`: what /stats says beside the metrics; `slow_motion`: the engine has
-        it."""
+    def look(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """The data of a `stats` event. `about`: what /stats says beside the metrics."""
         now, snapshot = self._clock(), self._metrics.snapshot()
         stats, counts = self._stats() or NOTHING, self._metrics.latencies()
         while len(self._looks) > 1 and now - self._looks[0][0] > WINDOW_S:
@@ -76,7 +75,6 @@ class LiveFigures:
                 "server_s": snapshot["http"]["meters"]["pause"]["recent_s"],
                 "engine_s": stats.meters["pause"].recent_s if "pause" in stats.meters else 0.0,
             },
-            "slow_motion_ms": stats.slow_motion_ms if slow_motion else None,
             "stats": {**about, **snapshot},
         }
 

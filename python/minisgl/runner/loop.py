@@ -26,7 +26,6 @@ from minisgl.message import (
     FromEngine,
     RemovePrefix,
     Shutdown,
-    SlowMotion,
     ToEngine,
     Watch,
 )
@@ -125,7 +124,6 @@ class StepLoop:
         self._new_ids: list[int] = []
         self._new_cached_lens: list[int] = []
         self._watching: Watching | None = None  # while somebody looks
-        self.slow_motion_ms = 0
         self.shutdown = False
 
     @property
@@ -220,8 +218,6 @@ class StepLoop:
                 case Watch(steps, tree):
                     self._watching = self._watching or Watching(self._send, self.timers, self._owners)
                     self._watching.renew(steps=steps, tree=tree)
-                case SlowMotion(step_ms):
-                    self.slow_motion_ms = step_ms
                 case Shutdown():
                     self.shutdown = True
         if failed:

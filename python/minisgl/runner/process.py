@@ -135,7 +135,7 @@ def serve(config: ProcessConfig, link: Link) -> None:
         )
         collections = GcWatch(link.timers.meters["gc"])
         collections.start()
-        _run(loop, chosen, engine, link)
+        _run(config, loop, chosen, engine, link)
         collections.stop()
         loop.adapters.close()
     finally:
@@ -154,8 +154,9 @@ def _ranks_folder(config: ProcessConfig) -> Path:
     return folder
 
 
-def _run(loop: StepLoop, chosen: Chosen, engine: Engine, link: Link) -> None:
+def _run(config: ProcessConfig, loop: StepLoop, chosen: Chosen, engine: Engine, link: Link) -> None:
     last_sent = 0.0
+    delay = None if config.engine.debug.step_delay_file is None else Path(config.engine.debug.step_delay_file)
     loop.timers.begin()
     while not loop.shutdown:
         if idle := loop.rests:
@@ -164,13 +165,21 @@ def _run(loop: StepLoop, chosen: Chosen, engine: Engine, link: Link) -> None:
         loop.step(link.receive(block=idle))
         if loop.num_failovers > failovers:
             link.send([LoadProgress(f"scheduler: python serves from now on: {loop.failover_reason}")])
-        if loop.slow_motion_ms and loop.timers.last_rows:
-            link.rest(loop.slow_motion_ms / 1000)
+        if delay is not None and loop.timers.last_rows:
+            link.rest(_milliseconds(delay) / 1000)
         now = time.monotonic()
         if now - last_sent >= STATS_INTERVAL_S:
             last_sent = now
             link.send([_stats(loop, chosen, engine)])
     loop.drain()
+
+
+def _milliseconds(file: Path) -> int:
+    """What stands in `file`; 0 without it."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def _ready(engine: Engine, chosen: Chosen) -> EngineReady:
@@ -228,7 +237,6 @@ def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
         num_drafted_total=stats.num_drafted_total,
         num_accepted_total=stats.num_accepted_total,
         prefixes=loop.prefixes.states(),
-        slow_motion_ms=loop.slow_motion_ms,
     )
 
 

@@ -250,10 +250,6 @@ class Version(_Answer):
     version: str
 
 
-class SlowMotionAnswer(_Answer):
-    step_ms: int
-
-
 class Status(_Answer):
     status: str
 

@@ -46,7 +46,6 @@ from minisgl.server.bodies import (
     GenerateRequest,
     LoadAdapterRequest,
     PrefixRequest,
-    SlowMotionRequest,
     TokenizeRequest,
     UnloadAdapterRequest,
 )
@@ -59,7 +58,7 @@ from minisgl.server.errors import MESSAGES, ApiError, install_handlers, internal
 from minisgl.server.formatter import Formatter, json_response
 from minisgl.server.generation import Generation
 from minisgl.server.health import add_health
-from minisgl.server.live import SLOW_MOTION, add_live, slow_motion_endpoint
+from minisgl.server.live import add_live
 from minisgl.server.log import say
 from minisgl.server.messages.body import CountTokensRequest, MessagesRequest
 from minisgl.server.messages.endpoint import COUNT_TOKENS, count_tokens_endpoint, messages_endpoint
@@ -105,7 +104,6 @@ TOLD: dict[str, tuple[type[Any], ToldEndpoint]] = {
 OTHER: dict[str, tuple[type[Any], Endpoint]] = {
     "/tokenize": (TokenizeRequest, tokenize_endpoint),
     "/detokenize": (DetokenizeRequest, detokenize_endpoint),
-    SLOW_MOTION: (SlowMotionRequest, slow_motion_endpoint),
     PREFIXES: (PrefixRequest, insert_prefix_endpoint),
 }
 

@@ -348,13 +348,6 @@ class PrefixRequest(Conversation):
     wait: StrictBool | None = described("Answer when it is computed, not when it is accepted; true by default.")
 
 
-class SlowMotionRequest(Body):
-    model: StrictStr | None = described("The served model's name.")
-    step_ms: Annotated[int, Field(ge=0, le=2000)] = Field(
-        description="Milliseconds that each step takes longer from now on; 0: no slow motion."
-    )
-
-
 class LoadAdapterRequest(Body):
     model: StrictStr | None = described("The served model's name.")
     lora_name: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="What requests name as `model`.")

@@ -1,4 +1,4 @@
-"""GET /stats/stream: what the server does, as it does it, to those who look. POST /slow_motion: so that one can see it.
+"""GET /stats/stream: what the server does, as it does it, to those who look.
 
 Invariants: while nobody looks nothing is measured, asked for or sent; all who look share what the engines tell; a
 reader that does not keep up misses events and holds nobody up; a stream ends with its client, the engine or the server.
@@ -19,16 +19,13 @@ from starlette.types import Receive, Scope, Send
 
 from minisgl.message import StepView, TreeView, Watched
 from minisgl.metrics.live import LiveFigures
-from minisgl.server.bodies import SlowMotionRequest
 from minisgl.server.connection import CONNECTION, Connection
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value, engine_gone
-from minisgl.server.formatter import json_response, sse
+from minisgl.server.formatter import sse
 from minisgl.step import FinishReason
 
 STREAM = "/stats/stream"
-SLOW_MOTION = "/slow_motion"
-SLOW_ENGINES = ("echo", "sim")
 MAX_WATCHERS = 32
 TICK_S = 0.1
 EVERY_S = 1.0
@@ -127,7 +124,7 @@ class Live:
         while client.failure is None:
             steps, tree = (any(getattr(one, name) for one in self._watchers) for name in OPTIONS)
             client.watch(steps=steps, tree=tree)
-            self._last = self._figures.look(about(self._context), slow_motion=_can_be_slow(self._context))
+            self._last = self._figures.look(about(self._context))
             for watcher in self._watchers:
                 watcher.figures(self._last)
             await asyncio.sleep(EVERY_S)
@@ -197,19 +194,6 @@ def about(context: ServerContext) -> dict[str, Any]:
     """What /stats says beside the metrics."""
     info = context.client.info
     return {"model": context.model_name, "simulated": (info.simulated or None) if info is not None else None}
-
-
-async def slow_motion_endpoint(context: ServerContext, asked: SlowMotionRequest) -> Response:
-    step_ms, engine = asked.step_ms, context.info.engine
-    if not _can_be_slow(context):
-        raise bad_value("step_ms", step_ms, f"only the echo and sim engines have slow motion, this is {engine}")
-    context.client.slow_motion(step_ms)
-    return json_response({"step_ms": step_ms})
-
-
-def _can_be_slow(context: ServerContext) -> bool:
-    info = context.client.info
-    return info is not None and info.engine in SLOW_ENGINES
 
 
 def _watcher(request: Request) -> Watcher:

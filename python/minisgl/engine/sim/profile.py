@@ -161,7 +161,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A device that runs a model. With neither `roofline` nor `table`, a step takes no time."""
+    """A device that runs a model: a step takes what `roofline` or `table` say, and `step_ms`."""
 
     name: str
     about: str = ""
@@ -169,16 +169,19 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     table: Table | None = None
     context_len: int | None = None
     num_kv_tokens: int | None = None  # of the KV pool; a roofline's own is from its memory
+    step_ms: float = 0.0
     eos_one_in: int = 0  # one token in so many ends a text; 0: lengths are the clients'
 
     @property
     def takes_time(self) -> bool:
-        return self.roofline is not None or self.table is not None
+        return self.roofline is not None or self.table is not None or self.step_ms > 0
 
     def seconds(self, load: StepLoad) -> float:
         if self.roofline is not None:
-            return self.roofline.seconds(load)
-        return 0.0 if self.table is None else self.table.seconds(load.rows, load.tokens, load.kv_tokens)
+            seconds = self.roofline.seconds(load)
+        else:
+            seconds = 0.0 if self.table is None else self.table.seconds(load.rows, load.tokens, load.kv_tokens)
+        return seconds + self.step_ms / 1000
 
     @property
     def pool_tokens(self) -> int | None:
@@ -194,6 +197,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         for name in ("context_len", "num_kv_tokens"):
             if (value := getattr(self, name)) is not None and value < 2:
                 raise ConfigError(f"{name}: {value}: must be at least 2")
+        if not 0 <= self.step_ms <= 60_000:
+            raise ConfigError(f"step_ms: {self.step_ms}: must be at least 0 and at most 60000")
         if self.eos_one_in < 0:
             raise ConfigError(f"eos_one_in: {self.eos_one_in}: must be at least 0")
         if self.roofline is not None:

@@ -1,8 +1,7 @@
 // @ts-check
-// The scheduler, visible: the batch of each step, the tree, and a switch that slows the steps down.
+// The scheduler, visible: the batch of each step, and the tree.
 
-import { request } from "./api.js";
-import { h, notice } from "./dom.js";
+import { h } from "./dom.js";
 import { Lanes } from "./lanes.js";
 import { Stream } from "./stream.js";
 import { Strip } from "./strip.js";
@@ -24,13 +23,11 @@ export function schedulerView() {
     tree.show(of(engine).tree);
   } });
   choose.hidden = true;
-  const slow = slowMotion();
   const legend = h("p", { class: "legend" }, h("span", { class: "sign-prefill" }, "prefill chunk"), h("span", { class: "sign-cached" }, "its cached share"), h("span", { class: "sign-decode" }, "decode"), h("span", { class: "sign-end" }, "end"), h("span", { class: "sign-retracted" }, "retracted"));
 
   /** @param {string} event @param {any} data */
   function took(event, data) {
     if (event === "stats") {
-      slow.show(data.slow_motion_ms);
       engines(data.engines);
     } else if (event === "steps") {
       of(data.engine).lanes.take(data.steps, data.left_out);
@@ -66,35 +63,7 @@ export function schedulerView() {
   strip.show(of(engine).lanes);
   window.addEventListener(CHANGED, () => strip.draw());
   const element = h("section", { class: "live", "aria-label": "The scheduler" }, state,
-    h("div", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "Steps"), choose, slow.element), legend, strip.element),
+    h("div", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "Steps"), choose), legend, strip.element),
     h("div", { class: "card" }, h("h2", {}, "Prefix tree"), tree.element));
   return { element, start: () => stream.start(), stop: () => stream.stop() };
-}
-
-/** Only the echo and sim engines have it: null hides it. */
-function slowMotion() {
-  const input = h("input", { id: "slow", type: "range", min: 0, max: 2000, step: 50, value: 0 });
-  const shown = h("output", { for: "slow" }, "off");
-  const element = h("label", { class: "slow", for: "slow" }, h("span", {}, "Slow motion"), input, shown);
-  element.hidden = true;
-  const say = () => (shown.textContent = Number(input.value) ? `${input.value} ms a step` : "off");
-  input.addEventListener("input", say);
-  input.addEventListener("change", async () => {
-    try {
-      await request("slow_motion", { body: { step_ms: Number(input.value) } });
-    } catch (error) {
-      notice(error instanceof Error ? error.message : String(error));
-    }
-  });
-  return {
-    element,
-    /** @param {number | null} ms */
-    show(ms) {
-      element.hidden = ms === null;
-      if (ms !== null && document.activeElement !== input) {
-        input.value = ms;
-        say();
-      }
-    },
-  };
 }

@@ -39,7 +39,6 @@ fn message(reader: &mut Reader<'_>) -> Read<ToEngine> {
             steps: fields.next()?.bool()?,
             tree: fields.next()?.bool()?,
         },
-        "slow_motion" => ToEngine::SlowMotion(fields.next()?.int()?),
         "shutdown" => ToEngine::Shutdown,
         other => return Err(malformed(format!("unknown message {other:?}"))),
     };

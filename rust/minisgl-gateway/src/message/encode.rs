@@ -163,10 +163,6 @@ impl Bytes {
                 let _ = put::write_bool(&mut self.0, *steps);
                 let _ = put::write_bool(&mut self.0, *tree);
             }
-            ToEngine::SlowMotion(step_ms) => {
-                self.tagged("slow_motion", 1);
-                self.int(*step_ms);
-            }
             ToEngine::Shutdown => self.tagged("shutdown", 0),
         }
     }

@@ -139,13 +139,10 @@ fn what_is_written_is_what_python_writes() {
         ),
         (
             "watch",
-            vec![
-                ToEngine::Watch {
-                    steps: true,
-                    tree: false,
-                },
-                ToEngine::SlowMotion(2000),
-            ],
+            vec![ToEngine::Watch {
+                steps: true,
+                tree: false,
+            }],
         ),
         ("shutdown", vec![ToEngine::Shutdown]),
         ("nothing_to_engine", vec![]),

@@ -240,8 +240,6 @@ pub enum ToEngine {
         /// The radix tree, once.
         tree: bool,
     },
-    /// Let each step take so many milliseconds longer.
-    SlowMotion(i64),
     /// Abort what lives, close the engine, exit with 0.
     Shutdown,
 }

@@ -83,10 +83,6 @@ impl Switchboard {
     fn engine_ready(&mut self, engine: usize) {
         self.set_state(engine, State::Ready, "");
         self.take_up(engine);
-        if self.slow_motion_ms != 0 {
-            let message = ToEngine::SlowMotion(self.slow_motion_ms);
-            self.out.push(Out::Engine(engine, message));
-        }
         for (&adapter, (name, path)) in &self.adapters {
             let (name, path) = (name.clone(), path.clone());
             let message = ToEngine::LoadAdapter { adapter, name, path };

@@ -45,7 +45,6 @@ pub struct Switchboard {
     next_front_end: u32,
     pub(super) prefixes: BTreeMap<i64, (Vec<i32>, bool)>,
     pub(super) adapters: BTreeMap<i64, (String, String)>,
-    pub(super) slow_motion_ms: i64,
     pub(super) said_ready: Option<minisgl_gateway::message::EngineReady>,
     pub(super) is_shutting_down: bool,
     pub(super) ended: Option<String>,
@@ -73,7 +72,6 @@ impl Switchboard {
             next_front_end: 0,
             prefixes: BTreeMap::new(),
             adapters: BTreeMap::new(),
-            slow_motion_ms: 0,
             said_ready: None,
             is_shutting_down: false,
             ended: None,
@@ -194,10 +192,6 @@ impl Switchboard {
                 self.tell_ready(&ToEngine::UnloadAdapter(adapter));
             }
             ToEngine::Watch { steps, tree } => self.tell_ready(&ToEngine::Watch { steps, tree }),
-            ToEngine::SlowMotion(step_ms) => {
-                self.slow_motion_ms = step_ms;
-                self.tell_ready(&ToEngine::SlowMotion(step_ms));
-            }
             ToEngine::Shutdown => {
                 self.is_shutting_down = true;
                 for engine in (0..self.engines.len()).filter(|&engine| self.engines[engine].is_linked) {
