@@ -1,4 +1,4 @@
-"""A trace in a file."""
+"""A trace in a file, and an engine whose steps take ten milliseconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from minisgl.config import EngineConfig
 from tests.helpers.bench import MOONCAKE
+
+PROFILE = {"name": "ten-ms", "table": {"rows": [1], "prefill_tokens": [0], "kv_len": [1], "ms": [[[10]]]}}
 
 
 @pytest.fixture
@@ -15,3 +18,10 @@ def mooncake(tmp_path: Path) -> str:
     file = tmp_path / "trace.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in MOONCAKE))
     return str(file)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> EngineConfig:
+    file = tmp_path / "ten-ms.yaml"
+    file.write_text(json.dumps(PROFILE))
+    return EngineConfig(engine="sim", sim_profile=str(file), cpu_backend="python", num_pages=400, max_seq_len=2048)

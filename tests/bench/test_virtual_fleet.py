@@ -17,14 +17,10 @@ from minisgl.cli import bench
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.routing.api import POLICIES
 
-PROFILE = {"name": "ten-ms", "table": {"rows": [1], "prefill_tokens": [0], "kv_len": [1], "ms": [[[10]]]}}
-
 
 @pytest.fixture
-def engine(tmp_path: Path) -> EngineConfig:
-    file = tmp_path / "ten-ms.yaml"
-    file.write_text(json.dumps(PROFILE))
-    return EngineConfig(engine="sim", sim_profile=str(file), num_pages=400, max_seq_len=2048, max_running_requests=8)
+def engine(engine: EngineConfig) -> EngineConfig:
+    return msgspec.structs.replace(engine, cpu_backend="rust_hotpath", max_running_requests=8)
 
 
 def some(count: int, seed: int = 5, within_s: float = 4.0) -> list[TraceRequest]:

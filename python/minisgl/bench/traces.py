@@ -1,24 +1,31 @@
 """Published production traces: when requests came, how long they were, and which of them begin alike.
 
-Formats: Mooncake, Qwen-Bailian, Azure LLM inference (trace_formats.py). The prompts themselves are not published:
-tokens are drawn from the blocks' ids, so that equal ids give equal tokens.
+Mooncake: JSON lines of timestamp (ms), input_length, output_length, hash_ids (one id for each block of 512 tokens).
+Qwen-Bailian: JSON lines with chat_id, parent_chat_id, type and turn beside these, timestamp in seconds, blocks of 16.
+Azure LLM inference: CSV of TIMESTAMP, ContextTokens, GeneratedTokens, without blocks.
+
+A file is of one format, which its first line tells, never its name; a line that does not fit ends the reading with its
+number and the reason. The last block of a prompt may be in part, so ids are ceil(tokens / block). The prompts
+themselves are not published: tokens are drawn from the blocks' ids, so that equal ids give equal tokens.
 
 Invariants: the same file and seed give the same requests; arrivals ascend and begin at 0.
 """
 
 from __future__ import annotations
 
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from minisgl import envs
-from minisgl.bench.trace_formats import MOONCAKE_BLOCK as BLOCK
-from minisgl.bench.trace_formats import TraceRequest, parse_trace
 from minisgl.config import ConfigError
 from minisgl.step import Int32Array
-
-__all__ = ["BLOCK", "NAMES", "TraceRequest", "prompt_tokens", "read_trace"]
 
 NAMES = {
     "mooncake-conversation": "mooncake_conversation.jsonl",
@@ -26,6 +33,171 @@ NAMES = {
     "azure-conversation": "azure2023_conversation.csv",
     "azure-code": "azure2023_code.csv",
 }
+
+
+MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
+QWEN_FIELDS = ("chat_id", "parent_chat_id", "type", "turn")  # beside those
+AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+BLOCK, QWEN_BLOCK = 512, 16
+LARGEST = 2**63
+KNOWN = (
+    f"a Mooncake trace has {', '.join(MOONCAKE_FIELDS)}; a Qwen trace also {', '.join(QWEN_FIELDS)}; "
+    f"an Azure trace is CSV with {', '.join(AZURE_FIELDS)}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """`blocks`: ids of its prompt's blocks of `block_len` tokens, the last maybe in part; none: a prompt like no
+    other."""
+
+    arrival_s: float
+    input_len: int
+    output_len: int
+    blocks: tuple[int, ...] = ()
+    block_len: int = BLOCK
+
+
+class BadLine(ValueError):
+    """Says which line and why."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(f"line {number}: {reason}")
+
+
+def parse_trace(lines: Iterable[str]) -> Iterator[TraceRequest]:
+    """Requests in the order of their lines. Raises `BadLine`."""
+    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    number, first = next(numbered, (1, ""))
+    first = first.removeprefix("\ufeff")  # as spreadsheets write it
+    if first.lstrip().startswith("{"):
+        yield from _json_lines(_chain(number, first, numbered))
+    elif first.strip().startswith("["):
+        raise BadLine(number, f"a JSON list is no trace: {KNOWN}")
+    elif first:
+        yield from _azure(number, _cells(number, first), numbered)
+
+
+def _chain(number: int, first: str, rest: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    yield number, first
+    yield from rest
+
+
+# ---------------------------------------------------------------------------------------------------------- JSON lines
+
+
+def _json_lines(lines: Iterable[tuple[int, str]]) -> Iterator[TraceRequest]:
+    qwen: bool | None = None
+    for number, line in lines:
+        try:
+            one = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise BadLine(number, f"not JSON: {error}") from error
+        if not isinstance(one, dict):
+            raise BadLine(number, f"not a JSON object: {str(one)[:40]!r}")
+        if qwen is None:
+            qwen = _is_qwen(number, one)
+        yield _json_request(number, one, qwen)
+
+
+def _is_qwen(number: int, one: Mapping[str, Any]) -> bool:
+    """By the fields of the first line: four that both have, four that Qwen's traces have alone."""
+    if missing := [name for name in MOONCAKE_FIELDS if name not in one]:
+        raise BadLine(number, f"no {', '.join(missing)}: {KNOWN}")
+    others = [name for name in one if name not in MOONCAKE_FIELDS]
+    if not others:
+        return False
+    if missing := [name for name in QWEN_FIELDS if name not in others]:
+        raise BadLine(number, f"has {', '.join(map(str, others))} and no {', '.join(missing)}: {KNOWN}")
+    return True
+
+
+def _json_request(number: int, one: Mapping[str, Any], qwen: bool) -> TraceRequest:
+    wanted = (*MOONCAKE_FIELDS, *QWEN_FIELDS) if qwen else MOONCAKE_FIELDS
+    if missing := [name for name in wanted if name not in one]:
+        raise BadLine(number, f"no {', '.join(missing)}, which the lines before have")
+    if not qwen and (others := [name for name in one if name not in wanted]):
+        raise BadLine(number, f"has {', '.join(map(str, others))}, which the lines before have not")
+    when = one["timestamp"]
+    if isinstance(when, bool) or not isinstance(when, (int, float)) or not 0 <= when < LARGEST:
+        raise BadLine(number, f"timestamp {when!r}: must be a number, 0 or more, in {'s' if qwen else 'ms'}")
+    given = _count(number, "input_length", one["input_length"])
+    block_len = QWEN_BLOCK if qwen else BLOCK
+    return _request(
+        when if qwen else when / 1e3,
+        given,
+        _count(number, "output_length", one["output_length"]),
+        _blocks(number, one["hash_ids"], given, block_len),
+        block_len,
+    )
+
+
+def _blocks(number: int, ids: object, input_len: int, block_len: int) -> tuple[int, ...]:
+    if not isinstance(ids, list):
+        raise BadLine(number, f"hash_ids {str(ids)[:40]!r}: must be a list of numbers")
+    for one in ids:
+        if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < LARGEST:
+            raise BadLine(number, f"hash_ids: {one!r}: must be a whole number, 0 or more")
+    if len(ids) != -(-input_len // block_len):
+        kind = "Qwen" if block_len == QWEN_BLOCK else "Mooncake"
+        needed = -(-input_len // block_len)
+        raise BadLine(
+            number,
+            f"hash_ids: {len(ids)} for an input_length of {input_len}: a {kind} trace has one for each {block_len} "
+            f"tokens, which are {needed}",
+        )
+    return tuple(ids)
+
+
+def _count(number: int, name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < LARGEST:
+        raise BadLine(number, f"{name} {value!r}: must be a whole number, 0 or more")
+    return value
+
+
+# ----------------------------------------------------------------------------------------------------------------- CSV
+
+
+def _azure(number: int, head: list[str], lines: Iterable[tuple[int, str]]) -> Iterator[TraceRequest]:
+    names = [name.strip() for name in head]
+    if missing := [name for name in AZURE_FIELDS if name not in names]:
+        raise BadLine(number, f"no {', '.join(missing)}: {KNOWN}")
+    for at, line in lines:
+        cells = _cells(at, line)
+        if len(cells) != len(names):
+            raise BadLine(at, f"{len(cells)} fields: the first line names {len(names)}")
+        row = dict(zip(names, (cell.strip() for cell in cells), strict=True))
+        try:
+            when = datetime.fromisoformat(row["TIMESTAMP"][:26])  # seven digits after the point
+        except ValueError as error:
+            raise BadLine(at, f"TIMESTAMP {row['TIMESTAMP']!r}: must be a date with a time") from error
+        given, made = (_whole(at, name, row[name]) for name in AZURE_FIELDS[1:])
+        yield _request(when.replace(tzinfo=UTC).timestamp(), given, made, (), BLOCK)
+
+
+def _cells(number: int, line: str) -> list[str]:
+    try:
+        return next(csv.reader([line]))
+    except csv.Error as error:  # a field that is too long
+        raise BadLine(number, str(error)) from error
+
+
+def _whole(number: int, name: str, text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError as error:
+        raise BadLine(number, f"{name} {text!r}: must be a whole number, 0 or more") from error
+    return _count(number, name, value)
+
+
+def _request(
+    arrival_s: float, input_len: int, output_len: int, blocks: tuple[int, ...], block_len: int
+) -> TraceRequest:
+    """Traces have a few requests without a token in or out: they get one."""
+    return TraceRequest(arrival_s, max(1, input_len), max(1, output_len), blocks, block_len)
+
+
+# --------------------------------------------------------------------------------------------------------- reading
 
 
 def read_trace(name: str) -> list[TraceRequest]:
@@ -46,9 +218,7 @@ def read_trace(name: str) -> list[TraceRequest]:
     if not found:
         raise ConfigError(f"trace {name}: no requests")
     first = found[0].arrival_s
-    return [
-        TraceRequest(one.arrival_s - first, one.input_len, one.output_len, one.blocks, one.block_len) for one in found
-    ]
+    return [replace(one, arrival_s=one.arrival_s - first) for one in found]
 
 
 def prompt_tokens(request: TraceRequest, index: int, vocab_size: int, seed: int = 0) -> Int32Array:
