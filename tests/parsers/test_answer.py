@@ -229,6 +229,7 @@ class Counted(str):
         ("hermes", '<tool_call>{"name": "', "f", ""),
         ("hermes", "a", " \n ", "<tool_call>"),
         ("hermes", "", "<tool_call", ""),
+        ("hermes", "", '<tool_call>{"a"', ""),
         ("hermes", "", '<tool_call>{"name":"f"}</tool_call>', ""),
         ("mistral", "[TOOL_CALLS]", "f", ""),
         ("json", '{"name": "f", "id": "', "xy", ""),

@@ -53,6 +53,26 @@ def test_whole_answer_has_the_exact_shape(http: httpx.Client) -> None:
     }
 
 
+@pytest.mark.parametrize(("side", "kept"), [("left", "ay:ok"), ("right", "say:o"), (None, "ay:ok")])
+def test_a_side_of_a_prompt_is_kept(http: httpx.Client, side: str | None, kept: str) -> None:
+    asked = {"truncate_prompt_tokens": 5, "truncation_side": side, "max_tokens": 1, "return_token_ids": True}
+    for body in ({"prompt": "say:ok"}, {"prompt": ids("say:ok")}):
+        assert post(http, PATH, body | asked)["choices"][0]["prompt_token_ids"] == ids(kept)
+
+
+def test_tokens_are_shown_as_ids(http: httpx.Client) -> None:
+    asked = {"return_tokens_as_token_ids": True, "max_tokens": 2}
+    found = post(http, PATH, {"prompt": "say:ok", "logprobs": 1, **asked})["choices"][0]["logprobs"]
+    assert found["tokens"] == [f"token_id:{one}" for one in ids("ok")]
+    assert all(one.startswith("token_id:") for top in found["top_logprobs"] for one in top)
+    chat = post(http, "/v1/chat/completions", chat_body("say:ok", logprobs=True, top_logprobs=1, **asked))
+    for one in chat["choices"][0]["logprobs"]["content"]:
+        assert one["token"] == bytes(one["bytes"]).decode() and one["token"].startswith("token_id:")
+        assert one["top_logprobs"][0]["token"].startswith("token_id:")
+    answer = http.post("/generate", json={"text": "say:ok", "return_tokens_as_token_ids": True})
+    assert answer.status_code == 400 and "return_tokens_as_token_ids" in answer.text
+
+
 @pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
 @pytest.mark.parametrize(
     ("asked", "matched"),

@@ -13,11 +13,12 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, St
 from minisgl.config import MAX_PRIORITY
 from minisgl.sampling_params import MAX_LOGPROBS, MAX_N, ParamError
 from minisgl.server import fields
-from minisgl.server.fields import Body, Int64, Items, TextOrParts, TokenId, chars_of, described
+from minisgl.server.fields import Body, Int64, Items, Side, TextOrParts, TokenId, chars_of, described
 from minisgl.server.sampling_fields import Sampling
 from minisgl.server.tools import Choice, Tools
 
 MAX_PROMPTS = 256
+_AS_IDS = "vLLM's: tokens in log probabilities are shown as `token_id:ID`."
 MAX_MESSAGES = 4096
 
 
@@ -182,6 +183,7 @@ class ChatRequest(Sampling, Conversation):
         "Report as many most likely tokens in each place; needs `logprobs`.", minimum=0, maximum=MAX_LOGPROBS
     )
 
+    return_tokens_as_token_ids: StrictBool | None = described(_AS_IDS)
     prompt_logprobs: Int64 | None = described(
         "The same for the prompt's tokens, as `prompt_logprobs` of the answer or of its first chunk.",
         minimum=0,
@@ -247,6 +249,7 @@ class CompletionRequest(Sampling):
     prompt_logprobs: Int64 | None = described(
         "The same for the prompt's tokens, as `prompt_logprobs` of each choice.", minimum=0, maximum=MAX_LOGPROBS
     )
+    return_tokens_as_token_ids: StrictBool | None = described(_AS_IDS)
     best_of: Int64 | None = described(
         "Generate as many and return the `n` with the highest log probability per token; not in a stream.",
         minimum=1,
@@ -397,6 +400,7 @@ class EmbeddingRequest(Body):
     truncate_prompt_tokens: Int64 | None = described(
         "Keep only so many of the last tokens of each input; -1: as many as fit.", minimum=-1
     )
+    truncation_side: Side = described("`right`: keep the first ones instead.")
     priority: Int64 | None = described(
         "Requests with smaller numbers go first; 0 by default.", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY
     )

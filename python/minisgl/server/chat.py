@@ -44,6 +44,7 @@ class ChatFormatter(TurnFormatter):
         self._include_usage = chat.include_usage
         self._continuous_usage = chat.continuous_usage
         self._with_token_ids = bool(chat.return_token_ids)
+        self._as_ids = bool(chat.return_tokens_as_token_ids)
         self._has_begun = False
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands around the text
         self._head = {
@@ -53,7 +54,7 @@ class ChatFormatter(TurnFormatter):
         }
 
     def _logprobs(self, tokens: Sequence[Logprob]) -> dict[str, Any] | None:
-        return chat_logprobs(self._tokenizer, tokens) if self._with_logprobs else None
+        return chat_logprobs(self._tokenizer, tokens, as_ids=self._as_ids) if self._with_logprobs else None
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
         return {

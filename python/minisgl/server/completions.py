@@ -38,7 +38,9 @@ async def completion_endpoint(context: ServerContext, completion: CompletionRequ
     whole = given
     if completion.suffix:
         whole, sampling = await _filled_in(context, completion, completion.suffix, sampling)
-    prompts, sampling = await context.encode(whole, sampling, completion.truncate_prompt_tokens)
+    prompts, sampling = await context.encode(
+        whole, sampling, completion.truncate_prompt_tokens, side=completion.truncation_side
+    )
     return CompletionFormatter(context, completion, options, given, prompts, sampling, only_prompt=only_prompt)
 
 
@@ -67,6 +69,7 @@ class _Options:
     include_usage: bool  # in a stream
     continuous_usage: bool
     with_token_ids: bool
+    as_ids: bool  # so tokens are shown
 
 
 def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tuple[_Options, SamplingParams, bool]:
@@ -101,6 +104,7 @@ def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tupl
         include_usage=completion.include_usage,
         continuous_usage=completion.continuous_usage,
         with_token_ids=bool(completion.return_token_ids),
+        as_ids=bool(completion.return_tokens_as_token_ids),
     )
     return options, sampling, only_prompt
 
@@ -144,7 +148,9 @@ class CompletionFormatter(Formatter):
         for prompt in range(len(self.prompts)):
             first = prompt * options.best_of
             for at in _best(choices[first : first + options.best_of], options.n):
-                choice = _Choice(first + at, len(found), CompletionLogprobs(self._tokenizer))
+                choice = _Choice(
+                    first + at, len(found), CompletionLogprobs(self._tokenizer, as_ids=self._options.as_ids)
+                )
                 shown = self._choice(choice, generation, choices[first + at])
                 found.append({**shown, **NOT_ASKED_FOR, **shown})  # in this order
         return {**self._head, "choices": found, "usage": generation.usage()}
@@ -156,7 +162,7 @@ class CompletionFormatter(Formatter):
         frames = []
         for delta in deltas:
             if (choice := self._choices.get(delta.index)) is None:
-                logprobs = CompletionLogprobs(self._tokenizer)
+                logprobs = CompletionLogprobs(self._tokenizer, as_ids=self._options.as_ids)
                 choice = self._choices[delta.index] = _Choice(delta.index, delta.index, logprobs)
             shown = self._choice(choice, generation, delta)
             frames.append(sse({**self._head, "choices": [shown], **usage}))

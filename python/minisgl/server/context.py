@@ -27,7 +27,7 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.server.api_keys import KeyUse
 from minisgl.server.bodies import ChatMessage, Conversation
 from minisgl.server.errors import ApiError, bad_value, draining, engine_gone, param_errors
-from minisgl.server.fields import ENOUGH_CHARS, chars_of
+from minisgl.server.fields import ENOUGH_CHARS, Side, chars_of
 from minisgl.server.responses.store import ResponseStore
 from minisgl.server.tools import Parsing, explained
 from minisgl.server.waiting import Queue, Turns
@@ -211,10 +211,12 @@ class ServerContext:
         truncate: int | None,
         field: str = "prompt",
         names: Mapping[str, str] | None = None,
+        *,
+        side: Side = None,
     ) -> tuple[list[Int32Array], SamplingParams]:
-        """The token ids of `prompt`, each at least one and within the context, of each the last `truncate`; and
-        `sampling` as the engine knows it. `names`: how the client wrote a field, where that differs. Raises `ApiError`
-        for what does not fit the model."""
+        """The token ids of `prompt`, each at least one and within the context, of each the last `truncate` (with
+        the `side` "right" the first); and `sampling` as the engine knows it. `names`: how the client wrote a field,
+        where that differs. Raises `ApiError` for what does not fit the model."""
         written = names or {}
         self._check_vocabulary(sampling, written)
         name = written.get("truncate_prompt_tokens", "truncate_prompt_tokens")
@@ -224,14 +226,14 @@ class ServerContext:
             with self._fits("bad_words"):
                 sampling = await self.run(lambda: with_bad_words(given, self.tokenizer, vocab_size))
         if isinstance(prompt, Conversation):
-            field, found = "messages", [await self.encode_conversation(prompt, keep)]
+            field, found = "messages", [await self.encode_conversation(prompt, keep, side)]
         else:
-            found = await self._encode_prompts(prompt, field, keep)
+            found = await self._encode_prompts(prompt, field, keep, side)
         for ids in found:
             self._check_length(ids, field)
         return found, sampling
 
-    async def encode_conversation(self, asked: Conversation, keep: int | None = None) -> Int32Array:
+    async def encode_conversation(self, asked: Conversation, keep: int | None = None, side: Side = None) -> Int32Array:
         """The prompt of a conversation, also of no tokens or of as many as the context has."""
         messages, variables = asked.messages or (), asked.template_variables()
         tools = asked.tools_for_template()
@@ -259,7 +261,7 @@ class ServerContext:
                 )
         except ChatTemplateError as error:
             raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
-        return _last(ids, keep)
+        return _kept(ids, keep, side)
 
     async def encode_text(self, text: str, add_special_tokens: bool) -> Int32Array:
         """As many tokens as the context has, at most."""
@@ -296,9 +298,9 @@ class ServerContext:
             return await self.pool.run(lambda: self.tokenizer.encode_batch(texts, most=most))
 
     async def _encode_prompts(
-        self, prompts: Sequence[str | list[int]], field: str, keep: int | None
+        self, prompts: Sequence[str | list[int]], field: str, keep: int | None, side: Side
     ) -> list[Int32Array]:
-        """Texts through the tokenizer, ids checked against the vocabulary; of each the last `keep`."""
+        """Texts through the tokenizer, ids checked against the vocabulary; of each `keep`."""
         most = self._most(keep)
         if not prompts:
             raise bad_value(field, [], "must not be empty")
@@ -308,7 +310,7 @@ class ServerContext:
                 batch = await self._encode_all(texts, most)
             encoded = iter(batch)
         whole = (next(encoded) if isinstance(p, str) else self._checked_ids(p, field, most) for p in prompts)
-        return [_last(ids, keep) for ids in whole]
+        return [_kept(ids, keep, side) for ids in whole]
 
     def _checked_ids(self, ids: list[int], field: str, most: int) -> Int32Array:
         if len(ids) >= most:
@@ -359,8 +361,10 @@ def _about_chars(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, A
     return found
 
 
-def _last(ids: Int32Array, keep: int | None) -> Int32Array:
-    return ids if keep is None or len(ids) <= keep else ids[-keep:].copy()
+def _kept(ids: Int32Array, keep: int | None, side: Side) -> Int32Array:
+    if keep is None or len(ids) <= keep:
+        return ids
+    return (ids[:keep] if side == "right" else ids[-keep:]).copy()
 
 
 def _check_stop(stop: tuple[str, ...], name: str) -> None:

@@ -33,7 +33,9 @@ async def embeddings_endpoint(context: ServerContext, asked: EmbeddingRequest) -
     if asked.dimensions is not None and asked.dimensions < 1:
         raise bad_value("dimensions", asked.dimensions, "must be at least 1")
     sampling = SamplingParams(max_tokens=1, temperature=0.0, seed=0, embedding=asked.pooling or MEAN)
-    prompts, sampling = await context.encode(asked.inputs(), sampling, asked.truncate_prompt_tokens, "input")
+    prompts, sampling = await context.encode(
+        asked.inputs(), sampling, asked.truncate_prompt_tokens, "input", side=asked.truncation_side
+    )
     return EmbeddingFormatter(context.check_model(asked.model), asked, prompts, sampling)
 
 

@@ -6,10 +6,11 @@ Invariants: a field is refused if its value could change the answer there; one t
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictInt, StrictStr, Tag
 
+Side = Literal["left", "right"] | None
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Int64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 T = TypeVar("T")
@@ -102,14 +103,12 @@ SHARED: Table = {
     "return_hidden_states": (False,),
     "return_routed_experts": (False,),
     "return_cached_tokens_details": (False,),
-    "return_tokens_as_token_ids": (False,),
     "return_prompt_token_ids": (False,),
     "return_prompt_text": (False,),
     "return_meta_info": (False,),
     "logprob_token_ids": ([],),
     "stream_interval": (1,),
     # where the prompt comes from
-    "truncation_side": ("left",),
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
     "session_params": ({},),
@@ -152,7 +151,8 @@ COMPLETION: Table = {
     "top_logprobs": (),
 }
 
-_OF_ONE_ANSWER: Table = {**SHARED, "n": _ONE, "response_format": (), "return_token_ids": (False,)}
+_AS_IDS: Table = {"return_tokens_as_token_ids": (False,)}
+_OF_ONE_ANSWER: Table = {**SHARED, **_AS_IDS, "n": _ONE, "response_format": (), "return_token_ids": (False,)}
 
 RESPONSES: Table = {
     **_OF_ONE_ANSWER,
@@ -180,6 +180,7 @@ MESSAGES: Table = {
 
 GENERATE_SAMPLING: Table = {
     **SHARED,
+    **_AS_IDS,
     "logprobs": (False,),
     "top_logprobs": (),
     "prompt_logprobs": (),

@@ -11,6 +11,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -131,15 +132,15 @@ class TurnFormatter(Formatter):
 # --------------------------------------------------------------------------------------------------- log probabilities
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[Logprob]) -> dict[str, Any]:
+def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[Logprob], *, as_ids: bool = False) -> dict[str, Any]:
     """`choices[].logprobs` of chat: {"content": [{token, logprob, bytes, top_logprobs}], "refusal": null}."""
 
-    return {"content": JsonList(chat_entries(tokenizer, tokens)).shown(), "refusal": None}
+    return {"content": JsonList(chat_entries(tokenizer, tokens, as_ids=as_ids)).shown(), "refusal": None}
 
 
-def chat_entries(tokenizer: Tokenizer, tokens: Iterable[Logprob]) -> Iterator[dict[str, Any]]:
+def chat_entries(tokenizer: Tokenizer, tokens: Iterable[Logprob], *, as_ids: bool = False) -> Iterator[dict[str, Any]]:
     def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
-        data = tokenizer.token_bytes(token_id)
+        data = id_text(token_id).encode() if as_ids else tokenizer.token_bytes(token_id)
         return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
 
     for token in tokens:
@@ -183,8 +184,8 @@ class CompletionLogprobs:
     """`choices[].logprobs` of completions, chunk by chunk: text offsets go on from one to the next. What belongs
     to a stop string has the offsets that it would have if the text went on."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
+        self._shown = id_text if as_ids else partial(token_text, tokenizer)
         self._decoder = tokenizer.new_decoder()
         self._offset = 0
 
@@ -200,7 +201,7 @@ class CompletionLogprobs:
         self._offset += len(text)
         found = [*of_prompt, *tokens]
         return {
-            "tokens": [token_text(self._tokenizer, token.token_id) for token in found],
+            "tokens": [self._shown(token.token_id) for token in found],
             "token_logprobs": [token.logprob for token in found],
             "top_logprobs": JsonList(map(self._top, found)).shown(),
             "text_offset": [*before, *offsets],
@@ -210,8 +211,8 @@ class CompletionLogprobs:
         """The most likely ones and, as OpenAI has it, the token itself."""
         if token.logprob is None:
             return None
-        found = {token_text(self._tokenizer, token_id): logprob for token_id, logprob in token.top}
-        found[token_text(self._tokenizer, token.token_id)] = token.logprob
+        found = {self._shown(token_id): logprob for token_id, logprob in token.top}
+        found[self._shown(token.token_id)] = token.logprob
         return found
 
 
@@ -228,6 +229,11 @@ def prompt_logprobs(tokenizer: Tokenizer, tokens: Iterable[Logprob]) -> msgspec.
         else {str(one): entry(one, logprob) for one, logprob in ((token.token_id, token.logprob), *token.top)}
         for token in tokens
     ).shown()
+
+
+def id_text(token_id: int) -> str:
+    """A token as vLLM shows it with `return_tokens_as_token_ids`."""
+    return f"token_id:{token_id}"
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:

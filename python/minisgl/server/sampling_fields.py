@@ -17,7 +17,7 @@ from minisgl.config import MAX_PRIORITY
 from minisgl.grammar.sources import ANY_OBJECT, GrammarSource, Kind, the_one
 from minisgl.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_N, MAX_STOP_STRINGS, ParamError, SamplingParams
 from minisgl.server import fields
-from minisgl.server.fields import Body, Int64, TokenId, described, text_or_list
+from minisgl.server.fields import Body, Int64, Side, TokenId, described, text_or_list
 
 MAX_CHOICE_TEXTS = 16_384
 MAX_WHITESPACE_CHARS = 64
@@ -233,6 +233,7 @@ class Sampling(Structured):
         "eight contexts is too long all the same.",
         minimum=-1,
     )
+    truncation_side: Side = described("vLLM's: `right` keeps the first tokens instead of the last.")
     return_token_ids: StrictBool | None = described(
         "Report `prompt_token_ids` and the generated `token_ids`, in a stream with each chunk."
     )
@@ -249,7 +250,7 @@ class Sampling(Structured):
         """`defaults`: of the model, for what is missing here; `asked`: fields whose names or meanings differ between
         the endpoints. Raises `ParamError`."""
         if self.stream_options is not None and not self.stream:
-            raise ParamError("stream_options", None, "needs stream: true")
+            raise ParamError("stream_options", self.stream_options.model_dump(exclude_none=True), "needs stream: true")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         given = {
             "temperature": self.temperature,

@@ -196,7 +196,9 @@ async def generate_endpoint(context: ServerContext, generate: GenerateRequest) -
     is_list = isinstance(given, list) and not (given and isinstance(given[0], int))
     texts: Any = given if is_list and given else [given]
     names |= {"logprobs": "return_logprob", "prompt_logprobs": "return_logprob"}
-    prompts, sampling = await context.encode(texts, sampling, fields.truncate_prompt_tokens, field, names)
+    prompts, sampling = await context.encode(
+        texts, sampling, fields.truncate_prompt_tokens, field, names, side=fields.truncation_side
+    )
     if field == "prompt":
         return GenerateFormatter(fields, prompts, sampling, only_prompt=only_prompt)
     return SglangFormatter(

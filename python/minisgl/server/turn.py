@@ -252,7 +252,7 @@ async def chat_turn(context: ServerContext, chat: ChatRequest, *, least_tokens: 
     prompt = chat if chat.messages else [chat.prompt or ""]
     use = tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
     _check_thinking(context, chat)
-    prompts, sampling = await context.encode(prompt, sampling, chat.truncate_prompt_tokens)
+    prompts, sampling = await context.encode(prompt, sampling, chat.truncate_prompt_tokens, side=chat.truncation_side)
     thinking = context.parsing.thinking_after(prompts[0], chat.continued_text())
     if source is not None or needs_grammar(use):
         calls, token_id = None if use is None else context.parsing.tool_format, context.tokenizer.token_id
