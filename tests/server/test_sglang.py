@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import httpx
 import msgspec
 import pytest
 
+from minisgl.message import AbortRequest
 from tests.helpers.server import CONFIG, MAX_SEQ_LEN, MODEL, Frontend, check_error, events, frontend
 
 EOS = 256
@@ -113,6 +115,28 @@ def test_a_prompt_has_this_server_s_own_form(http: httpx.Client) -> None:
 )
 def test_what_is_wrong_is_named(http: httpx.Client, body: dict[str, Any], param: str) -> None:
     assert check_error(http.post("/generate", json=body), 400)["param"] == param
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("asked", [{"rid": "one"}, {"abort_all": True}])
+def test_a_request_ends_when_its_id_is_named(
+    server: Frontend, http: httpx.Client, stream: bool, asked: dict[str, Any]
+) -> None:
+    """With what it has; other ids end nothing."""
+    prompt = f"{stream}{len(asked)}{next(iter(asked))} hang:so far"
+    body = {"text": prompt, "rid": "one", "stream": stream, "sampling_params": {"n": 2}}
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(lambda: httpx.post(f"{server.url}/generate", json=body, timeout=60))
+        running = [server.engine.wait_for_request(prompt), *server.engine.requests(prompt)]
+        server.wait_until(lambda: server.num_live == 2)
+        assert http.post("/abort_request", json={"rid": "another"}).status_code == 200
+        assert check_error(http.post("/abort_request", json={}), 400)["param"] == "rid"
+        assert not answer.done() and server.num_live == 2
+        done = http.post("/abort_request", json=asked)
+        assert (done.status_code, done.content) == (200, b"")
+        found = events(answer.result().text)[:-1][-2:] if stream else answer.result().json()
+    assert [one["meta_info"]["finish_reason"]["type"] for one in found] == ["abort", "abort"]
+    server.engine.wait_for_end(AbortRequest, {one.req_id for one in running})
 
 
 def test_forms_in_the_sampling_parameters_reach_the_engine(http: httpx.Client, server: Frontend) -> None:

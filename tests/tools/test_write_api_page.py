@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from pydantic import BaseModel
 
 from minisgl.server import bodies, fields, sampling_fields
 from minisgl.server.openapi import ROUTES, Route
@@ -13,9 +12,9 @@ from tools.write_api_page import PAGE, written
 
 BODIES = [
     one
-    for module in (bodies, fields, sampling_fields, sampling_fields)
+    for module in (bodies, fields, sampling_fields)
     for _, one in inspect.getmembers(module, inspect.isclass)
-    if issubclass(one, BaseModel) and one.__module__ == module.__name__ and not one.__name__.startswith("_")
+    if issubclass(one, fields.Body) and one.__module__ == module.__name__ and not one.__name__.startswith("_")
 ]
 
 

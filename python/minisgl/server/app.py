@@ -39,6 +39,7 @@ from minisgl.server.admin import (
 )
 from minisgl.server.api_keys import KeyUse
 from minisgl.server.bodies import (
+    AbortGenerate,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -74,7 +75,7 @@ from minisgl.server.responses.endpoint import (
     responses_endpoint,
 )
 from minisgl.server.resume import Resumable, lost
-from minisgl.server.sglang import add_sglang, generate_endpoint
+from minisgl.server.sglang import abort_endpoint, add_sglang, generate_endpoint
 from minisgl.server.tools import Parsing
 from minisgl.tokenizer import Tokenizer
 
@@ -97,6 +98,7 @@ TOLD: dict[str, tuple[type[Any], ToldEndpoint]] = {
     INPUT_TOKENS: (ResponsesRequest, input_tokens_endpoint),
     MESSAGES: (MessagesRequest, messages_endpoint),
     COUNT_TOKENS: (CountTokensRequest, count_tokens_endpoint),
+    "/abort_request": (AbortGenerate, abort_endpoint),
     LOAD: (LoadAdapterRequest, load_adapter_endpoint),
     UNLOAD: (UnloadAdapterRequest, unload_adapter_endpoint),
 }
@@ -216,6 +218,7 @@ class _Posts:
                     names_length=answer.names_length,
                     shown=answer.shown,
                     only_prompt=answer.only_prompt,
+                    rid=answer.rid,
                 ) as generation:
                     if answer.stream:
                         end = await _stream(generation, answer, request, scope[CONNECTION], send)

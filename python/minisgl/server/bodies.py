@@ -328,6 +328,14 @@ class GenerateRequest(GenerateSampling):
         return {"logprobs": count} | ({} if self.from_prompt is None else {"prompt_logprobs": count})
 
 
+class AbortGenerate(Body):
+    model: StrictStr | None = described("The served model's name.")
+    rid: StrictStr | None = described(
+        "The `rid` of requests to POST /generate, with `text` or `input_ids`, that end now."
+    )
+    abort_all: StrictBool | None = described("All such requests of the caller's API key end.")
+
+
 class TokenizeRequest(Conversation):
     """Either `prompt` or `messages`."""
 

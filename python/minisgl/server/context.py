@@ -87,6 +87,8 @@ class ServerContext:
         if gateway is not None:
             client.adapters.on_change = gateway.set_adapters
             gateway.set_adapters(bool(client.adapters.ready()))
+        # what /abort_request may end, and how: numbers of API keys, and ids
+        self.running: set[tuple[int, str, Callable[[], None]]] = set()
         self.responses = ResponseStore()
         self.draining = False
         self.opening = gateway is not None  # the gateway does not answer yet: who waits for a fast answer waits longer

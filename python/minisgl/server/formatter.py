@@ -93,6 +93,7 @@ class Formatter(ABC):
         self.names_length = names_length  # else `sampling.max_tokens` is a default
         self.shown = shown  # special tokens that are part of the text
         self.only_prompt = only_prompt  # the answer is empty
+        self.rid: str | None = None  # by which /abort_request knows it
         names = ", ".join(ignored).encode()
         self.headers = [(b"x-minisgl-ignored", names)] if ignored else []  # fields that have no effect on this model
 

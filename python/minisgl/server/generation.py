@@ -44,10 +44,11 @@ class Generation:
         names_length: bool = True,
         shown: frozenset[int] = frozenset(),
         only_prompt: bool = False,
+        rid: str | None = None,
     ) -> None:
         """Submit to the engine. `names_length`: `sampling.max_tokens` is the client's, no default. `shown`: special
-        tokens that are part of the text. `only_prompt`: the token that comes is dropped. Raises `ApiError` 429 if too
-        much waits already."""
+        tokens that are part of the text. `only_prompt`: the token that comes is dropped. `rid`: whoever knows it may
+        end this. Raises `ApiError` 429 if too much waits already."""
         context.keys.check_priority(request.key, priority)
         num_prompt_tokens = sum(map(len, prompts))
         context.check_room(len(prompts), num_prompt_tokens, sampling.n, request.key)
@@ -95,6 +96,9 @@ class Generation:
         except EngineGone as error:
             raise engine_gone(str(error)) from error
         self._open = list(self._states)
+        self._running, self._entry = context.running, (request.key, rid or "", self.end_early)
+        if rid is not None:
+            self._running.add(self._entry)
         self._metrics.accepted(len(self._states))
         self._keys.accepted(request.key, len(self._states), num_prompt_tokens)
         if found.are_shortened:
@@ -110,6 +114,7 @@ class Generation:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.abort()
+        self._running.discard(self._entry)
         self._states, self._open, self._sink = [], [], None  # they know this: cycles wait for the collector
 
     def _expire(self) -> None:
@@ -117,6 +122,14 @@ class Generation:
         for state in self._states:
             self._client.abort(state)
         self._fail(too_late(self._timeout_s or 0.0))
+
+    def end_early(self) -> None:
+        """Every choice ends with what it has."""
+        for state in self._open:
+            if not state.reason:
+                self._client.abort(state)
+                state.reason = FinishReason.ABORT
+        self.notify()
 
     def abort(self) -> None:
         """End what still runs. Idempotent."""

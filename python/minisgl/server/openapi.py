@@ -156,6 +156,7 @@ ROUTES: tuple[Route, ...] = (
         _TEXT,
     ),
     Route("/detokenize", "post", "The text of token ids.", answers.DetokenizeAnswer, bodies.DetokenizeRequest, _TEXT),
+    Route("/abort_request", "post", "End requests to /generate.", None, bodies.AbortGenerate, _TEXT),
     Route("/v1/load_lora_adapter", "post", "Serve an adapter.", None, bodies.LoadAdapterRequest, _KEEP),
     Route("/v1/unload_lora_adapter", "post", "Serve it no more.", None, bodies.UnloadAdapterRequest, _TEXT),
     Route("/v1", "get", "Whether the API is there; POST and OPTIONS do the same.", answers.Status),

@@ -19,7 +19,7 @@ from fastapi.responses import Response
 from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.parsers import ids
 from minisgl.sampling_params import ParamError, SamplingParams
-from minisgl.server.bodies import GenerateRequest, GenerateSampling
+from minisgl.server.bodies import AbortGenerate, GenerateRequest, GenerateSampling
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
 from minisgl.server.formatter import (
@@ -34,6 +34,7 @@ from minisgl.server.formatter import (
 )
 from minisgl.server.generation import Generation
 from minisgl.server.lengths import asked_limit
+from minisgl.server.request import HttpRequest
 from minisgl.step import Int32Array
 
 
@@ -60,7 +61,7 @@ class SglangFormatter(Formatter):
         self._is_list = is_list or sampling.n > 1
         self._eos_ids = frozenset(context.info.eos_ids)
         self._with_token_ids = bool(fields.return_token_ids)
-        self._id = generate.rid or ids.new_id()
+        self.rid = self._id = generate.rid or ids.new_id()
         self._logprobs = (
             SglangLogprobs(context, generate, len(prompts) * sampling.n) if generate.return_logprob else None
         )
@@ -123,6 +124,16 @@ class SglangFormatter(Formatter):
         if matched is None and ids and ids[-1] in self._eos_ids:
             matched = ids[-1]
         return {"type": "stop", "matched": matched}
+
+
+async def abort_endpoint(context: ServerContext, asked: AbortGenerate, request: HttpRequest) -> Response:
+    """Ends what the caller's own key asked for, with what there is of it: the finish reason is `abort`."""
+    if not asked.abort_all and asked.rid is None:
+        raise ApiError(400, "rid: give it, or abort_all: true", param="rid", code="missing_required_parameter")
+    for key, rid, end_early in tuple(context.running):
+        if key == request.key and (asked.abort_all or rid == asked.rid):
+            end_early()
+    return Response()
 
 
 class SglangLogprobs:
