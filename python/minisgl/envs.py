@@ -60,16 +60,16 @@ TRANSPORT_LATENCY_STATS = "MINISGL_TRANSPORT_LATENCY_STATS"
 """1: measure encoding, decoding and queueing of the messages between the processes."""
 
 SHELL_MAX_TOKENS = "MINISGL_SHELL_MAX_TOKENS"
-"""Of the chat: limit of one answer. `--max-tokens` wins."""
+"""The limit of one answer in the chat. `--max-tokens` wins."""
 
 SHELL_TEMPERATURE = "MINISGL_SHELL_TEMPERATURE"
-"""Of the chat. `--temperature` wins."""
+"""The temperature of the chat. `--temperature` wins."""
 
 SHELL_TOP_K = "MINISGL_SHELL_TOP_K"
-"""Of the chat. `--top-k` wins."""
+"""The top-k of the chat. `--top-k` wins."""
 
 SHELL_TOP_P = "MINISGL_SHELL_TOP_P"
-"""Of the chat. `--top-p` wins."""
+"""The top-p of the chat. `--top-p` wins."""
 
 ALL = (
     API_KEY,

@@ -329,7 +329,7 @@ def _bar(total: int) -> tqdm[NoReturn]:
 
 
 def _say_nothing(text: str) -> None:
-    """Of a level that is not shown."""
+    """Drops what is of a level that is not shown."""
 
 
 def _say_all(lines: Iterable[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from minisgl.engine.sim.table import Table
+from minisgl.engine.sim.profile import Table
 
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import EngineInfo

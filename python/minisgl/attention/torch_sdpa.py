@@ -33,14 +33,14 @@ SCORE_BYTES = 32 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """Of one layer; both as in `LayerAttention`."""
+    """The scale and soft cap of one layer, as in `LayerAttention`."""
 
     scale: float | None = None
     softcap: float | None = None
 
     def wants_heads_apart(self, dtype: torch.dtype) -> bool:
-        """Whether `attend` would copy K and V of a type in which heads lie side by side: products of halves take longer
-        where heads do not lie apart."""
+        """Whether `attend` would copy K and V of a type in which heads lie side by side: products of bf16 or float16
+        take longer where heads do not lie apart."""
         return self.softcap is not None and dtype is not torch.float32
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -117,7 +117,7 @@ class _DecodeGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Gather:
-    """Of some rows of a group. K and V lie in the scratch buffer until the next gather of any layer."""
+    """Attention of some rows of a group. K and V lie in the scratch buffer until the next gather of any layer."""
 
     rows: slice
     places: Tensor  # pages; where heads lie apart, the keys of one head after the other
@@ -260,7 +260,7 @@ class TorchSdpa:
             wanted = np.minimum(first[:, None] + np.arange(columns), page_table.shape[1] - 1)
             pages = page_table[slots_device[:, None], torch.from_numpy(wanted).to(self._device)]
         page_size = self._pool.page_size
-        # halves on a CPU go through oneDNN, which compiles a kernel for each length: of whole pages there are fewer
+        # bf16 on a CPU goes through oneDNN, which compiles a kernel for each length: of whole pages there are fewer
         exact = self._dtype is torch.float32
         mask, length = None, int((lens - first * page_size).max()) if exact else columns * page_size
         if window is not None or int(lens.min()) < length:

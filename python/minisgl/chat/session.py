@@ -29,7 +29,7 @@ class Exit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Of one answer. `num_tokens` None: the server did not say, or the answer was stopped."""
+    """The numbers of one answer. `num_tokens` None: the server did not say, or the answer was stopped."""
 
     ttft_s: float
     generation_s: float  # from the first token to the last

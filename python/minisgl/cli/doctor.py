@@ -25,7 +25,6 @@ PACKAGES = (
     "fastapi",
     "uvicorn",
     "httpx",
-    "pyzmq",
     "numpy",
     "prompt_toolkit",
     "pyyaml",
@@ -45,10 +44,12 @@ OF_EXTRAS = {
     "transformers": "transformers",
     "safetensors": "safetensors",
     "gguf": "gguf",
+    "pyzmq": "zmq",
     "flashinfer-python": "flashinfer",
     "matplotlib": "matplotlib",
+    "modelscope": "modelscope",
 }
-OPTIONAL_PACKAGES = ("flash-attn", "modelscope", "triton")
+OPTIONAL_PACKAGES = ("flash-attn", "triton")
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def setting(*flags: str, help: str, shown: bool = True, **how: Any) -> Setting:
 
 
 def _defaults(*structs: type[Any]) -> dict[str, Any]:
-    """Of every field that has a plain one."""
+    """The default of every field that has a plain one."""
     found: dict[str, Any] = {}
     for struct in structs:
         fields = struct.__struct_fields__
@@ -326,7 +326,7 @@ STEPS = (
     setting("--tp", "--tp-size", "--tensor-parallel-size", type=int, help=TP_HELP),
 )
 ENGINE = {"model": MODEL, "CPU engine": CPU, "CUDA": CUDA, "KV cache": CACHE, "scheduling": STEPS}
-"""Of every command that loads an engine: the fields of `EngineConfig`, by the titles of their groups."""
+"""The flags of every command that loads an engine: the fields of `EngineConfig`, by the titles of their groups."""
 HTTP = (
     setting("--host", help="address to listen on; 0.0.0.0: every interface"),
     setting("--port", type=int, help="0: any free port"),
@@ -503,7 +503,7 @@ LOGS = (
     setting("--log-prompts", action="store_true", help="prompts and answers in the access lines"),
 )
 SERVER = {"HTTP": HTTP, "several engines": SEVERAL, "limits": LIMITS, "logs": LOGS}
-"""Of `minisgl serve` alone: the fields of `ServerConfig` and `Limits`."""
+"""The flags of `minisgl serve` alone: the fields of `ServerConfig` and `Limits`."""
 
 
 def add_settings(

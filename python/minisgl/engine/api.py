@@ -80,8 +80,8 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
-    """Of the prompt of a request with `embedding`, in the step of its last token: hidden states behind the final norm,
-    pooled over the whole prompt in float32, of no particular length."""
+    """The embedding of a prompt whose request asked for it, in the step of its last token: hidden states behind the
+    final norm, pooled over the whole prompt in float32, of no particular length."""
 
     req_id: int
     numbers: Float32Array  # [hidden size]

@@ -268,7 +268,7 @@ class LogprobSlots:
     def of_sampled(
         self, rows: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], logits: Tensor, chosen: Tensor
     ) -> StepLogprobs | None:
-        """Of the tokens `chosen` [m] in `rows` [m] with `logits` [m, vocab]; None if no row asked."""
+        """Log probabilities of the tokens `chosen` [m] in `rows` [m] with `logits` [m, vocab]; None if no row asked."""
         fetch = self.deferred_sampled(rows, slots, logits, chosen)
         return None if fetch is None else fetch()
 
@@ -298,7 +298,8 @@ class LogprobSlots:
     def of_prompts(
         self, plan: StepPlan, entry: RingEntry, hidden: Tensor, head: Callable[[Tensor], Tensor]
     ) -> list[PromptLogprobs]:
-        """Of the prompt tokens that follow those computed in this step. `hidden` [num_tokens, size]."""
+        """Log probabilities of the prompt tokens that follow those computed in this step. `hidden` [num_tokens,
+        size]."""
         return [fetch() for fetch in self.deferred_prompts(plan, entry, hidden, head)]
 
     def deferred_prompts(
@@ -374,7 +375,7 @@ class EmbeddingSlots:
             self._pools[assignment.slot] = _Pool(assignment)
 
     def of_prompts(self, plan: StepPlan, entry: RingEntry, hidden: Tensor) -> list[Embedding]:
-        """Of the prompts whose last token is in this step. `hidden` [num_tokens, size]."""
+        """Embeddings of the prompts whose last token is in this step. `hidden` [num_tokens, size]."""
         found = []
         for row in range(plan.num_rows) if self._pools else ():
             pool = self._pools.get(int(entry.req_slots[row]))

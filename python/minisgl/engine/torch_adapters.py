@@ -44,7 +44,7 @@ class TorchAdapters:
         self._by_slot[assignment.slot] = assignment.sampling.adapter
 
     def of_tokens(self, slots: Int32Array, extend_lens: Int32Array) -> Int64Array | None:
-        """Of rows: their adapters by token, 0: none; None: of no token any."""
+        """The adapters of rows by token, 0 for none; None where no token has one."""
         if not self._numbers and not self._by_slot.any():
             return None
         by_row = self._by_slot[slots]

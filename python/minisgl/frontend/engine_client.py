@@ -324,7 +324,7 @@ class ProcessClient(EngineClient):
 
     @property
     def stats(self) -> EngineStats | None:
-        """Of all engines together."""
+        """What all engines say, together."""
         return self._views.together()
 
     def start(self) -> None:
@@ -435,7 +435,7 @@ class ProcessClient(EngineClient):
             self._go_on_soon()
 
     def _go_on_soon(self) -> None:
-        """Of what was taken out of the socket already the event loop does not tell: once in the next turn."""
+        """The event loop does not tell of what was taken out of the socket already: look once in the next turn."""
         if self._loop is not None and self._socket.holds_bytes:
             self._goes_on = True
             self._loop.call_soon(self._go_on)

@@ -35,7 +35,7 @@ class Matcher(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenMasks:
-    """Of the sampled rows that have a grammar."""
+    """Masks of the sampled rows that have a grammar."""
 
     rows: Int32Array  # [m] indices among the sampled rows, ascending
     bits: Int32Array  # [m, ceil(vocab / 32)]

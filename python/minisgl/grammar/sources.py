@@ -46,7 +46,7 @@ class GrammarSource:
 
 
 def the_one(found: Sequence[GrammarSource]) -> GrammarSource | None:
-    """Of all that a request gives. Raises `ParamError`."""
+    """The one source of all that a request gives. Raises `ParamError`."""
     for other in found[1:]:
         if not other.asks_the_same(found[0]):
             reason = f"give one of {found[0].field} and {other.field}: an answer has one form"

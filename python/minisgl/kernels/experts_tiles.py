@@ -24,7 +24,7 @@ class Tile:
     alone: bool = False  # each use is a block of its own: nothing is dealt out
 
     def shared_bytes(self, dtype: torch.dtype) -> int:
-        """Of a multiprocessor's shared memory, at most: what is under way of both factors."""
+        """Bytes of a multiprocessor's shared memory that it takes at most: what is under way of both factors."""
         columns = max(2 * self.gate_up_n, self.down_n)
         return self.stages * (self.block_m + columns) * self.block_k * dtype.itemsize
 

@@ -73,8 +73,8 @@ class AdapterRows:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Of the parts of a linear layer that lie side by side: A [sum of ranks, in], and B [sum of out, sum of ranks] with
-    its scale in it and nothing between a part and the rank of another; rank 0 for a part without."""
+    """The factors for the parts of a linear layer that lie side by side: A [sum of ranks, in], and B [sum of out, sum
+    of ranks] with its scale in it and nothing between a part and the rank of another; rank 0 for a part without."""
 
     a: Tensor
     b: Tensor

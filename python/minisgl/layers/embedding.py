@@ -57,8 +57,8 @@ class Embedding:
         return torch.cat(parts, 1)[:, : self._ids.whole]
 
     def pack(self, *, read: bool) -> None:
-        """The weights are loaded and `logits` will be asked. A CPU multiplies by a copy of halves: in the layout of the
-        kernels, or in float32. The table itself stays only if it will be `read`."""
+        """The weights are loaded and `logits` will be asked. A CPU multiplies by a copy in bf16 or float16: in the
+        layout of the kernels, or in float32. The table itself stays only if it will be `read`."""
         if self.weight.device.type == "cpu" and self.weight.dtype is not torch.float32:
             self._wide = WideProduct(self.weight) if WideProduct.serves(self.weight) else self.weight.float()
             if not read:

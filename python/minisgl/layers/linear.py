@@ -34,7 +34,7 @@ class Linear:
         return y
 
     def names(self) -> list[str]:
-        """Of the layers that lie side by side here, as a checkpoint calls them."""
+        """The names of the layers that lie side by side here, as a checkpoint has them."""
         return list(self._parts)
 
     def put_adapter(self, rows: AdapterRows, number: int, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:

@@ -72,8 +72,8 @@ _WIDE_BYTES = 4 * 2**20  # of the table that are float32 at once: they are still
 
 
 class WideProduct:
-    """x [n, in] -> [n, out] float32, by a table [out, in] of halves on a CPU that changes no more, and of which nothing
-    is needed afterwards."""
+    """x [n, in] -> [n, out] float32, by a table [out, in] of bf16 or float16 on a CPU that does not change any more,
+    and of which nothing is needed afterwards."""
 
     def __init__(self, table: Tensor) -> None:
         from minisgl import _rust

@@ -32,7 +32,7 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
-    """Of n tokens: cosines and signed sines, [n, 1, head_dim]."""
+    """The rotation of n tokens: cosines and signed sines, [n, 1, head_dim]."""
 
     cos: Tensor
     sin: Tensor

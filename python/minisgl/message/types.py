@@ -156,7 +156,7 @@ class RankUsage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PrefixState(msgspec.Struct, frozen=True, array_like=True):
-    """Of a prefix of `AddPrefix`: how many requests found it in the cache."""
+    """The state of a prefix of `AddPrefix`, and how many requests found it in the cache."""
 
     prefix_id: int
     num_tokens: int
@@ -219,7 +219,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Of the prompt tokens from position `first` on; may come again after a retraction."""
+    """Log probabilities of the prompt tokens from position `first` on; may come again after a retraction."""
 
     req_id: int
     first: int
@@ -229,7 +229,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Embedding(msgspec.Struct, frozen=True, array_like=True):
-    """Of the prompt of a request that asked for nothing else."""
+    """The embedding of the prompt of a request that asked for nothing else."""
 
     req_id: int
     numbers: bytes  # float32

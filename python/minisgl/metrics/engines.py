@@ -76,12 +76,12 @@ class EngineViews:
         self.all[engine].last = stats
 
     def ready(self) -> None:
-        """The only one is. Of a pool's each has a state."""
+        """The engine says that it is ready: without a pool it is the only one; in a pool each has a state."""
         if not self._has_pool:
             self.change(0, READY)
 
     def failed(self, reason: str) -> None:
-        """The only one has. Of a pool's the pool has said what it knew."""
+        """Without a pool the only engine has failed; a pool has said itself which one did."""
         if not self._has_pool:
             self.all[0].state, self.all[0].reason, self.all[0].since = "dead", reason, self._clock()
 
@@ -133,7 +133,7 @@ def _both(one: MeterReading, other: MeterReading) -> MeterReading:
 
 
 def _prefixes(all_: Iterable[Sequence[PrefixState]]) -> tuple[PrefixState, ...]:
-    """Of each prefix: hits of all engines; ready and pinned if it is in each that knows it."""
+    """The prefixes with the hits of all engines; ready and pinned if it is in each that knows it."""
     found: dict[int, list[PrefixState]] = {}
     for states in all_:
         for one in states:

@@ -47,8 +47,8 @@ class Histogram:
 
 
 def percentile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """Of what lies in buckets up to `bounds`, by a straight line within its bucket; beyond the last bound, that one.
-    None of nothing."""
+    """The quantile of what lies in buckets up to `bounds`, by a straight line within its bucket; beyond the last bound,
+    that one. None of nothing."""
     wanted, seen, lower = sum(counts) * share / 100, 0, 0.0
     if not wanted:
         return None

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 
 class KeyReading(TypedDict):
-    """Of the gateway: of now, and since the start."""
+    """What the gateway counted for a key: now, and since the start."""
 
     num_waiting: int
     num_requests: int
@@ -49,7 +49,7 @@ class KeyCounts:
 
 
 def families(counts: Sequence[KeyCounts]) -> Iterable[Metric]:
-    """Of both sides; without samples if there is no file of keys."""
+    """The families for both sides; without samples if there is no file of keys."""
     labels = ("key",)
     for name, text, attribute in (
         ("requests", "requests given to the engine, by API key", "num_requests"),

@@ -135,7 +135,7 @@ class GcWatch:
 
 
 def cpu_seconds() -> float:
-    """Of this process, all threads, user and system."""
+    """CPU time of this process: all threads, user and system."""
     return time.process_time()
 
 

@@ -3,7 +3,7 @@
 Models that see and read: which config fields and tensors are of their text half.
 
 Invariants: an architecture that is not in the table is refused before anything else of its config is read. Only tensors
-whose names are known to be of the other half are left out.
+whose names are known to belong to the vision part are left out.
 """
 
 from __future__ import annotations
@@ -114,13 +114,14 @@ def own_name(architecture: str, name: str) -> str | None:
 
 
 def is_other_half(name: str) -> bool:
-    """Whether a tensor is of the half that sees."""
+    """Whether a tensor belongs to the vision part of the model."""
     return _OTHER_HALF.match(name) is not None
 
 
 def text_name(name: str) -> str | None:
-    """What the text half alone would call a tensor of the whole; None for one of the other half. transformers has
-    written `language_model.model.` and `language_model.lm_head` (4), and `model.language_model.` and `lm_head` (5)."""
+    """The name that the text part alone has for a tensor of the whole model; None for one of the vision part.
+    transformers has written `language_model.model.` and `language_model.lm_head` (4), and `model.language_model.` and
+    `lm_head` (5)."""
     if is_other_half(name):
         return None
     for prefix, own in (

@@ -304,7 +304,7 @@ def adaptable(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def why_not(config: ModelConfig, name: str) -> str:
-    """Of a layer that is not in `adaptable`."""
+    """Says why a layer is not in `adaptable`."""
     if config.moe is not None and ".mlp." in name:
         return "adapters of routed experts and of their router are not computed"
     if name.endswith(("embed_tokens", "lm_head")):

@@ -131,7 +131,8 @@ def parse_rope(raw: Mapping[str, Any]) -> RopeConfig:
 
 
 def parse_gemma_rope(raw: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
-    """Of layers that attend to all tokens, and of those with a window (Gemma 3). The defaults are transformers'."""
+    """The embeddings of layers that attend to all tokens, and of those with a window (Gemma 3). The defaults are
+    transformers'."""
     both = raw.get("rope_parameters") or {}
     if "full_attention" in both:
         full, local = (

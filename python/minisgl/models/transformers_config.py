@@ -121,7 +121,7 @@ def _context(config: Any, architecture: str) -> tuple[int, str]:
 
 
 def _ropes(config: Any) -> Iterator[Mapping[str, Any]]:
-    """Of all layer types, in the spelling of both versions."""
+    """The rotary parameters of all layer types, in the spelling of both versions."""
     found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     yield found
     yield from (each for each in found.values() if isinstance(each, Mapping))

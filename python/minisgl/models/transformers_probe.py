@@ -138,7 +138,7 @@ def _observe(
 
 
 def _window(mask: Any, tokens: int) -> int | None:
-    """Of a mask of `_mask`, if it shows what a window of its size shows. Raises `_Refused`."""
+    """The window of a mask of `_mask`, if it shows what a window of its size shows. Raises `_Refused`."""
     window: int | None = getattr(mask, "window", tokens)
     behind = torch.arange(tokens)[:, None] - torch.arange(tokens)[None, :]
     seen = (behind >= 0) & (behind < (window or tokens))

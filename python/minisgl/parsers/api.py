@@ -45,7 +45,7 @@ Part = Text | Reasoning | CallBegun | CallArguments
 
 
 class MessageParser(Protocol):
-    """Of one answer."""
+    """Takes the text of one answer apart."""
 
     def push(self, text: str) -> list[Part]:
         """What is decided once `text` has come."""

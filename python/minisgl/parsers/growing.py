@@ -26,7 +26,7 @@ _CLOSES = {"{": "}", "[": "]", "(": ")"}
 
 
 class ValueScan:
-    """Of one value; the first piece begins with its first character."""
+    """Finds the end of one value; the first piece begins with its first character."""
 
     def __init__(self, *, python: bool = False) -> None:
         self._outside = _PYTHON if python else _JSON
@@ -161,7 +161,7 @@ class GrowingText(ABC):
         return found
 
     def _space(self, held: list[str]) -> Waits[None]:
-        """Up to what is none."""
+        """Takes white space up to the first other character."""
         while (yield from self._has(1)):
             found = _NO_SPACE.search(self._buffer, self._at)
             held.append(self._take((len(self._buffer) if found is None else found.start()) - self._at))

@@ -16,8 +16,8 @@ _HEX = "0123456789abcdef"
 
 
 class Source:
-    """Of one answer that may be taken up elsewhere: the same `seed` gives the same ids in the same order. `created`:
-    when it was begun, in Unix seconds."""
+    """Ids of one answer that may be taken up elsewhere: the same `seed` gives the same ids in the same order.
+    `created`: when it was begun, in Unix seconds."""
 
     def __init__(self, seed: int, created: int) -> None:
         self.created = created

@@ -15,7 +15,7 @@ from minisgl.ray.ingress import Ingress
 from minisgl.ray.replica import Replica
 
 ANY_NUMBER = 1_000_000
-"""Of requests in a replica: its server refuses by its own limits, with 429."""
+"""A bound on requests in a replica that is never met: its server refuses by its own limits, with 429."""
 DRAIN_S = 600.0
 """That an ingress which is replaced (every update does) has for its streams: nobody takes those up."""
 LOGS = {"enable_access_log": False}
@@ -86,5 +86,5 @@ def _scaling(args: ModelArgs, most: int) -> AutoscalingConfig:
 
 
 def _deployment_name(model: str) -> str:
-    """Of letters that Serve's names and tags take."""
+    """The name in letters that Serve's names and tags take."""
     return "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in model)

@@ -58,7 +58,7 @@ class ModelArgs(_Strict):
         return self
 
     def server_flags(self, name: str) -> list[str]:
-        """Of `minisgl serve`, for a replica that clients know as `name`."""
+        """The arguments of `minisgl serve` for a replica that clients know as `name`."""
         served = [] if "--served-model-name" in self.flags else ["--served-model-name", name]
         tp = ["--tp", str(self.tp)] if self.tp > 1 else []
         return ["--model", self.model, *served, *tp, "--resumable", *self.flags]

@@ -22,13 +22,13 @@ from minisgl.ray.relay import Asked, Head, Lost, Relay
 from minisgl.server.resume import MARKS
 
 MODEL_HEADER = "x-minisgl-model"
-"""Of a request without a body: which model's replica is to answer."""
+"""Header of a request without a body: which model's replica is to answer."""
 OF_THE_PROXY = frozenset({b"x-request-id", b"date", b"server"})
 """Headers of an answer that Serve's proxy writes; the id is the one that the server was sent."""
 MAX_BODY_BYTES = 1 << 26
 """More than any server takes unless it is told to."""
 UNASKED_BYTES = 1 << 16
-"""Of a body are read before a server has said that the request's key is right."""
+"""So many bytes of a body are read before a server has said that the request's key is right."""
 KEY_HEADERS = frozenset({b"authorization", b"x-api-key", b"host"})
 _log = logging.getLogger("minisgl.ray")
 

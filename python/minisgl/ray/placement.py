@@ -19,15 +19,14 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from minisgl.routing.api import RouterConfig
-from minisgl.routing.backend import make_router
+from minisgl.routing.api import RouterConfig, make_router
 from minisgl.step import Int32Array
 
 MAX_BYTES = 1 << 16
-"""Of a prompt that are looked at; the pages of longer ones are the same from here on for who shares these."""
+"""So many bytes of a prompt are looked at; the pages of longer ones are the same from here on for who shares these."""
 PAGE_BYTES = 64
 BYTES_PER_TOKEN = 4
-"""Of English text, to compare with what a server's cache holds."""
+"""About as many as in English text, to compare with what a server's cache holds."""
 
 
 class _Body(msgspec.Struct):

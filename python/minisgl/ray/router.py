@@ -18,7 +18,7 @@ from minisgl.ray.relay import Asked
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc,unused-ignore]
-    """Of a deployment of `replica.Replica`."""
+    """The request router of a deployment of `replica.Replica`."""
 
     def initialize_state(self, **kwargs: Any) -> None:
         self._placement = Placement[ReplicaID]()

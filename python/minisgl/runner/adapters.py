@@ -117,7 +117,7 @@ class EngineAdapters:
             self._wake()
 
     def _take_done(self) -> list[ToEngine]:
-        """Of adapters that were read: the requests that waited."""
+        """The requests that waited for adapters which were read."""
         found: list[ToEngine] = []
         while not self._done.empty():
             number, reading = self._done.get()

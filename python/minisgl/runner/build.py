@@ -64,7 +64,7 @@ def build_engine(
             config = msgspec.structs.replace(config, engine="torch")
     if config.tp == 1:
         return build_rank(config, ALONE, report)
-    need(f"--tp {config.tp}: a group of ranks", "torch")
+    need(f"--tp {config.tp}: a group of ranks", "torch", "zmq")
     from minisgl.runner.ranks import RankEngine, Ranks
 
     config = _resolve(config, report)
@@ -231,7 +231,7 @@ def build_control_plane(config: EngineConfig, info: EngineInfo, narrate: Narrate
 
 
 def build_compiler(info: EngineInfo, wake: Callable[[], None] = lambda: None) -> GrammarCompiler | None:
-    """None for an engine whose texts are nobody's."""
+    """The compiler of grammars; None for an engine without a real tokenizer."""
     return None if info.simulated else GrammarCompiler(info.model_dir, info.vocab_size, info.eos_ids, wake=wake)
 
 

@@ -94,7 +94,7 @@ def split(message: StepTokens) -> dict[int, StepTokens]:
 
 
 def _of_prompts(message: StepTokens) -> list[int]:
-    """Requests of which something stands there that belongs to their prompts."""
+    """Requests of whose prompts there are log probabilities or an embedding in it."""
     return [one.req_id for one in message.prompt_logprobs] + [one.req_id for one in message.embeddings]
 
 

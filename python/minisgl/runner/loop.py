@@ -411,7 +411,7 @@ class StepLoop:
         self._end_early(req_id, FinishReason.ERROR, reason)
 
     def _end_early(self, req_id: int, reason: FinishReason, text: str = "") -> None:
-        """Of a request of which the scheduler has not heard."""
+        """Ends a request of which the scheduler has not heard."""
         self._send([ended(self._next_step, req_id, reason, text)])
 
 

@@ -38,7 +38,7 @@ class _Prefix:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """Of a tree of pages: the prefixes that end in this one or less than a page behind it."""
+    """A node in a tree of pages: the prefixes that end in this one or less than a page behind it."""
 
     children: dict[bytes, _Node] = field(default_factory=dict)
     prefixes: list[_Prefix] = field(default_factory=list)
@@ -152,7 +152,7 @@ class Prefixes:
     # ------------------------------------------------------------------------------------------------------- requests
 
     def _request(self, prefix: _Prefix) -> Event:
-        """Of its full pages: nothing else of it would be kept."""
+        """The tokens of its full pages: nothing else of it would be kept."""
         self._last_req_id -= 1
         prefix.req_id, prefix.is_ready = self._last_req_id, False
         self.computed[prefix.req_id] = prefix

@@ -84,7 +84,7 @@ class RankStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
 
 
 class RankAdapter(msgspec.Struct, frozen=True, array_like=True, tag="adapter"):
-    """Of the steps from now on: read the adapter in `folder` and have it, None: have it no more."""
+    """Read the adapter in `folder` for the steps from now on; None: drop it."""
 
     number: int
     folder: str | None
@@ -403,7 +403,7 @@ class RankEngine:
         return _Handle(handle, self._ranks, lambda: self._in_flight.discard(step))
 
     def read_adapter(self, folder: str) -> tuple[str, Any]:
-        """Of rank 0; the others read theirs when it is added."""
+        """Checks the adapter for rank 0; the others read theirs when it is added."""
         assert isinstance(self._engine, Adapts)
         return folder, self._engine.read_adapter(folder)
 
@@ -421,7 +421,7 @@ class RankEngine:
         self._engine.remove_adapter(number)
 
     def usage(self) -> list[RankUsage]:
-        """Of the ranks above 0."""
+        """What the ranks above 0 said last."""
         return self._ranks.usage()
 
     def _begin(self, sizes: NewBuffers) -> None:

@@ -159,7 +159,7 @@ class Compiling:
         return len(self._waiting)
 
     def adapters(self) -> set[int]:
-        """That those who wait name."""
+        """The adapters that waiting requests name."""
         return {message.sampling.adapter for message in self._waiting.values()}
 
     def add(self, message: AddRequest) -> str:

@@ -98,7 +98,7 @@ STEADY_S = 30.0  # one that was ready for so long begins anew with the first wai
 
 
 def pool_class() -> Callable[[str], EnginePool]:
-    """Of the extension. Raises `ConfigError` if there is none."""
+    """The class in the extension. Raises `ConfigError` if there is none."""
     try:
         from minisgl import _rust
     except ImportError as error:
@@ -178,19 +178,22 @@ class EngineProcesses:
             lambda sockets: make_pool(pool_config(config, str(folder / SOCKET), sockets)),
         )
         found.line = f"{line}, routing {config.routing}" if line else ""
+        found.routing = config.routing
         return found
 
     line = ""
     """What to say of them at the start."""
+    routing = ""
+    """The policy by which the pool chooses an engine (`--routing`)."""
 
     @property
     def socket(self) -> str:
         return str(self.folder / SOCKET)
 
     def readings(self) -> Mapping[str, Any]:
-        """What the pool counted."""
+        """What the pool counted, and by which policy it chooses an engine."""
         assert self.pool is not None
-        return self.pool.readings()
+        return {"routing": self.routing, **self.pool.readings()}
 
     @property
     def number(self) -> int:

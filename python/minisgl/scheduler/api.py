@@ -90,8 +90,8 @@ class Stats:
 
 
 TreeNode = tuple[int, int, int, int, int, int, int, bool, list[int]]
-"""Of the prefix cache: id (above 0), that of its parent (0: the root), tokens, tokens from the root to its end, locks,
-age (ticks of the cache's clock since nobody holds it), children, whether a pin holds it, its first tokens."""
+"""A node of the prefix cache: id (above 0), that of its parent (0: the root), tokens, tokens from the root to its end,
+locks, age (ticks of the cache's clock since nobody holds it), children, whether a pin holds it, its first tokens."""
 TreeView = tuple[int, int, list[TreeNode]]
 """Nodes and tokens of the whole tree, and of its nodes those with the most tokens, of as many those with lower ids."""
 

@@ -40,7 +40,7 @@ class ApiKeys:
         return bool(self._keys)
 
     def number(self, given: bytes) -> int | None:
-        """Of the key; None: there is no such key. All are compared, whichever it is."""
+        """The number of the key; None: there is no such key. All are compared, whichever it is."""
         found: int | None = None
         for number, key in self._keys:
             if hmac.compare_digest(given, key):

@@ -103,7 +103,7 @@ class ChatMessage(Body):
         return self.refusal is not None or any(isinstance(part, RefusalPart) for part in parts)
 
     def num_chars(self) -> int:
-        """Of all that a template may show, about."""
+        """About how many characters a template may show."""
         texts = [part.text for part in self.content] if isinstance(self.content, list) else [self.content]
         texts += [self.refusal, self.name, self.tool_call_id, self.reasoning_content, self.reasoning]
         of_calls = chars_of(self.tool_calls) if self.tool_calls else 0
@@ -141,7 +141,7 @@ class Conversation(Body):
     tools: Tools | None = described("Functions that the model may call, as the chat template shows them.")
 
     def template_variables(self) -> dict[str, Any]:
-        """Of the request, for the chat template."""
+        """The arguments that the request gives to the chat template."""
         return self.chat_template_kwargs or {}
 
     def tools_for_template(self) -> list[dict[str, Any]]:
@@ -215,7 +215,7 @@ class ChatRequest(Sampling, Conversation):
         return [] if self.tool_choice == "none" else super().tools_for_template()
 
     def continued_text(self) -> str | None:
-        """Of the message that the answer goes on with."""
+        """The text of the message that the answer goes on with."""
         if not self.continue_final_message or not self.messages:
             return None
         content = self.messages[-1].for_template()["content"]
@@ -313,7 +313,7 @@ class GenerateRequest(GenerateSampling):
         return start if self.return_logprob and start >= 0 else None
 
     def logprob_fields(self) -> dict[str, int]:
-        """Of `SamplingParams`. Raises `ParamError`."""
+        """The fields as `SamplingParams`. Raises `ParamError`."""
         for name, least in (("top_logprobs_num", 0), ("logprob_start_len", -1)):
             value = getattr(self, name)
             if value is not None and value < least:

@@ -126,7 +126,7 @@ class ServerContext:
             return await self.pool.run(work)
 
     async def of_body(self, work: Callable[[], T], is_large: bool) -> T:
-        """What is made of all of a body."""
+        """Runs what is made of a whole body."""
         return await self.run(work) if is_large else work()
 
     async def with_grammar(
@@ -354,7 +354,7 @@ class ServerContext:
 
 
 def _about_chars(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:
-    """Of what a template shows of them; not counted to the end when it is clear that they are long."""
+    """How many bytes a template shows of them; not counted to the end when it is clear that they are long."""
     found = chars_of(tools) if tools else 0
     for message in messages:
         if found > ENOUGH_CHARS:

@@ -166,7 +166,8 @@ RESPONSES: Table = {
 }
 
 OF_CONVERSATION: Table = {"thread": ()}
-"""Of Anthropic's, whether it is answered or counted. Ignored, a thread's earlier messages and tools would be lost."""
+"""Fields of Anthropic's API, whether a body is answered or counted. Ignored, a thread's earlier messages and tools
+would be lost."""
 
 MESSAGES: Table = {
     **_OF_ONE_ANSWER,

@@ -115,7 +115,7 @@ class Formatter(ABC):
 
 
 class TurnFormatter(Formatter):
-    """Of one call of the model with a conversation."""
+    """Formats the answer to one call of the model with a conversation."""
 
     def __init__(self, asked: Sampling, turn: Turn) -> None:
         super().__init__(

@@ -27,8 +27,8 @@ class NoGateway(RuntimeError):
 
 
 def gateway_class() -> Callable[[int, str, str], Gateway]:
-    """Of the extension. Arguments: the port's file descriptor, which it duplicates, the engine's socket, the Python
-    server's. Raises `NoGateway`."""
+    """The class in the extension. Arguments: the port's file descriptor, which it duplicates, the engine's socket, the
+    Python server's. Raises `NoGateway`."""
     try:
         from minisgl import _rust
     except ImportError as error:
@@ -75,7 +75,7 @@ class FrontEnd:
         return found
 
     async def stop(self, grace_s: float) -> None:
-        """Of the gateway, if there is one. Idempotent."""
+        """Stop the gateway, if there is one. Idempotent."""
         import asyncio
 
         if self.gateway is not None:

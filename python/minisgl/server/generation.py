@@ -324,7 +324,7 @@ class Generation:
         return state.matched_stop
 
     def embedding(self, index: int) -> bytes | None:
-        """Of the prompt of a choice that asked for one, float32."""
+        """The embedding of the prompt of a choice that asked for one, float32."""
         return self._states[index].embedding
 
     def new_token_ids(self, index: int) -> list[int]:
@@ -336,8 +336,9 @@ class Generation:
         return self._states[:: self._n]
 
     def headers(self, *, begins: bool = False) -> list[tuple[bytes, bytes]]:
-        """Of the answer, which `begins` or is whole: the limit of its length, by prompt, and how much of its prompts
-        was in the cache. While a stream of several prompts begins that is not known; so it is never said there."""
+        """Headers of the answer, which `begins` or is whole: the limit of its length, by prompt, and how much of its
+        prompts was in the cache. While a stream of several prompts begins that is not known; so it is never said
+        there."""
         found = [(b"x-minisgl-max-tokens", self._lengths.shown().encode())]
         cached = [state.cached_len for state in self._of_prompts()]
         if not begins or (len(cached) == 1 and cached[0] is not None):

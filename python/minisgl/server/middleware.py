@@ -271,7 +271,7 @@ def _bad_type(headers: Headers) -> ApiError | None:
 
 
 def _name(host: str) -> str:
-    """Of a `Host` header, without the port; empty if it is none."""
+    """The name in a `Host` header, without the port; empty if it is none."""
     found = _HOST.fullmatch(host)
     return "" if found is None else (found[1] or found[2]).rstrip(".").lower()
 

@@ -113,7 +113,7 @@ ROUTES: tuple[Route, ...] = (
         _TEXT,
     ),
     Route(_RESPONSE, "get", "An answer that is kept.", responses_answers.ResponseAnswer, errors=_KEPT),
-    Route(_RESPONSE, "delete", "Keep an answer no more.", responses_answers.ResponseDeleted, errors=_KEPT[1:]),
+    Route(_RESPONSE, "delete", "Forget a kept answer.", responses_answers.ResponseDeleted, errors=_KEPT[1:]),
     Route(
         f"{_RESPONSE}/cancel",
         "post",
@@ -158,7 +158,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/detokenize", "post", "The text of token ids.", answers.DetokenizeAnswer, bodies.DetokenizeRequest, _TEXT),
     Route("/abort_request", "post", "End requests to /generate.", None, bodies.AbortGenerate, _TEXT),
     Route("/v1/load_lora_adapter", "post", "Serve an adapter.", None, bodies.LoadAdapterRequest, _KEEP),
-    Route("/v1/unload_lora_adapter", "post", "Serve it no more.", None, bodies.UnloadAdapterRequest, _TEXT),
+    Route("/v1/unload_lora_adapter", "post", "Unload an adapter.", None, bodies.UnloadAdapterRequest, _TEXT),
     Route("/v1", "get", "Whether the API is there; POST and OPTIONS do the same.", answers.Status),
     Route("/v1/models", "get", "The model that is served, and its adapters.", answers.ModelList),
     Route("/v1/models/{model_id}", "get", "One model.", answers.ModelCard, errors=(401, 403, 404, 503)),
@@ -182,7 +182,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "/v1/cache/prefixes/{prefix_id}",
         "delete",
-        "Keep a prefix no more.",
+        "Forget a kept prefix.",
         answers.PrefixDeleted,
         errors=(401, 403, 404, 503, 504),
     ),

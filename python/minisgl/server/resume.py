@@ -35,8 +35,8 @@ MAX_SAID_BYTES = 1 << 24
 
 
 class Tokens(msgspec.Struct, array_like=True):
-    """Of choice `index`, since the last mark; `reason` (`step.FinishReason`) if the engine ended it, `ended` if it did
-    or a stop string was found."""
+    """What choice `index` got since the last mark; `reason` (`step.FinishReason`) if the engine ended it, `ended` if it
+    did or a stop string was found."""
 
     index: Annotated[int, Meta(ge=0)]
     tokens: list[Annotated[int, Meta(ge=0)]]
@@ -73,7 +73,7 @@ class Said(msgspec.Struct):
 
 
 def fingerprint(name: str, info: EngineReady) -> str:
-    """Of a model: servers of the same one can go on with each other's streams."""
+    """Names a model: servers with the same one can go on with each other's streams."""
     return f"{name} {Path(info.model_dir or '').name} {info.vocab_size}"
 
 

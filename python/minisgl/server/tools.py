@@ -56,7 +56,7 @@ class Parsing:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """Of the chat template."""
+        """The arguments for the chat template."""
         return self._tokenizer.template_variables()
 
     def thinking_after(self, prompt: Int32Array, continued: str | None) -> Thinking | None:
@@ -238,7 +238,7 @@ _LIKE_A_CALL = r"\s*\[?\s*\{\s*\x22(name|function|type|id|arguments|parameters)\
 
 
 def needs_grammar(use: ToolUse | None) -> bool:
-    """Else calls are free."""
+    """Whether the answer needs a grammar; without one, calls are as the model writes them."""
     return use is not None and (use.required or not use.parallel or any(tool.strict for tool in use.tools))
 
 

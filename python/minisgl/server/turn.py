@@ -84,7 +84,7 @@ Change = Opened | Grown | Closed
 
 
 class Sections:
-    """Of one answer."""
+    """Turns the parts of one answer into sections."""
 
     def __init__(self) -> None:
         self.all: list[Section] = []

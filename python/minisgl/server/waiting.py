@@ -117,7 +117,7 @@ class Queue:
 
     @property
     def num_tokens(self) -> int:
-        """Of the prompts that wait."""
+        """The tokens of the prompts that wait."""
         return self._here()[1] + self._there()[1]
 
     def num_in_flight(self) -> int:

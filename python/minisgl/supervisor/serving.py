@@ -317,7 +317,8 @@ def _greet(
     say(
         f"{config.model_name}: {ready.engine} engine, {ready.device} {ready.dtype}{details}, "
         f"scheduler {ready.cpu_backend}, front end {front_end.name}, context {ready.max_seq_len}, "
-        f"KV pool {ready.num_pages} pages of {ready.page_size} tokens"
+        f"KV pool {ready.num_pages} pages of {ready.page_size} tokens, "
+        f"EOS ids {', '.join(map(str, ready.eos_ids)) or 'none'}"
     )
     if config.managed:
         say(f"ready: {url} after {seconds:.1f} s")

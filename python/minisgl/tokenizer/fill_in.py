@@ -58,7 +58,7 @@ _LEAD = "☺"  # of a text whose first token must not get a space, as the models
 
 
 class FillIn:
-    """Of one tokenizer; see `of`."""
+    """The markers of one tokenizer; see `of`."""
 
     def __init__(self, tokenizer: Tokenizer, family: Family) -> None:
         self._tokenizer, self._layout = tokenizer, family.layout

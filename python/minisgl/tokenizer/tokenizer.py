@@ -241,7 +241,7 @@ class Tokenizer:
         return found if len(found) else np.arange(self.num_ids, dtype=np.int32)
 
     def token_id(self, text: str) -> int | None:
-        """Of the token that is spelled so in the vocabulary."""
+        """The id of the token that is spelled so in the vocabulary."""
         return self._backend.token_to_id(text)
 
     @property
@@ -257,7 +257,7 @@ class Tokenizer:
         return self._chat_templates.get("tool_use" if tools and "tool_use" in self._chat_templates else "default")
 
     def template_source(self, *, tools: bool = False) -> str:
-        """Of the chat template for requests with or without tools; empty without one."""
+        """The source of the chat template for requests with or without tools; empty without one."""
         template = self._template(tools)
         return "" if template is None else template.source
 

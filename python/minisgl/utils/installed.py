@@ -16,6 +16,8 @@ EXTRA_OF = {
     "transformers": "torch",
     "safetensors": "torch",
     "gguf": "torch",
+    "zmq": "torch",
+    "modelscope": "modelscope",
     "flashinfer": "cuda",
     "matplotlib": "bench",
     "ray": "ray",

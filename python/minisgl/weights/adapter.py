@@ -55,7 +55,7 @@ class Pair:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Of the layer: inputs, outputs."""
+        """The sizes of the layer: inputs, outputs."""
         return self.a.shape[1], self.b.shape[0]
 
 

@@ -138,7 +138,7 @@ def has_other_head(model_dir: str | Path, own_name: Callable[[str], str | None] 
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Of two slices of files: their values, which come into memory chunk by chunk."""
+    """The values of two slices of files, which come into memory chunk by chunk."""
     shape = one.get_shape()
     if shape != other.get_shape() or len(shape) != 2:
         return False
@@ -147,7 +147,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def whole_shape(target: Tensor, shard: Shard | None) -> tuple[int, ...]:
-    """Of the checkpoint's tensor that `target` holds a part of."""
+    """The part of the checkpoint's tensor that `target` holds."""
     shape = list(target.shape)
     if shard is not None:
         shape[shard.dim] = shard.whole

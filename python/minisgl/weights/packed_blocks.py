@@ -169,7 +169,8 @@ def _q4(integers: npt.NDArray[np.int32], scales: Floats, zeros: Floats) -> tuple
 
 
 def q8_0(weight: Floats) -> Bytes:
-    """Of full numbers, as rust/minisgl-cpu/src/files/quantize.rs: to the nearest, by the largest of each block."""
+    """Quantizes full numbers as rust/minisgl-cpu/src/files/quantize.rs: to the nearest, by the largest of each
+    block."""
     blocks = _in_blocks(weight)
     scales = np.abs(blocks).max(axis=2) / np.float32(127)
     inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)

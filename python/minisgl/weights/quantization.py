@@ -39,7 +39,7 @@ class Packing:
 
 
 def parse_packing(raw: Mapping[str, Any]) -> Packing | None:
-    """Of a config.json; None: its weights are full. Raises `ConfigError`."""
+    """The packing that a config.json names; None: its weights are full. Raises `ConfigError`."""
     said = raw.get("quantization_config")
     if said is None:
         return None

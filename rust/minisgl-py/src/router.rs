@@ -7,7 +7,7 @@ use pyo3::types::PyList;
 
 use crate::arrays::Int32s;
 
-/// See `minisgl.routing.api.Router`. `minisgl.routing.backend` checks the configuration.
+/// See `_rust.pyi`. `minisgl.routing.api.make_router` checks the configuration.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct Router {
     inner: policy::Router,

@@ -94,8 +94,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def layer_weights(self) -> int:
-        """Of all layers: query, key, value and output projections, and three matrices of the gated MLP. Norms (below
-        0.01 %) are left out."""
+        """The weights of all layers: query, key, value and output projections, and three matrices of the gated MLP.
+        Norms (below 0.01 %) are left out."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
@@ -109,7 +109,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def kv_values(self) -> int:
-        """Of one token: keys and values of all layers."""
+        """Bytes of the keys and values of one token in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
 
@@ -150,7 +150,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def kv_bytes(self) -> float:
-        """Of one token, on all GPUs together."""
+        """Seconds for one token, on all GPUs together."""
         return self.model.kv_values * self.bytes_per_kv_value
 
     @property

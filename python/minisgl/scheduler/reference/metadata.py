@@ -137,7 +137,7 @@ def _write_decode_tokens(plan: StepPlan, decided: DecidedStep, entry: RingEntry,
 
 
 def _last_pages(decided: DecidedStep, size: int) -> list[int]:
-    """Of decode rows. Behind it may lie pages of a draft."""
+    """The length of decode rows. Behind it may lie pages of a draft."""
     return [request.pages[(request.kv_len - 1) // size] for request in decided.decode_rows]
 
 

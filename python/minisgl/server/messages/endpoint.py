@@ -80,7 +80,7 @@ def _text(content: str | Sequence[TextBlock], between: str = "") -> str:
 
 
 def _messages(message: AnthropicMessage) -> list[dict[str, Any]]:
-    """Of the assistant one; of a user one for each result of a tool, and one for the rest."""
+    """A message of the assistant is one; one of a user is one for each result of a tool, and one for the rest."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     texts = [{"type": "text", "text": block.text} for block in message.content if isinstance(block, TextBlock)]

@@ -20,7 +20,7 @@ MAX_METADATA = 16  # pairs
 
 
 class ResponsePart(Body):
-    """Of a message or a function's output."""
+    """A part of a message or of a function's output."""
 
     type: Literal["input_text", "output_text", "text", "refusal"]
     text: StrictStr | None = None

@@ -113,7 +113,7 @@ def _tools(asked: ResponsesRequest) -> dict[str, Any]:
 
 
 def _allowed(tools: list[dict[str, Any]], asked: ResponsesRequest) -> list[dict[str, Any]]:
-    """Of the tools those that may be called: the model does not hear of the others."""
+    """The tools that may be called: the model does not hear of the others."""
     assert asked.tool_choice is not None and not isinstance(asked.tool_choice, str)
     names = {one.name for one in asked.tool_choice.tools or ()}
     if unknown := names - {tool["function"]["name"] for tool in tools}:
@@ -178,7 +178,7 @@ def _text_part(kind: str, text: str) -> dict[str, Any]:
 
 
 def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of items as they are kept, the messages of the chat API."""
+    """The messages of the chat API for items as they are kept."""
     found: list[dict[str, Any]] = []
     answer: dict[str, Any] = {}  # of the assistant, while it may have more to say
 

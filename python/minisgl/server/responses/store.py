@@ -81,7 +81,7 @@ class ResponseStore:
         return None if entry is None else msgspec.json.decode(entry.response)["output"]
 
     def item(self, item_id: str, key: int) -> dict[str, Any] | None:
-        """Of the output of any answer."""
+        """The items in the output of any answer."""
         found = self.output(self._response_of.get(item_id, ""), key) or []
         return next((item for item in found if item["id"] == item_id), None)
 
