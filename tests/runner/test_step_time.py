@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from minisgl.engine.sim.profile import Table
 
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import EngineInfo
 from minisgl.engine.echo import EchoEngine
-from minisgl.engine.sim.profile import Profile
+from minisgl.engine.sim.profile import Profile, Table
 from minisgl.message import AddRequest
 from minisgl.runner.build import build_step_time
 from minisgl.runner.loop import StepLoop
