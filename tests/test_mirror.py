@@ -50,7 +50,6 @@ TOGETHER = {
     "models": "models engine/test_transformers_loading.py engine/test_torch_adapters.py",
     "parsers": "parsers server/test_tools.py",
     "ray": "ray",
-    "routing": "routing",
     "runner": "runner e2e/test_startup.py e2e/test_front_ends.py",
     "scheduler": "scheduler parity property",
     "scheduler/reference": "scheduler parity property",
