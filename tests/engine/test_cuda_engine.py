@@ -3,7 +3,6 @@ gives what the CPU engine gives."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from minisgl.attention import KVPool, TorchSdpa
 from minisgl.config import EngineConfig
+from minisgl.distributed import ALONE
 from minisgl.engine.api import EngineStepError
 from minisgl.engine.cuda_engine import (
     CudaEngine,
@@ -27,19 +26,16 @@ from minisgl.engine.cuda_engine import (
 from minisgl.engine.cuda_loading import compiled
 from minisgl.engine.device import InlineDevice
 from minisgl.models import load_config
-from minisgl.models.decoder import build_model
-from minisgl.runner.build import build_control_plane, control_plane_config
+from minisgl.runner.build import build_control_plane
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
-from minisgl.weights.checkpoint import load_weights
 from tests.engine.test_torch_engine import VOCAB, load
 from tests.helpers.device import LateDevice
 from tests.helpers.engines import Collector
 from tests.helpers.models import save, tiny_model
+from tests.helpers.tp import SETTINGS, break_forward, cuda_rank
 
-CPU = torch.device("cpu")
-SETTINGS: dict[str, Any] = {"num_pages": 40, "page_size": 4, "max_running_requests": 6, "max_prefill_length": 12}
 GRAPHS = (1, 2, 4, 6)
 
 
@@ -55,31 +51,8 @@ def build(
     folder: Path, device: Any, graphs: tuple[int, ...] = (), **settings: Any
 ) -> tuple[CudaEngine, EngineConfig, list[RunAgain]]:
     config = EngineConfig(model=str(folder), dtype="float32", **{**SETTINGS, **settings})
-    engine, _ = load(folder, **{**SETTINGS, **settings})
-    info = replace(engine.info, graph_sizes=graphs)
-    engine.close()
-    model_config = load_config(folder)
-    captured: list[RunAgain] = []
-
-    def capture(forward: Any) -> RunAgain:
-        captured.append(RunAgain(forward))
-        return captured[-1]
-
-    with torch.inference_mode():
-        model = build_model(model_config, dtype=torch.float32, device=CPU, max_position=info.context_len)
-        load_weights(model.checkpoint(), folder, lambda done, total: None, stacked=model.stacked())
-        pool = KVPool(
-            num_layers=model_config.num_layers,
-            num_pages=info.num_pages,
-            page_size=info.page_size,
-            num_kv_heads=model_config.num_kv_heads,
-            head_dim=model_config.head_dim,
-            dtype=torch.float32,
-            device=CPU,
-        )
-    attention = TorchSdpa(pool, torch.float32, CPU, model_config.windows)
-    limits = control_plane_config(config, info).limits()
-    return CudaEngine(model, info, pool, attention, device, limits, capture=capture), config, captured
+    engine = cuda_rank(folder, ALONE, device, graphs, **settings)
+    return engine, config, engine.captured  # type: ignore[attr-defined]
 
 
 def requests(seed: int, count: int = 9) -> dict[int, tuple[list[int], SamplingParams]]:
@@ -132,9 +105,6 @@ def test_late_device_gives_the_cpu_engines_tokens(folder: Path, seed: int, graph
     expected = served(cpu_engine, config, wanted)
     device = LateDevice(seed, eagerness=(0.0, 0.3, 0.8)[seed % 3])
     engine, config, captured = build(folder, device, graphs)
-    for graph in captured:
-        graph.count = 0
-    engine.warm_up()
     same(served(engine, config, wanted), expected)
     assert any(graph.count for graph in captured) == bool(graphs)
     assert set(expected.reasons.values()) == {FinishReason.LENGTH}
@@ -162,76 +132,32 @@ def test_a_device_that_ignores_orders_is_noticed(folder: Path) -> None:
     assert got.tokens != expected.tokens
 
 
-def test_jobs_of_a_step_come_in_order(folder: Path) -> None:
-    device = LateDevice(5)
+def not_finite(hidden: torch.Tensor) -> torch.Tensor:
+    return hidden * float("nan")
+
+
+def out_of_memory(hidden: torch.Tensor) -> torch.Tensor:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+
+
+@pytest.mark.parametrize(("at", "how"), [(3, not_finite), (2, out_of_memory)])
+def test_a_failure_ends_its_step_only(folder: Path, at: int, how: Any) -> None:
+    engine, config, _ = build(folder, InlineDevice())
+    break_forward(engine, at, how)
+    collector = served(engine, config, requests(at - 1))
+    assert set(collector.reasons) == set(requests(at - 1))
+    assert set(collector.reasons.values()) == {FinishReason.ERROR, FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize("device", [InlineDevice(), LateDevice(0, eagerness=0.0)], ids=["at once", "while waiting"])
+def test_any_other_error_means_that_the_engine_is_dead(folder: Path, device: Any) -> None:
     engine, config, _ = build(folder, device)
-    served(engine, config, requests(5))
-    forward = [name for name in device.log if name in ("take in", "apply", "forward")]
-    for at, name in enumerate(forward):
-        if name == "forward":
-            assert forward[at - 2 : at] == ["take in", "apply"]
-    done = {"copy in": 0, "take in": 0, "forward": 0, "copy out": 0}
-    for name in device.log:
-        if name in done:
-            done[name] += 1
-        assert done["copy in"] >= done["take in"] >= done["forward"] >= done["copy out"]
-        assert done["copy in"] - done["take in"] <= 2
 
-
-def test_nan_ends_the_step_and_is_wiped(folder: Path) -> None:
-    engine, config, _ = build(folder, InlineDevice())
-    true_logits, engine_model = engine._model.forward, engine._model
-    calls = []
-
-    def broken(ids: torch.Tensor, positions: torch.Tensor, attend: Any) -> torch.Tensor:
-        calls.append(len(ids))
-        hidden = true_logits(ids, positions, attend)
-        return hidden * float("nan") if len(calls) == 3 else hidden
-
-    engine._forward_model = broken
-    collector = served(engine, config, requests(1))
-    assert engine_model is engine._model
-    assert FinishReason.ERROR in collector.reasons.values()
-    assert set(collector.reasons) == set(requests(1))
-
-
-def test_out_of_memory_ends_the_step_only(folder: Path) -> None:
-    engine, config, _ = build(folder, InlineDevice())
-    forward = engine._model.forward
-    calls = []
-
-    def crowded(ids: torch.Tensor, positions: torch.Tensor, attend: Any) -> torch.Tensor:
-        calls.append(len(ids))
-        if len(calls) == 2:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
-        return forward(ids, positions, attend)
-
-    engine._forward_model = crowded
-    collector = served(engine, config, requests(2))
-    assert FinishReason.ERROR in collector.reasons.values()
-    assert FinishReason.LENGTH in collector.reasons.values()
-
-
-def test_any_other_error_means_that_the_engine_is_dead(folder: Path) -> None:
-    engine, config, _ = build(folder, InlineDevice())
-
-    def illegal(ids: torch.Tensor, positions: torch.Tensor, attend: Any) -> torch.Tensor:
+    def illegal(hidden: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    engine._forward_model = illegal
+    break_forward(engine, 1, illegal)
     with pytest.raises(EngineDeadError, match=r"step 0: RuntimeError: CUDA error: an illegal"):
-        Collector(engine, config).run(requests(3))
-
-
-def test_an_error_found_while_waiting_is_the_same(folder: Path) -> None:
-    device = LateDevice(0, eagerness=0.0)
-    engine, config, _ = build(folder, device)
-
-    def illegal(ids: torch.Tensor, positions: torch.Tensor, attend: Any) -> torch.Tensor:
-        raise RuntimeError("CUDA error: device-side assert triggered")
-
-    engine._forward_model = illegal
-    with pytest.raises(EngineDeadError, match="device-side assert"):
         Collector(engine, config).run(requests(3))
 
 
@@ -262,9 +188,8 @@ def test_launches_beyond_the_depth_settle_the_step_before(folder: Path) -> None:
     assert all(handle.done() for handle in handles)
 
 
-def test_the_compiled_forward_is_compiled_few_times(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced for real, computed as written: many numbers of tokens, the same tokens, a program or two a part."""
-    wanted = requests(6)
+def programs_of(folder: Path, wanted: dict[int, Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is compiled to serve `wanted`: traced for real, computed as written, and the same tokens."""
     engine, config, _ = build(folder, InlineDevice())
     expected = served(engine, config, wanted)
     programs: list[Any] = []
@@ -278,9 +203,14 @@ def test_the_compiled_forward_is_compiled_few_times(folder: Path, monkeypatch: p
     engine, config, _ = build(folder, InlineDevice())
     engine._forward_model = compiled(engine._model)
     same(served(engine, config, wanted), expected)
-    layers = engine._model.config.num_layers
-    assert 0 < len(programs) <= 4 * (layers + 1)
     torch._dynamo.reset()
+    return programs
+
+
+def test_the_compiled_forward_is_compiled_few_times(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many numbers of tokens, a program or two a part."""
+    programs = programs_of(folder, requests(6), monkeypatch)
+    assert 0 < len(programs) <= 4 * (load_config(folder).num_layers + 1)
 
 
 def test_experts_are_one_operation_of_a_compiled_forward(
@@ -289,24 +219,10 @@ def test_experts_are_one_operation_of_a_compiled_forward(
     """What the host may look at in them ends no program and makes no new one."""
     changes = {"vocab_size": VOCAB, "num_hidden_layers": 1, "eos_token_id": None, "bos_token_id": None}
     folder = save(tiny_model("qwen3-moe", **changes), tmp_path_factory.mktemp("moe"))
-    wanted = requests(3, count=3)
-    engine, config, _ = build(folder, InlineDevice())
-    expected = served(engine, config, wanted)
-    programs: list[Any] = []
-
-    def backend(program: Any, inputs: Any) -> Any:
-        programs.append(program)
-        return program.forward
-
-    torch._dynamo.reset()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    engine, config, _ = build(folder, InlineDevice())
-    engine._forward_model = compiled(engine._model)
-    same(served(engine, config, wanted), expected)
+    programs = programs_of(folder, requests(3, count=3), monkeypatch)
     targets = [str(node.target) for program in programs for node in program.graph.nodes]
-    assert 1 <= sum("routed_experts" in target for target in targets) <= 2 * engine._model.config.num_layers
+    assert 1 <= sum("routed_experts" in target for target in targets) <= 2
     assert not any("bincount" in target for target in targets)
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,13 @@ from minisgl.engine.device import DeviceMasks, InlineDevice
 from minisgl.grammar.slots import GrammarSlots, TokenMasks
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
-from tests.engine.test_cuda_engine import GRAPHS, SETTINGS, build, requests
+from tests.engine.test_cuda_engine import GRAPHS, build, requests
 from tests.engine.test_torch_engine import VOCAB, load
 from tests.helpers.device import LateDevice
 from tests.helpers.engines import Collector
 from tests.helpers.grammars import PickyCompiler
 from tests.helpers.models import save, tiny_model
+from tests.helpers.tp import SETTINGS, break_forward
 
 EOS = (3, 5)
 Requests = dict[int, tuple[list[int], SamplingParams]]
@@ -168,8 +169,6 @@ def test_without_grammars_nothing_is_other_than_before(folder: Path) -> None:
     engine, config, _ = build(folder, device, GRAPHS)
     served(engine, config, requests(5))
     assert "copy masks" not in device.log
-    assert engine._masks._buffers == [None, None]
-    assert not engine._grammars._matchers and not engine._grammar_slots
 
 
 def test_a_grammar_that_fails_ends_its_own_request(folder: Path) -> None:
@@ -186,20 +185,12 @@ def test_a_grammar_that_fails_ends_its_own_request(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [3, 4, 5, 9])
-def test_a_step_that_fails_takes_only_its_own_rows(folder: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_takes_only_its_own_rows(folder: Path, at: int) -> None:
     wanted = with_grammars(requests(8), every=1)
     cpu_engine, config = load(folder, **SETTINGS)
     expected = served(cpu_engine, config, wanted)
     engine, config, _ = build(folder, LateDevice(at))
-    forward, calls = engine._model.forward, 0
-
-    def broken(ids: torch.Tensor, positions: torch.Tensor, attend: Any) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        found = forward(ids, positions, attend)
-        return found * float("nan") if calls == at else found
-
-    monkeypatch.setattr(engine, "_forward_model", broken)
+    break_forward(engine, at, lambda hidden: hidden * float("nan"))
     got = served(engine, config, wanted)
     failed = [req_id for req_id, reason in got.reasons.items() if reason is FinishReason.ERROR]
     assert failed and all("not finite" in got.errors[req_id] for req_id in failed)
@@ -208,13 +199,11 @@ def test_a_step_that_fails_takes_only_its_own_rows(folder: Path, at: int, monkey
         assert mine == (tokens[: len(mine)] if req_id in failed else tokens)
 
 
-def test_buffers_come_with_the_first_grammar() -> None:
+def test_a_mask_leaves_what_it_allows() -> None:
     masks = DeviceMasks(InlineDevice(), torch.device("cpu"), 70, 4, 2)
-    assert masks._buffers == [None, None]
     bits = np.array([[0, -1, 3], [5, 0, 0]], np.int32)
     apply = masks.copy_in(1, TokenMasks(np.array([0, 2], np.int32), bits))
     logits = torch.zeros(3, 70)
     apply(logits)
     allowed = [row.isfinite().nonzero().flatten().tolist() for row in logits]
     assert allowed == [list(range(32, 66)), list(range(70)), [0, 2]]
-    assert masks._buffers[0] is None

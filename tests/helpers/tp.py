@@ -55,9 +55,9 @@ def device_for(kind: str, rank: int) -> Any:
 
 
 def cuda_rank(
-    folder: Path, group: Group = ALONE, kind: str = "inline", graphs: tuple[int, ...] = (), **settings: Any
+    folder: Path, group: Group = ALONE, kind: str | Any = "inline", graphs: tuple[int, ...] = (), **settings: Any
 ) -> CudaEngine:
-    """A rank with its shard of the float32 model in `folder`."""
+    """A rank with its shard of the float32 model in `folder`. `kind`: of its device, or the device."""
     config = EngineConfig(model=str(folder), dtype="float32", **{**SETTINGS, **settings})
     model_config = load_config(folder)
     info = EngineInfo(
@@ -93,7 +93,7 @@ def cuda_rank(
 
     captured: list[RunAgain] = []
     limits = control_plane_config(config, info).limits()
-    device = device_for(kind, group.rank)
+    device = device_for(kind, group.rank) if isinstance(kind, str) else kind
     engine = CudaEngine(model, info, pool, attention, device, limits, group=group, capture=capture)
     engine.warm_up()
     engine.captured = captured  # type: ignore[attr-defined]
