@@ -126,7 +126,7 @@ def test_a_prefix_that_cannot_be_kept_ends_the_start(args: tuple[str, ...], said
     assert said in str(error.value), error.value
 
 
-@pytest.mark.parametrize("order", ["schedule:60:before", "commit:90:after"])
+@pytest.mark.parametrize("order", ["schedule:60:before", pytest.param("commit:90:after", marks=pytest.mark.slow)])
 def test_pins_survive_a_broken_scheduler(order: str) -> None:
     with (
         serving(*POOL, "--warm-prefix", SYSTEM, env={"MINISGL_FAULTY_CONTROL_PLANE": order}) as server,

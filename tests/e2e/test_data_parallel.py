@@ -104,6 +104,7 @@ def test_streams_outlive_their_engine(server: ServerProcess, sent: signal.Signal
     assert sum(by_engine(server, "engine_restarts").values()) == restarts + 1
 
 
+@pytest.mark.slow
 def test_chaos(server: ServerProcess) -> None:
     until_all_ready(server, NUM_ENGINES)
     chaos = Chaos(server, NUM_ENGINES, seed=17)

@@ -46,7 +46,7 @@ def ask_alone(server: ServerProcess, prompt: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "mode", ["rr", "cache_aware", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("fsfs", "random"))]
+    "mode", ["cache_aware", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("rr", "fsfs", "random"))]
 )
 def test_every_mode_answers(mode: str) -> None:
     with serving(*ECHO, "--routing", mode) as server:

@@ -25,7 +25,9 @@ pytestmark = pytest.mark.any_cpu
 TEXTS = ["The cat sleeps on the sofa.", "A kitten is napping on the couch.", "Interest rates rose by two percent."]
 
 
-@pytest.fixture(scope="module", params=["cpu", "torch", "dp", "tp"])
+@pytest.fixture(
+    scope="module", params=["cpu", *(pytest.param(how, marks=pytest.mark.slow) for how in ("torch", "dp", "tp"))]
+)
 def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     how = {
         "cpu": ["--engine", "cpu"],

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -24,7 +23,7 @@ from minisgl.llm import LLM
 from minisgl.sampling_params import SamplingParams
 from minisgl.tokenizer import Tokenizer
 from minisgl.weights.sources import resolve_model
-from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.e2e import ServerProcess, serving, until
 from tests.helpers.seconds import WAIT_S
 
 POOL = ("--engine", "echo", "--num-pages", "64", "--page-size", "4", "--max-running-requests", "12")
@@ -126,7 +125,8 @@ def stopped(server: ServerProcess, victim: psutil.Process, within_s: float) -> s
     return server.lines[-1]
 
 
-@pytest.mark.parametrize("busy", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("busy", [False, True])
 def test_a_rank_that_stands_still_ends_the_server_within_the_step_timeout(busy: bool) -> None:
     """Rank 1 is named, though rank 2, if there is a step to do, does not get on either; without one rank 0 waits for
     nothing."""
@@ -194,7 +194,7 @@ def test_a_rank_that_dies_while_loading_ends_the_server() -> None:
             workers[:] = [child for child in found if "minisgl.runner.worker" in " ".join(child.cmdline())]
             return len(workers) == 2
 
-        _until(two_workers)
+        until(two_workers, "no two workers")
         workers[0].send_signal(signal.SIGKILL)
         _, said = server.communicate(timeout=WAIT_S)
         assert server.returncode == 1
@@ -204,13 +204,6 @@ def test_a_rank_that_dies_while_loading_ends_the_server() -> None:
         server.kill()
 
 
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def _model(folder: Path) -> str:
     (folder / "config.json").write_text(json.dumps(CONFIG))
     tokenizer = resolve_model("smollm2", lambda *report: None, load_format="dummy") / "tokenizer.json"
@@ -218,7 +211,7 @@ def _model(folder: Path) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("device", ["cpu", "inline"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("inline", marks=pytest.mark.slow)])
 def test_the_offline_api_with_two_torch_ranks(device: str, tmp_path: Path) -> None:
     """inline: the CUDA engine."""
     folder = _model(tmp_path)
