@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from minisgl import envs
 from minisgl.tokenizer import Tokenizer
@@ -45,6 +46,17 @@ def _loaded(folder: Path) -> Tokenizer:
 
 def tokenizer_named(name: str) -> Tokenizer:
     return Tokenizer.echo() if name == "echo" else _loaded(data_folder(name))
+
+
+@cache
+def library(name: str) -> tokenizers.Tokenizer:
+    """The library's own object of a real tokenizer."""
+    return tokenizers.Tokenizer.from_file(str(data_folder(name) / "tokenizer.json"))
+
+
+@cache
+def special_ids(name: str) -> list[int]:
+    return sorted(i for i, token in library(name).get_added_tokens_decoder().items() if token.special)
 
 
 @cache
