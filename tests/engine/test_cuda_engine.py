@@ -207,12 +207,14 @@ def programs_of(folder: Path, wanted: dict[int, Any], monkeypatch: pytest.Monkey
     return programs
 
 
+@pytest.mark.slow
 def test_the_compiled_forward_is_compiled_few_times(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many numbers of tokens, a program or two a part."""
     programs = programs_of(folder, requests(6), monkeypatch)
     assert 0 < len(programs) <= 4 * (load_config(folder).num_layers + 1)
 
 
+@pytest.mark.slow
 def test_experts_are_one_operation_of_a_compiled_forward(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
