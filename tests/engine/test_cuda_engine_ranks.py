@@ -148,7 +148,13 @@ def test_several_ranks_say_what_one_says(
 
 
 @pytest.mark.parametrize(
-    ("kind", "graphs"), [("inline", ()), ("late", ()), ("late", GRAPHS)], ids=["inline", "late", "late-graphs"]
+    ("kind", "graphs"),
+    [
+        pytest.param("inline", (), marks=pytest.mark.slow),
+        pytest.param("late", (), marks=pytest.mark.slow),
+        ("late", GRAPHS),
+    ],
+    ids=["inline", "late", "late-graphs"],
 )
 def test_grammars_are_rank_0s(kind: str, graphs: tuple[int, ...], folders: dict[str, Path], tmp_path: Path) -> None:
     """The other ranks know of none: they wait in the broadcast until rank 0 has sampled."""

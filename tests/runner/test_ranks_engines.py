@@ -122,7 +122,7 @@ def echo_ranks(size: int, folder: Path, tamper: Tamper | None = None, fail: Sequ
     return ThreadRanks(size, folder, build, tamper)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_echo_texts_do_not_depend_on_the_ranks(
     size: int, tmp_path: Path, control_plane: Callable[[ControlPlaneConfig], ControlPlane]
 ) -> None:
@@ -142,7 +142,7 @@ def test_echo_texts_do_not_depend_on_the_ranks(
     assert any(reason is FinishReason.ABORT for reason in clients.reasons.values())
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_grammars_do_not_depend_on_the_ranks(size: int, tmp_path: Path) -> None:
     """Rank 0 alone knows them, in the middle of failed forwards and a failover, too."""
     grammars = of_schema(PERSON), None, of_regex("[a-c]{60,70}")
