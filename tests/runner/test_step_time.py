@@ -48,6 +48,7 @@ def test_it_starts_small_and_knows_after_a_step() -> None:
     assert time.budget == TokenBudget(FIRST_TOKENS, FIRST_TOKENS)
     assert took(time, 32, 0.064) == TokenBudget(125, 500)
     assert StepTime(STEP_S, 10).budget == TokenBudget(10, 10), "never beyond the most"
+    assert took(StepTime(STEP_S, 2048, page_size=16), 32, 0.064) == TokenBudget(133, 508), "half a page more"
     assert took(StepTime(STEP_S, 2048), 32, 0.0) == TokenBudget(2048, 2048), "a device that takes no time"
 
 
@@ -85,7 +86,7 @@ def test_a_step_that_was_neither_full_nor_late_says_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("decode_s", "longest_s"),
-    [(0.01, 0.25), (0.05, 0.25), (0.08, 0.4), (0.2, 0.5), (0.6, 1.2)],
+    [(0.01, 0.25), (0.05, 0.25), (0.08, 0.4), (0.15, 0.4), (0.6, 1.2)],
 )
 def test_where_decoding_is_slow_a_step_takes_longer_so_that_prompts_move(decode_s: float, longest_s: float) -> None:
     time = StepTime(STEP_S, 10**6)
@@ -106,10 +107,10 @@ def test_who_has_one() -> None:
         made = build_step_time(config, info(name, device), serves=serves)
         return made and took(made, 32, 32 / 1024).beside_decode  # of a device that computes 1,024 tokens a second
 
-    assert found("cpu", "cpu") == found("torch", "cpu") == 256, "servers on a CPU"
+    assert found("cpu", "cpu") == found("torch", "cpu") == 258, "servers on a CPU: 256, and half a page"
     assert found("torch", "cuda:0") is found("echo", "cpu") is found("sim", "simulated x") is None
     assert found("cpu", "cpu", serves=False) is None and found("cpu", "cpu", 0) is None
-    assert found("torch", "cuda:0", 30) == found("sim", "simulated x", 30, serves=False) == 30, "who asks for one"
+    assert found("torch", "cuda:0", 30) == found("sim", "simulated x", 30, serves=False) == 32, "who asks for one"
     with pytest.raises(ConfigError, match="max_step_ms: -1"):
         EngineConfig(max_step_ms=-1).check()
 

@@ -223,7 +223,7 @@ def build_step_time(config: EngineConfig, info: EngineInfo, *, serves: bool = Fa
     step_ms = config.max_step_ms
     if step_ms is None and serves and info.device == "cpu" and info.name != "echo":
         step_ms = CPU_STEP_MS
-    return StepTime(step_ms / 1000, config.max_prefill_length) if step_ms else None
+    return StepTime(step_ms / 1000, config.max_prefill_length, info.page_size) if step_ms else None
 
 
 def build_control_plane(config: EngineConfig, info: EngineInfo, narrate: Narrate | None = None) -> ControlPlane:

@@ -15,14 +15,17 @@ from minisgl.step import StepPlan, TokenBudget
 FIRST_TOKENS = 32  # of a step before anything is known of the machine
 ALONE = 4  # a step beside which nobody decodes may take so many times longer: only who comes next waits for it
 EFFICIENT, ENOUGH = 5, 2  # so many times what decoding alone takes: reading the weights is little of it, or half
+MOST = 1.6  # times the time asked for, so that a step is efficient
 KEPT = 3  # measurements, of which the median counts: one that something else on the machine disturbed changes nothing
 
 
 class StepTime:
-    """`step_s`: seconds of a step while rows decode. `max_tokens`: those of a step, however fast it is."""
+    """`step_s`: seconds of a step while rows decode. `max_tokens`: those of a step, however fast it is. Chunks are cut
+    to borders of pages: a budget has half a page more, so that they are on average as long as there is time for."""
 
-    def __init__(self, step_s: float, max_tokens: int) -> None:
+    def __init__(self, step_s: float, max_tokens: int, page_size: int = 1) -> None:
         self._step_s = step_s
+        self._half_page = page_size // 2
         self._max_tokens = max_tokens
         self._token_s: deque[float] = deque(maxlen=KEPT)
         self._decode_s: deque[float] = deque(maxlen=KEPT)
@@ -52,10 +55,12 @@ class StepTime:
     def _longest_s(self) -> float:
         """Of a step while rows decode. Each step reads all weights, and computes a token for each that decodes, so that
         prompts would take much longer in steps that are hardly longer than that. So where the machine is slow a step
-        may take up to twice the time asked for, and where decoding alone takes all of it, prompts get as much again."""
+        may take somewhat longer than asked for, and where decoding alone takes all of it, prompts get as much again."""
         decode_s = median_low(self._decode_s) if self._decode_s else 0.0
-        return max(self._step_s, ENOUGH * decode_s, min(EFFICIENT * decode_s, 2 * self._step_s))
+        return max(self._step_s, ENOUGH * decode_s, min(EFFICIENT * decode_s, MOST * self._step_s))
 
     def _num_tokens(self, seconds: float) -> int:
         token_s = median_low(self._token_s)
-        return max(1, int(seconds / token_s)) if token_s * self._max_tokens > seconds else self._max_tokens
+        if token_s * self._max_tokens <= seconds:
+            return self._max_tokens
+        return max(1, int(seconds / token_s) + self._half_page)
