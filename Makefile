@@ -107,14 +107,14 @@ slow-test: install
 	$(call said,hostile files,PROPTEST_CASES=100000 $(CARGO) test --quiet --locked -p minisgl-cpu --test all hostile_files)
 	$(AVX2) $(PYTEST) tests/attention tests/engine tests/layers tests/models tests/weights -m 'any_cpu and not slow' \
 		$(addprefix --ignore ,$(AVX2_FILES))
-	$(PYTEST) -m slow -o faulthandler_timeout=7200 --times $(TIMES)
+	$(PYTEST) -m slow --ignore tests/clients -o faulthandler_timeout=7200 --times $(TIMES)
 
 # Official clients, each in an environment of its own: their pins fight. What is made is kept until its list changes.
 CLIENTS := $(patsubst tests/clients/requirements/%.txt,.clients/%/.installed,$(wildcard tests/clients/requirements/*.txt))
 CLIENTS += $(if $(shell command -v npm),.clients/node/.installed,)
 client-test: install
 	@$(MAKE) --no-print-directory -j 2 client-environments
-	$(PYTEST) tests/clients
+	$(PYTEST) tests/clients -m 'slow or not slow'
 
 client-environments: $(CLIENTS)
 	$(if $(shell command -v npm),,@echo "make: npm is missing: Vercel's AI SDK and openai-node are not tried" >&2)

@@ -112,7 +112,7 @@ def test_penalties_follow_their_definitions(num_pages: int) -> None:
         params = SamplingParams(temperature=0, seed=0, max_tokens=40, **changes)  # type: ignore[arg-type]
         requests[i] = ([10 + i, 3, 5, 3, 20 + i], params)
     fake.run(requests)
-    fake.loop._engine.close()
+    fake.close()
     assert (fake.plane.stats().num_retracted_total > 0) == (num_pages == 60)
     for i, (prompt, params) in requests.items():
         assert fake.tokens[i] == expected_greedy(prompt, params), [*CASES, "none"][i]
@@ -148,13 +148,13 @@ def test_seeded_tokens_are_the_same_alone_and_among_31_others() -> None:
     )
     alone = fake_engine()
     alone.run({0: ([4, 8], params)})
-    alone.loop._engine.close()
+    alone.close()
     crowd = fake_engine()
     others = {
         i: ([4, i], SamplingParams(seed=i, temperature=0.1 * i, top_k=i, max_tokens=20 + i)) for i in range(1, 32)
     }
     crowd.run({0: ([4, 8], params), **others})
-    crowd.loop._engine.close()
+    crowd.close()
     assert crowd.tokens[0] == alone.tokens[0] and len(set(alone.tokens[0])) > 10
 
 
@@ -174,7 +174,7 @@ def test_nothing_ends_a_request_before_min_tokens() -> None:
             2: ([3], SamplingParams(temperature=0, seed=0, max_tokens=9, ignore_eos=True, logit_bias=bias)),
         }
     )
-    fake.loop._engine.close()
+    fake.close()
     assert fake.tokens[0] == [12] * 7 + [11] and fake.reasons[0] is FinishReason.STOP
     assert len(fake.tokens[1]) == 6 and fake.tokens[1][-1] == 11 and not {11, 12} & set(fake.tokens[1][:-1])
     assert fake.tokens[2] == [11] * 9 and fake.reasons[2] is FinishReason.LENGTH
@@ -188,7 +188,7 @@ def test_top_p_of_zero_is_greedy_among_sampled_rows() -> None:
             1: ([1], SamplingParams(temperature=1.5, top_p=0.9, seed=1, max_tokens=20)),
         }
     )
-    fake.loop._engine.close()
+    fake.close()
     assert fake.tokens[0] == expected_greedy([1], SamplingParams(max_tokens=20)) != fake.tokens[1]
 
 
@@ -254,7 +254,7 @@ def test_what_is_sampled_is_allowed_and_not_bad() -> None:
             for i in range(8)
         }
     )
-    fake.loop._engine.close()
+    fake.close()
     for tokens in fake.tokens.values():
         assert len(tokens) == 60 and set(tokens) <= {10, 12, 13, 14, 16, 17, 18, 19}
         assert all(list(one) != tokens[i : i + len(one)] for one in bad for i in range(60))

@@ -110,7 +110,7 @@ def _of(variant: str, *targets: str) -> Callable[[Path], object]:
         (_with(bias="all"), "llama-bias-untied", 'bias: "all": biases are not taken'),
         (_with(modules_to_save=["lm_head"]), "llama-bias-untied", 'modules_to_save: \\["lm_head"\\]'),
         (_with(peft_type="IA3"), "llama-bias-untied", "peft_type: 'IA3': only LORA"),
-        (_with(lora_alpha="x"), "llama-bias-untied", "lora_alpha: 'x': must be a number"),
+        (_with(lora_alpha="x"), "llama-bias-untied", "lora_alpha: x: must be a number"),
         (
             _of("llama-bias-untied", "lm_head"),
             "llama-bias-untied",

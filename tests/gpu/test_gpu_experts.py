@@ -163,7 +163,7 @@ def test_graphs_of_a_model_with_experts(tmp_path: Path) -> None:
     replays = []
 
     def drive(collector: Run) -> None:
-        engine: Any = collector.loop._engine
+        engine: Any = collector.engine
         replays.extend(engine.engine._graphs)
         collector.run({0: (prompts()[3], params)})
 

@@ -53,7 +53,7 @@ def out_of_memory() -> None:
 
 def break_forward(collector: Run, at: int, broken: Any) -> None:
     """The `at`-th forward: `broken(hidden)` in place of what it gives."""
-    engine = collector.loop._engine.engine  # type: ignore[attr-defined]
+    engine = collector.engine.engine  # type: ignore[attr-defined]
     forward, calls = engine._forward_model, []
 
     def called(ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:

@@ -42,7 +42,7 @@ def decoded(rows: int, folder: Path, graphs: int, **settings: Any) -> Run:
     replays = []
 
     def drive(collector: Run) -> None:
-        engine: Any = collector.loop._engine
+        engine: Any = collector.engine
         for size, graph in engine.engine._graphs.items():
             graph.replay = _counted(graph.replay, replays, size)
         collector.run(wanted)

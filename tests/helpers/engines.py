@@ -40,6 +40,7 @@ class Collector:
     def __init__(
         self, engine: Engine, config: EngineConfig, *, overlap: bool = True, compiler: GrammarCompiler | None = None
     ) -> None:
+        self.engine = engine
         self.plane = build_control_plane(config, engine.info)
         self.loop = StepLoop(self.plane, engine, self._take, overlap=overlap, compiler=compiler)
         self.errors: dict[int, str] = {}
@@ -74,6 +75,9 @@ class Collector:
                     self.tokens.setdefault(req_id, []).append(token)
                 if reason:
                     self.reasons[req_id] = FinishReason(reason)
+
+    def close(self) -> None:
+        self.engine.close()
 
     def add(self, requests: dict[int, tuple[list[int], SamplingParams]]) -> None:
         adds = [AddRequest(i, np.array(p, np.int32).tobytes(), params) for i, (p, params) in requests.items()]
