@@ -74,7 +74,8 @@ T = TypeVar("T")
 
 
 class Frontend:
-    """Use `frontend()`."""
+    """Use `frontend()`. `defaults` are the model's, of sampling. `front_end`: who owns its port. `num_engines`: what it
+    is connected to speaks as a pool of so many. `vocab_size`: the model's, if it isn't the tokenizer's."""
 
     def __init__(
         self,
@@ -218,32 +219,9 @@ class Frontend:
 
 
 @contextlib.contextmanager
-def frontend(
-    *,
-    ready: bool = True,
-    config: ServerConfig = CONFIG,
-    defaults: dict[str, Any] | None = None,
-    front_end: str = "python",
-    num_engines: int | None = None,
-    replies: Mapping[str, str] | None = None,
-    max_seq_len: int = MAX_SEQ_LEN,
-    tokenizer: Tokenizer | None = None,
-    vocab_size: int | None = None,
-) -> Iterator[Frontend]:
-    """A server for the length of a `with`; `defaults` are the model's, of sampling. `front_end`: who owns its port.
-    `num_engines`: what it is connected to speaks as a pool of so many. `vocab_size`: the model's, if it isn't the
-    tokenizer's."""
-    server = Frontend(
-        ready=ready,
-        config=config,
-        defaults=defaults,
-        front_end=front_end,
-        num_engines=num_engines,
-        replies=replies,
-        max_seq_len=max_seq_len,
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-    )
+def frontend(**settings: Any) -> Iterator[Frontend]:
+    """A server for the length of a `with`."""
+    server = Frontend(**settings)
     try:
         yield server
     finally:
