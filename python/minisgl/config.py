@@ -31,6 +31,8 @@ ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
 Routing = Literal["round_robin", "least_load", "random", "cache_aware"]
 MODEL_SMOLLM2 = "smollm2"
 _HOST_NAME = re.compile(r"\*|[^\s:/,@\[\]]+|[0-9a-fA-F]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*|\[[0-9a-fA-F:.]+\]")
+_MOST = 2**31 - 1  # of every count
+_MOST_TOKENS = 2**52  # of a KV pool
 _SPECULATIVE = re.compile(r"ngram:[1-9][0-9]?")
 _ORIGIN = re.compile(r"\*|null|[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@,]+")
 
@@ -121,10 +123,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(of, name)
             if value is not None and value < low:
                 raise ConfigError(f"{name}: {value}: must be at least {low}")
+            if value is not None and value > _MOST and name != "num_pages":  # the memory is its limit
+                raise ConfigError(f"{name}: {value}: must be at most {_MOST}")
+
+        if not self.model.strip():
+            raise ConfigError("--model: is empty: name a folder, a GGUF file, a hub id, or smollm2")
 
         for name in ("page_size", "num_pages", "max_running_requests", "max_prefill_length", "num_threads", "tp"):
             at_least(name, 1)
+        if (self.num_pages or 0) * self.page_size > _MOST_TOKENS:
+            raise ConfigError(f"num_pages: {self.num_pages}: of {self.page_size} tokens each: no memory is so large")
         at_least("max_seq_len", 2)
+        at_least("seed", 0)
         at_least("max_step_ms", 0)
         at_least("profile_steps", 0, self.debug)
         at_least("cuda_graph_max_bs", 0)
@@ -292,6 +302,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> ServerConfig:
         """Raise `ConfigError` at the first impossible value, else return self."""
+        if not self.host.strip():
+            raise ConfigError("--host: is empty: give an address, or 0.0.0.0 for every interface")
         if not 0 <= self.port < 65536:
             raise ConfigError(f"--port {self.port}: must be between 0 and 65535")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):

@@ -6,11 +6,13 @@ The same step loop, scheduler, engine and output processor as the server; result
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -297,9 +299,11 @@ class LLM:
 
     def _run(self, progress: bool, on_text: OnText | None) -> None:
         total = self._client.num_live
-        with _bar(total) if progress else contextlib.nullcontext() as bar:
+        with _bar(total) if progress else contextlib.nullcontext() as bar, _interrupts() as interrupted:
             try:
                 while self._client.num_live:
+                    if interrupted():
+                        raise KeyboardInterrupt
                     self._loop.wait_for_grammar()
                     self._client.step(self._loop.step)
                     texts, self._texts = self._texts, []
@@ -314,6 +318,28 @@ class LLM:
                 while not self._loop.idle:
                     self._loop.step([])
                 raise
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C came. It ends a call between two steps: within one the scheduler would miss what it waits for. A
+    second one is not waited with."""
+    mine = threading.current_thread() is threading.main_thread()
+    if not mine or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield lambda: False
+        return
+    came: list[int] = []
+
+    def take(number: int, frame: FrameType | None) -> None:
+        if came:
+            signal.default_int_handler(number, frame)
+        came.append(number)
+
+    signal.signal(signal.SIGINT, take)
+    try:
+        yield lambda: bool(came)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _item(output: Completion | RequestOutput, name: str) -> Any:

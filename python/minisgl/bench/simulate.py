@@ -51,7 +51,7 @@ class Simulation:
         if self.engine.sim_profile == "null":
             raise ConfigError("--sim-profile null: takes no time: name a profile or a file")
         if any(not 0 < scale < float("inf") for scale in self.time_scales):
-            raise ConfigError(f"--time-scale {self.time_scales}: must be above 0")
+            raise ConfigError(f"--time-scale {' '.join(map(str, self.time_scales))}: must be above 0")
         for name, count in (
             ("--requests", self.max_requests),
             ("--concurrency", self.concurrency),
@@ -60,7 +60,8 @@ class Simulation:
             if count is not None and count < 1:
                 raise ConfigError(f"{name} {count}: must be at least 1")
         if self.lengths is not None and (min(self.lengths) < 1 or not self.max_requests or not self.concurrency):
-            raise ConfigError(f"--lengths {self.lengths}: must be at least 1, with --requests and --concurrency")
+            lengths = " ".join(map(str, self.lengths))
+            raise ConfigError(f"--lengths {lengths}: must be at least 1, with --requests and --concurrency")
         for name, value in (("--host-us", self.host_s), ("--slo", self.slo_ttft_s), ("--slo", self.slo_tpot_s)):
             if not 0 <= value < float("inf"):
                 raise ConfigError(f"{name} {value}: must be 0 or more")

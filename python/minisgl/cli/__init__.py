@@ -1,12 +1,14 @@
 """The command line: `minisgl serve|chat|generate|bench|replay|doctor`, and `minisgl --model X` for serve.
 
-Invariants: every bad setting ends with one line that says what to change and exit code 2; importing this package brings
-no torch. Each command is a module with `add_parser` and `run`.
+Invariants: every bad setting ends with one line that says what to change and exit code 2, and no command with a
+traceback for what a user did; importing this package brings no torch. Each command is a module with `add_parser` and
+`run`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -67,11 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0].startswith("-") and arguments[0] not in OF_ITS_OWN:
         arguments.insert(0, "serve")
-    if arguments[:1] == ["doctor"]:
-        from minisgl.cli import doctor
-
-        return int(doctor.main(arguments[1:]))
     try:
+        if arguments[:1] == ["doctor"]:
+            from minisgl.cli import doctor
+
+            return int(doctor.main(arguments[1:]))
         if arguments[:1] == ["bench"]:
             from minisgl.cli import bench
 
@@ -81,5 +83,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, envs.EnvError, ParamError) as error:
         print(f"minisgl {arguments[0]}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # who reads the output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end of Python
+        return 1
+    except OSError as error:  # of the machine: it names the file, or says that there is no room
+        print(f"minisgl {arguments[0]}: {error}", file=sys.stderr)
+        return 1
+    except MemoryError as error:
+        print(f"minisgl {arguments[0]}: out of memory: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130

@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Sequence
+from pathlib import Path
 
 from minisgl.cli import aliases
 from minisgl.cli.flags import notices, say
+from minisgl.config import ConfigError
 
 COMMANDS = {
     "compare": "minisgl.bench.compare",
@@ -38,5 +40,18 @@ def main(arguments: Sequence[str]) -> int:
     for parser_of_one in commands.choices.values():
         aliases.add_to(parser_of_one)
     args = parser.parse_args(arguments, argparse.Namespace(arguments=list(arguments)))
+    if (out := getattr(args, "out", None)) is not None:
+        _check_out(out, is_file=args.bench == "scheduler")
     say(notices(args), f"bench {args.bench}")
     return int(args.run(args))
+
+
+def _check_out(out: Path, *, is_file: bool) -> None:
+    """Before anything is measured. Raises `ConfigError`."""
+    if is_file and out.is_dir():
+        raise ConfigError(f"--out {out}: is a folder: name a file")
+    place = out.absolute().parent if is_file else out.absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise ConfigError(f"--out {out}: {place.name} is not a folder")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -45,10 +43,15 @@ def run(args: argparse.Namespace) -> int:
     ).check()
     config = engine_config(args)
     say(aliases.said(args), "generate")  # `LLM` tells of variables
+    try:
+        args.prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"prompt: is not text in UTF-8: byte {error.start} cannot be read") from error
     from minisgl.supervisor.start import check_files
 
     check_files(config)
     from minisgl.llm import LLM  # imports torch
+    from minisgl.tokenizer import ChatTemplateError
 
     settings = msgspec.structs.asdict(config)
     settings |= msgspec.structs.asdict(settings.pop("debug"))
@@ -62,12 +65,11 @@ def run(args: argparse.Namespace) -> int:
             else:
                 message = {"role": "user", "content": args.prompt}
                 output = llm.chat([message], params, progress=False, on_text=_show)[0]
-            if error := output.outputs[0].error:
-                raise ConfigError(error)
+            if failure := output.outputs[0].error:
+                raise ConfigError(failure)
             print(flush=True)
-        except BrokenPipeError:  # who reads it has left, as `head` does
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end of Python
-            return 1
+        except ChatTemplateError as error:
+            raise ConfigError(f"{error}: --raw completes the text without it") from error
     return 0
 
 

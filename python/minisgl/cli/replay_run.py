@@ -29,7 +29,9 @@ def run(args: argparse.Namespace) -> int:
         if args.report is not None:
             return _summarize(args.report)
         trace = read_trace(args.trace)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigError(f"{args.report or args.trace}: {error.strerror or error}") from error
+    except ValueError as error:
         raise ConfigError(str(error)) from error
     return _compare(trace, list(dict.fromkeys(args.backend or BACKENDS)), args.repeat)
 

@@ -281,9 +281,9 @@ def _read_json(file: Path, *, required: bool) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{file.name}: {error}") from error
+        raise ConfigError(f"{file.parent.name}/{file.name}: {error}") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"{file.name}: must be a JSON object")
+        raise ConfigError(f"{file.parent.name}/{file.name}: must be a JSON object")
     return found
 
 

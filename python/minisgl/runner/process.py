@@ -266,6 +266,8 @@ def main() -> int:
         shutil.rmtree(config.folder, ignore_errors=True)
         return 1
     except BaseException as error:  # the last words of a process that ends either way
+        if isinstance(error, MemoryError):
+            error = ConfigError(f"out of memory: {error}: lower --num-pages, --memory-ratio or --max-seq-len")
         expected = isinstance(error, ConfigError)
         if not expected:
             traceback.print_exc()

@@ -1,0 +1,167 @@
+"""Every command with what a user may get wrong: an exit code, a message that names the thing, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minisgl import cli
+from minisgl.supervisor import start
+
+ECHO = ("--engine", "echo")
+RUN = ("--num-sequences", "1", "--repeats", "1", *ECHO)
+SIM = ("bench", "simulate", "--lengths", "8", "8", "--requests", "2", "--concurrency", "1")
+SERVE = ("serve", *ECHO)
+
+# what is typed -> what the message must have; files are those of `files`
+WRONG: dict[tuple[str, ...], str] = {
+    ("nosuch",): "nosuch",
+    ("serve", "--nosuch"): "--nosuch",
+    ("serve", "--port", "x"): "--port",
+    (*SERVE, "--port", "70000"): "--port 70000",
+    (*SERVE, "--host", ""): "--host",
+    (*SERVE, "--host", "nosuch.invalid"): "nosuch.invalid",
+    (*SERVE, "--port", "TAKEN"): "Address already in use",
+    ("serve", "a", "--model", "b"): "--model b",
+    ("serve", "--model", ""): "--model",
+    (*SERVE, "--config", "nofile"): "nofile",
+    (*SERVE, "--config", "folder"): "folder",
+    (*SERVE, "--config", "broken.yaml"): "broken.yaml:2",
+    (*SERVE, "--config", "bytes"): "bytes",
+    (*SERVE, "--api-key-file", "nofile"): "--api-key-file nofile",
+    (*SERVE, "--api-key-file", "broken.yaml"): "broken.yaml:2",
+    (*SERVE, "--chat-template", "nofile"): "--chat-template nofile",
+    (*SERVE, "--chat-template", "{% if"): "--chat-template",
+    (*SERVE, "--lora", "a=nofolder"): "--lora a=nofolder",
+    (*SERVE, "--lora", "a=folder"): "--lora a=folder",
+    (*SERVE, "--lora", "a"): "NAME=PATH",
+    (*SERVE, "--warm-prefix", "@nofile"): "@nofile",
+    (*SERVE, "--record-trace", "nofolder/x"): "--record-trace nofolder/x",
+    (*SERVE, "--num-pages", "99999999999999999"): "num_pages",
+    (*SERVE, "--seed", "-1"): "seed",
+    (*SERVE, "--api-key", "\u00e9"): "--api-key",
+    (*SERVE, "--dp", "0"): "--dp 0",
+    ("serve", "--engine", "cpu", "--tp", "2"): "--tp 2",
+    ("generate",): "prompt",
+    ("generate", "x", "--model", "./nowhere"): "--model ./nowhere",
+    ("generate", "x", "--model", "folder/file"): "--model folder/file",
+    ("generate", "x", "--model", "folder"): "folder: no config.json",
+    ("generate", "x", "--model", "broken"): "broken/config.json",
+    ("generate", "x", "--model", "cut.gguf"): "cut.gguf",
+    ("generate", "\udcff", *ECHO): "prompt",
+    ("generate", "x", "--top-p", "7", *ECHO): "top_p",
+    ("generate", "x", "--lora", "a=nofolder", *ECHO): "--lora a=nofolder",
+    ("generate", "x", "--chat-template", "nofile", *ECHO): "--chat-template nofile",
+    ("generate", "x", "--chat-template", "{{ raise_exception('no') }}", *ECHO): "no",
+    ("generate", "x", "--engine", "sim", "--sim-profile", "nofile"): "--sim-profile nofile",
+    ("generate", "x", "--page-size", "1000000", "--num-pages", "2000000000", *ECHO): "memory",
+    ("generate", "x", "--page-size", "2000000000", "--num-pages", "2000000000", *ECHO): "num_pages",
+    ("chat", "--base-url", "nonsense"): "--base-url nonsense",
+    ("chat", "--base-url", "http://127.0.0.1:1"): "http://127.0.0.1:1",
+    ("chat", "--api-key", "x"): "--api-key",
+    ("chat", "--temperature", "nan"): "--temperature nan",
+    ("replay",): "--report",
+    ("replay", "nofile"): "nofile: No such file",
+    ("replay", "folder"): "folder: Is a directory",
+    ("replay", "bytes"): "bytes",
+    ("doctor", "--nosuch"): "--nosuch",
+    ("bench", "nosuch"): "nosuch",
+    ("bench", "offline", "--num-sequences", "0", *ECHO): "--num-sequences 0",
+    ("bench", "offline", "--out", "bytes/x", *RUN): "--out bytes/x",
+    (*SIM, "--out", "bytes"): "--out bytes",
+    (*SIM, "--time-scale", "0"): "--time-scale 0",
+    (*SIM, "--sim-profile", "nofile"): "--sim-profile nofile",
+    ("bench", "simulate", "--trace", "nofile"): "nofile",
+    ("bench", "serve", "--base-url", "nonsense"): "nonsense",
+    ("bench", "serve", "--workload", "nofile", "--base-url", "http://127.0.0.1:1"): "nofile",
+    ("bench", "scheduler", "--out", "folder"): "--out folder",
+    ("bench", "compare", "--out", "bytes"): "--out bytes",
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder, with files of other kinds."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("folder", "broken"):
+        Path(folder).mkdir()
+    Path("folder/file").write_text("text")
+    Path("broken/config.json").write_text("{")
+    Path("broken.yaml").write_text("port: [1\n")
+    Path("bytes").write_bytes(b"\xff\xfe")
+    Path("cut.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize("typed", WRONG, ids=lambda typed: " ".join(typed).encode("ascii", "replace").decode())
+def test_what_a_user_may_get_wrong(
+    typed: tuple[str, ...], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_engine(*_: object) -> None:
+        raise AssertionError("an engine is started before this is noticed")
+
+    monkeypatch.setattr(start, "_engines", no_engine)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        try:
+            code = cli.main([port if one == "TAKEN" else one for one in typed])
+        except SystemExit as end:  # argparse's
+            code = int(end.code or 0)
+    said = capfd.readouterr().err
+    assert code in ((1, 2) if typed[0] in ("chat", "bench", "generate") else (2,)), said
+    assert WRONG[typed] in said and "Traceback" not in said, said
+
+
+def test_the_machine_has_no_room(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (OSError(28, "No space left on device", "x"), MemoryError("8 GiB")):
+
+        def fails(*_: object, error: Exception = error) -> int:
+            raise error
+
+        monkeypatch.setattr("minisgl.cli.doctor.main", fails)
+        assert cli.main(["doctor"]) == 1
+        assert str(error) in capsys.readouterr().err
+
+
+def test_ctrl_c_while_it_answers() -> None:
+    """More than a pipe holds, so that it cannot be over before the signal comes."""
+    sizes = ("--max-tokens", "200000", "--max-seq-len", "300000", "--num-pages", "20000")
+    command = [sys.executable, "-m", "minisgl", "generate", "x", *ECHO, *sizes]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+        assert (process.returncode, errors) == (130, "")
+
+
+@pytest.mark.parametrize("module", ["minisgl.cli.chat", "minisgl.llm", "minisgl.supervisor.start"])
+def test_ctrl_c_while_modules_are_loaded(module: str) -> None:
+    """A finder that gets a signal when `module` is looked for."""
+    finder = (
+        "import os, runpy, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        f"sys.argv = ['minisgl', {', '.join(map(repr, ('generate', 'x', *ECHO)))}]\n"
+        "runpy.run_module('minisgl', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", finder], check=False, capture_output=True, text=True)
+    assert done.returncode in (130, -signal.SIGINT) and "Traceback" not in done.stderr, done.stderr
+
+
+def test_ctrl_c_while_an_engine_loads(tmp_path: Path) -> None:
+    """Through a named pipe that nobody writes: it waits there for ever."""
+    os.mkfifo(tmp_path / "profile.yaml")
+    command = [sys.executable, "-m", "minisgl", "generate", "x", "--engine", "sim", "--sim-profile"]
+    with subprocess.Popen([*command, str(tmp_path / "profile.yaml")], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        with (tmp_path / "profile.yaml").open("w"):  # returns when it reads
+            process.send_signal(signal.SIGINT)
+            assert (process.stderr.read(), process.wait()) == ("", 130)
