@@ -149,6 +149,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "supervisor",
         "chat",
         "llm",
+        "tokenizer",  # what it refuses
         "bench",
         "routing.api",  # names
         "config",
