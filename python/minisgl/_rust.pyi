@@ -225,20 +225,12 @@ class CpuSampler:
 
 @final
 class Router:
-    """Requests stand in line until `place` gives them to an engine, and count there until `remove`."""
+    """`minisgl.routing.api.Router`."""
 
     def __new__(cls, config: RouterConfig) -> Router: ...
-    def engine_up(self, engine: int, num_pages: int | None = None) -> None:
-        """It takes requests from now on, with an empty cache of so many pages, of which twice as many are remembered
-        (None: `tree_pages` are). No engine does at first."""
-
-    def engine_down(self, engine: int) -> list[int]:
-        """It takes none, and has lost these, in the order in which they were placed. They are forgotten: `add` those
-        again that are to go on."""
-
-    def report(self, engine: int, num_waiting: int, num_running: int) -> None:
-        """What the engine itself said last of its load."""
-
+    def engine_up(self, engine: int, num_pages: int | None = None) -> None: ...
+    def engine_down(self, engine: int) -> list[int]: ...
+    def report(self, engine: int, num_waiting: int, num_running: int) -> None: ...
     def add(
         self,
         req_id: int,
@@ -248,18 +240,10 @@ class Router:
         *,
         again: bool = False,
         namespace: int = 0,
-    ) -> None:
-        """At its place in the line; with `again` before all that are not. Its prefix counts in `namespace` alone.
-        Raises `ValueError` for an id in use, and for a key that is not there, as the others do for an engine."""
-
-    def place(self) -> list[Placed]:
-        """Whoever may go now, in order."""
-
-    def remove(self, req_id: int, num_generated: int = 0) -> None:
-        """It ended, or nobody waits for it any more. `num_generated`: for the shares of keys. No-op if unknown."""
-
-    def loads(self) -> list[int]:
-        """By engine: requests that were placed there and not removed."""
+    ) -> None: ...
+    def place(self) -> list[Placed]: ...
+    def remove(self, req_id: int, num_generated: int = 0) -> None: ...
+    def loads(self) -> list[int]: ...
     @property
     def num_waiting(self) -> int: ...
 

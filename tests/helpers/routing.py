@@ -1,15 +1,22 @@
-"""Short ways to ask a router."""
+"""Routers of both kinds, and short ways to ask them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from minisgl._rust import Router
-from minisgl.routing.api import KeyShare, Policy, RouterConfig
+from minisgl.routing.api import KeyShare, Policy, Router, RouterConfig
+from minisgl.routing.backend import make_rust_router
+from minisgl.routing.reference import ReferenceRouter
 from minisgl.step import Int32Array
+
+Make = Callable[[RouterConfig], Router]
+
+
+def makers() -> dict[str, Make]:
+    return {"reference": ReferenceRouter, "rust": make_rust_router}
 
 
 def prompt(*tokens: int) -> Int32Array:

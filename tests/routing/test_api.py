@@ -1,4 +1,4 @@
-"""What a router does, by examples."""
+"""What a router does, by examples; the reference and the one in Rust."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minisgl.routing.api import KeyShare, Placed, RouterConfig, make_router
-from tests.helpers.routing import add_all, config, prompt, up, where, with_keys
+from minisgl.routing.api import KeyShare, Placed, RouterConfig
+from tests.helpers.routing import Make, add_all, config, prompt, up, where, with_keys
 
 # --------------------------------------------------------------------------------------------------------- policies
 
 
-def test_round_robin_passes_over_who_is_down_or_full() -> None:
-    router = up(make_router(config("round_robin", 3, max_inflight_per_engine=2)), 3)
+def test_round_robin_passes_over_who_is_down_or_full(make: Make) -> None:
+    router = up(make(config("round_robin", 3, max_inflight_per_engine=2)), 3)
     assert router.engine_down(1) == []
     add_all(router, range(5))
     assert where(router) == [(0, 0), (1, 2), (2, 0), (3, 2)] and router.num_waiting == 1
@@ -22,8 +22,8 @@ def test_round_robin_passes_over_who_is_down_or_full() -> None:
     assert where(router) == [(4, 1)]
 
 
-def test_least_load_counts_what_was_placed_and_what_others_sent() -> None:
-    router = up(make_router(config("least_load", 2)), 2)
+def test_least_load_counts_what_was_placed_and_what_others_sent(make: Make) -> None:
+    router = up(make(config("least_load", 2)), 2)
     router.report(0, 2, 1)
     add_all(router, range(5))
     assert where(router) == [(0, 1), (1, 1), (2, 1), (3, 0), (4, 1)]
@@ -33,10 +33,10 @@ def test_least_load_counts_what_was_placed_and_what_others_sent() -> None:
     assert where(router) == [(5, 0)]
 
 
-def test_equal_loads_take_turns() -> None:
+def test_equal_loads_take_turns(make: Make) -> None:
     """An idle fleet would fill one cache, and leave the others empty."""
     for policy in ("least_load", "cache_aware"):
-        router = up(make_router(config(policy, 3)), 3)  # type: ignore[arg-type]
+        router = up(make(config(policy, 3)), 3)  # type: ignore[arg-type]
         engines = []
         for req_id in range(6):
             router.add(req_id, prompt(*range(10 * req_id, 10 * req_id + 5)))
@@ -45,9 +45,9 @@ def test_equal_loads_take_turns() -> None:
         assert engines == [0, 1, 2, 0, 1, 2]
 
 
-def test_random_goes_everywhere_and_follows_its_seed() -> None:
+def test_random_goes_everywhere_and_follows_its_seed(make: Make) -> None:
     def engines(seed: int) -> list[int]:
-        router = up(make_router(config("random", 4, seed=seed)), 4)
+        router = up(make(config("random", 4, seed=seed)), 4)
         add_all(router, range(400))
         return [engine for _, engine in where(router)]
 
@@ -55,8 +55,8 @@ def test_random_goes_everywhere_and_follows_its_seed() -> None:
     assert all(60 < count < 140 for count in np.bincount(engines(7), minlength=4))
 
 
-def test_the_deepest_match_wins_while_the_load_is_near() -> None:
-    router = up(make_router(config("cache_aware", 2)), 2)
+def test_the_deepest_match_wins_while_the_load_is_near(make: Make) -> None:
+    router = up(make(config("cache_aware", 2)), 2)
     long, other = prompt(*range(17)), prompt(*range(8), 99)
     router.add(0, long)
     assert router.place() == [Placed(0, 0, 0)]
@@ -69,17 +69,17 @@ def test_the_deepest_match_wins_while_the_load_is_near() -> None:
     assert router.place() == [Placed(4, 0, 16), Placed(5, 1, 0)]  # 4 beside 1: more than 2 above
 
 
-def test_no_prefix_is_found_from_another_namespace() -> None:
-    router = up(make_router(config("cache_aware", 1)), 1)
+def test_no_prefix_is_found_from_another_namespace(make: Make) -> None:
+    router = up(make(config("cache_aware", 1)), 1)
     tokens = prompt(*range(9))
     for req_id, (namespace, expected) in enumerate([(0, 0), (1, 0), (2, 0), (1, 8), (0, 8)]):
         router.add(req_id, tokens, namespace=namespace)
         assert router.place() == [Placed(req_id, 0, expected)]
 
 
-def test_the_threshold_grows_with_the_load() -> None:
+def test_the_threshold_grows_with_the_load(make: Make) -> None:
     """Half of the least load, if that is more than `balance_requests`."""
-    router = up(make_router(config("cache_aware", 2)), 2)
+    router = up(make(config("cache_aware", 2)), 2)
     router.report(0, 100, 0)
     router.report(1, 100, 0)
     for req_id in range(60):
@@ -87,15 +87,15 @@ def test_the_threshold_grows_with_the_load() -> None:
     assert [engine for _, engine in where(router)][:53] == [0] * 51 + [1, 1]  # which has it, too, now
 
 
-def test_a_whole_prompt_that_is_cached_still_has_a_token_to_compute() -> None:
-    router = up(make_router(config("cache_aware", 1)), 1)
+def test_a_whole_prompt_that_is_cached_still_has_a_token_to_compute(make: Make) -> None:
+    router = up(make(config("cache_aware", 1)), 1)
     for req_id, expected in ((0, 0), (1, 4)):
         router.add(req_id, prompt(*range(8)))
         assert router.place() == [Placed(req_id, 0, expected)]
 
 
-def test_what_was_used_longest_ago_is_forgotten_first_from_its_end() -> None:
-    router = up(make_router(config("cache_aware", 1, tree_pages=4)), 1)
+def test_what_was_used_longest_ago_is_forgotten_first_from_its_end(make: Make) -> None:
+    router = up(make(config("cache_aware", 1, tree_pages=4)), 1)
     a, b = prompt(*range(12), 0), prompt(*range(100, 108), 0)
 
     def matched(req_id: int, tokens: Any) -> int:
@@ -108,8 +108,8 @@ def test_what_was_used_longest_ago_is_forgotten_first_from_its_end() -> None:
     assert matched(4, a) == 0
 
 
-def test_a_lost_engine_is_thought_empty_when_it_is_back() -> None:
-    router = up(make_router(config("cache_aware", 2)), 2)
+def test_a_lost_engine_is_thought_empty_when_it_is_back(make: Make) -> None:
+    router = up(make(config("cache_aware", 2)), 2)
     add_all(router, [0])
     router.add(1, prompt(1, 2, 3, 4, 5))
     where(router)
@@ -123,16 +123,16 @@ def test_a_lost_engine_is_thought_empty_when_it_is_back() -> None:
 # ----------------------------------------------------------------------------------------------------------- the line
 
 
-def test_nothing_is_placed_before_an_engine_is_up() -> None:
-    router = make_router(config("cache_aware"))
+def test_nothing_is_placed_before_an_engine_is_up(make: Make) -> None:
+    router = make(config("cache_aware"))
     add_all(router, [3])
     assert router.place() == [] and router.num_waiting == 1
     router.engine_up(1)
     assert where(router) == [(3, 1)] and router.loads() == [0, 1]
 
 
-def test_limits_in_sum_and_by_engine() -> None:
-    router = up(make_router(config("least_load", 2, max_inflight=3, max_inflight_per_engine=2)), 2)
+def test_limits_in_sum_and_by_engine(make: Make) -> None:
+    router = up(make(config("least_load", 2, max_inflight=3, max_inflight_per_engine=2)), 2)
     add_all(router, range(6))
     assert where(router) == [(0, 0), (1, 1), (2, 0)] and router.num_waiting == 3
     router.remove(0)
@@ -142,9 +142,9 @@ def test_limits_in_sum_and_by_engine() -> None:
     assert where(router) == [(4, 0), (5, 1)] and router.loads() == [1, 2]
 
 
-def test_priorities_age() -> None:
+def test_priorities_age(make: Make) -> None:
     """One of priority 1 is overtaken by 63 later ones of priority 0, not by 64: the 64th is as old, and comes later."""
-    router = make_router(config("least_load", 1))
+    router = make(config("least_load", 1))
     router.add(1000, prompt(1), priority=1)
     add_all(router, range(100))
     router.engine_up(0)
@@ -152,8 +152,8 @@ def test_priorities_age() -> None:
     assert order.index(1000) == 63 and [i for i in order if i != 1000] == list(range(100))
 
 
-def test_those_that_come_again_go_before_all_others_in_their_order() -> None:
-    router = up(make_router(config("least_load", 2, max_inflight_per_engine=3)), 2)
+def test_those_that_come_again_go_before_all_others_in_their_order(make: Make) -> None:
+    router = up(make(config("least_load", 2, max_inflight_per_engine=3)), 2)
     add_all(router, range(8))
     where(router)
     router.add(100, prompt(1), priority=-1000)
@@ -168,8 +168,8 @@ def test_those_that_come_again_go_before_all_others_in_their_order() -> None:
     assert where(router) == [(100, 0)]
 
 
-def test_a_waiting_one_can_leave_and_its_id_is_free_again() -> None:
-    router = make_router(config("least_load", 1))
+def test_a_waiting_one_can_leave_and_its_id_is_free_again(make: Make) -> None:
+    router = make(config("least_load", 1))
     add_all(router, [1, 2])
     with pytest.raises(ValueError, match="req_id 2: is in use"):
         router.add(2, prompt(1))
@@ -188,8 +188,8 @@ def test_a_waiting_one_can_leave_and_its_id_is_free_again() -> None:
 # --------------------------------------------------------------------------------------------------------------- keys
 
 
-def test_a_key_at_its_limit_holds_up_nobody_else() -> None:
-    router = up(make_router(with_keys(config("least_load", 1), KeyShare(max_inflight=1))), 1)
+def test_a_key_at_its_limit_holds_up_nobody_else(make: Make) -> None:
+    router = up(make(with_keys(config("least_load", 1), KeyShare(max_inflight=1))), 1)
     add_all(router, [0, 1, 2], key=1)
     add_all(router, [3])
     assert where(router) == [(3, 0), (0, 0)] and router.num_waiting == 2
@@ -223,16 +223,16 @@ def tokens_by_key(router: Any, lens: dict[int, int], num_turns: int) -> dict[int
 
 
 @pytest.mark.parametrize(("shares", "lens"), [((1, 1), (10, 10)), ((3, 1), (10, 10)), ((1, 1), (100, 5))])
-def test_keys_get_their_shares_in_tokens(shares: tuple[int, int], lens: tuple[int, int]) -> None:
+def test_keys_get_their_shares_in_tokens(make: Make, shares: tuple[int, int], lens: tuple[int, int]) -> None:
     keys = [KeyShare(share) for share in shares]
-    router = up(make_router(with_keys(config("least_load", 1, max_inflight=1), *keys)), 1)
+    router = up(make(with_keys(config("least_load", 1, max_inflight=1), *keys)), 1)
     got = tokens_by_key(router, {1: lens[0], 2: lens[1]}, 2000)
     assert got[1] / got[2] == pytest.approx(shares[0] / shares[1], rel=0.05)
 
 
-def test_idle_time_is_no_credit() -> None:
+def test_idle_time_is_no_credit(make: Make) -> None:
     """Key 2 comes late: it gets half from then on, not all until it has caught up."""
-    router = up(make_router(with_keys(config("least_load", 1, max_inflight=1), KeyShare(), KeyShare())), 1)
+    router = up(make(with_keys(config("least_load", 1, max_inflight=1), KeyShare(), KeyShare())), 1)
     add_all(router, range(1000), key=1)
     for _ in range(500):
         router.remove(where(router)[0][0])
@@ -245,10 +245,10 @@ def test_idle_time_is_no_credit() -> None:
     assert 20 <= sum(req_id >= 5000 for req_id in order) <= 30
 
 
-def test_waiting_at_the_own_limit_is_no_credit() -> None:
+def test_waiting_at_the_own_limit_is_no_credit(make: Make) -> None:
     """Key 2 waited for its limit while key 1 went on: it does not get all turns afterwards."""
     keys = (KeyShare(), KeyShare(max_inflight=1))
-    router = up(make_router(with_keys(config("least_load", 1, max_inflight=2), *keys)), 1)
+    router = up(make(with_keys(config("least_load", 1, max_inflight=2), *keys)), 1)
     add_all(router, range(1000), key=1)
     add_all(router, range(5000, 5100), key=2)
     assert where(router) == [(0, 0), (5000, 0)]
@@ -269,8 +269,8 @@ def test_waiting_at_the_own_limit_is_no_credit() -> None:
 # ------------------------------------------------------------------------------------------------------ bad arguments
 
 
-def test_arguments_that_cannot_be() -> None:
-    router = up(make_router(config("least_load", 2)), 2)
+def test_arguments_that_cannot_be(make: Make) -> None:
+    router = up(make(config("least_load", 2)), 2)
     for call in (router.engine_up, router.engine_down, lambda engine: router.report(engine, 0, 0)):
         for engine in (2, -1):
             with pytest.raises(ValueError, match=f"engine {engine}: must be below 2"):
@@ -296,14 +296,14 @@ def test_arguments_that_cannot_be() -> None:
         ("keys", (KeyShare(1, -1),)),
     ],
 )
-def test_a_configuration_that_cannot_be(field: str, value: Any) -> None:
+def test_a_configuration_that_cannot_be(make: Make, field: str, value: Any) -> None:
     settings: dict[str, Any] = {"policy": "random", "num_engines": 2, field: value}
     with pytest.raises(ValueError, match=rf"^{field}"):
-        make_router(RouterConfig(**settings))
+        make(RouterConfig(**settings))
 
 
-def test_of_an_engine_twice_its_pages_are_remembered() -> None:
-    router = make_router(RouterConfig("cache_aware", 2, page_size=4))
+def test_of_an_engine_twice_its_pages_are_remembered(make: Make) -> None:
+    router = make(RouterConfig("cache_aware", 2, page_size=4))
     router.engine_up(0, 1)  # pages
     tokens = np.arange(40, dtype=np.int32)
     found = []

@@ -1,4 +1,4 @@
-"""Random calls: what a router promises holds after each of them, and the same calls give the same placements.
+"""Random calls: the router in Rust gives what the reference gives, call by call, and what a router promises holds.
 
 A failure comes back as the shortest list of calls that shows it.
 """
@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minisgl._rust import Router
-from minisgl.routing.api import POLICIES, KeyShare, RouterConfig, make_router
+from minisgl.routing.api import POLICIES, KeyShare, Router, RouterConfig
+from minisgl.routing.backend import make_rust_router
+from minisgl.routing.reference import AGE, ReferenceRouter
 from minisgl.step import Int32Array
 
 Call = tuple[Any, ...]
-AGE = 64  # arrivals that one step of priority is worth
 KEYS = st.lists(st.builds(KeyShare, st.integers(1, 5), st.integers(0, 3)), max_size=3).map(tuple)
 CONFIGS = st.builds(
     RouterConfig,
@@ -141,7 +141,7 @@ def follow(model: Model, call: Call, result: Any) -> None:
 
 
 def check_calls(config: RouterConfig, calls: list[Call]) -> None:
-    routers = [make_router(config) for _ in range(2)]
+    routers: list[Router] = [ReferenceRouter(config), make_rust_router(config)]
     model = Model(config)
     for at, call in enumerate(calls):
         results = [run_call(router, model, call) for router in routers]
@@ -153,7 +153,7 @@ def check_calls(config: RouterConfig, calls: list[Call]) -> None:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(CONFIGS, st.lists(CALLS, max_size=60))
-def test_the_same_calls_give_the_same_and_promises_hold(config: RouterConfig, calls: list[Call]) -> None:
+def test_both_give_the_same_and_keep_what_they_promise(config: RouterConfig, calls: list[Call]) -> None:
     check_calls(config, [("up", engine, None) for engine in range(config.num_engines)] + calls)
 
 
@@ -185,10 +185,10 @@ def random_call(rng: np.random.Generator) -> Call:
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.integers(0, 3), min_size=300, max_size=400))
-def test_nobody_is_overtaken_by_more_than_its_priority_allows(priorities: list[int]) -> None:
+@given(st.lists(st.integers(0, 3), min_size=300, max_size=400), st.sampled_from([ReferenceRouter, make_rust_router]))
+def test_nobody_is_overtaken_by_more_than_its_priority_allows(priorities: list[int], make: Any) -> None:
     """One goes for each that comes, so the line stays as long as it is."""
-    router = make_router(RouterConfig("least_load", 1, max_inflight_per_engine=1))
+    router: Router = make(RouterConfig("least_load", 1, max_inflight_per_engine=1))
     router.engine_up(0)
     order: list[int] = []
     for req_id, priority in enumerate([0] * 40 + priorities):

@@ -18,7 +18,8 @@ from minisgl.bench.virtual_run import Floats, Records, VirtualEngine, VirtualRun
 from minisgl.config import EngineConfig
 from minisgl.engine.sim import VirtualClock
 from minisgl.message import AddRequest
-from minisgl.routing.api import Policy, RouterConfig, make_router
+from minisgl.routing.api import Policy, RouterConfig
+from minisgl.routing.backend import make_router
 
 NEVER = float("inf")
 

@@ -19,7 +19,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from minisgl.routing.api import RouterConfig, make_router
+from minisgl.routing.api import RouterConfig
+from minisgl.routing.backend import make_router
 from minisgl.step import Int32Array
 
 MAX_BYTES = 1 << 16

@@ -1,4 +1,4 @@
-"""What a router is told and what it says. The router itself is Rust's (`rust/minisgl-router/src/policy`).
+"""What a router is: the Protocol that the reference and the Rust implementation share.
 
 Invariants: integers only, no clock; the same calls give the same placements.
 """
@@ -6,10 +6,9 @@ Invariants: integers only, no clock; the same calls give the same placements.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, Protocol, get_args
 
-if TYPE_CHECKING:
-    from minisgl._rust import Router
+from minisgl.step import Int32Array
 
 Policy = Literal["round_robin", "least_load", "random", "cache_aware"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -72,8 +71,41 @@ class Placed:
     matched_len: int
 
 
-def make_router(config: RouterConfig) -> Router:
-    """Raises `ValueError` for a configuration that cannot be, `ImportError` where the extension is missing."""
-    from minisgl._rust import Router as RustRouter
+class Router(Protocol):
+    """Requests stand in line until `place` gives them to an engine, and count there until `remove`."""
 
-    return RustRouter(config.check())
+    def engine_up(self, engine: int, num_pages: int | None = None) -> None:
+        """It takes requests from now on, with an empty cache of so many pages, of which twice as many are remembered
+        (None: `tree_pages` are). No engine does at first."""
+
+    def engine_down(self, engine: int) -> list[int]:
+        """It takes none, and has lost these, in the order in which they were placed. They are forgotten: `add` those
+        again that are to go on."""
+
+    def report(self, engine: int, num_waiting: int, num_running: int) -> None:
+        """What the engine itself said last of its load."""
+
+    def add(
+        self,
+        req_id: int,
+        tokens: Int32Array,
+        priority: int = 0,
+        key: int = 0,
+        *,
+        again: bool = False,
+        namespace: int = 0,
+    ) -> None:
+        """At its place in the line; with `again` before all that are not. Its prefix counts in `namespace` alone.
+        Raises `ValueError` for an id in use, and for a key that is not there, as the others do for an engine."""
+
+    def place(self) -> list[Placed]:
+        """Whoever may go now, in order."""
+
+    def remove(self, req_id: int, num_generated: int = 0) -> None:
+        """It ended, or nobody waits for it any more. `num_generated`: for the shares of keys. No-op if unknown."""
+
+    def loads(self) -> list[int]:
+        """By engine: requests that were placed there and not removed."""
+
+    @property
+    def num_waiting(self) -> int: ...
