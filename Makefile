@@ -105,7 +105,7 @@ avx2-test: install
 TIMES ?= 1
 slow-test: install
 	$(call said,hostile files,PROPTEST_CASES=100000 $(CARGO) test --quiet --locked -p minisgl-cpu --test all hostile_files)
-	$(AVX2) $(PYTEST) tests/attention tests/engine tests/layers tests/models tests/weights -m 'any_cpu and not slow' \
+	$(AVX2) $(PYTEST) tests/attention tests/engine tests/layers tests/models tests/weights -m any_cpu \
 		$(addprefix --ignore ,$(AVX2_FILES))
 	$(PYTEST) -m slow --ignore tests/clients -o faulthandler_timeout=7200 --times $(TIMES)
 
