@@ -20,6 +20,11 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 
+NOT_FINITE = -2
+"""In the place of a row's token: what the model computed for it is no numbers. Its request ends, and the prefix cache
+keeps nothing of it."""
+
+
 class FinishReason(IntEnum):
     """How a request ended. Every accepted request gets exactly one of the last four."""
 
@@ -27,7 +32,7 @@ class FinishReason(IntEnum):
     STOP = 1  # a stop token was sampled, or a stop string was found in the text
     LENGTH = 2  # max_tokens, the context, or the pool is used up
     ABORT = 3
-    ERROR = 4  # refused, or its forward failed
+    ERROR = 4  # refused, or its forward failed, or its row of it
 
 
 # --------------------------------------------------------------------------------------------------------- events
@@ -254,10 +259,11 @@ class StepBuffers:
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutput:
     """What one commit tells the clients: entries without a token first, then one per live sampling row, in row order
-    (none of a refused draft's row; several of a request of which one was accepted).
+    (none of a refused draft's row; several of a request of which one was accepted); last, ends of rows that are not
+    finite.
 
     All arrays have the same length. `tokens` is -1 for an end without a token, and `rows` (the row of the committed
-    step, by which logprobs are joined) is -1 with it.
+    step, by which logprobs are joined) is -1 with it, but for rows that are not finite.
     """
 
     step: int

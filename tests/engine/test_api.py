@@ -47,6 +47,41 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return save(model, tmp_path_factory.mktemp(request.param)), model
 
 
+@pytest.mark.parametrize("page_size", [4, 16])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_row_that_is_not_finite_ends_alone_and_leaves_nothing(
+    engine_name: str, page_size: int, overlap: bool, tmp_path: Path
+) -> None:
+    """Token 9 has a number that is none. The pages of its rows are others' soon, who read beyond their own ends."""
+    model = tiny_model("qwen3-untied", vocab_size=VOCAB, eos_token_id=None, bos_token_id=None)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[9, 3] = float("inf")
+    settings = {"page_size": page_size, "num_pages": 160 // page_size, "max_prefill_length": 24}
+    engine, config = load(engine_name, save(model, tmp_path), max_running_requests=5, **settings)
+    params = SamplingParams(temperature=0, max_tokens=24, seed=0, logit_bias={9: -100.0})
+    shared = [*range(20, 20 + page_size)]
+    good = {i: ([*shared, 30 + i] if i % 2 else [40 + i, 5, 6], params) for i in range(5)}
+    bad = {10: [*shared, 9, 7], 11: [9], 12: [4] * 30 + [9] + [4] * 30, 13: [*shared, 9, 7], 14: [1, 2] * 20 + [9]}
+    collector = Collector(engine, config, overlap=overlap)
+    for req_id, one in good.items():
+        collector.run({req_id: one})
+    alone = dict(collector.tokens)
+    assert all(len(tokens) == 24 for tokens in alone.values())
+    for again in range(1, 4):
+        mixed = {100 * again + i: one for i, one in good.items()}
+        for i, prompt in bad.items():
+            mixed[100 * again + i] = (prompt, params)
+        collector.run(dict(sorted(mixed.items(), key=lambda item: item[0] % 3)))
+        for i in good:
+            assert collector.tokens[100 * again + i] == alone[i], (i, collector.errors, collector.reasons)
+        for i, prompt in bad.items():
+            assert collector.reasons[100 * again + i] is FinishReason.ERROR
+            assert "not finite" in collector.errors[100 * again + i]
+            assert 100 * again + i not in collector.tokens
+            assert collector.cached[100 * again + i] <= prompt.index(9), "the cache kept what is no numbers"
+    engine.close()
+
+
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_greedy_tokens_equal_transformers(

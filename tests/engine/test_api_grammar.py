@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from minisgl.grammar.compiler import Compiled, GrammarCompiler
+from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.grammar.slots import Matcher
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason, Int32Array
 from tests.helpers.engines import MODEL_ENGINES, NEEDS_CPU, Collector, greedy, load
-from tests.helpers.grammars import PERSON, matcher, of_regex, of_schema
+from tests.helpers.grammars import PERSON, Quick, matcher, of_regex, of_schema
 from tests.helpers.models import save, tiny_model
 
 pytestmark = pytest.mark.any_cpu
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.any_cpu
 VOCAB, EOS = 131, 2
 
 
-class Rising:
+class Rising(Quick):
     """Each id is above the one before by 1 to 9; the end comes where there is no such id, or behind `length` of them.
     It breaks at number `breaks`."""
 
@@ -57,7 +57,7 @@ class Rising:
         self._ids.append(token)
 
 
-class Behind:
+class Behind(Quick):
     """A matcher that is not the library's own object."""
 
     def __init__(self, matcher: Matcher) -> None:
@@ -82,8 +82,8 @@ class Compiler(GrammarCompiler):
         super().__init__(None, VOCAB, (EOS,), threaded=False)
         self._made = made
 
-    def _compile(self, key: int, grammar: str) -> Compiled:
-        return Compiled(key, self._made[grammar])
+    def _matcher(self, grammar: str) -> Matcher:
+        return self._made[grammar]
 
 
 @pytest.fixture(params=MODEL_ENGINES)

@@ -64,7 +64,7 @@ def test_a_forward_that_raises_ends_its_step_only(reference: Reference, monkeypa
     assert_greedy(model, [1, 2, 3], collector.tokens[1])
 
 
-def test_numbers_that_are_not_finite_are_an_error_and_leave_nothing(
+def test_numbers_that_are_not_finite_in_pages_leave_nothing(
     reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, model = reference

@@ -12,7 +12,7 @@ import pytest
 
 from minisgl import _rust
 from minisgl.engine.echo import EOS_ID, VOCAB_SIZE
-from minisgl.grammar.compiler import GrammarCompiler
+from minisgl.grammar.compiler import Compiled, GrammarCompiler
 from minisgl.grammar.slots import Matcher
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.grammars import PERSON, compiler, matcher, of_regex, of_schema
@@ -30,6 +30,7 @@ def test_what_is_submitted_is_taken_once() -> None:
     first, second = (one.matcher for one in taken)
     assert first is not None and second is not None and first is not second
     first.consume(98)
+    mask_of(first)
     assert first.error and not second.error, "one broken matcher has broken another of the same grammar"
 
 
@@ -83,6 +84,118 @@ def test_one_that_is_cancelled_is_never_taken() -> None:
     made.close()
 
 
+class Counting(GrammarCompiler):
+    """Compiles when the test says so; what, in order."""
+
+    def __init__(self) -> None:
+        super().__init__(None, VOCAB_SIZE, (EOS_ID,))
+        self.may, self.begun, self.compiled = threading.Semaphore(0), threading.Semaphore(0), list[str]()
+
+    def _matcher(self, grammar: str) -> Matcher:
+        self.begun.release()
+        self.may.acquire()
+        self.compiled.append(grammar)
+        return super()._matcher(grammar)
+
+    def gather(self, count: int) -> list[Compiled]:
+        found: list[Compiled] = []
+        while len(found) < count:
+            self.wait()
+            found += self.take()
+        return found
+
+
+def test_a_grammar_is_compiled_once_for_all_who_have_it_and_others_wait_for_no_more() -> None:
+    """18 KB times 1,024 choices kept everybody else's grammars waiting for 89 s."""
+    made = Counting()
+    for key in range(100):
+        made.submit(key, A)
+    made.submit(100, of_regex("b"))
+    for _ in range(2):
+        made.begun.acquire()  # at once, in two threads
+    for _ in range(2):
+        made.may.release()
+    found = made.gather(101)
+    assert sorted(made.compiled) == sorted([A, of_regex("b")])
+    assert sorted(one.key for one in found) == list(range(101))
+    matchers = {id(one.matcher) for one in found}
+    assert len(matchers) == 101
+    made.submit(101, A)  # a later request
+    assert made.gather(1)[0].matcher is not None and len(made.compiled) == 2
+    made.close()
+
+
+def test_what_everybody_has_left_is_not_begun() -> None:
+    made = Counting()
+    for key, grammar in enumerate([of_regex("a"), of_regex("b"), of_regex("c"), of_regex("d"), of_regex("d")]):
+        made.submit(key, grammar)
+    for _ in range(2):
+        made.begun.acquire()  # a and b
+    made.cancel(2)
+    made.cancel(3)
+    made.may.release(5)
+    assert sorted(one.key for one in made.gather(3)) == [0, 1, 4]
+    assert of_regex("c") not in made.compiled and made.compiled.count(of_regex("d")) == 1
+    made.close()
+
+
+def test_no_more_is_kept_than_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = compiler()
+    made.submit(0, A)
+    size = made._num_kept_bytes
+    assert size > 1000
+    monkeypatch.setattr("minisgl.grammar.compiler.MAX_KEPT_BYTES", 5 * size)
+    for key in range(1, 40):
+        made.submit(key, of_regex("a+" + "b" * key))
+    assert 1 < len(made._kept) <= 5 and made._num_kept_bytes <= 5 * size
+    assert [one.error for one in made.take()] == [""] * 40
+
+
+AMBIGUOUS = "start: e\ne: e e e | e e | W\nW: /[a-z ]{1,4}/\n"  # a mask takes the longer, the longer the text is
+
+
+def test_a_mask_that_takes_long_is_made_outside_and_is_the_same() -> None:
+    tokenizer = _rust.GrammarTokenizer(Tokenizer.open(None).to_json(), VOCAB_SIZE, [EOS_ID])
+    patient = _rust.GrammarMatcher(tokenizer, AMBIGUOUS)
+    hasty, rng, mask = patient.copy(), random.Random(3), np.zeros(-(-VOCAB_SIZE // 32), np.int32)
+    tokens, num_late = list[int](), 0
+
+    def tried(made: Matcher, left_s: float) -> list[int] | None:
+        filled = made.try_fill(mask, left_s)
+        return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist() if filled else None
+
+    for _ in range(400):
+        expected = mask_of(patient)
+        found = tried(hasty, 1.0)
+        if found is None:
+            num_late += 1
+            assert tried(hasty, 1.0) is None, "it takes no shorter"
+            hasty.prepare()
+            found = tried(hasty, 0.0)
+        assert found == expected
+        tokens.append(rng.choice(expected[:-1]))
+        patient.consume(tokens[-1])
+        hasty.consume(tokens[-1])
+    assert 0 < num_late < 400
+    returned = patient.copy()
+    returned.restart(tokens)
+    assert tried(returned, 1.0) is None, "400 tokens at once: it is given up in the middle"
+    returned.prepare()
+    assert tried(returned, 0.0) == mask_of(patient) and not returned.error
+
+
+def test_a_request_whose_masks_take_too_long_in_all_ends_with_the_limit() -> None:
+    text = Tokenizer.open(None).to_json()
+    made = _rust.GrammarMatcher(_rust.GrammarTokenizer(text, VOCAB_SIZE, [EOS_ID], 0.01), AMBIGUOUS)
+    for _ in range(5000):
+        made.consume(97)
+        if mask_of(made) == [EOS_ID] and made.error:
+            break
+    assert made.error == "its grammar took more than 0.01 s of processor time, the limit of a request"
+    other = made.copy()
+    assert not other.error and len(mask_of(other)) > 20
+
+
 def test_nothing_is_there_before_the_first_grammar() -> None:
     program = (
         "import sys, threading\n"
@@ -123,16 +236,15 @@ def test_both_forms_of_the_library_allow_the_same(seed: int, vocab_size: int, mo
     rng, masks = random.Random(seed), 0
     while masks < 80 and not theirs.error:
         may = mask_of(ours, vocab_size)
-        assert may == mask_of(theirs, vocab_size)
+        assert may == mask_of(theirs, vocab_size) and ours.error == theirs.error
         token = rng.choice(may) if rng.random() < 0.98 else rng.randrange(EOS_ID)
         ours.consume(token)
         theirs.consume(token)
-        assert ours.error == theirs.error
         masks += 1
-    assert mask_of(ours, vocab_size) == mask_of(theirs, vocab_size)
+    assert mask_of(ours, vocab_size) == mask_of(theirs, vocab_size) and ours.error == theirs.error
 
 
-def mask_of(made: Matcher, vocab_size: int) -> list[int]:
+def mask_of(made: Matcher, vocab_size: int = VOCAB_SIZE) -> list[int]:
     mask = np.full(-(-vocab_size // 32), -1, np.int32)
     made.fill(mask)
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()

@@ -59,6 +59,7 @@ def test_a_token_that_may_not_come_is_an_error_for_good() -> None:
     for token in b'{"name":':
         made.consume(token)
     made.consume(ord("7"))
+    assert allowed(made) == [EOS_ID]
     assert "satisfy the grammar" in made.error and "\n" not in made.error
     error = made.error
     made.restart([])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from minisgl.grammar.slots import GrammarSlots
+from minisgl.grammar.slots import LATE, GrammarSlots
+from minisgl.step import Int32Array
 from tests.helpers.grammars import PickyMatcher
 
 VOCAB, EOS = 100, (5, 7)
@@ -66,6 +68,41 @@ def test_those_that_fail_get_an_end_and_say_why() -> None:
     assert failures == {2: f"token {wrong} may not come"} and tokens.tolist() == [44, right, EOS[0]]
     again = np.array([EOS[0]], np.int32)
     assert slots.record([2], again).keys() == {0}, "the step that was under way says it, too"
+
+
+def test_one_whose_mask_takes_long_has_no_token_until_its_slot_is_assigned_again() -> None:
+    slots, slow, quick = GrammarSlots(VOCAB, EOS), PickyMatcher(1, VOCAB, EOS, slow_one_in=1), picky(2)
+    slots.assign(1, slow, [])
+    slots.assign(2, quick, [])
+    for num_late in (1, 1):  # in the step that was under way it is not asked again
+        masks = slots.masks([1, 2])
+        assert masks is not None and ids(masks.bits[1]) == sorted(quick.allowed())
+        tokens = np.array([44, quick.allowed()[0]], np.int32)
+        assert slots.record([1, 2], tokens) == {0: LATE} and tokens[0] == EOS[0] and slow.num_late == num_late
+        slow.prepare()
+    slots.assign(4, slow, [])
+    masks = slots.masks([4])
+    assert masks is not None and ids(masks.bits[0]) == sorted(slow.allowed())
+    slots.free(np.array([1], np.int32))
+    slots.assign(1, other := picky(3), [])
+    assert slots.masks([1]) is not None and slots.record([1], np.array(other.allowed()[:1], np.int32)) == {}
+
+
+def test_the_masks_of_a_step_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, left = [0.0], list[float]()
+
+    class Takes(PickyMatcher):
+        def try_fill(self, mask: Int32Array, left_s: float) -> bool:
+            left.append(left_s)
+            now[0] += 0.004
+            return super().try_fill(mask, left_s)
+
+    monkeypatch.setattr("minisgl.grammar.slots.time.perf_counter", lambda: now[0])
+    slots = GrammarSlots(VOCAB, EOS)
+    for slot in range(3):
+        slots.assign(slot, Takes(slot, VOCAB, EOS), [])
+    slots.masks([0, 1, 2])
+    assert left == pytest.approx([0.005, 0.001, 0.0])
 
 
 def test_one_that_fails_at_its_mask_ends_there() -> None:

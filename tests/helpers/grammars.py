@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -51,17 +51,40 @@ def matcher(grammar: str, vocab_size: int = VOCAB_SIZE, eos_ids: tuple[int, ...]
     return made.matcher
 
 
-class PickyMatcher:
+class Quick:
+    """What else a matcher has, of one that serves one request and takes no time."""
+
+    num_bytes = 0
+
+    def fill(self, mask: Int32Array) -> None:
+        raise NotImplementedError
+
+    def try_fill(self, mask: Int32Array, left_s: float) -> bool:
+        self.fill(mask)
+        return True
+
+    def prepare(self) -> None:
+        pass
+
+    def copy(self) -> Self:
+        return self
+
+
+class PickyMatcher(Quick):
     """About a quarter of the ids may come, which depends on all that came before; so whoever forgets, repeats or comes
     late with a token is found out. An end may come, or one
-    other id, about once in twelve. `poisoned`: fails at its nth mask."""
+    other id, about once in twelve. `poisoned`: fails at its nth mask. `slow_one_in`: so many masks take long."""
 
-    def __init__(self, seed: int, vocab_size: int, eos_ids: Sequence[int], poisoned: int = -1) -> None:
+    def __init__(
+        self, seed: int, vocab_size: int, eos_ids: Sequence[int], poisoned: int = -1, slow_one_in: int = 0
+    ) -> None:
         self.error = ""
         self._seed = seed
         self._vocab_size = vocab_size
         self._eos_ids = list(eos_ids)
         self._masks_left = poisoned
+        self._slow_one_in, self._prepared = slow_one_in, -1
+        self.num_late = 0
         self._state, self._has_ended = mix(seed, 0), False
 
     def restart(self, generated: Sequence[int]) -> None:
@@ -88,6 +111,17 @@ class PickyMatcher:
         for token in self.allowed():
             bits[token // 32] |= np.uint32(1 << token % 32)
 
+    def try_fill(self, mask: Int32Array, left_s: float) -> bool:
+        if self._slow_one_in and self._state // 64 % self._slow_one_in == 0 and self._prepared != self._state:
+            mask[:] = 0x55555555
+            self.num_late += 1
+            return False
+        self.fill(mask)
+        return True
+
+    def prepare(self) -> None:
+        self._prepared = self._state
+
     def consume(self, token: int) -> None:
         if self.error or self._has_ended:
             return
@@ -98,24 +132,42 @@ class PickyMatcher:
 
 
 class PickyCompiler:
-    """Makes them of texts that are numbers: a seed, and after a blank the mask at which it fails."""
+    """Makes them of texts that are numbers: a seed, and after a blank the mask at which it fails. A mask that takes
+    long is there after some steps."""
 
     def __init__(
-        self, vocab_size: int, eos_ids: Sequence[int] = (), wrap: Callable[[Any], Any] = lambda it: it
+        self,
+        vocab_size: int,
+        eos_ids: Sequence[int] = (),
+        wrap: Callable[[Any], Any] = lambda it: it,
+        slow_one_in: int = 0,
     ) -> None:
         self._made: dict[int, Compiled] = {}
+        self._later: dict[int, list[Any]] = {}  # steps that are left, the matcher
         self._of = vocab_size, eos_ids
         self._wrap = wrap
+        self._slow_one_in = slow_one_in
+        self.num_prepared = 0
 
     def submit(self, key: int, grammar: str) -> None:
         seed, _, poisoned = grammar.partition(" ")
-        matcher = PickyMatcher(int(seed), *self._of, poisoned=int(poisoned or -1))
+        matcher = PickyMatcher(int(seed), *self._of, poisoned=int(poisoned or -1), slow_one_in=self._slow_one_in)
         self._made[key] = Compiled(key, self._wrap(matcher))
+
+    def prepare(self, key: int, matcher: Matcher) -> None:
+        self.num_prepared += 1
+        self._later[key] = [self.num_prepared % 5, matcher]
 
     def cancel(self, key: int) -> None:
         self._made.pop(key, None)
+        self._later.pop(key, None)
 
     def take(self) -> list[Compiled]:
+        for key, one in list(self._later.items()):
+            one[0] -= 1
+            if one[0] < 0:
+                one[1].prepare()
+                self._made[key] = Compiled(key, self._later.pop(key)[1])
         found = list(self._made.values())
         self._made.clear()
         return found

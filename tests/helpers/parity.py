@@ -20,6 +20,7 @@ from minisgl.scheduler.digest import live_regions
 from minisgl.scheduler.reference import ReferenceControlPlane
 from minisgl.scheduler.rust_hotpath import make_rust_hotpath
 from minisgl.step import (
+    NOT_FINITE,
     Abort,
     Arrival,
     ClearCache,
@@ -306,6 +307,7 @@ def _run(draw: Draw, num_steps: int, script: Script) -> Pair:
     player = Player(script.config, script.overlap)
     limit = script.config.limits().max_seq_len
     load = draw(1, 6)
+    breaks = draw(0, 2) == 0
     next_id, sequences = 1, list[list[int]]()
     for _ in range(num_steps):
         events: list[Event] = []
@@ -328,6 +330,8 @@ def _run(draw: Draw, num_steps: int, script: Script) -> Pair:
         if (num_rows := player.num_rows_due) is not None:
             guessed = player.guessed() if draw(0, 2) else {}
             tokens = [guessed.get(row, draw(0, 2)) for row in range(num_rows)]
+            if breaks and draw(0, 8) == 0 and num_rows:  # a row, sampling or not
+                tokens[draw(0, num_rows - 1)] = NOT_FINITE
             script.steps[-1] = replace(script.steps[-1], tokens=tuple(tokens))
             player.commit(tokens)
         if draw(0, 7) == 0:

@@ -81,6 +81,7 @@ class Scenario:
     fail_steps: set[int]
     clear_steps: set[int]
     budgets: dict[int, TokenBudget]
+    broken: dict[int, int]  # adapters, and from which position on what they give is not finite
 
 
 def draw_from(seed: int) -> Draw:
@@ -133,7 +134,8 @@ def make_scenario(draw: Draw) -> Scenario:
     config = replace(config, max_draft_len=draw(1, 5) if draw(0, 1) else 0)
     overlap = bool(draw(0, 1))
     budgets = {draw(0, 40): TokenBudget(draw(1, 20), draw(1, 40)) for _ in range(draw(0, 3))}
-    return Scenario(config, overlap, specs, fail_steps, clear_steps, budgets)
+    broken = {draw(0, 2): draw(0, 30)} if draw(0, 2) == 0 else {}
+    return Scenario(config, overlap, specs, fail_steps, clear_steps, budgets, broken)
 
 
 def _prompt(draw: Draw, sequences: list[list[int]], limit: int) -> list[int]:
@@ -188,6 +190,7 @@ class Driver:
             worker_thread=False,
         )
         self.engine.fail_steps = scenario.fail_steps
+        self.engine.broken_adapters = scenario.broken
         self.specs = {spec.req_id: spec for spec in scenario.specs}
         self.seen = {spec.req_id: Seen() for spec in scenario.specs}
         self.cached: dict[int, int] = {}
@@ -379,7 +382,15 @@ class Driver:
             allowed.add(FinishReason.ABORT)
         if spec.finish_after >= 0:
             allowed.add(FinishReason.STOP)
-        if self.scenario.fail_steps:
+        breaks = self.scenario.broken.get(spec.adapter, self.limit) < len(spec.prompt) + len(want)
+        if breaks and spec.finish_after < 0 and spec.abort_after < 0 and not self.scenario.fail_steps:
+            expected = max(0, self.scenario.broken[spec.adapter] + 1 - len(spec.prompt))
+            lasts = expected >= len(want)
+            assert (seen.reason, len(seen.tokens)) == (
+                (natural, len(want)) if lasts else (FinishReason.ERROR, expected)
+            )
+            return
+        if breaks or self.scenario.fail_steps:
             allowed.add(FinishReason.ERROR)
         assert seen.reason in allowed, f"{who} ended with {seen.reason!r}, not {allowed}"
         if spec.finish_after < 0 and spec.abort_after < 0 and not self.scenario.fail_steps:
@@ -412,7 +423,8 @@ class Driver:
         spec = Spec(10_000, self.step, prompt, 1, seed=0, adapter=adapter)
         self.specs[spec.req_id], self.seen[spec.req_id] = spec, Seen()
         self.engine.fail_steps = set()
-        self.scenario.clear_steps = set()
+        self.engine.broken_adapters = {}
+        self.scenario.clear_steps, self.scenario.broken = set(), {}
         arrivals = [spec]
         while arrivals or not self.idle:
             self.advance(arrivals)

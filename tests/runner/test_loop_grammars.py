@@ -241,6 +241,50 @@ def test_a_matcher_that_fails_ends_its_own_request_and_no_other() -> None:
     assert clients.tokens[3] == model.generate([3, 4], 30)
 
 
+@pytest.mark.parametrize("plane", ["python", "rust_hotpath"])
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("order", ["", "schedule:19:after", "commit:30:after"])
+def test_a_row_whose_mask_takes_long_waits_alone(plane: str, overlap: bool, order: str) -> None:
+    """It leaves the scheduler until its mask is there; its text and those of all others are the same."""
+    rng, clients = random.Random(7), Clients()
+    made = EchoEngine(
+        num_pages=60, page_size=4, max_rows=8, max_seq_len=200, context_len=200, vocab_size=300, worker_thread=False
+    )
+    config = ControlPlaneConfig(60, 4, 8, 24, 200, (256,))
+    picky: Any = PickyCompiler(300, (256,), slow_one_in=3)
+    inner = make_control_plane(plane, config)
+    loop = StepLoop(
+        make_faulty(inner, order) if order else inner,
+        made,
+        clients.take,
+        overlap=overlap,
+        fallback=lambda: make_control_plane("python", config),
+        compiler=picky,
+    )
+    asked = {
+        i: ([3] * rng.randrange(9) + [rng.randrange(5)], SamplingParams(max_tokens=40, seed=i, grammar=grammar))
+        for i, grammar in enumerate(["8", "9", None, "10"] * 5)
+    }
+    told = set[int]()
+    for step in range(1000):
+        messages: list[ToEngine] = [add(i, *one) for i, one in asked.items() if i == step // 2 and step % 2 == 0]
+        if step % 12 == 11 and step // 4 in asked:  # wherever it may be
+            told.add(step // 4)
+            messages.append(AbortRequest(step // 4) if step % 2 else FinishRequest(step // 4))
+        loop.step(messages)
+        loop.control_plane.check()
+        if step > 45 and loop.idle:
+            break
+    assert picky.num_prepared > 20 and not clients.errors and set(clients.reasons) == set(asked)
+    assert loop.num_failovers == bool(order)
+    assert not loop._requests.live()
+    for req_id, (prompt, sampling) in asked.items():
+        grammar = None if sampling.grammar is None else PickyMatcher(int(sampling.grammar), 300, (256,))
+        expected = EchoModel(seed=req_id).generate(prompt, 40, grammar=grammar, vocab_size=300)
+        got = clients.tokens.get(req_id, [])
+        assert got == (expected[: len(got)] if req_id in told else expected), req_id
+
+
 class _Slow:
     """A compiler whose grammars are ready when the test says so."""
 

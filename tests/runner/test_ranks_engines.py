@@ -329,7 +329,7 @@ def test_an_error_of_one_rank_alone_is_no_failed_step(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_a_forward_that_is_not_finite_fails_on_all_ranks_alike(tmp_path: Path) -> None:
+def test_rows_that_are_not_finite_fail_on_all_ranks_alike(tmp_path: Path) -> None:
     folder = save(tiny_model("qwen3-untied", eos_token_id=None, bos_token_id=None), tmp_path / "model")
     config = EngineConfig(model=str(folder), dtype="float32", num_pages=40, page_size=4, max_running_requests=4)
 
@@ -351,5 +351,5 @@ def test_a_forward_that_is_not_finite_fails_on_all_ranks_alike(tmp_path: Path) -
     requests = [([3 + i, 4, 5], params) for i in range(6)]
     clients, _ = drive(engine, build_control_plane(config, engine.info), requests)
     engine.close()
-    assert not engine.errors and len(engine.failed_steps[0]) == 1
+    assert not engine.errors and not engine.failed_steps[0]
     assert {FinishReason.ERROR, FinishReason.LENGTH} == set(clients.reasons.values())

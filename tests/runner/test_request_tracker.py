@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -155,9 +156,12 @@ def drive(
     overlap: bool,
     fail_steps: Sequence[int] = (),
     config: ControlPlaneConfig = CONFIG,
+    broken: int | None = None,
 ) -> tuple[Clients, StepLoop]:
     engine = EchoEngine(num_pages=96, page_size=4, max_rows=8, max_seq_len=200, context_len=200, worker_thread=False)
     engine.fail_steps.update(fail_steps)
+    if broken is not None:
+        engine.broken_adapters = {0: broken}
     plane = make_control_plane(primary, config) if isinstance(primary, str) else primary
     clients = Clients()
     loop = StepLoop(
@@ -253,6 +257,25 @@ def test_a_failed_forward_beside_a_broken_control_plane(seed: int) -> None:
         clients, loop = drive(order, "python", seed, overlap=seed % 2 == 0, fail_steps=(20,))
         check(clients, seed, failed=True)
         assert loop.num_failovers == 1
+
+
+@pytest.mark.parametrize("primary", ["python", "rust_hotpath"])
+@pytest.mark.parametrize("order", [None, "commit:9:before", "commit:70:before", "schedule:30:after"])
+def test_rows_that_are_not_finite_end_alone(primary: str, order: str | None) -> None:
+    """From position 45 on; drafts are among them, and rows of requests that were told to end, and of prefills."""
+    for seed, (config, overlap) in enumerate(product((CONFIG, DRAFTING), (True, False))):
+        clients, loop = drive(order, primary, seed, overlap=overlap, config=config, broken=45)
+        check(clients, seed, failed=True, again=config is DRAFTING)
+        failed = 0
+        for req_id, (_, prompt, _) in enumerate(requests(seed, config is DRAFTING)):
+            num_inputs = len(prompt) + len(clients.tokens.get(req_id, [])) - 1
+            assert num_inputs <= 45 or req_id not in clients.tokens, "a token was made of what is no numbers"
+            if clients.reasons[req_id] is FinishReason.ERROR:
+                failed += 1
+                assert num_inputs == 45 or len(prompt) > 45
+        assert failed > 10 and loop.num_failovers == (order is not None)
+        stats = loop.control_plane.stats()
+        assert stats.num_free_pages + stats.num_evictable_pages == 96
 
 
 def test_without_another_control_plane_the_loop_ends() -> None:

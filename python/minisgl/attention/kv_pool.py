@@ -1,6 +1,7 @@
 """The KV tensors: for each layer K and V of every page.
 
-Invariants: a slot of the pool holds finite numbers from the start, because masked positions are read, too.
+Invariants: a slot of the pool holds finite numbers from the start, because masked positions are read, too. What is not
+finite is zeroed, and a row that reads a page of it counts as not finite, until the page is begun anew.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from minisgl.attention.api import LayerAttention
+from minisgl.attention.api import Int32Array, LayerAttention
 from minisgl.kernels.ops import store_kv
 
 
@@ -58,6 +60,7 @@ class KVPool:
     ) -> None:
         """`shapes`, by layer: KV heads, sizes of a head of K and of V."""
         self.page_size = page_size
+        self._spoiled: set[int] = set()
         self.k = [_zeros((num_pages + 1, page_size, heads, k_dim), dtype, device) for heads, k_dim, _ in shapes]
         self.v = [_zeros((num_pages + 1, page_size, heads, v_dim), dtype, device) for heads, _, v_dim in shapes]
 
@@ -65,8 +68,42 @@ class KVPool:
         """k [n, kv_heads, k_dim] and v [n, kv_heads, v_dim] to places out_loc [n] int32 or int64."""
         store_kv(self.k[layer].flatten(0, 1), self.v[layer].flatten(0, 1), out_loc, k, v)
 
+    def spoil(self, places: Int32Array) -> None:
+        """What was stored there is not finite, or was computed from such."""
+        at = torch.from_numpy(places).long()
+        for tensor in (*self.k, *self.v):
+            tensor.flatten(0, 1)[at.to(tensor.device)] = 0
+        self._spoiled.update((places // self.page_size).tolist())
+
+    def spoil_rows(self, page_table: Tensor, slots: Int32Array) -> None:
+        """Some of what is in the pages of these slots is not finite; it stays, and who reads it is found out, until
+        `begin` has a page cleared. (Pages beyond a row's length are cleared in vain.)"""
+        self._spoiled.update(page_table[torch.from_numpy(slots).long().to(page_table.device)].unique().tolist())
+
+    def readers(self, page_table: Tensor, slots: Int32Array, seq_lens: Int32Array) -> npt.NDArray[np.int64]:
+        """Which of these rows read spoiled pages."""
+        if not self._spoiled:
+            return np.empty(0, np.int64)
+        table = page_table[torch.from_numpy(slots).long().to(page_table.device)].cpu().numpy()
+        within = np.arange(table.shape[1]) * self.page_size < seq_lens[:, None]
+        return np.flatnonzero((np.isin(table, list(self._spoiled)) & within).any(1))
+
+    def begin(self, out_loc: Int32Array) -> list[int]:
+        """The spoiled pages that a forward with these places begins: to be cleared before. They are spoiled no more."""
+        if not self._spoiled:
+            return []
+        begun = out_loc[out_loc % self.page_size == 0] // self.page_size
+        found = self._spoiled.intersection(begun.tolist())
+        self._spoiled -= found
+        return sorted(found)
+
+    def clear_pages(self, pages: list[int]) -> None:
+        for tensor in (*self.k, *self.v):
+            tensor[pages] = 0
+
     def clear(self) -> None:
         """Back to zeros, after a forward that may have stored NaN."""
+        self._spoiled.clear()
         for tensors in (self.k, self.v):
             for layer, tensor in enumerate(tensors):
                 if tensor.device.type == "cpu":  # gives the memory back

@@ -89,12 +89,16 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
-    tokens: Int32Array  # [num_rows] by row; -1 where the row does not sample
+    tokens: Int32Array  # [num_rows] by row; -1 where the row does not sample, `NOT_FINITE` where it is not finite
     logprobs: StepLogprobs | None = None
     prompt_logprobs: Sequence[PromptLogprobs] = ()
-    failures: Mapping[int, str] = field(default_factory=dict)  # by row: why its request cannot go on; its token is an
-    # end of sequence
+    # by row: why its request cannot go on; its token is `NOT_FINITE` or, for its grammar, an end of sequence.
+    # `grammar.slots.LATE`: it can, once the next mask of its grammar is made
+    failures: Mapping[int, str] = field(default_factory=dict)
     embeddings: Sequence[Embedding] = ()
+
+
+NOT_FINITE_TEXT = "the model's output for it is not finite (overflow? try --dtype bfloat16 or float32)"
 
 
 class EngineStepError(RuntimeError):

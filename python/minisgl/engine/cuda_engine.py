@@ -7,8 +7,8 @@ is resolved, because only then its tokens, and so the masks, are known. The devi
 
 With several ranks each does all of this on its shard, except sampling. Collectives are jobs of the forward stream:
 ranks that get the same steps call the same ones in the same order. Rank 0 has the logits; one broadcast a step gives
-the others the tokens and whether all is finite. (Its own hidden states show that: a NaN of any rank is in the next sum,
-which all ranks get.) So all ranks fail the same steps, and wipe alike.
+the others the tokens and which rows are finite. (Its own hidden states show that: a NaN of any rank is in the next sum,
+which all ranks get.) So all ranks fail the same rows.
 
 Which errors of a step leave a CUDA engine usable.
 
@@ -18,14 +18,13 @@ A step that a CUDA engine has launched: its outputs, once they are on the host.
 
 Invariants: a launch waits for the device only where a step of two launches ago has not ended; a plan's slots,
 page-table updates and rows take effect in the forward stream, in launch order; a token that the host doesn't know yet
-comes from `last_token`, which the forward before wrote; a step with NaN or infinities is an error, and the KV pool is
-wiped before the next launch's forward. Only an error that is known to leave the CUDA context whole ends one step alone;
+comes from `last_token`, which the forward before wrote; a row with NaN or infinities has no token, and its pages are
+zeroed before others write there. Only an error that is known to leave the CUDA context whole ends one step alone;
 after any other the engine is dead, and its process must end. If one of several ranks fails, the others wait in a
-collective: then only a step that all ranks find not finite ends alone. A step runs as a graph only at exactly its
+collective. A step runs as a graph only at exactly its
 padded size; a captured forward reads and writes the same places each time. Graphs share memory, so the largest is
 captured first. Its outputs leave the staging buffer once, when it is resolved, whoever asks first; what of it waits for
-the step before it is queued when that is resolved, before anything of a later step; a step with NaN or infinities is an
-error, and the KV pool is wiped, as the step may have stored some.
+the step before it is queued when that is resolved, before anything of a later step.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ from minisgl.attention.api import DeviceRows
 from minisgl.config import ConfigError
 from minisgl.distributed import ALONE, Group, GroupError
 from minisgl.engine.api import (
+    NOT_FINITE_TEXT,
     EngineInfo,
     EngineStepError,
     PromptLogprobs,
@@ -69,7 +69,7 @@ from minisgl.engine.torch_adapters import Pairs, TorchAdapters
 from minisgl.grammar.slots import GrammarSlots
 from minisgl.kernels.ops import apply_updates
 from minisgl.models.api import Attend, Model
-from minisgl.step import Int32Array, Int64Array, RingEntry, StepBuffers, StepLimits, StepPlan
+from minisgl.step import NOT_FINITE, Int32Array, Int64Array, RingEntry, StepBuffers, StepLimits, StepPlan
 from minisgl.utils.progress import Report
 
 
@@ -104,7 +104,7 @@ def graph_sizes(max_bs: int | None, max_rows: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outputs:
-    """What a forward leaves: logits [rows, vocab], and whether all of it is finite, [1] bool."""
+    """What a forward leaves: logits [rows, vocab], and which rows are finite, [rows] bool."""
 
     logits: Tensor
     finite: Tensor
@@ -182,9 +182,6 @@ def capture_all(
     return graphs
 
 
-_NOT_FINITE = "the model's output is not finite (overflow? try --dtype bfloat16 or float32)"
-
-
 class DeferredLogprobs:
     """Log probabilities that a forward computes; each call copies some to the host, once the forward is done."""
 
@@ -211,6 +208,7 @@ class LaunchedStep:
         self._before: LaunchedStep | None = None
         self._after: LaunchedStep | None = None
         self.sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)
+        self._row_slots = entry.req_slots[: plan.num_rows].copy()
         self._step = plan.step
         self._num_rows = plan.num_rows
         self.logprobs = DeferredLogprobs()
@@ -275,16 +273,18 @@ class LaunchedStep:
         if not self._num_rows:
             return StepResult(tokens)
         count = len(self.sampled)
-        outputs = self.buffer.outputs_host[: count + 1].numpy()
-        if not outputs[count]:
-            self._engine.wipe()
-            raise EngineStepError(_NOT_FINITE)
+        outputs = self.buffer.outputs_host[: count + self._num_rows].numpy()
+        not_finite = np.flatnonzero(outputs[count:] == 0)
         failures: dict[int, str] = {}
         if self.slots:
             outputs = outputs.copy()
             failed = self._engine.record(self, outputs)
             failures = {int(self.sampled[i]): text for i, text in failed.items()}
         tokens[self.sampled] = outputs[:count]
+        if len(not_finite):
+            self._engine.spoil(self._row_slots[not_finite])
+            tokens[not_finite] = NOT_FINITE
+            failures |= dict.fromkeys(not_finite.tolist(), NOT_FINITE_TEXT)
         logprobs = None if self.logprobs.sampled is None else self.logprobs.sampled()
         return StepResult(tokens, logprobs, [fetch() for fetch in self.logprobs.prompts], failures)
 
@@ -410,6 +410,10 @@ class CudaEngine:
     def remove_adapter(self, number: int) -> None:
         self._device.forward.run("adapter", lambda: self._adapters.remove(number))
 
+    def spoil(self, slots: Int32Array) -> None:
+        """In the forward stream, where all launched steps have their pages in the table."""
+        self._device.forward.run("spoil", lambda: self._pool.spoil_rows(self._page_table, slots))
+
     def wipe(self) -> None:
         """Zero the KV pool, in the forward stream."""
 
@@ -448,6 +452,8 @@ class CudaEngine:
         if not plan.num_rows:
             step.computed = step.end = device.forward.record_event()
             return
+        if pages := self._pool.begin(entry.out_loc[: layout.tokens]):
+            device.forward.run("clear pages", lambda: self._pool.clear_pages(pages))
         sampled_slots = entry.req_slots[step.sampled]
         needs = self._sampler.needs(sampled_slots)
         if self._grammar_slots and not self._grammar_slots.isdisjoint(slots := sampled_slots.tolist()):
@@ -469,7 +475,7 @@ class CudaEngine:
 
     def _queue_end(self, step: LaunchedStep) -> None:
         step.computed = self._device.forward.record_event()
-        step.end = step.buffer.copy_out(self._device, step.computed, step.plan.num_samples + 1)
+        step.end = step.buffer.copy_out(self._device, step.computed, step.plan.num_samples + step.plan.num_rows)
 
     def _queue_tail(self, step: LaunchedStep, inputs: StepInputs, needs: Needs) -> None:
         """The sampling of a step with grammars, which its forward did not wait for."""
@@ -539,7 +545,9 @@ class CudaEngine:
         # what was compiled knows no adapters
         hidden = self._hidden(inputs, self._forward_model if step.adapters is None else self._model.forward)
         last = inputs.qo_indptr[1:][inputs.sample_rows.long()].long() - 1
-        step.outputs = Outputs(self._model.logits(hidden[last]), hidden.isfinite().all().reshape(1))
+        hidden, finite = _finite(hidden)
+        bad = torch.nn.functional.pad((~finite).int().cumsum(0), (1, 0))[inputs.qo_indptr.long()]
+        step.outputs = Outputs(self._model.logits(hidden[last]), bad[1:] == bad[:-1])
         step.hidden = hidden
         if not step.slots:
             self._finish(step, inputs, needs)
@@ -549,8 +557,8 @@ class CudaEngine:
         inputs = self._scratch_step([1] * size, num_decode=size)
 
         def forward() -> Outputs:
-            hidden = self._hidden(inputs, self._model.forward)
-            return Outputs(self._model.logits(hidden), hidden.isfinite().all().reshape(1))
+            hidden, finite = _finite(self._hidden(inputs, self._model.forward))
+            return Outputs(self._model.logits(hidden), finite)
 
         return forward
 
@@ -610,12 +618,12 @@ class CudaEngine:
         if hidden is not None:
             prompts = self._logprobs.deferred_prompts(step.plan, step.entry, hidden, self._model.logits)
             step.logprobs.prompts = prompts if self._group.rank == 0 else []
-        out = step.buffer.outputs_device[: count + 1]
+        out = step.buffer.outputs_device[: count + step.plan.num_rows]
         rows = inputs.sample_rows.long()
         slots = inputs.req_slots[rows].long()
         chosen: Tensor | None = None
         if self._group.rank == 0:
-            out[count:] = outputs.finite
+            out[count:] = outputs.finite[: step.plan.num_rows]
             if count:
                 logits = outputs.logits
                 if hidden is None:
@@ -642,3 +650,9 @@ class CudaEngine:
         self._logits_processors.record(chosen, host_slots.tolist())
         step.logprobs.sampled = self._logprobs.deferred_sampled(sampled, host_slots, logits, chosen)
         return chosen
+
+
+def _finite(hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """With zeros for the tokens of which some number is not, and which those are not."""
+    finite = hidden.isfinite().all(1)
+    return hidden.masked_fill(~finite[:, None], 0), finite

@@ -256,8 +256,8 @@ class StagingBuffer:
         self.inputs_host = device.host_buffer(num_values)
         self._inputs_array: Int32Array = self.inputs_host.numpy()
         self.inputs_device = torch.zeros(num_values, dtype=torch.int32, device=torch_device)
-        self.outputs_host = device.host_buffer(max_rows + 1)  # tokens by row; whether all is finite
-        self.outputs_device = torch.zeros(max_rows + 1, dtype=torch.int32, device=torch_device)
+        self.outputs_host = device.host_buffer(2 * max_rows)  # tokens of the sampled rows; whether each row is finite
+        self.outputs_device = torch.zeros(2 * max_rows, dtype=torch.int32, device=torch_device)
 
     def copy_in(self, device: Device, layout: Layout, entry: RingEntry, assignments: Sequence[SlotAssignment]) -> None:
         """Pack the inputs and queue the copy; the forward stream waits for it."""

@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from minisgl.distributed import ALONE, Group
 from minisgl.engine.api import (
+    NOT_FINITE_TEXT,
     EngineInfo,
     EngineStepError,
     PromptLogprobs,
@@ -38,11 +39,12 @@ from minisgl.engine.api import (
 )
 from minisgl.engine.worker import ForwardThread
 from minisgl.grammar.slots import GrammarSlots, Matcher
-from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
+from minisgl.step import NOT_FINITE, Int32Array, Int64Array, RingEntry, StepBuffers, StepPlan
 from minisgl.weights.adapter import load_adapter_config
 
 U64 = npt.NDArray[np.uint64]
 MASK = 2**64 - 1
+MAX_INT32 = 2**31 - 1
 
 VOCAB_SIZE = 258  # bytes, end and beginning of sequence: the ids of the echo tokenizer
 EOS_ID = 256
@@ -111,6 +113,7 @@ class EchoEngine:
         self._eos_ids = eos_ids
         self._group = group
         self.fail_steps: set[int] = set()
+        self.broken_adapters: dict[int, int] = {}  # and the position from which on what they give is not finite
         num_slots = (num_pages + 2) * page_size  # one page for padding rows, one that poisoned entries point to
         self._poison_page = num_pages + 1
         self._tokens = np.full(num_slots, 0xDEAD, np.uint64)
@@ -179,17 +182,20 @@ class EchoEngine:
         at = starts[:-1][row_of_token] + entry.positions[:num_tokens]
         sums = self._sum(first[at] - before[row_of_token])
         self._hashes[out_loc] = _mix(sums, entry.positions[:num_tokens].astype(np.uint64))
+        broken = self._broken_rows(entry, row_of_token, out_loc)[: plan.num_rows]
 
         second = np.cumsum(self._share(_mix(self._hashes[history], salt)), dtype=np.uint64)
         before = np.concatenate([np.zeros(1, np.uint64), second])[starts[:-1]]
         sampled = entry.sample_rows[: plan.num_samples]
-        failures = {}
+        failures: dict[int, str] = {}
         if len(sampled):
             sums = self._sum(second[starts[1:][sampled] - 1] - before[sampled])
             state = _mix(_mix(sums, self._seeds[slots[sampled]]), seq_lens[sampled].astype(np.uint64))
             mine, failed = self._sample(state, slots[sampled].tolist())
             failures = {int(sampled[i]): text for i, text in failed.items()}
             tokens[sampled] = self._last_token[slots[sampled]] = self._from_rank_0(mine)
+        tokens[broken] = NOT_FINITE
+        failures |= dict.fromkeys(broken.tolist(), NOT_FINITE_TEXT)
         return StepResult(tokens, self._logprobs(sampled, slots, tokens), self._prompt_logprobs(plan, entry), failures)
 
     def _bind(self, plan: StepPlan, entry: RingEntry, assignments: list[SlotAssignment]) -> None:
@@ -206,6 +212,15 @@ class EchoEngine:
         for slot, column, count in entry.page_table_updates[: plan.num_page_table_updates].tolist():
             self._page_table[slot, column : column + count] = entry.page_ids[at : at + count]
             at += count
+
+    def _broken_rows(self, entry: RingEntry, row_of_token: Int64Array, out_loc: Int32Array) -> Int64Array:
+        if not self.broken_adapters:
+            return np.empty(0, np.int64)
+        adapters = self._adapters[entry.req_slots[row_of_token]].tolist()
+        first = np.array([self.broken_adapters.get(adapter, MAX_INT32) for adapter in adapters], np.int64)
+        broken = entry.positions[: len(out_loc)] >= first
+        self._tokens[out_loc[broken]] = np.uint64(0xBAD)
+        return np.unique(row_of_token[broken])
 
     def _share(self, values: U64) -> U64:
         """This rank's share: those of all ranks add up to `values`."""

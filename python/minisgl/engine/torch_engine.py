@@ -2,12 +2,12 @@
 thread. On an Apple GPU (`--device mps`, never seen) the model is there and sampling stays on the CPU.
 
 Invariants: a plan's assignments, page-table updates and rows take effect in the forward thread, in launch order; a
-token that the host does not know yet comes from `last_token`, which the forward before wrote; a step with NaN or
-infinities is an error, and the KV pool is wiped.
+token that the host does not know yet comes from `last_token`, which the forward before wrote; a row with NaN or
+infinities has no token, and no other row reads what it stored; after an error the KV pool is wiped.
 
 With several ranks each does all of this on its shard, except sampling: rank 0 has the logits and broadcasts the tokens.
-The model's output is bit for bit the same on all ranks, because collectives are, so all ranks fail the same steps. Any
-other error on one of several ranks leaves the others waiting: then the engine is dead.
+The model's output is bit for bit the same on all ranks, because collectives are, so all ranks fail the same rows. An
+error on one of several ranks leaves the others waiting: then the engine is dead.
 """
 
 from __future__ import annotations
@@ -21,14 +21,21 @@ from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttentionRows, KVPool
 from minisgl.distributed import ALONE, Group
-from minisgl.engine.api import EngineInfo, EngineStepError, SlotAssignment, StepHandle, StepResult
+from minisgl.engine.api import (
+    NOT_FINITE_TEXT,
+    EngineInfo,
+    EngineStepError,
+    SlotAssignment,
+    StepHandle,
+    StepResult,
+)
 from minisgl.engine.sampler import EmbeddingSlots, LogitsProcessors, LogprobSlots, Mask, SamplingRows, sample
 from minisgl.engine.torch_adapters import Pairs, TorchAdapters
 from minisgl.engine.worker import ForwardThread
 from minisgl.grammar.slots import GrammarSlots, TokenMasks
 from minisgl.kernels.ops import mask_tokens
 from minisgl.models.api import Model
-from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
+from minisgl.step import NOT_FINITE, Int32Array, RingEntry, StepBuffers, StepPlan
 
 
 class _Slots:
@@ -121,13 +128,14 @@ class TorchEngine:
         except (RuntimeError, MemoryError) as error:  # torch's errors on a CPU leave it usable
             with torch.inference_mode():
                 self._pool.clear()
-            if isinstance(error, EngineStepError) or self._group.size > 1:
+            if self._group.size > 1:
                 raise
             raise EngineStepError(f"{type(error).__name__}: {error}") from error
 
     def _apply(self, plan: StepPlan, entry: RingEntry, assignments: list[SlotAssignment]) -> None:
         self._grammars.free(entry.freed[: plan.num_freed])
         for assignment in assignments:
+            self._page_table[assignment.slot] = self._info.num_pages  # masked positions are read: no page of another
             self._slots.assign(assignment)
             self._logits_processors.assign(assignment)
             self._grammars.assign(assignment.slot, assignment.grammar, assignment.generated())
@@ -149,31 +157,49 @@ class TorchEngine:
         positions = torch.from_numpy(entry.positions[:num_tokens].astype(np.int64)).to(self._device)
         adapters = self._adapters.of_tokens(entry.req_slots[:rows], entry.extend_lens[:rows])
         self._adapters.prepare(adapters, self._device)
+        if pages := self._pool.begin(entry.out_loc[:num_tokens]):
+            self._pool.clear_pages(pages)
+        row_slots, seq_lens = entry.req_slots[: plan.num_rows], entry.seq_lens[: plan.num_rows]
+        readers = self._pool.readers(self._page_table, row_slots, seq_lens)
         hidden = self._model.forward(ids, positions, self._attention.attend)
-        if not bool(hidden.isfinite().all()):
-            raise EngineStepError("the model's output is not finite (overflow? try --dtype bfloat16 or float32)")
+        failed = self._failed_rows(plan, entry, hidden, readers)
+        failures = dict.fromkeys(failed.tolist(), NOT_FINITE_TEXT)
 
         tokens = np.full(plan.num_rows, -1, np.int32)
+        tokens[failed] = NOT_FINITE
         prompts = self._logprobs.of_prompts(plan, entry, hidden, self._logits)
         embeddings = self._embeddings.of_prompts(plan, entry, hidden)
         sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)
         if not len(sampled):
-            return StepResult(tokens, None, prompts)
+            return StepResult(tokens, None, prompts, failures)
         last = torch.from_numpy(entry.qo_indptr[sampled + 1].astype(np.int64) - 1).to(self._device)
         logits = self._logits(hidden[last])
         slots, next_position = entry.req_slots[sampled].astype(np.int64), entry.seq_lens[sampled].astype(np.int64)
-        failures: dict[int, str] = {}
         if self._group.rank:
             chosen = torch.empty(len(sampled), dtype=torch.int64, device=self._device)
         else:
-            chosen, failed = self._sample(logits, slots, next_position)
-            failures = {int(sampled[i]): text for i, text in failed.items()}
+            chosen, of_grammars = self._sample(logits, slots, next_position)
+            failures = {int(sampled[i]): text for i, text in of_grammars.items()} | failures
         self._last_token[torch.from_numpy(slots).to(self._device)] = self._group.broadcast(chosen).to(self._device)
-        tokens[sampled] = chosen.cpu().numpy()
+        tokens[sampled] = np.where(tokens[sampled] == NOT_FINITE, NOT_FINITE, chosen.cpu().numpy())
         if self._group.rank:
             return StepResult(tokens)
         logprobs = self._logprobs.of_sampled(sampled, slots, logits, chosen)
         return StepResult(tokens, logprobs, prompts, failures, embeddings)
+
+    def _failed_rows(
+        self, plan: StepPlan, entry: RingEntry, hidden: Tensor, readers: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """The rows of which some hidden number is not finite, or was computed from such, as those of `readers` are.
+        Zeros stand in there from now on."""
+        row_of_token = np.repeat(np.arange(plan.num_rows), entry.extend_lens[: plan.num_rows])
+        finite: npt.NDArray[np.bool_] = hidden[: len(row_of_token)].isfinite().all(1).cpu().numpy()
+        if finite.all() and not len(readers):
+            return np.empty(0, np.int64)
+        failed = np.flatnonzero(~finite | np.isin(row_of_token, readers))
+        hidden[torch.from_numpy(failed).to(hidden.device)] = 0
+        self._pool.spoil(entry.out_loc[failed])
+        return np.unique(row_of_token[failed])
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden).to(self._sampling_device)

@@ -1,32 +1,62 @@
-"""Grammars become matchers in a thread of their own.
+"""Work on grammars in threads beside the loop: grammars are compiled, and masks that take long are made.
 
-Invariants: a matcher belongs to one request: the library's copies share lexers, and what breaks one would break all;
-before the first grammar nothing is imported or built; nothing raises: what is wrong with a grammar is its answer.
+Invariants: a grammar is compiled once for all requests that have it; each of them gets a copy that shares nothing, so
+that what breaks one breaks no other; before the first grammar nothing is imported or built; what nobody waits for any
+more is not begun; nothing raises: what is wrong with a grammar is its answer.
 """
 
 from __future__ import annotations
 
-import queue
+import contextlib
+import os
 import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from minisgl.grammar.matcher import first_line, make_matchers
 from minisgl.grammar.slots import Matcher
 from minisgl.tokenizer import Tokenizer
 from minisgl.utils.memory import give_back
 
+MAX_KEPT_BYTES = 64 << 20  # of compiled grammars, for requests to come
+COPIES_AT_ONCE = 8  # then others have their turn
+NICE = 10  # of the threads that make masks: forwards, whose threads wait for each other, go first
+NUM_COMPILING = 2
+NUM_MASKING = max(1, min(4, (os.cpu_count() or 1) // 4))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compiled:
+    """A matcher that a request may go on with."""
+
     key: int
     matcher: Matcher | None
     error: str = ""  # why there is none
 
 
+@dataclass(slots=True, eq=False)
+class _Job:
+    keys: deque[int]  # who waits for it
+    grammar: str = ""
+    start: Matcher | None = None  # of the grammar, once it is compiled
+    matcher: Matcher | None = None  # whose next mask is to be made
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """Jobs of a kind, and the threads that do them."""
+
+    name: str
+    num_threads: int
+    nice: int
+    jobs: deque[_Job] = field(default_factory=deque)
+    threads: list[threading.Thread] = field(default_factory=list)
+
+
 class GrammarCompiler:
-    """For the model of a folder, or the echo tokenizer without one. `wake` is called, in the thread, when there is
-    something to take. `threaded` False compiles in `submit`, for tests that want no concurrency."""
+    """For the model of a folder, or the echo tokenizer without one. `wake` is called, in a thread, when there is
+    something to take. `threaded` False works in `submit` and `prepare`, for tests that want no concurrency."""
 
     def __init__(
         self,
@@ -42,27 +72,39 @@ class GrammarCompiler:
         self._eos_ids = tuple(token for token in eos_ids if token < vocab_size)
         self._wake = wake
         self._threaded = threaded
+        self._making = threading.Lock()  # of `_make`
         self._make: Callable[[str], Matcher] | None = None
-        self._thread: threading.Thread | None = None
-        self._todo: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # of all below
+        self._closed = False
+        self._compiling = _Lane("grammar-compile", NUM_COMPILING, 0)
+        self._masking = _Lane("grammar-mask", NUM_MASKING, NICE)
+        self._jobs: dict[int, _Job] = {}  # by who waits, until it is taken or cancelled
+        self._by_grammar: dict[str, _Job] = {}  # that are not done
+        self._kept: OrderedDict[str, Matcher] = OrderedDict()  # at the start of their grammars, the last used last
+        self._num_kept_bytes = 0
         self._done: list[Compiled] = []
-        self._open: set[int] = set()  # submitted, neither cancelled nor taken
 
     def submit(self, key: int, grammar: str) -> None:
-        """`key` is new."""
-        self._open.add(key)
-        if not self._threaded:
-            self._done.append(self._compile(key, grammar))
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="grammar-compile", daemon=True)
-            self._thread.start()
-        self._todo.put((key, grammar))
+        """A matcher of `grammar` is wanted. `key` is new."""
+        with self._changed:
+            job = self._by_grammar.get(grammar)
+            if job is not None:
+                self._jobs[key] = job
+                job.keys.append(key)
+                return
+            job = self._by_grammar[grammar] = _Job(deque([key]), grammar)
+        self._add(self._compiling, key, job)
+
+    def prepare(self, key: int, matcher: Matcher) -> None:
+        """Its next mask takes long. `key` is new."""
+        self._add(self._masking, key, _Job(deque([key]), matcher=matcher))
 
     def cancel(self, key: int) -> None:
-        """It is never taken. One that is being compiled is compiled to its end."""
-        self._open.discard(key)
+        """It is never taken, and not begun if nobody else waits for the same. What is under way is done to its end."""
+        with self._changed:
+            job = self._jobs.pop(key, None)
+            if job is not None and key in job.keys:
+                job.keys.remove(key)
 
     def wait(self) -> None:
         """Until there is something to take. Only with something submitted."""
@@ -71,43 +113,107 @@ class GrammarCompiler:
 
     def take(self) -> list[Compiled]:
         """What is done."""
+        if not self._jobs:
+            return []
         with self._changed:
-            found = [one for one in self._done if one.key in self._open]
+            found = [one for one in self._done if self._jobs.pop(one.key, None) is not None]
             self._done.clear()
-        self._open.difference_update(one.key for one in found)
         return found
 
     def close(self) -> None:
-        """End the thread, behind the grammar that it is at. Idempotent."""
-        self._open.clear()
-        self._wake = lambda: None
-        self._todo.put(None)
+        """End the threads, behind what they are at. Idempotent."""
+        with self._changed:
+            self._wake = lambda: None
+            self._closed = True
+            self._changed.notify_all()
 
-    # ---------------------------------------------------------------------------------------------------- the thread
+    # --------------------------------------------------------------------------------------------------- the threads
 
-    def _work(self) -> None:
-        while (job := self._todo.get()) is not None:
-            if job[0] in self._open:
-                found = self._compile(*job)
-                with self._changed:
-                    self._done.append(found)
-                    self._changed.notify_all()
-                self._wake()
+    def _add(self, lane: _Lane, key: int, job: _Job) -> None:
+        with self._changed:
+            self._jobs[key] = job
+            lane.jobs.append(job)
+            self._changed.notify_all()
+        if not self._threaded:
+            while lane.jobs:
+                self._work_at(lane, lane.jobs.popleft())
+        elif len(lane.threads) < lane.num_threads:
+            thread = threading.Thread(target=self._work, args=(lane,), name=lane.name, daemon=True)
+            lane.threads.append(thread)
+            thread.start()
 
-    def _compile(self, key: int, grammar: str) -> Compiled:
+    def _work(self, lane: _Lane) -> None:
+        if lane.nice:
+            with contextlib.suppress(OSError, AttributeError):  # of this thread, where threads have one of their own
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), lane.nice)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: lane.jobs or self._closed)
+                if self._closed:
+                    return
+                job = lane.jobs.popleft()
+            self._work_at(lane, job)
+
+    def _work_at(self, lane: _Lane, job: _Job) -> None:
+        with self._changed:
+            if not job.keys:  # all have left
+                self._by_grammar.pop(job.grammar, None)
+                return
+        if job.matcher is not None:
+            job.matcher.prepare()
+            self._finish(job, job.matcher)
+            return
+        start, error = None, ""
         try:
-            matcher = self._matcher(grammar)
-        except Exception as error:  # the library's, or of a model without a tokenizer that it knows
-            return Compiled(key, None, first_line(str(error)) or type(error).__name__)
-        return Compiled(key, None, matcher.error) if matcher.error else Compiled(key, matcher)
+            start = job.start = job.start or self._start(job.grammar)
+            error = start.error
+        except Exception as raised:  # the library's, or of a model without a tokenizer that it knows
+            error = first_line(str(raised)) or type(raised).__name__
+        for _ in range(COPIES_AT_ONCE):
+            self._finish(job, None if error or start is None else start.copy(), error)
+        with self._changed:
+            if job.keys:
+                lane.jobs.append(job)
+            else:
+                self._by_grammar.pop(job.grammar, None)
+
+    def _finish(self, job: _Job, matcher: Matcher | None, error: str = "") -> None:
+        """Who waits longest gets what it waits for; all of them an error."""
+        with self._changed:
+            for _ in range(len(job.keys) if error else min(1, len(job.keys))):
+                self._done.append(Compiled(job.keys.popleft(), matcher, error))
+            self._changed.notify_all()
+        self._wake()
+
+    def _start(self, grammar: str) -> Matcher:
+        """At the start of the grammar, with its first mask. Nobody moves it: it is copied."""
+        with self._changed:
+            if (kept := self._kept.get(grammar)) is not None:
+                self._kept.move_to_end(grammar)
+                return kept
+        made = self._matcher(grammar)
+        made.prepare()
+        if made.error:
+            return made
+        with self._changed:
+            self._kept[grammar] = made
+            self._num_kept_bytes += _num_bytes(grammar, made)
+            while self._num_kept_bytes > MAX_KEPT_BYTES:
+                self._num_kept_bytes -= _num_bytes(*self._kept.popitem(last=False))
+        return made
 
     def _matcher(self, grammar: str) -> Matcher:
         if not self._eos_ids:
             raise ValueError("the model has no end of sequence, where a grammar could end")
-        if self._make is None:
-            tokenizer = Tokenizer.open(self._model_dir, lazy=True)
-            text = tokenizer.to_json() if tokenizer.file is None else tokenizer.file.read_text(encoding="utf-8")
-            self._make = make_matchers(text, self._vocab_size, self._eos_ids)
-            del text
-            give_back()  # tens of megabytes, of a large vocabulary
+        with self._making:
+            if self._make is None:
+                tokenizer = Tokenizer.open(self._model_dir, lazy=True)
+                text = tokenizer.to_json() if tokenizer.file is None else tokenizer.file.read_text(encoding="utf-8")
+                self._make = make_matchers(text, self._vocab_size, self._eos_ids)
+                del text
+                give_back()  # tens of megabytes, of a large vocabulary
         return self._make(grammar)
+
+
+def _num_bytes(grammar: str, matcher: Matcher) -> int:
+    return len(grammar) + matcher.num_bytes

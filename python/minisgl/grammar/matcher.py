@@ -57,6 +57,8 @@ class GrammarMatcher:
 
     def __init__(self, matcher: LLMatcher, num_ids: int, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self._matcher = matcher
+        self._num_ids = num_ids
+        self._vocab_size = vocab_size
         self._eos_ids = tuple(eos_ids)
         self._num_consumed = 0
         self._has_ended = False
@@ -92,6 +94,21 @@ class GrammarMatcher:
         if self._matcher.is_error():
             self._fail()
             mask[:] = self._ends
+
+    def try_fill(self, mask: Int32Array, left_s: float) -> bool:
+        """Without a bound: only the extension has one."""
+        self.fill(mask)
+        return True
+
+    def prepare(self) -> None:
+        """It is made in `fill`."""
+
+    def copy(self) -> GrammarMatcher:
+        return GrammarMatcher(self._matcher.deep_copy(), self._num_ids, self._vocab_size, self._eos_ids)
+
+    @property
+    def num_bytes(self) -> int:
+        return 0  # it does not tell
 
     def consume(self, token: int) -> None:
         if self.error or self._has_ended:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from minisgl.runner.prefixes import Prefixes
 from minisgl.runner.request_tracker import (
     Compiling,
     RequestTracker,
+    TrackedRequest,
     UncommittedStep,
     ended,
     ends_of,
@@ -47,7 +48,7 @@ from minisgl.runner.request_tracker import (
 from minisgl.runner.step_time import StepTime
 from minisgl.runner.watching import Watching
 from minisgl.sampling_params import ParamError
-from minisgl.scheduler.api import ControlPlane, ControlPlaneError, metadata_time_ns
+from minisgl.scheduler.api import AGE, ControlPlane, ControlPlaneError, metadata_time_ns
 from minisgl.step import (
     Abort,
     Arrival,
@@ -121,6 +122,7 @@ class StepLoop:
         self._left_something = False  # in the cache, by the last output: the next step sees to the budget
         self.num_failovers = 0
         self.failover_reason = ""
+        self._num_arrivals = 0  # at the scheduler
         self._new_ids: list[int] = []
         self._new_cached_lens: list[int] = []
         self._watching: Watching | None = None  # while somebody looks
@@ -193,7 +195,9 @@ class StepLoop:
             events.items += self._replay + self.prefixes.events
             self._replay, self.prefixes.events = [], []
         for request, matcher, error in self._compiling.take():
-            if matcher is None:
+            if isinstance(request, TrackedRequest):
+                events.add(self._return(request))
+            elif matcher is None:
                 self._refuse(request.req_id, f"{GRAMMAR_REFUSED}{error}")
             else:
                 events.add(self._arrival(request, matcher))
@@ -230,6 +234,8 @@ class StepLoop:
     def _end(self, events: Events, event: Abort | Finish, reason: FinishReason) -> None:
         """A client asks for it."""
         if self._compiling.drop(event.req_id):
+            if event.req_id in self._requests:
+                self._requests.drop(event.req_id)
             self._end_early(event.req_id, reason)
             return
         events.add(event)
@@ -245,7 +251,16 @@ class StepLoop:
             own = (message.key, message.sampling.adapter)
             request.namespace = self._namespaces.setdefault(own, OWN_NAMESPACES + len(self._namespaces))
         request.grammar = grammar
+        request.number = self._num_arrivals
+        self._num_arrivals += 1
         return request.arrival()
+
+    def _return(self, request: TrackedRequest) -> Arrival:
+        """Of one that waited outside for a mask. It does not stand behind those that came since it did."""
+        arrival = self._requests.get(request.req_id).arrival()
+        steps = -(-(self._num_arrivals - request.number) // AGE)
+        self._num_arrivals += 1
+        return replace(arrival, priority=max(arrival.priority - steps, -(2**31) + 1))
 
     def _schedule(self, events: Events) -> StepPlan:
         """Schedule; a request that the scheduler refuses gets an error, and the other events are sent again."""
@@ -331,7 +346,9 @@ class StepLoop:
 
     def _report(self, output: StepOutput, result: StepResult) -> None:
         if result.failures:
-            output, self._row_errors = failed_rows(output, result.failures)
+            output, self._row_errors, late = failed_rows(output, result.failures)
+            for req_id in late:
+                self._compiling.hold(self._requests.get(req_id))
         self._reply(self.prefixes.of_clients(output) if self.prefixes.computed else output, result)
         self._requests.record(output)
         if self._has_budget and len(output):
@@ -384,7 +401,8 @@ class StepLoop:
         self._control_plane, self._fallback = self._fallback(), None
         self.prefixes.lost()
         self.prefixes.events.clear()  # they are live as the others
-        self._replay = self._budget() + [request.arrival() for request in self._requests.live()]
+        live = (one.arrival() for one in self._requests.live() if one.req_id not in self._compiling)
+        self._replay = [*self._budget(), *live]
 
     def _wait_for(self, step: _InFlight) -> StepResult | None:
         self._activity.enter("forward", step.plan.step)

@@ -1,12 +1,12 @@
 """What the step loop remembers of live requests: prompt, sampling parameters, generated tokens; requests whose grammar
-is not compiled yet, of which the scheduler hears later; what a step means for clients, as messages; and going on with
-another scheduler when one breaks while serving.
+is not compiled yet, or whose next mask takes long, of which the scheduler hears later; what a step means for clients,
+as messages; and going on with another scheduler when one breaks while serving.
 
 Invariants: O(1) Python work per step whatever the batch size: outputs are kept as they come, and flushed into the
-requests when a sequence is asked for, or when too many wait. A request with a grammar leaves once: compiled, refused,
-or told to end. When a scheduler breaks no token is lost or repeated: the tokens of the steps in flight are taken in
-step order by the same end test that a scheduler makes (an end in one step drops the token of the next); what was asked
-to end ends.
+requests when a sequence is asked for, or when too many wait. A request with a grammar leaves once: with a matcher,
+refused, or told to end. When a scheduler breaks no token is lost or repeated: the tokens of the steps in flight are
+taken in step order by the same end test that a scheduler makes (an end in one step drops the token of the next); what
+was asked to end ends.
 """
 
 from __future__ import annotations
@@ -20,10 +20,20 @@ import numpy as np
 from minisgl.engine import api as engine_api
 from minisgl.engine.api import SlotAssignment, StepLogprobs, StepResult
 from minisgl.grammar.compiler import GrammarCompiler
-from minisgl.grammar.slots import Matcher
+from minisgl.grammar.slots import LATE, Matcher
 from minisgl.message import AddRequest, Embedding, PromptLogprobs, StepTokens, TokenLogprobs
 from minisgl.sampling_params import SamplingParams
-from minisgl.step import Arrival, FinishReason, Int32Array, RingEntry, StepLimits, StepOutput, StepPlan, step_output
+from minisgl.step import (
+    NOT_FINITE,
+    Arrival,
+    FinishReason,
+    Int32Array,
+    RingEntry,
+    StepLimits,
+    StepOutput,
+    StepPlan,
+    step_output,
+)
 
 MAX_PENDING = 65_536
 
@@ -42,6 +52,7 @@ class TrackedRequest:
     admitted: bool = False
     grammar: Matcher | None = None
     namespace: int = 0  # of the prefix cache
+    number: int = 0  # of arrivals before it
 
     def arrival(self) -> Arrival:
         """The event for a scheduler: a new request, or with what it has generated, after a failover."""
@@ -147,20 +158,23 @@ class RequestTracker:
                 request.tokens = np.concatenate([request.tokens, tokens[start:end]])
 
 
-Compiled = tuple[AddRequest, Matcher | None, str]
+Ready = tuple[AddRequest | TrackedRequest, Matcher | None, str]
 
 
 class Compiling:
     def __init__(self, compiler: GrammarCompiler | None) -> None:
         self._compiler = compiler
-        self._waiting: dict[int, AddRequest] = {}
+        self._waiting: dict[int, AddRequest | TrackedRequest] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __contains__(self, req_id: int) -> bool:
+        return req_id in self._waiting
+
     def adapters(self) -> set[int]:
         """The adapters that waiting requests name."""
-        return {message.sampling.adapter for message in self._waiting.values()}
+        return {waiting.sampling.adapter for waiting in self._waiting.values()}
 
     def add(self, message: AddRequest) -> str:
         """Why it is refused at once; empty if it is not."""
@@ -174,6 +188,12 @@ class Compiling:
         self._compiler.submit(message.req_id, grammar)
         return ""
 
+    def hold(self, request: TrackedRequest) -> None:
+        """Its next mask takes long. The scheduler has let it go."""
+        assert self._compiler is not None and request.grammar is not None
+        self._waiting[request.req_id] = request
+        self._compiler.prepare(request.req_id, request.grammar)
+
     def drop(self, req_id: int) -> bool:
         """Whether it was here."""
         if self._waiting.pop(req_id, None) is None:
@@ -182,15 +202,17 @@ class Compiling:
         self._compiler.cancel(req_id)
         return True
 
-    def take(self) -> Iterator[Compiled]:
-        """Those that are done: the request without its text, its matcher, or why it has none."""
+    def take(self) -> Iterator[Ready]:
+        """Those that are done: the request without its grammar's text, its matcher, or why it has none."""
         if not self._waiting:
             return
         assert self._compiler is not None
         for one in self._compiler.take():
-            message = self._waiting.pop(one.key)
-            sampling = msgspec.structs.replace(message.sampling, grammar=None)
-            yield msgspec.structs.replace(message, sampling=sampling), one.matcher, one.error
+            waiting = self._waiting.pop(one.key)
+            if isinstance(waiting, AddRequest):
+                sampling = msgspec.structs.replace(waiting.sampling, grammar=None)
+                waiting = msgspec.structs.replace(waiting, sampling=sampling)
+            yield waiting, one.matcher, one.error
 
     def wait(self) -> None:
         """Until one is done. Only with some."""
@@ -232,18 +254,22 @@ def ended(step: int, req_id: int, reason: FinishReason, error: str = "") -> Step
     )
 
 
-def failed_rows(output: StepOutput, failures: Mapping[int, str]) -> tuple[StepOutput, dict[int, str]]:
-    """`output` with errors instead of the ends in the rows of `failures`, and the texts by request."""
+def failed_rows(output: StepOutput, failures: Mapping[int, str]) -> tuple[StepOutput, dict[int, str], list[int]]:
+    """`output` with errors instead of the ends in the rows of `failures`, and the texts by request; without the ends in
+    rows that are late, and whose they are."""
     texts: dict[int, str] = {}
+    late: list[int] = []
     entries = []
     columns = output.req_ids.tolist(), output.tokens.tolist(), output.reasons.tolist(), output.rows.tolist()
     for req_id, token, reason, row in zip(*columns, strict=True):
-        if row in failures:
+        if failures.get(row) == LATE:
+            late.append(req_id)
+        elif row in failures:
             texts[req_id] = failures[row]
             entries.append((req_id, -1, FinishReason.ERROR, -1))
         else:
             entries.append((req_id, token, reason, row))
-    return step_output(output.step, entries), texts
+    return step_output(output.step, entries), texts, late
 
 
 def errors_of(
@@ -326,9 +352,16 @@ def take_tokens(
             text = texts[slot] = _Text(len(request.tokens))
         elif not text.goes_on_in(row, step.entry):
             continue
+        if token == NOT_FINITE:
+            text.reason = FinishReason.ERROR
+            entries.append((req_id, -1, FinishReason.ERROR, row))
+            continue
         text.take(token)
         text.reason = _end_test(request, token, text.length, limits, eos_ids)
         entries.append((req_id, token, text.reason, row))
+    for row in np.flatnonzero(step.result.tokens == NOT_FINITE).tolist():
+        if slots[row] not in texts and (req_id := owners[slots[row]]) in requests and req_id not in ending:
+            entries.append((req_id, -1, FinishReason.ERROR, row))
     return step_output(step.plan.step, entries)
 
 

@@ -11,6 +11,8 @@ from typing import Protocol
 from minisgl.scheduler.policies import CachePolicy
 from minisgl.step import Events, Int32Array, StepBuffers, StepLimits, StepOutput, StepPlan
 
+AGE = 64  # arrivals that a step of priority is worth
+
 
 class ControlPlaneError(RuntimeError):
     """A broken invariant. The object that raised it refuses every later call."""
@@ -105,7 +107,8 @@ class ControlPlane(Protocol):
         """
 
     def commit(self, step: int, tokens: Int32Array) -> StepOutput:
-        """Take the tokens of `step`, [num_rows] int32 by row (rows that do not sample hold anything)."""
+        """Take the tokens of `step`, [num_rows] int32 by row (rows that do not sample hold anything). `NOT_FINITE` in
+        any row ends its request with an error; other rows do not notice."""
 
     def stats(self) -> Stats: ...
 

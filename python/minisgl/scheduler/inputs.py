@@ -13,7 +13,18 @@ import numpy as np
 
 from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.policies import CachePolicy
-from minisgl.step import Abort, Arrival, EventError, Events, ForwardFailed, Int32Array, StepBuffers, TokenBudget, Unpin
+from minisgl.step import (
+    NOT_FINITE,
+    Abort,
+    Arrival,
+    EventError,
+    Events,
+    ForwardFailed,
+    Int32Array,
+    StepBuffers,
+    TokenBudget,
+    Unpin,
+)
 
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
 
@@ -117,11 +128,14 @@ def _check_pin(index: int, arrival: Arrival, num_pinned: int, config: ControlPla
         raise EventError(index, "pin", f"{num_pages} pages beside {num_pinned} exceed max_pinned_pages {limit}")
 
 
-def sampled_tokens(step: int, num_rows: int, sample_rows: list[int], tokens: Int32Array) -> list[int]:
-    """The tokens of the sampling rows, by row. A negative one would look like a placeholder when it comes back."""
+def sampled_tokens(step: int, num_rows: int, sample_rows: list[int], tokens: Int32Array) -> tuple[list[int], list[int]]:
+    """The tokens of the sampling rows, by row, and the other rows that are not finite. Any other negative token would
+    look like a placeholder when it comes back."""
     if tokens.dtype != np.int32 or tokens.shape != (num_rows,):
         raise ControlPlaneError(f"tokens of step {step}: {tokens.dtype} {tokens.shape} for {num_rows} rows")
     sampled: list[int] = tokens[sample_rows].tolist() if sample_rows else []
-    if sampled and min(sampled) < 0:
+    if not len(tokens) or tokens.min() >= 0:
+        return sampled, []
+    if any(token < 0 and token != NOT_FINITE for token in sampled):
         raise ControlPlaneError(f"step {step} sampled a negative token")
-    return sampled
+    return sampled, sorted(set(np.flatnonzero(tokens == NOT_FINITE).tolist()).difference(sample_rows))

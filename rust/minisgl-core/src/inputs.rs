@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::api::{CachePolicy, Config, Error, Result, broken};
 use crate::numbers::ToUsize;
 use crate::state::SchedulerState;
-use crate::step::{Arrival, Event, TokenBudget};
+use crate::step::{Arrival, Event, NOT_FINITE, TokenBudget};
 
 /// Events that one call of `Scheduler::schedule` can take: each was checked by `Scheduler::check_event`.
 #[derive(Debug, Default)]
@@ -182,17 +182,18 @@ fn arrival_error(arrival: &Arrival) -> Option<(&'static str, String)> {
 
 /// The sampled tokens of a step must be there, one a row, and those of sampling rows not negative: such a one would
 /// look like a placeholder when it comes back.
-pub(crate) fn check_tokens(step: i64, num_rows: usize, sample_rows: &[u32], tokens: &[i32]) -> Result<()> {
+pub(crate) fn check_tokens(step: i64, num_rows: usize, sample_rows: &[u32], tokens: &[i32]) -> Result<bool> {
     if tokens.len() != num_rows {
         return broken(format!(
             "tokens of step {step}: int32 ({},) for {num_rows} rows",
             tokens.len()
         ));
     }
-    if has_negative(tokens) && sample_rows.iter().any(|&row| tokens[row.to_usize()] < 0) {
+    let is_wrong = |token: i32| token < 0 && token != NOT_FINITE;
+    if has_negative(tokens) && sample_rows.iter().any(|&row| is_wrong(tokens[row.to_usize()])) {
         return broken(format!("step {step} sampled a negative token"));
     }
-    Ok(())
+    Ok(has_negative(tokens) && tokens.contains(&NOT_FINITE))
 }
 
 /// Looks at all of them, which is faster than a branch each.

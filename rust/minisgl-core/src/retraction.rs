@@ -70,3 +70,26 @@ pub(crate) fn drop_pages(requests: &mut Requests, index: Index, tree: &mut Radix
     requests.forget_pages(index);
     Ok(())
 }
+
+/// The tail is freed, and the lock is released. The request is synchronized.
+pub(crate) fn free_pages(requests: &mut Requests, index: Index, tree: &mut RadixTree) -> Result<()> {
+    let (handle, first) = (
+        requests.cold(index).handle.unwrap_or(ROOT),
+        requests.cold(index).num_tree_pages,
+    );
+    tree.pool.push(requests.pages(index)[first..].iter().copied())?;
+    tree.release(handle)?;
+    requests.forget_pages(index);
+    Ok(())
+}
+
+/// A row of the request is not finite: the tree forgets the request's text, as far as nobody else has it. (Who has it
+/// reads the same numbers, is found out as well, and the last one drops it.)
+pub(crate) fn drop_path(requests: &Requests, index: Index, tree: &mut RadixTree) -> Result<()> {
+    let (namespace, tokens) = (requests.cold(index).namespace, requests.tokens(index));
+    let found = tree.find(ROOT, namespace, tokens, 0, tokens.len() / tree.page_size());
+    match found.end() {
+        Some(end) => tree.drop_end(end, found.pages.len(), 0),
+        None => Ok(()),
+    }
+}

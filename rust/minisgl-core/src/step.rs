@@ -116,6 +116,10 @@ pub struct Plan {
     pub num_evictable_pages: usize,
 }
 
+/// In the place of a row's token: what the model computed for it is no numbers. Its request ends, and the prefix cache
+/// keeps nothing of it.
+pub const NOT_FINITE: i32 = -2;
+
 /// How a request ended; the numbers of the Python side, where 0 means that it goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]

@@ -2,8 +2,10 @@
 //!
 //! Invariants: freed slots, bindings, page-table changes and rows of a step take effect in that order; an id that the
 //! host does not know yet is the token that the step before sampled for its slot; a step that fails leaves an engine
-//! that goes on, with its KV pool wiped.
+//! that goes on, with its KV pool wiped; a row that is not finite has no token, and no other row reads what it stored:
+//! attention reads beyond a row's end, so a page of it is wiped before somebody else writes there.
 
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
@@ -14,11 +16,13 @@ use crate::kv::KvPool;
 use crate::model::{Decoder, Grid, Memory, Times, Tokens};
 use crate::pooling::Pools;
 use crate::sampling::{Binding, Followed, Scratch, Slots, TokenLogprobs, logprobs};
-use crate::step::{Choices, Embedding, PromptLogprobs, Sampled, Sizes, Step, StepLogprobs};
+use crate::step::{Choices, Embedding, NOT_FINITE, PromptLogprobs, Sampled, Sizes, Step, StepLogprobs};
 use crate::threads::{Counter, Pool};
 
 /// Prompt positions that go through the head at once: a long prompt holds no [tokens, vocabulary] logits.
 const PIECE: usize = 128;
+const NOT_FINITE_TEXT: &str = "the model's output for it is not finite: numbers overflow (try --kv-dtype f32), \
+     or its adapter's do";
 
 /// A model that runs steps.
 pub struct Engine {
@@ -35,6 +39,7 @@ pub struct Engine {
     pools: Pools,
     logits: Grid,
     scratch: Vec<Mutex<Scratch>>,
+    spoiled: BTreeSet<usize>, // pages that may hold what is not finite
 }
 
 impl Engine {
@@ -53,6 +58,7 @@ impl Engine {
             pools: Pools::new(sizes.max_rows + 1),
             logits: Grid::new(config.vocab_size),
             scratch: (0..pool.threads()).map(|_| Mutex::new(Scratch::default())).collect(),
+            spoiled: BTreeSet::new(),
             decoder,
             pool,
             kv,
@@ -103,6 +109,7 @@ impl Engine {
         let done = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(Error::step("the step panicked")));
         if done.is_err() {
             self.kv = KvPool::new(*self.kv.shape())?;
+            self.spoiled.clear();
         }
         done
     }
@@ -234,38 +241,61 @@ impl Engine {
             slots: &locations,
             decode: starts[step.num_decode_rows.min(seq_lens.len())] as usize,
         };
-        self.decoder
+        if !self.spoiled.is_empty() {
+            for location in &step.out_loc {
+                let location = *location as usize; // a page is written from its start on
+                let page = location / self.sizes.page_size;
+                if location.is_multiple_of(self.sizes.page_size) && self.spoiled.remove(&page) {
+                    self.kv.clear(page);
+                }
+            }
+        }
+        let not_finite = self
+            .decoder
             .forward(&mut self.pool, &mut self.memory, &self.kv, &rows, tokens)?;
-        let prompts = self.prompt_logprobs(step, &starts)?;
+        let failed = self.spoil(step, &starts, &not_finite);
+        let prompts = self.prompt_logprobs(step, &starts, &failed)?;
         let mut sampled = Sampled {
             tokens: vec![-1; step.req_slots.len()],
             prompts,
-            embeddings: self.embeddings(step, &starts),
+            embeddings: self.embeddings(step, &starts, &failed),
             ..Sampled::default()
         };
-        if !step.sample_rows.is_empty() {
-            let last: Vec<usize> = step
-                .sample_rows
-                .iter()
-                .map(|row| starts[*row as usize + 1] as usize - 1)
-                .collect();
-            let slots = step
-                .sample_rows
-                .iter()
-                .map(|row| step.req_slots[*row as usize] as usize);
+        for row in &failed {
+            sampled.tokens[*row] = NOT_FINITE;
+            sampled.failures.push((*row as i32, NOT_FINITE_TEXT.to_owned()));
+        }
+        let sample_rows: Vec<usize> = (step.sample_rows.iter().map(|row| *row as usize))
+            .filter(|row| !failed.contains(row))
+            .collect();
+        if !sample_rows.is_empty() {
+            let last: Vec<usize> = sample_rows.iter().map(|row| starts[row + 1] as usize - 1).collect();
+            let slots = sample_rows.iter().map(|row| step.req_slots[*row] as usize);
             let masks = self.slots.masks(slots);
             self.decoder
                 .logits(&mut self.pool, &mut self.memory, &last, &mut self.logits, &|| {
                     masks.fill()
                 })?;
-            self.sample(step, &mut sampled)?;
+            self.sample(step, &sample_rows, &mut sampled)?;
         }
         Ok(sampled)
     }
 
-    /// Tokens of the rows that sample, whose logits and masks are there.
-    fn sample(&mut self, step: &Step, sampled: &mut Sampled) -> Result<()> {
-        let rows = &step.sample_rows;
+    /// The rows of the tokens `not_finite`, whose pages must not be read by others.
+    fn spoil(&mut self, step: &Step, starts: &[u32], not_finite: &[usize]) -> BTreeSet<usize> {
+        let row_of = |token: &usize| starts.partition_point(|start| *start as usize <= *token) - 1;
+        let failed: BTreeSet<usize> = not_finite.iter().map(row_of).collect();
+        for row in &failed {
+            let count = (step.seq_lens[*row] as usize).div_ceil(self.sizes.page_size);
+            let first = step.req_slots[*row] as usize * self.columns;
+            let pages = &self.page_table[first..first + count];
+            self.spoiled.extend(pages.iter().map(|page| *page as usize));
+        }
+        failed
+    }
+
+    /// Tokens of `rows`, whose logits and masks are there.
+    fn sample(&mut self, step: &Step, rows: &[usize], sampled: &mut Sampled) -> Result<()> {
         let drawn: Vec<Mutex<Option<Followed>>> = rows.iter().map(|_| Mutex::new(None)).collect();
         let (slots, scratch, next) = (&self.slots, &self.scratch, Counter::default());
         let vocabulary = self.decoder.config.vocab_size;
@@ -273,7 +303,7 @@ impl Engine {
         self.pool.run(&|thread, _| {
             let mut scratch = scratch[thread].lock().unwrap_or_else(|e| e.into_inner());
             while let Some(index) = next.take(rows.len()) {
-                let row = rows[index] as usize;
+                let row = rows[index];
                 let mut logits = logits[index].lock().unwrap_or_else(|e| e.into_inner());
                 let (slot, position) = (step.req_slots[row] as usize, step.seq_lens[row] as u64);
                 let one = slots.follow(slot, position, &mut logits[..vocabulary], &mut scratch);
@@ -285,16 +315,13 @@ impl Engine {
             let Some((one, failure)) = cell.into_inner().unwrap_or_else(|e| e.into_inner()) else {
                 return Err(Error::step("a row was not sampled"));
             };
-            let slot = step.req_slots[*row as usize] as usize;
+            let slot = step.req_slots[*row] as usize;
             self.slots.record(slot, one.token);
             self.last_token[slot] = one.token;
-            sampled.tokens[*row as usize] = one.token as i32;
-            if let Some(why) = failure {
-                sampled.tokens[*row as usize] = self.slots.end().unwrap_or(one.token) as i32;
-                sampled.failures.push((*row, why));
-            }
+            sampled.tokens[*row] = one.token as i32;
+            sampled.failures.extend(failure.map(|why| (*row as i32, why)));
             if let Some(found) = one.logprobs {
-                asked.rows.push(*row);
+                asked.rows.push(*row as i32);
                 asked.tokens.push(found);
             }
         }
@@ -303,12 +330,17 @@ impl Engine {
     }
 
     /// Of the prompts that end in this step, for slots that asked.
-    fn embeddings(&mut self, step: &Step, starts: &[u32]) -> Vec<Embedding> {
+    fn embeddings(&mut self, step: &Step, starts: &[u32], failed: &BTreeSet<usize>) -> Vec<Embedding> {
         let mut found = Vec::new();
         if self.pools.is_empty() {
             return found;
         }
-        for (row, slot) in step.req_slots.iter().enumerate() {
+        for (row, slot) in step
+            .req_slots
+            .iter()
+            .enumerate()
+            .filter(|(row, _)| !failed.contains(row))
+        {
             let slot = *slot as usize;
             for token in starts[row] as usize..starts[row + 1] as usize {
                 let position = step.positions[token] as usize;
@@ -322,9 +354,19 @@ impl Engine {
     }
 
     /// Of the prompt tokens that follow those computed in this step, for slots that asked.
-    fn prompt_logprobs(&mut self, step: &Step, starts: &[u32]) -> Result<Vec<PromptLogprobs>> {
+    fn prompt_logprobs(
+        &mut self,
+        step: &Step,
+        starts: &[u32],
+        failed: &BTreeSet<usize>,
+    ) -> Result<Vec<PromptLogprobs>> {
         let mut found = Vec::new();
-        for (row, slot) in step.req_slots.iter().enumerate() {
+        for (row, slot) in step
+            .req_slots
+            .iter()
+            .enumerate()
+            .filter(|(row, _)| !failed.contains(row))
+        {
             let (start, end) = (starts[row] as usize, starts[row + 1] as usize);
             let position = step.positions[start] as usize;
             let Some(part) = self.slots.prompt_part(*slot as usize, position, end - start) else {

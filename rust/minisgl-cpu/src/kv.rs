@@ -165,6 +165,14 @@ impl KvPool {
         })
     }
 
+    /// Zeros for a page, of which nobody needs anything any more.
+    #[allow(unsafe_code)]
+    pub(crate) fn clear(&mut self, page: usize) {
+        assert!(page < self.shape.pages, "page {page} of {}", self.shape.pages);
+        // SAFETY: a whole page within the mapping, and nobody else has the pool.
+        unsafe { self.head(0, page, 0).write_bytes(0, self.layout.page) };
+    }
+
     /// The sizes it was made with.
     pub fn shape(&self) -> &KvShape {
         &self.shape

@@ -74,10 +74,13 @@ pub struct Embedding {
     pub numbers: Vec<f32>,
 }
 
+/// See `python/minisgl/step.py`.
+pub const NOT_FINITE: i32 = -2;
+
 /// What a step gives.
 #[derive(Debug, Default)]
 pub struct Sampled {
-    /// By row; -1 where the row does not sample.
+    /// By row; -1 where the row does not sample, `NOT_FINITE` where what was computed is no numbers.
     pub tokens: Vec<i32>,
     /// Of rows that asked.
     pub logprobs: Option<StepLogprobs>,
@@ -85,7 +88,8 @@ pub struct Sampled {
     pub prompts: Vec<PromptLogprobs>,
     /// Of prompts that asked, with their last token.
     pub embeddings: Vec<Embedding>,
-    /// Rows whose grammars cannot go on, ascending, and why: their tokens are an end of sequence.
+    /// Rows that are not finite, or whose grammars let no token come, and why: the tokens of these are an end of
+    /// sequence. Empty: its mask takes long; it may go on where it was, once that is made.
     pub failures: Vec<(i32, String)>,
 }
 

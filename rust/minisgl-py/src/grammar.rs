@@ -1,19 +1,23 @@
 //! Grammars and requests' places in them, by the library llguidance; `minisgl/grammar/matcher.py` is the same on its
 //! Python package.
 //!
-//! Invariants: building and compiling run without the GIL, so that nobody waits for them; a panic of the library is an
-//! error, and nothing is printed; an error stays; behind the end of the sequence, which overlap runs one step beyond,
-//! ends alone are allowed and anything is taken; bits beyond the engine's vocabulary are never set.
+//! Invariants: building, compiling and `prepare` run without the GIL, so that nobody waits for them; `try_fill` takes
+//! little more than `LONGEST`, whatever the grammar; a panic of the library is an error, and nothing is printed; an
+//! error stays; behind the end of the sequence, which overlap runs one step beyond, ends alone are allowed and anything
+//! is taken; bits beyond the engine's vocabulary are never set.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
 
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob};
-use llguidance::{Matcher, ParserFactory};
+use llguidance::{CancellationHandle, Matcher, ParserFactory};
 use minisgl_cpu::sampling::{Grammar, SharedGrammar};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -33,12 +37,23 @@ pub(crate) struct GrammarTokenizer {
     factory: ParserFactory,
     vocab_size: usize,
     eos_ids: Vec<u32>,
+    max_time: Duration,
 }
 
 #[pymethods]
 impl GrammarTokenizer {
+    /// All masks of a request may take `max_time_s` of processor time.
     #[new]
-    fn new(py: Python<'_>, tokenizer_json: &str, vocab_size: usize, eos_ids: Vec<u32>) -> PyResult<Self> {
+    #[pyo3(signature = (tokenizer_json, vocab_size, eos_ids, max_time_s=30.0))]
+    fn new(
+        py: Python<'_>,
+        tokenizer_json: &str,
+        vocab_size: usize,
+        eos_ids: Vec<u32>,
+        max_time_s: f64,
+    ) -> PyResult<Self> {
+        let max_time = Duration::try_from_secs_f64(max_time_s)
+            .map_err(|error| PyValueError::new_err(format!("max_time_s: {max_time_s}: {error}")))?;
         let out_of = |id: &u32| *id as usize >= vocab_size;
         if eos_ids.is_empty() || eos_ids.iter().any(out_of) {
             return Err(PyValueError::new_err("eos_ids: none, or beyond the vocabulary"));
@@ -59,18 +74,74 @@ impl GrammarTokenizer {
             factory,
             vocab_size,
             eos_ids,
+            max_time,
         })
+    }
+}
+
+/// A mask inline, in a step that others wait for, is given up after so long, and made again outside.
+const LONGEST: Duration = Duration::from_millis(10);
+/// One that took longer is slow: the next ones are made outside.
+const SLOW: Duration = Duration::from_millis(2);
+/// One that took no longer than this is made inline even where a step has spent its time on masks.
+const QUICK: Duration = Duration::from_micros(100);
+/// Slow masks inline after which as many as this power of two are made outside.
+const MAX_DOUBLINGS: u32 = 8;
+
+/// A compiled grammar, and what may come first. Requests get copies, which share nothing that could break.
+struct Start {
+    matcher: Mutex<Matcher>,
+    first: Vec<u32>,
+    error: String,
+    num_bytes: usize,
+    vocab_size: usize,
+    eos_ids: Vec<u32>,
+    max_time: Duration,
+}
+
+impl Start {
+    fn new(tokenizer: &GrammarTokenizer, grammar: &str) -> Self {
+        let mut num_bytes = grammar.len();
+        let mut compile = || {
+            let init = TopLevelGrammar::from_lark_or_grammar_list(grammar)?;
+            let parser = (tokenizer.factory).create_parser_from_init_default(GrammarInit::Serialized(init))?;
+            num_bytes += parser.parser.lexer_stats().num_bytes;
+            Ok(parser)
+        };
+        let made = || Ok(Matcher::new(compile()).into_cancellable());
+        let mut matcher = catch_unwind(AssertUnwindSafe(made)).unwrap_or_else(|panic| Matcher::new(Err(panic)));
+        let found = matcher.compute_mask_or_eos();
+        let error = found.as_ref().err().map_or_else(String::new, |_| error_of(&matcher));
+        let (vocab_size, eos_ids) = (tokenizer.vocab_size, tokenizer.eos_ids.clone());
+        Self {
+            first: found.map_or_else(|_| Vec::new(), |found| words(&found, vocab_size)),
+            matcher: Mutex::new(matcher),
+            error,
+            num_bytes,
+            vocab_size,
+            eos_ids,
+            max_time: tokenizer.max_time,
+        }
+    }
+
+    fn copy(&self) -> Matcher {
+        self.matcher.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()
     }
 }
 
 /// A request's place in its grammar.
 struct Place {
-    matcher: Matcher,
-    error: String,
-    num_consumed: usize,
+    start: Arc<Start>,
+    matcher: Option<Matcher>, // none: it is made again from the start
+    tokens: Vec<u32>,
+    num_taken: usize,       // of `tokens`, those that `matcher` knows
+    mask: Option<Vec<u32>>, // behind `tokens`, if it was made
     has_ended: bool,
-    vocab_size: usize,
-    eos_ids: Vec<u32>,
+    error: String,
+    last: Duration,   // that the last mask took
+    num_outside: u32, // masks that are still to be made outside
+    num_slow: u32,    // masks inline that were slow
+    time: Duration,
 }
 
 /// A `minisgl.grammar.slots.Matcher`; the CPU engine takes the place out of it and asks that, on its own threads.
@@ -87,40 +158,51 @@ impl GrammarMatcher {
     fn locked(&self) -> MutexGuard<'_, Place> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn of(start: Arc<Start>) -> Self {
+        Self {
+            place: Arc::new(Mutex::new(Place::new(start))),
+        }
+    }
+
+    /// What `fill` writes, in `mask`.
+    fn filled<T>(
+        &self,
+        py: Python<'_>,
+        mask: &PyBuffer<i32>,
+        fill: impl FnOnce(&mut Place, &mut [u32]) -> T,
+    ) -> PyResult<T> {
+        let mut place = self.locked();
+        let mut words = vec![0; place.start.vocab_size.div_ceil(32)];
+        let done = fill(&mut place, &mut words);
+        let words: Vec<i32> = words.into_iter().map(u32::cast_signed).collect();
+        mask.copy_from_slice(py, &words)?;
+        Ok(done)
+    }
 }
 
 #[pymethods]
 impl GrammarMatcher {
     #[new]
     fn new(py: Python<'_>, tokenizer: &GrammarTokenizer, grammar: &str) -> Self {
-        let factory = &tokenizer.factory;
-        let matcher = py.detach(|| {
-            let compile = || {
-                let init = TopLevelGrammar::from_lark_or_grammar_list(grammar)?;
-                factory.create_parser_from_init_default(GrammarInit::Serialized(init))
-            };
-            let made = || Ok(Matcher::new(compile()));
-            catch_unwind(AssertUnwindSafe(made)).unwrap_or_else(|panic| Matcher::new(Err(panic)))
-        });
-        let mut place = Place {
-            matcher,
-            error: String::new(),
-            num_consumed: 0,
-            has_ended: false,
-            vocab_size: tokenizer.vocab_size,
-            eos_ids: tokenizer.eos_ids.clone(),
-        };
-        if place.matcher.is_error() {
-            place.fail();
-        }
-        Self {
-            place: Arc::new(Mutex::new(place)),
-        }
+        Self::of(Arc::new(py.detach(|| Start::new(tokenizer, grammar))))
     }
 
     #[getter]
     fn error(&self) -> String {
         self.locked().error.clone()
+    }
+
+    #[getter]
+    fn num_bytes(&self) -> usize {
+        self.locked().start.num_bytes
+    }
+
+    fn copy(&self, py: Python<'_>) -> Self {
+        py.detach(|| {
+            let start = Arc::clone(&self.locked().start);
+            Self::of(start)
+        })
     }
 
     fn restart(&self, generated: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -133,11 +215,19 @@ impl GrammarMatcher {
     }
 
     fn fill(&self, py: Python<'_>, mask: PyBuffer<i32>) -> PyResult<()> {
-        let mut place = self.locked();
-        let mut words = vec![0; place.vocab_size.div_ceil(32)];
-        place.fill(&mut words);
-        let words: Vec<i32> = words.into_iter().map(u32::cast_signed).collect();
-        mask.copy_from_slice(py, &words)
+        self.filled(py, &mask, |place, words| {
+            place.prepare();
+            place.write(words);
+        })
+    }
+
+    fn try_fill(&self, py: Python<'_>, mask: PyBuffer<i32>, left_s: f64) -> PyResult<bool> {
+        let left = Duration::try_from_secs_f64(left_s).unwrap_or_default();
+        self.filled(py, &mask, |place, words| place.try_fill(words, left))
+    }
+
+    fn prepare(&self, py: Python<'_>) {
+        py.detach(|| self.locked().prepare());
     }
 
     fn consume(&self, token: i64) {
@@ -151,45 +241,37 @@ impl Grammar for Place {
         if !self.error.is_empty() {
             return;
         }
-        if self.num_consumed > 0 {
-            (self.num_consumed, self.has_ended) = (0, false);
-            if self.matcher.reset().is_err() {
-                self.fail();
-            }
+        let ids = || generated.iter().map(|id| u32::try_from(*id).unwrap_or(u32::MAX));
+        let known = self.tokens.len();
+        if known > generated.len() || !ids().zip(&self.tokens).all(|(id, known)| id == *known) {
+            let time = self.time;
+            *self = Self::new(Arc::clone(&self.start));
+            self.time = time;
         }
-        for id in generated {
-            self.consume(u32::try_from(*id).unwrap_or(u32::MAX));
+        for id in ids().skip(self.tokens.len()) {
+            self.consume(id);
         }
     }
 
-    fn fill(&mut self, mask: &mut [u32]) {
-        mask.fill(0);
-        if let Some(allowed) = self.allowed() {
-            for (to, word) in mask.iter_mut().zip(allowed.as_slice()) {
-                *to = *word;
-            }
-            if let (Some(last), rest @ 1..) = (mask.last_mut(), self.vocab_size % 32) {
-                *last &= (1 << rest) - 1;
-            }
-        } else {
-            for id in self.eos_ids.iter().map(|id| *id as usize) {
-                mask[id / 32] |= 1 << (id % 32);
-            }
-        }
+    fn try_fill(&mut self, mask: &mut [u32], left: Duration) -> bool {
+        let is_known = self.mask.is_some() || self.has_ended || !self.error.is_empty();
+        let is_late = !is_known
+            && (self.num_outside > 0
+                || self.matcher.is_none()
+                || (left.is_zero() && self.last > QUICK)
+                || !self.find(Some(LONGEST)));
+        self.write(mask);
+        !is_late
     }
 
     fn consume(&mut self, token: u32) {
         if !self.error.is_empty() || self.has_ended {
             return;
         }
-        self.num_consumed += 1;
-        let is_end = self.eos_ids.contains(&token);
-        if is_end && self.matcher.is_stopped() {
-            self.has_ended = true; // the grammar left nothing else
-        } else if self.matcher.consume_token(token).is_err() {
-            self.fail();
-        } else if is_end {
-            self.has_ended = self.matcher.is_stopped();
+        self.mask = None;
+        self.tokens.push(token);
+        if self.start.eos_ids.contains(&token) {
+            self.end();
         }
     }
 
@@ -200,28 +282,192 @@ impl Grammar for Place {
 
 impl fmt::Debug for Place {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Place behind {} tokens", self.num_consumed)
+        write!(out, "Place behind {} tokens", self.tokens.len())
     }
 }
 
 impl Place {
-    /// None: an end of sequence alone.
-    fn allowed(&mut self) -> Option<SimpleVob> {
-        if !self.error.is_empty() || self.has_ended {
-            return None;
+    fn new(start: Arc<Start>) -> Self {
+        Self {
+            matcher: Some(start.copy()),
+            tokens: Vec::new(),
+            num_taken: 0,
+            mask: Some(start.first.clone()),
+            has_ended: false,
+            error: start.error.clone(),
+            last: Duration::ZERO,
+            num_outside: 0,
+            num_slow: 0,
+            time: Duration::ZERO,
+            start,
         }
-        let found = self.matcher.compute_mask_or_eos().ok();
-        if found.is_none() {
-            self.fail();
-        }
-        found
     }
 
-    fn fail(&mut self) {
-        let text = self.matcher.get_error().unwrap_or_default();
-        self.error = first_line(&text);
-        if self.error.is_empty() {
-            "its matcher has failed".clone_into(&mut self.error);
+    /// Make the next mask, however long that takes.
+    fn prepare(&mut self) {
+        if self.mask.is_none() && !self.has_ended && self.error.is_empty() {
+            self.find(None);
+        }
+    }
+
+    /// What was found, or an end of sequence alone.
+    fn write(&self, mask: &mut [u32]) {
+        mask.fill(0);
+        match &self.mask {
+            Some(found) if self.error.is_empty() && !self.has_ended => mask.copy_from_slice(found),
+            _ => {
+                for id in self.start.eos_ids.iter().map(|id| *id as usize) {
+                    mask[id / 32] |= 1 << (id % 32);
+                }
+            }
+        }
+    }
+
+    /// The mask behind `tokens`, or why there is none. False if it would take longer than `limit`.
+    fn find(&mut self, limit: Option<Duration>) -> bool {
+        let began = Instant::now();
+        let cpu = limit.is_none().then(processor_time).flatten();
+        let mut matcher = self.matcher.take().unwrap_or_else(|| self.start.copy());
+        let alarm = limit.map(|limit| Alarm::new(&matcher, began + limit));
+        let taken = (self.tokens[self.num_taken..].iter()).try_for_each(|token| matcher.consume_token(*token));
+        let found = taken.and_then(|()| matcher.compute_mask_or_eos());
+        drop(alarm);
+        self.last = began.elapsed();
+        let used = cpu.and_then(|before| processor_time()?.checked_sub(before));
+        self.time += used.unwrap_or(self.last);
+        let is_given_up = matcher.is_cancelled();
+        if limit.is_none() {
+            self.num_outside -= u32::from(self.num_outside > 0 && self.last <= SLOW);
+        } else if is_given_up || self.last > SLOW {
+            self.num_slow = MAX_DOUBLINGS.min(self.num_slow + 1);
+            self.num_outside = 1 << self.num_slow;
+        }
+        if is_given_up {
+            self.num_taken = 0;
+            return false;
+        }
+        match found {
+            Ok(found) => self.mask = Some(words(&found, self.start.vocab_size)),
+            Err(_) => self.error = error_of(&matcher),
+        }
+        if self.error.is_empty() && self.time > self.start.max_time {
+            let limit = self.start.max_time.as_secs_f64();
+            self.error = format!("its grammar took more than {limit} s of processor time, the limit of a request");
+        }
+        self.num_taken = self.tokens.len();
+        self.matcher = Some(matcher);
+        true
+    }
+
+    /// The last of `tokens` is an end of sequence.
+    fn end(&mut self) {
+        let mut matcher = self.matcher.take().unwrap_or_else(|| self.start.copy());
+        for token in &self.tokens[self.num_taken..] {
+            if matcher.is_stopped() {
+                break; // the grammar left nothing else
+            }
+            if matcher.consume_token(*token).is_err() {
+                self.error = error_of(&matcher);
+                break;
+            }
+        }
+        self.num_taken = self.tokens.len();
+        self.has_ended = self.error.is_empty() && matcher.is_stopped();
+        self.matcher = Some(matcher);
+    }
+}
+
+/// Bits of the engine's vocabulary alone.
+fn words(found: &SimpleVob, vocab_size: usize) -> Vec<u32> {
+    let mut words = vec![0; vocab_size.div_ceil(32)];
+    for (to, word) in words.iter_mut().zip(found.as_slice()) {
+        *to = *word;
+    }
+    if let (Some(last), rest @ 1..) = (words.last_mut(), vocab_size % 32) {
+        *last &= (1 << rest) - 1;
+    }
+    words
+}
+
+fn error_of(matcher: &Matcher) -> String {
+    let found = first_line(&matcher.get_error().unwrap_or_default());
+    if found.is_empty() {
+        return "its matcher has failed".to_owned();
+    }
+    found
+}
+
+/// Of this thread, where the system tells.
+fn processor_time() -> Option<Duration> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
+}
+
+/// While it is there, a matcher is cancelled at its time.
+struct Alarm(Option<u64>);
+
+/// Alarms that are set, and the thread that looks after them.
+#[derive(Default)]
+struct Alarms {
+    set: Mutex<Vec<(u64, Instant, CancellationHandle)>>,
+    last: AtomicU64,
+    thread: OnceLock<Option<Thread>>,
+}
+
+static ALARMS: LazyLock<Alarms> = LazyLock::new(Alarms::default);
+
+impl Alarms {
+    /// How exact alarms are: masks are short, and nobody is woken for one.
+    const EVERY: Duration = Duration::from_millis(2);
+    /// Looks without any before the thread sleeps.
+    const IDLE: u32 = 500;
+
+    fn locked(&self) -> MutexGuard<'_, Vec<(u64, Instant, CancellationHandle)>> {
+        self.set.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn watch(&self) {
+        let mut idle = 0;
+        loop {
+            let now = Instant::now();
+            let set = self.locked();
+            for (_, _, matcher) in set.iter().filter(|(_, at, _)| *at <= now) {
+                matcher.cancel();
+            }
+            idle = if set.is_empty() { idle + 1 } else { 0 };
+            drop(set);
+            if idle < Self::IDLE {
+                std::thread::sleep(Self::EVERY);
+            } else {
+                std::thread::park();
+                idle = 0;
+            }
+        }
+    }
+}
+
+impl Alarm {
+    fn new(matcher: &Matcher, at: Instant) -> Self {
+        let start = || {
+            let thread = std::thread::Builder::new().name("grammar-alarm".to_owned());
+            let spawned = thread.spawn(|| ALARMS.watch());
+            spawned.ok().map(|handle| handle.thread().clone())
+        };
+        Self(matcher.cancellation_handle().map(|handle| {
+            let number = ALARMS.last.fetch_add(1, Ordering::Relaxed);
+            ALARMS.locked().push((number, at, handle));
+            if let Some(thread) = ALARMS.thread.get_or_init(start) {
+                thread.unpark();
+            }
+            number
+        }))
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if let Some(number) = self.0 {
+            ALARMS.locked().retain(|one| one.0 != number);
         }
     }
 }

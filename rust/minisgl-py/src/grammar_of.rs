@@ -4,6 +4,7 @@
 //! Invariants: an object that raises is a grammar that cannot go on.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use minisgl_cpu::sampling::{Grammar, SharedGrammar};
 use pyo3::prelude::*;
@@ -45,10 +46,12 @@ impl Grammar for Foreign {
         self.call(|matcher| matcher.call_method1("restart", (generated,)).map(drop));
     }
 
-    fn fill(&mut self, mask: &mut [u32]) {
+    fn try_fill(&mut self, mask: &mut [u32], left: Duration) -> bool {
+        let mut is_filled = true;
         self.call(|matcher| {
             let words = to_numpy(matcher.py(), vec![0; mask.len()].into_iter())?;
-            matcher.call_method1("fill", (&words,))?;
+            let done = matcher.call_method1("try_fill", (&words, left.as_secs_f64()))?;
+            is_filled = done.is_truthy()?;
             let filled: Vec<i64> = words.call_method0("tolist")?.extract()?;
             for (to, word) in mask.iter_mut().zip(filled) {
                 *to = word as u32; // the low half: it was an int32
@@ -58,6 +61,7 @@ impl Grammar for Foreign {
         if self.raised.is_some() {
             mask.fill(u32::MAX); // whatever is drawn becomes an end
         }
+        is_filled
     }
 
     fn consume(&mut self, token: u32) {

@@ -13,13 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from minisgl.scheduler.api import ControlPlaneError
+from minisgl.scheduler.api import AGE, ControlPlaneError
 from minisgl.scheduler.reference.drafter import Drafter, make_drafter
 from minisgl.scheduler.reference.radix import Node
 from minisgl.step import Arrival, FinishReason
 
 OrderKey = tuple[bool, int, int]  # whether it is in the background, its age, id
-AGE = 64  # arrivals that a step of priority is worth
 NO_SLOT = -1
 NO_STEP = -1
 

@@ -58,6 +58,21 @@ def drop_pages(request: Request, tree: RadixTree) -> None:
     forget_pages(request)
 
 
+def free_pages(request: Request, tree: RadixTree) -> None:
+    """The tail is freed, and the lock is released."""
+    tree.pool.push(request.pages[request.num_tree_pages :])
+    tree.release(request.handle or tree.root)
+    forget_pages(request)
+
+
+def drop_path(request: Request, tree: RadixTree) -> None:
+    """A row of the request is not finite: the tree forgets the request's text, as far as nobody else has it. (Who
+    has it reads the same numbers, is found out as well, and the last one drops it.)"""
+    found = tree.match(tree.root, request.tokens, 0, len(request.tokens) // tree.page_size, request.namespace)
+    if found.partial is None:
+        tree.drop(found.node, len(found.pages), 0)
+
+
 def forget_pages(request: Request) -> None:
     """The request holds nothing any more, no draft either. Its slot is the scheduler's business, and must be taken
     before."""

@@ -8,8 +8,9 @@ use crate::faulty::{Call, Moment};
 use crate::inputs::check_tokens;
 use crate::numbers::{ToU32, ToUsize};
 use crate::request::{Index, Requests, State};
+use crate::retraction;
 use crate::state::InFlight;
-use crate::step::{Entry, Sampled};
+use crate::step::{Entry, FinishReason, NOT_FINITE, Sampled};
 
 impl Scheduler {
     pub(super) fn commit_alive(&mut self, step: i64, tokens: &[i32], into: &mut Vec<Entry>) -> Result<()> {
@@ -21,7 +22,11 @@ impl Scheduler {
         let Some(done) = done else {
             return broken(format!("commit({step}) is not due"));
         };
-        check_tokens(step, done.rows.len(), &done.sample_rows, tokens)?;
+        let mut not_finite = Vec::new();
+        if check_tokens(step, done.rows.len(), &done.sample_rows, tokens)? {
+            let others = (0..done.rows.len().to_u32()).filter(|row| done.sample_rows.binary_search(row).is_err());
+            not_finite.extend(others.filter(|row| tokens[row.to_usize()] == NOT_FINITE));
+        }
         self.state.slots.drain(step);
         into.reserve_exact(self.ends.len() + done.sample_rows.len());
         into.append(&mut self.ends);
@@ -29,6 +34,11 @@ impl Scheduler {
         let mut at = 0;
         while at < done.sample_rows.len() {
             let row = done.sample_rows[at];
+            if tokens[row.to_usize()] == NOT_FINITE {
+                self.drop_token(row, &done, &ending, &mut not_finite);
+                at += 1;
+                continue;
+            }
             if let Some(draft) = done.draft(row) {
                 self.take_drafted_token(draft, row, tokens, into, &mut ending);
                 at += 1;
@@ -41,15 +51,52 @@ impl Scheduler {
             };
         }
         self.faults.point(Call::Commit, step, Moment::Amid);
-        self.settle(&done)?;
+        let (first_failed, mut has_left) = (ending.len(), Vec::new());
+        for row in not_finite {
+            let index = done.rows[row.to_usize()];
+            let request = self.state.requests.get(index);
+            if request.state == State::Ended {
+                has_left.push(index); // what it stored is in the tree already
+            } else if !ending.contains(&index) {
+                ending.push(index);
+                let token = -1;
+                into.push(Entry {
+                    req_id: request.req_id,
+                    sampled: Some(Sampled { token, row }),
+                    reason: Some(FinishReason::Error),
+                });
+            }
+        }
+        self.settle(&done, &ending[first_failed..])?;
+        let failed = ending.split_off(first_failed);
         for index in ending {
-            self.end(index, true)?;
+            self.end(index, FinishReason::Stop)?;
+        }
+        for index in failed {
+            self.end(index, FinishReason::Error)?;
+        }
+        for index in has_left {
+            retraction::drop_path(&self.state.requests, index, &mut self.state.tree)?;
         }
         self.propose(&done);
         self.free_ended(step);
         self.spare.push(done);
         self.faults.point(Call::Commit, step, Moment::After);
         Ok(())
+    }
+
+    /// `row` is not finite: it goes to `not_finite` if its token would be one of its request's text.
+    fn drop_token(&mut self, row: u32, done: &InFlight, ending: &[Index], not_finite: &mut Vec<u32>) {
+        let index = done.rows[row.to_usize()];
+        if let Some(draft) = done.draft(row) {
+            let has_left = self.state.requests.get(index).state == State::Ended || ending.contains(&index);
+            if has_left || !self.has_become(draft) {
+                return;
+            }
+        } else if self.state.started.find(index).is_none() {
+            self.state.requests.get_mut(index).num_pending -= 1; // that of one that has started ends with it
+        }
+        not_finite.push(row);
     }
 
     /// The tokens of neighbouring rows of the step, from the `first`-th sampling one on, whose requests are neighbours
@@ -67,7 +114,9 @@ impl Scheduler {
         let sampling = done.sample_rows[first..].iter().zip(row.to_u32()..);
         let rows = done.rows[row..].iter().zip(&self.state.started.indices()[place..]);
         let same = sampling.zip(rows);
-        let count = same.take_while(|&((a, b), (c, d))| *a == b && c == d).count();
+        let same = same.take_while(|&((a, b), (c, d))| *a == b && c == d);
+        let finite = tokens[row..].iter().take_while(|token| **token != NOT_FINITE);
+        let count = same.zip(finite).count();
         let tokens = &tokens[row..row + count];
         let start = into.len();
         let req_ids = &self.state.started.req_ids(place)[..count];

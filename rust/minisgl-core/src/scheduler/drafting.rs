@@ -64,9 +64,7 @@ impl Scheduler {
         if self.state.requests.get(index).state == State::Ended || ending.contains(&index) {
             return;
         }
-        self.synchronize(index);
-        let known = self.state.requests.tokens(index);
-        if known.len() != draft.position.to_usize() + 1 || known.last() != Some(&draft.token) {
+        if !self.has_become(draft) {
             return;
         }
         self.num_accepted += 1;
@@ -90,12 +88,20 @@ impl Scheduler {
         }
     }
 
-    /// Give back what refused drafts hold. (A request that was retracted meanwhile holds nothing.)
-    pub(super) fn settle(&mut self, done: &InFlight) -> Result<()> {
+    /// Whether the text is what the row of `draft` was computed from.
+    pub(super) fn has_become(&mut self, draft: &DraftRow) -> bool {
+        self.synchronize(draft.index);
+        let known = self.state.requests.tokens(draft.index);
+        known.len() == draft.position.to_usize() + 1 && known.last() == Some(&draft.token)
+    }
+
+    /// Give back what refused drafts hold. (A request that was retracted meanwhile holds nothing; one whose row is not
+    /// finite, of `failed`, loses all.)
+    pub(super) fn settle(&mut self, done: &InFlight, failed: &[Index]) -> Result<()> {
         for (at, draft) in done.drafts.iter().enumerate() {
             let index = draft.index;
             let is_first = at == 0 || done.drafts[at - 1].index != index;
-            if is_first && self.state.requests.get(index).state == State::Started {
+            if is_first && !failed.contains(&index) && self.state.requests.get(index).state == State::Started {
                 self.synchronize(index);
                 drafts::settle(&mut self.state.requests, index, &mut self.state.tree, self.page_size)?;
                 self.state.started.load(index, &self.state.requests);

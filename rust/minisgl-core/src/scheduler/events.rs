@@ -56,7 +56,7 @@ impl Scheduler {
     /// No-op for an id that isn't live: it has ended, and its end is on the way.
     fn end_by_event(&mut self, req_id: i64, reason: FinishReason) -> Result<()> {
         if let Some(&index) = self.state.live.get(&req_id) {
-            self.end(index, reason == FinishReason::Stop)?;
+            self.end(index, reason)?;
             self.add_end(req_id, reason);
         }
         Ok(())
@@ -84,7 +84,7 @@ impl Scheduler {
         for index in failed {
             if self.state.requests.get(index).state != State::Ended {
                 let req_id = self.state.requests.get(index).req_id;
-                self.end(index, false)?;
+                self.end(index, FinishReason::Error)?;
                 self.add_end(req_id, FinishReason::Error);
             }
         }
@@ -116,7 +116,7 @@ impl Scheduler {
 
     /// Pages go at once, but for a pin of a request that ends by itself; the slot, and the index, as soon as no step in
     /// flight holds a row of the request.
-    pub(super) fn end(&mut self, index: Index, by_itself: bool) -> Result<()> {
+    pub(super) fn end(&mut self, index: Index, reason: FinishReason) -> Result<()> {
         let limit = self.config.cache_max_prompt;
         let request = self.state.requests.get(index);
         let (req_id, has_started) = (request.req_id, request.state == State::Started);
@@ -126,13 +126,21 @@ impl Scheduler {
         } else {
             self.state.waiting.remove(index, &self.state.requests)?;
         }
-        if too_long {
+        if reason == FinishReason::Error {
+            if has_started {
+                retraction::free_pages(&mut self.state.requests, index, &mut self.state.tree)?;
+            }
+        } else if too_long {
             retraction::drop_pages(&mut self.state.requests, index, &mut self.state.tree)?;
         } else if has_started {
             retraction::give_up_pages(&mut self.state.requests, index, &mut self.state.tree)?;
         }
+        let by_itself = matches!(reason, FinishReason::Stop | FinishReason::Length);
         if !(by_itself && self.state.pins.holds(req_id)) {
             self.state.pins.drop(req_id, &mut self.state.tree)?;
+        }
+        if reason == FinishReason::Error {
+            retraction::drop_path(&self.state.requests, index, &mut self.state.tree)?;
         }
         let in_flight = self.is_in_flight(index);
         let request = self.state.requests.get_mut(index);

@@ -5,10 +5,9 @@
 #![allow(unsafe_code)]
 
 use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
 
 use crate::attention::{Attention, Plan, Rows, Scratch};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::kernels::{Acts, Kernels, Mode};
 use crate::kv::KvPool;
 use crate::model::buffers::{Buffers, Own, held};
@@ -82,7 +81,7 @@ impl Decoder {
     }
 
     /// Compute `tokens`, whose rows are `rows`: afterwards `Memory` has the hidden numbers of each, and `kv` their keys
-    /// and values. Numbers that are not finite are an error of the step.
+    /// and values. Returns the tokens of which some number is not finite, ascending.
     pub fn forward(
         &self,
         pool: &mut Pool,
@@ -90,7 +89,7 @@ impl Decoder {
         kv: &KvPool,
         rows: &Rows<'_>,
         tokens: Tokens<'_>,
-    ) -> Result<()> {
+    ) -> Result<Vec<usize>> {
         memory.buffers.begin(tokens.ids.len(), &self.config);
         memory.plan.build(rows)?;
         if !tokens.runs.is_empty() {
@@ -111,7 +110,7 @@ impl Decoder {
             plan: &memory.plan,
             buffers: &memory.buffers,
             tokens,
-            not_finite: AtomicBool::new(false),
+            not_finite: Mutex::default(),
             threads: pool.threads(),
         };
         let (threads, times) = (&memory.threads, &memory.times);
@@ -124,12 +123,9 @@ impl Decoder {
             };
             forward.run(thread, barrier, own, scratch, times.as_deref_mut());
         })?;
-        if forward.not_finite.into_inner() {
-            return Err(Error::step(
-                "the model's output is not finite: its numbers overflow (try --kv-dtype f32)",
-            ));
-        }
-        Ok(())
+        let mut not_finite = forward.not_finite.into_inner().unwrap_or_else(|e| e.into_inner());
+        not_finite.sort_unstable();
+        Ok(not_finite)
     }
 
     /// The hidden numbers of a token of the last forward, as the head would see them.

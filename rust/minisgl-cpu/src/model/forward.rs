@@ -9,7 +9,7 @@
 #![allow(unsafe_code)]
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Mutex;
 use std::time::Instant;
 
 use crate::attention::{Attention, Plan, Rows, Scratch};
@@ -88,7 +88,7 @@ pub(super) struct Forward<'a> {
     pub plan: &'a Plan,
     pub buffers: &'a Buffers,
     pub tokens: Tokens<'a>,
-    pub not_finite: AtomicBool,
+    pub not_finite: Mutex<Vec<usize>>, // tokens
     pub threads: usize,
 }
 
@@ -223,7 +223,8 @@ impl Worker<'_, '_> {
             // SAFETY: written before a barrier; nobody writes now.
             let row = unsafe { std::slice::from_raw_parts(x.at(token, 0), shared.config.hidden_size) };
             if !row.iter().all(|number| number.is_finite()) {
-                shared.not_finite.store(true, Ordering::Relaxed);
+                let mut found = shared.not_finite.lock().unwrap_or_else(|e| e.into_inner());
+                found.push(token);
             }
         });
         self.lap(7);

@@ -64,7 +64,8 @@ pub struct Drawn {
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// A row's next token, and why its grammar cannot go on, if it cannot.
+/// A row's next token, or why its grammar lets none come (empty: its mask takes long); the token is an end of sequence
+/// then.
 pub type Followed = (Drawn, Option<String>);
 
 /// Tokens of a prompt whose log probabilities are wanted.
@@ -193,14 +194,22 @@ impl Slots {
             return (self.draw(slot, position, logits, None, scratch), None);
         };
         let mut masked = masked.lock().unwrap_or_else(PoisonError::into_inner);
-        let drawn = self.draw(slot, position, logits, Some(masked.mask()), scratch);
-        let failure = masked.consume(drawn.token);
-        (drawn, failure)
+        let Some(mask) = masked.mask() else {
+            return (self.no_token(), Some(String::new()));
+        };
+        let drawn = self.draw(slot, position, logits, Some(mask), scratch);
+        match masked.consume(drawn.token) {
+            Some(why) => (self.no_token(), Some(why)),
+            None => (drawn, None),
+        }
     }
 
     /// The id that ends the output of a request that cannot go on.
-    pub fn end(&self) -> Option<u32> {
-        self.eos_ids.first().copied()
+    fn no_token(&self) -> Drawn {
+        Drawn {
+            token: self.eos_ids.first().copied().unwrap_or_default(),
+            logprobs: None,
+        }
     }
 
     /// `token` was sampled: penalties and bad words know it from now on.

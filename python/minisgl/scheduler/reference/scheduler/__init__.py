@@ -13,7 +13,7 @@ else is left waiting; for the others they are as good as not there.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError, Stats, TreeView
@@ -26,6 +26,7 @@ from minisgl.scheduler.reference.request import Request, State, make_request
 from minisgl.scheduler.reference.scheduler.step_pass import StepPass
 from minisgl.scheduler.reference.state import InFlight
 from minisgl.step import (
+    NOT_FINITE,
     Abort,
     Arrival,
     ClearCache,
@@ -91,23 +92,34 @@ class ReferenceControlPlane(StepPass):
             if not self.in_flight or self.in_flight[0].step != step:
                 raise ControlPlaneError(f"commit({step}) is not due")
             done = self.in_flight.popleft()
-            sampled = sampled_tokens(step, len(done.rows), done.sample_rows, tokens)
+            sampled, not_finite = sampled_tokens(step, len(done.rows), done.sample_rows, tokens)
             self.slots.drain(step)
             entries, self._ends = self._ends, []
             ending: dict[Request, FinishReason] = {}
             for row, token in zip(done.sample_rows, sampled, strict=True):
                 request = done.rows[row]
                 request.num_pending -= row not in done.drafts
-                if request.state is State.ENDED or request in ending or not done.counts(row):
+                counts = request.state is not State.ENDED and request not in ending and done.counts(row)
+                if token == NOT_FINITE and (counts or row not in done.drafts):
+                    not_finite.append(row)
+                if token == NOT_FINITE or not counts:
                     continue
                 self.num_accepted += row in done.drafts
                 reason = request.accept(token)
                 entries.append((request.req_id, token, reason, row))
                 if reason:
                     ending[request] = reason
-            self._settle(done)
+            has_left = [done.rows[row] for row in not_finite if done.rows[row].state is State.ENDED]
+            for row in not_finite:
+                request = done.rows[row]
+                if request.state is not State.ENDED and request not in ending:
+                    ending[request] = FinishReason.ERROR
+                    entries.append((request.req_id, -1, FinishReason.ERROR, row))
+            self._settle(done, ending)
             for request, reason in ending.items():
                 self._end(request, reason)
+            for request in has_left:  # what they stored is in the tree already
+                retraction.drop_path(request, self.tree)
             self._propose(done)
             return step_output(step, entries)
 
@@ -251,7 +263,10 @@ class ReferenceControlPlane(StepPass):
             self._release_slot(request)
         else:
             self.waiting.remove(request)
-        if too_long:
+        if reason is FinishReason.ERROR:
+            if request.state is State.STARTED:
+                retraction.free_pages(request, self.tree)
+        elif too_long:
             retraction.drop_pages(request, self.tree)
         elif request.state is State.STARTED:
             retraction.give_up_pages(request, self.tree)
@@ -260,6 +275,8 @@ class ReferenceControlPlane(StepPass):
         by_itself = reason in (FinishReason.STOP, FinishReason.LENGTH)
         if not (by_itself and self.pins.holds(request.req_id)):
             self.pins.drop(request.req_id, self.tree)
+        if reason is FinishReason.ERROR:
+            retraction.drop_path(request, self.tree)
 
     def _requeue(self, request: Request) -> None:
         """Like a retraction, where the pages are gone anyway."""
@@ -281,10 +298,11 @@ class ReferenceControlPlane(StepPass):
 
     # ------------------------------------------------------------------------------------------------------ drafts
 
-    def _settle(self, done: InFlight) -> None:
-        """Give back what refused drafts hold. (A request that was retracted meanwhile holds nothing.)"""
+    def _settle(self, done: InFlight, ending: Mapping[Request, FinishReason]) -> None:
+        """Give back what refused drafts hold. (A request that was retracted meanwhile holds nothing; one whose row is
+        not finite loses all.)"""
         for request in dict.fromkeys(done.rows[row] for row in done.drafts):
-            if request.state is State.STARTED:
+            if request.state is State.STARTED and ending.get(request) is not FinishReason.ERROR:
                 drafts.settle(request, self.tree)
 
     def _propose(self, done: InFlight) -> None:
