@@ -88,13 +88,13 @@ class ChatMessage(Body):
         description="`developer` is rendered as `system`."
     )
     content: Content | None = described(
-        "A text, or a list of text parts, an assistant's of refusals too; only an assistant's may be missing."
+        "A text or a list of text parts. An assistant's may be missing or have refusals, too."
     )
-    refusal: StrictStr | None = described("An assistant's: rendered as text, after the content.")
-    name: StrictStr | None = described("For templates that show names.")
-    tool_calls: Items[dict[str, Any]] | None = described("An assistant's calls, for templates that show them.")
+    refusal: StrictStr | None = described("An assistant's refusal, rendered as text after the content.")
+    name: StrictStr | None = described("Used by templates that show names.")
+    tool_calls: Items[dict[str, Any]] | None = described("An assistant's calls, used by templates that show them.")
     tool_call_id: StrictStr | None = described("The call that a tool's message answers.")
-    reasoning_content: StrictStr | None = described("An assistant's: what it thought, for templates that show it.")
+    reasoning_content: StrictStr | None = described("An assistant's reasoning, used by templates that show it.")
     reasoning: StrictStr | None = described("Another name of `reasoning_content`.")
 
     @property
@@ -131,14 +131,14 @@ Messages = Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_MES
 class Conversation(Body):
     messages: Messages | None = described("A conversation, rendered by the chat template.")
     add_generation_prompt: StrictBool | None = described(
-        "End the prompt with the beginning of an assistant's message; true unless `continue_final_message`."
+        "End the prompt with the beginning of an assistant message; true by default, unless `continue_final_message`."
     )
-    continue_final_message: StrictBool | None = described("The answer goes on with the last message.")
+    continue_final_message: StrictBool | None = described("The answer continues the last message.")
     chat_template_kwargs: dict[str, Any] | None = described(
         "More variables for the chat template, such as Qwen's `enable_thinking`."
     )
 
-    tools: Tools | None = described("Functions that the model may call, as the chat template shows them.")
+    tools: Tools | None = described("Functions that the model may call; the chat template renders them.")
 
     def template_variables(self) -> dict[str, Any]:
         """The arguments that the request gives to the chat template."""
@@ -152,35 +152,35 @@ class ChatRequest(Sampling, Conversation):
     NOT_YET: ClassVar[fields.Table] = fields.CHAT
 
     messages: Messages | None = described("The conversation.")
-    prompt: StrictStr | None = described("In place of `messages`: a text, continued as it is, without the template.")
+    prompt: StrictStr | None = described(
+        "Instead of `messages`: a text that the model continues, without the chat template."
+    )
     tool_choice: Choice | None = described(
-        "`auto` by default: the model decides; `none`: it does not know of the tools; `required`: at least one call; "
-        '`{"type": "function", "function": {"name": ...}}`: a call of that one; `{"type": "allowed_tools", ...}`: it '
-        "knows of these only."
+        "`auto`, the default: the model decides; `none`: it does not get the tools; `required`: at least "
+        'one call; `{"type": "function", "function": {"name": ...}}`: a call of that tool; `{"type": '
+        '"allowed_tools", ...}`: it gets only these tools.'
     )
-    parallel_tool_calls: StrictBool | None = described("There may be several calls in one answer; true by default.")
+    parallel_tool_calls: StrictBool | None = described("Allow several calls in one answer; true by default.")
     enable_thinking: StrictBool | None = described(
-        "The variable of the chat template, for models that may think before they answer."
+        "The chat template's variable, for models that can think before they answer."
     )
-    include_reasoning: StrictBool | None = described("Report what the model thinks as `reasoning_content`; by default.")
-    separate_reasoning: StrictBool | None = described(
-        "False: what the model thinks stays in the content, with its markers."
-    )
+    include_reasoning: StrictBool | None = described("Report reasoning as `reasoning_content`; true by default.")
+    separate_reasoning: StrictBool | None = described("False: reasoning stays in the content, with its markers.")
     verbosity: Literal["low", "medium", "high"] | None = described(
-        "Taken without effect; other values than `medium` are named in the header `X-Minisgl-Ignored`."
+        "Accepted, without effect; the header `X-Minisgl-Ignored` names values other than `medium`."
     )
     reasoning_effort: StrictStr | None = described(
-        "`none`: `enable_thinking` is false unless it is given; others, for models that know it: the variable of the "
-        "chat template, and `enable_thinking` is true unless it is given."
+        "`none` sets `enable_thinking` to false; other values need a chat template with this variable, set it, "
+        "and set `enable_thinking` to true. A given `enable_thinking` wins."
     )
     max_completion_tokens: Int64 | None = described(
-        "The newer name of `max_tokens`, before which it goes. Default: the model's `max_new_tokens`, else what is "
-        "left of the context.",
+        "The newer name of `max_tokens`, and wins over it. Default: the model's `max_new_tokens`, else "
+        "the rest of the context.",
         minimum=1,
     )
     logprobs: StrictBool | None = described("Report the log probability of each token of the answer.")
     top_logprobs: Int64 | None = described(
-        "Report as many most likely tokens in each place; needs `logprobs`.", minimum=0, maximum=MAX_LOGPROBS
+        "Report this many most likely tokens at each position; needs `logprobs`.", minimum=0, maximum=MAX_LOGPROBS
     )
 
     return_tokens_as_token_ids: StrictBool | None = described(_AS_IDS)
@@ -232,17 +232,17 @@ class CompletionRequest(Sampling):
 
     prompt: Prompt = Field(description="A text, several texts, token ids, or several lists of token ids.")
     suffix: StrictStr | None = described(
-        "What stands after the gap that the answer fills; `prompt`, a text or texts, stands before it. For models "
-        "whose tokenizer has tokens of fill-in-the-middle; not with `echo` or `truncate_prompt_tokens`."
+        "The text after the gap that the answer fills; `prompt`, a text or texts, is before it. Needs a "
+        "tokenizer with fill-in-the-middle tokens; not with `echo` or `truncate_prompt_tokens`."
     )
     echo: StrictBool | None = described(
-        "Begin the answer with the prompt, special tokens included; with `logprobs` its tokens are reported too. "
-        "Allows `max_tokens` 0."
+        "Begin the answer with the prompt, including special tokens; `logprobs` then reports its tokens, "
+        "too. Allows `max_tokens` 0."
     )
     logprobs: Int64 | None = described(
-        "Report the log probability of each token, and as many most likely ones in its place; `top_logprobs` has the "
-        "token itself too. `text_offset` are places in the text that is returned, of the character in which a token "
-        "begins.",
+        "Report the log probability of each token, and this many most likely tokens at its position; "
+        "`top_logprobs` has the token itself, too. `text_offset` is the position in the returned text of "
+        "the character in which a token begins.",
         minimum=0,
         maximum=MAX_LOGPROBS,
     )
@@ -251,7 +251,7 @@ class CompletionRequest(Sampling):
     )
     return_tokens_as_token_ids: StrictBool | None = described(_AS_IDS)
     best_of: Int64 | None = described(
-        "Generate as many and return the `n` with the highest log probability per token; not in a stream.",
+        "Generate this many and return the `n` with the highest log probability per token; not in a stream.",
         minimum=1,
         maximum=MAX_N,
     )
@@ -286,25 +286,27 @@ class GenerateRequest(GenerateSampling):
     DEFAULT_MAX_TOKENS: ClassVar[int] = 128
 
     prompt: StrictStr | None = described("A text.")
-    text: Texts | None = described("SGLang's: a text, or several. The answer is SGLang's too.")
-    input_ids: Ids | None = described("SGLang's: token ids, or several lists of them. The answer is SGLang's too.")
-    sampling_params: GenerateSampling | None = described("How to sample; with `prompt`, `n` must be 1.")
+    text: Texts | None = described("SGLang's: a text, or several. The answer has SGLang's form.")
+    input_ids: Ids | None = described("SGLang's: token ids, or several lists of them. The answer has SGLang's form.")
+    sampling_params: GenerateSampling | None = described("Sampling parameters; with `prompt`, `n` must be 1.")
     rid: StrictStr | None = described("SGLang's: the `id` of the answer's `meta_info`.")
     return_logprob: StrictBool | None = described(
-        "SGLang's: `output_token_logprobs` in `meta_info`, a triple of log probability, id and text for each token of "
-        "the text. Not with `prompt`."
+        "SGLang's: adds `output_token_logprobs` to `meta_info`, a triple of log probability, id and text "
+        "for each token of the text. Not with `prompt`."
     )
     top_logprobs_num: Int64 | None = described(
-        "With `return_logprob`: as many most likely ones in each place, as `output_top_logprobs`.",
+        "With `return_logprob`: report this many most likely tokens at each position, as `output_top_logprobs`.",
         minimum=0,
         maximum=MAX_LOGPROBS,
     )
     logprob_start_len: Int64 | None = described(
-        "With `return_logprob`: the prompt's tokens too, from this place on, as `input_token_logprobs` and "
-        "`input_top_logprobs`; -1, the default: none.",
+        "With `return_logprob`: report the prompt's tokens from this position on, too, as "
+        "`input_token_logprobs` and `input_top_logprobs`; -1, the default: none.",
         minimum=-1,
     )
-    return_text_in_logprobs: StrictBool | None = described("With `return_logprob`: texts in the triples, else null.")
+    return_text_in_logprobs: StrictBool | None = described(
+        "With `return_logprob`: put texts into the triples instead of null."
+    )
 
     @property
     def from_prompt(self) -> int | None:
@@ -331,9 +333,9 @@ class GenerateRequest(GenerateSampling):
 class AbortGenerate(Body):
     model: StrictStr | None = described("The served model's name.")
     rid: StrictStr | None = described(
-        "The `rid` of requests to POST /generate, with `text` or `input_ids`, that end now."
+        "End the requests to POST /generate with this `rid` (those with `text` or `input_ids`)."
     )
-    abort_all: StrictBool | None = described("All such requests of the caller's API key end.")
+    abort_all: StrictBool | None = described("End all such requests of the caller's API key.")
 
 
 class TokenizeRequest(Conversation):
@@ -342,41 +344,47 @@ class TokenizeRequest(Conversation):
     model: StrictStr | None = described("The served model's name.")
     prompt: StrictStr | None = described("A text.")
     add_special_tokens: StrictBool | None = described("Add the tokenizer's special tokens to a text; true by default.")
-    return_token_strs: StrictBool | None = described("Report each token's text too.")
+    return_token_strs: StrictBool | None = described("Report each token's text, too.")
 
 
 class PrefixRequest(Conversation):
     """One of `text`, `messages` and `token_ids`."""
 
     model: StrictStr | None = described("The served model's name.")
-    text: StrictStr | None = described("A text, as the prompt of a completion begins.")
+    text: StrictStr | None = described("The beginning of a completion's prompt.")
     messages: Messages | None = described("The beginning of a conversation, rendered by the chat template.")
     add_generation_prompt: StrictBool | None = described(
-        "End the prefix with the beginning of an assistant's message; false by default."
+        "End the prefix with the beginning of an assistant message; false by default."
     )
     token_ids: Items[TokenId] | None = described("Token ids.")
-    pin: StrictBool | None = described("Keep it until it is removed; true by default. Else as long as others are kept.")
-    wait: StrictBool | None = described("Answer when it is computed, not when it is accepted; true by default.")
+    pin: StrictBool | None = described(
+        "Keep it until it is removed; true by default. Otherwise it can be evicted like all others."
+    )
+    wait: StrictBool | None = described("Answer when it is computed, not already when it is accepted; true by default.")
 
 
 class LoadAdapterRequest(Body):
     model: StrictStr | None = described("The served model's name.")
-    lora_name: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="What requests name as `model`.")
-    lora_path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
-        description="A folder as peft saves an adapter, below the server's `lora_folder`."
+    lora_name: Annotated[str, Field(min_length=1, max_length=256)] = Field(
+        description="The name that requests use as `model`."
     )
-    load_inplace: Literal[False] | None = described("Not done: unload the old one first.")
+    lora_path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
+        description="A folder with an adapter saved by peft, below the server's `lora_folder`."
+    )
+    load_inplace: Literal[False] | None = described("Only false; unload the old adapter first.")
 
 
 class UnloadAdapterRequest(Body):
     model: StrictStr | None = described("The served model's name.")
-    lora_name: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="As it was loaded.")
+    lora_name: Annotated[str, Field(min_length=1, max_length=256)] = Field(
+        description="The name under which it was loaded."
+    )
 
 
 class DetokenizeRequest(Body):
     model: StrictStr | None = described("The served model's name.")
     tokens: Items[TokenId] = Field(description="Token ids.")
-    skip_special_tokens: StrictBool | None = described("Leave special tokens out of the text; false by default.")
+    skip_special_tokens: StrictBool | None = described("Omit special tokens from the text; false by default.")
 
 
 MAX_INPUTS = 1024
@@ -392,27 +400,27 @@ EmbeddingInput = Annotated[
 
 
 class EmbeddingRequest(Body):
-    model: StrictStr | None = described("The served model's name; may be left out.")
+    model: StrictStr | None = described("The served model's name. Default: the served model.")
     input: EmbeddingInput = Field(
-        description=f"A text, up to {MAX_INPUTS} of them, token ids, or lists of token ids: each is one embedding."
+        description=f"A text, up to {MAX_INPUTS} texts, token ids, or lists of token ids; each gets one embedding."
     )
     encoding_format: Literal["float", "base64"] | None = described(
         "`float` (default): lists of numbers. `base64`: their bytes as little-endian float32."
     )
     dimensions: Int64 | None = described(
-        "Only so many of the first numbers, brought to length 1 again; default: all that the model has.", minimum=1
+        "Keep only this many of the first numbers, normalized to length 1 again. Default: all.", minimum=1
     )
     pooling: Literal["mean", "last"] | None = described(
-        "Of which tokens' hidden states: `mean` (default) of all, or the `last` one, for models that are trained so."
+        "`mean` (default): the mean of all tokens' hidden states. `last`: the last token's, for models trained for it."
     )
     truncate_prompt_tokens: Int64 | None = described(
-        "Keep only so many of the last tokens of each input; -1: as many as fit.", minimum=-1
+        "Keep only this many of the last tokens of each input; -1: as many as fit.", minimum=-1
     )
-    truncation_side: Side = described("`right`: keep the first ones instead.")
+    truncation_side: Side = described("`right` keeps the first tokens instead.")
     priority: Int64 | None = described(
-        "Requests with smaller numbers go first; 0 by default.", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY
+        "Smaller numbers go first; 0 by default.", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY
     )
-    user: StrictStr | None = described("Ignored.")
+    user: StrictStr | None = described("Accepted, without effect.")
 
     def inputs(self) -> list[Any]:
         """Texts and lists of token ids."""

@@ -35,18 +35,18 @@ Choice = Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_CHOICE_
 
 class JsonSchemaFormat(Body):
     schema_: Schema | None = Field(
-        default=None, alias="schema", description="The JSON schema, or its text; missing: any object."
+        default=None, alias="schema", description="The JSON schema, or its text. Default: any object."
     )
     name: StrictStr | None = described("Accepted, without effect.")
     description: StrictStr | None = described("Accepted, without effect.")
-    strict: StrictBool | None = described("Accepted, without effect: a schema is always kept to.")
+    strict: StrictBool | None = described("Accepted, without effect: answers always follow the schema.")
 
 
 class ResponseFormat(Body):
-    type: Literal["text", "json_object", "json_schema"] = Field(description="Which form.")
-    json_schema: JsonSchemaFormat | None = described("With `json_schema`, which needs it.")
+    type: Literal["text", "json_object", "json_schema"] = Field(description="The form.")
+    json_schema: JsonSchemaFormat | None = described("Required with type `json_schema`.")
     schema_: Schema | None = Field(
-        default=None, alias="schema", description="llama.cpp's place for the schema of either JSON type, or its text."
+        default=None, alias="schema", description="llama.cpp's: the schema of either JSON type, or its text."
     )
 
     def source(self, field: str) -> GrammarSource | None:
@@ -67,15 +67,15 @@ class StructuredOutputs(Body):
 
     json_: Schema | None = Field(default=None, alias="json", description="A JSON schema, or its text.")
     json_object: StrictBool | None = described("Any JSON object.")
-    regex: StrictStr | None = described("A regular expression, all of which the answer matches.")
+    regex: StrictStr | None = described("A regular expression that matches the whole answer.")
     choice: Choice | None = described("The answer is one of these texts.")
     grammar: StrictStr | None = described("A grammar in Lark's notation (llguidance's dialect) or in llama.cpp's GBNF.")
-    whitespace_pattern: StrictStr | None = described(
-        "Of JSON: what may stand between its tokens, a regular expression."
+    whitespace_pattern: StrictStr | None = described("A regular expression for the whitespace between JSON tokens.")
+    disable_any_whitespace: StrictBool | None = described("No whitespace between JSON tokens.")
+    disable_additional_properties: Literal[False] | None = described(
+        "Only false; use `additionalProperties` in the schema."
     )
-    disable_any_whitespace: StrictBool | None = described("Of JSON: nothing stands between its tokens.")
-    disable_additional_properties: Literal[False] | None = described("Only false: say it in the schema.")
-    disable_fallback: StrictBool | None = described("Accepted, without effect: there is one library.")
+    disable_fallback: StrictBool | None = described("Accepted, without effect: there is only one library.")
     structural_tag: None = described("Not supported.")
 
     def sources(self, field: str) -> Iterator[GrammarSource]:
@@ -99,28 +99,24 @@ class StructuredOutputs(Body):
 class Structured(Body):
     """At most one of these asks for a form, or all for the same."""
 
-    response_format: ResponseFormat | None = described(
-        "OpenAI's form of the answer: text, any JSON object, or JSON by a schema."
-    )
+    response_format: ResponseFormat | None = described("OpenAI's: text, any JSON object, or JSON by a schema.")
     structured_outputs: StructuredOutputs | None = described("vLLM's.")
     guided_json: Schema | None = described("vLLM's older name of `structured_outputs.json`.")
     guided_regex: StrictStr | None = described("vLLM's older name of `structured_outputs.regex`.")
     guided_choice: Choice | None = described(
-        "vLLM's older name of `structured_outputs.choice`; an empty list asks for nothing."
+        "vLLM's older name of `structured_outputs.choice`; an empty list has no effect."
     )
     guided_grammar: StrictStr | None = described("vLLM's older name of `structured_outputs.grammar`.")
     guided_whitespace_pattern: StrictStr | None = described(
         "vLLM's older name of `structured_outputs.whitespace_pattern`; with `guided_json`."
     )
     guided_decoding_backend: Literal["auto", "guidance", "llguidance"] | None = described(
-        "Without effect: these are all llguidance."
+        "Without effect: all of these mean llguidance."
     )
     json_schema: Schema | None = described("SGLang's and llama.cpp's: a JSON schema, or its text.")
     regex: StrictStr | None = described("SGLang's: as `structured_outputs.regex`.")
     ebnf: StrictStr | None = described("SGLang's: as `structured_outputs.grammar`.")
-    grammar: StrictStr | None = described(
-        "llama.cpp's: as `structured_outputs.grammar`; an empty text asks for nothing."
-    )
+    grammar: StrictStr | None = described("llama.cpp's: as `structured_outputs.grammar`; an empty text has no effect.")
 
     def grammar_source(self, names: Mapping[str, str] | None = None) -> GrammarSource | None:
         """`names`: how the client wrote a field, where that differs. Raises `ParamError`."""
@@ -170,7 +166,7 @@ Stop = Annotated[
 
 class StreamOptions(Body):
     include_usage: StrictBool | None = described("Send one more chunk with the usage before the end of the stream.")
-    continuous_usage_stats: StrictBool | None = described("With `include_usage`: tell the usage so far in each chunk.")
+    continuous_usage_stats: StrictBool | None = described("With `include_usage`: send the usage so far in each chunk.")
 
 
 class Sampling(Structured):
@@ -179,41 +175,38 @@ class Sampling(Structured):
     NOT_YET: ClassVar[fields.Table] = fields.SHARED
     ALIASES: ClassVar[dict[str, str]] = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 
-    model: StrictStr | None = described("The served model's name; another one is 404. Missing: the served one.")
+    model: StrictStr | None = described("The served model's name; any other is 404. Default: the served model.")
     temperature: float | None = described(
         "0 is greedy: the most likely token, the lowest id on ties.", minimum=0, maximum=2
     )
     top_p: float | None = described(
         "Sample from the fewest most likely tokens whose probabilities reach this; 0 is greedy.", minimum=0, maximum=1
     )
-    top_k: Int64 | None = described("Sample from the k most likely tokens; 0 and -1: from all.", minimum=-1)
+    top_k: Int64 | None = described("Sample from the k most likely tokens; 0 and -1 mean all.", minimum=-1)
     min_p: float | None = described(
-        "Leave out tokens less likely than this share of the most likely one.", minimum=0, maximum=1
+        "Exclude tokens that are less likely than this share of the most likely one.", minimum=0, maximum=1
     )
-    seed: Int64 | None = described(
-        "The same seed gives the same text, whatever else is running. Missing: a random one."
-    )
+    seed: Int64 | None = described("The same seed gives the same text, whatever else runs. Default: random.")
     n: Int64 | None = described("Answers per prompt; the prompt is computed once.", minimum=1, maximum=MAX_N)
     max_tokens: Int64 | None = described(
-        "Limit of generated tokens; the context limits them in any case, and alone if this is -1.", minimum=-1
+        "Limit of generated tokens. The context is a limit in any case; -1 means no other.", minimum=-1
     )
     min_tokens: Int64 | None = described(
-        "Before as many tokens neither a stop string nor a stop token ends it.", minimum=0
+        "No stop string or stop token ends the answer before this many tokens.", minimum=0
     )
     stop: Stop | None = described(f"Up to {MAX_STOP_STRINGS} texts that end the answer; they are not part of it.")
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_TOKEN_IDS)] | None = described(
-        "Token ids that end the answer, besides the model's own; they are not part of its text. "
-        "One beyond the vocabulary is an error."
+        "More token ids that end the answer; they are not part of its text. An id beyond the vocabulary is an error."
     )
-    ignore_eos: StrictBool | None = described("Go on after the model's own end-of-sequence tokens.")
+    ignore_eos: StrictBool | None = described("Continue after the model's own end-of-sequence tokens.")
     frequency_penalty: float | None = described(
-        "Taken from a token's logit for each time that the answer has it already.", minimum=-2, maximum=2
+        "Subtracted from a token's logit for each time that the answer has it already.", minimum=-2, maximum=2
     )
     presence_penalty: float | None = described(
-        "Taken from a token's logit once the answer has it.", minimum=-2, maximum=2
+        "Subtracted from a token's logit once if the answer has it already.", minimum=-2, maximum=2
     )
     repetition_penalty: float | None = described(
-        "Divides positive logits of tokens that prompt or answer have, multiplies negative ones. 1: off.",
+        "Divides positive logits of tokens in the prompt or answer and multiplies negative ones. 1: off.",
         exclusiveMinimum=0,
         maximum=10,
     )
@@ -222,23 +215,23 @@ class Sampling(Structured):
     )
     allowed_token_ids: (
         Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None
-    ) = described("None but these token ids are generated.")
+    ) = described("Only these token ids are generated.")
     bad_words: Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_BAD_WORDS)] | None = described(
-        "Texts that are not generated, at the beginning of a text or after a space, as the tokens that spell them."
+        "Texts that are not generated: their tokens at the beginning of a text and after a space."
     )
     stream: StrictBool | None = described("Send the answer as it is generated.")
     stream_options: StreamOptions | None = described("Only with `stream`.")
     truncate_prompt_tokens: Int64 | None = described(
-        "Keep as many of the prompt's last tokens; -1: as many as leave room for `max_tokens`. A prompt of more than "
-        "eight contexts is too long all the same.",
+        "Keep only this many of the prompt's last tokens; -1: as many as leave room for `max_tokens`. A "
+        "prompt longer than eight contexts is still an error.",
         minimum=-1,
     )
-    truncation_side: Side = described("vLLM's: `right` keeps the first tokens instead of the last.")
+    truncation_side: Side = described("vLLM's: `right` keeps the first tokens instead.")
     return_token_ids: StrictBool | None = described(
-        "Report `prompt_token_ids` and the generated `token_ids`, in a stream with each chunk."
+        "Report `prompt_token_ids` and the generated `token_ids`, in a stream in each chunk."
     )
     priority: Int64 | None = described(
-        "Requests with smaller numbers go first, as in vLLM; 0 by default. A step of it is worth 64 later requests.",
+        "Smaller numbers go first, as in vLLM; 0 by default. One step counts like 64 later requests.",
         minimum=-MAX_PRIORITY,
         maximum=MAX_PRIORITY,
     )

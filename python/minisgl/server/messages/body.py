@@ -107,8 +107,8 @@ class AnthropicConversation(Body):
     """What both have."""
 
     messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)] = Field(
-        description="The conversation: texts, or lists of `text`, `thinking`, `tool_use` and `tool_result` blocks. An "
-        "assistant's message at its end is gone on with."
+        description="The conversation: texts, or lists of `text`, `thinking`, `tool_use` and `tool_result` blocks. "
+        "The answer continues an assistant message at its end."
     )
     system: Texts | None = described("A system message before all others.")
     tools: Annotated[list[AnthropicTool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = described(
@@ -116,7 +116,7 @@ class AnthropicConversation(Body):
     )
     tool_choice: AnthropicToolChoice | None = described("`auto`, `any`, `tool` with its `name`, or `none`.")
     thinking: AnthropicThinking | None = described(
-        "`disabled`: the model does not think, if its template knows how. `budget_tokens` is not held."
+        "`disabled` turns thinking off if the chat template can. `budget_tokens` has no effect."
     )
     output_config: AnthropicOutputConfig | None = described("`format`: `json_schema` with a `schema`.")
     output_format: AnthropicFormat | None = described("The older name of `output_config.format`.")
@@ -137,7 +137,7 @@ class MessagesRequest(Sampling, AnthropicConversation):
 class CountTokensRequest(AnthropicConversation):
     NOT_YET: ClassVar[fields.Table] = fields.OF_CONVERSATION
 
-    model: StrictStr | None = described("The served model's name; another one is 404. Missing: the served one.")
+    model: StrictStr | None = described("The served model's name; any other is 404. Default: the served model.")
 
 
 class AnswerText(_Answer):

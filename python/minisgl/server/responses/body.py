@@ -144,12 +144,12 @@ class ResponsesRequest(Sampling):
 
     input: Input | None = described(
         "A text, or a list of items: messages, `function_call`, `function_call_output`, `reasoning`, and "
-        "`item_reference` to an item of an answer that is kept."
+        "`item_reference` to an item of a stored answer."
     )
-    instructions: StrictStr | None = described("A system message before all others; not kept for later answers.")
-    previous_response_id: StrictStr | None = described(
-        "The conversation so far: input and output of that answer, if it is still kept."
+    instructions: StrictStr | None = described(
+        "A system message before all others; it does not apply to later answers."
     )
+    previous_response_id: StrictStr | None = described("Continues from the input and output of that stored answer.")
     tools: Annotated[list[ResponseTool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = described(
         "Functions that the model may call."
     )
@@ -161,28 +161,30 @@ class ResponsesRequest(Sampling):
         ]
         | None
     ) = described("`none`, `auto`, `required`, a function, or `allowed_tools`.")
-    parallel_tool_calls: StrictBool | None = described("Whether several calls may be made at once; true by default.")
+    parallel_tool_calls: StrictBool | None = described("Allow several calls in one answer; true by default.")
     text: ResponseText | None = described("`format`: `text`, `json_object` or `json_schema`.")
     reasoning: ResponseReasoning | None = described("`effort` as `reasoning_effort` in the chat API.")
     max_output_tokens: Int64 | None = described("Limit of generated tokens, reasoning included.", minimum=1)
-    max_tool_calls: Int64 | None = described("Of built-in tools, of which there are none: without effect.", minimum=1)
+    max_tool_calls: Int64 | None = described("Without effect: it limits built-in tools, and there are none.", minimum=1)
     top_logprobs: Int64 | None = described(
-        "Report as many most likely tokens in each place of the text.", minimum=0, maximum=MAX_LOGPROBS
+        "Report this many most likely tokens at each position of the text.", minimum=0, maximum=MAX_LOGPROBS
     )
     include: list[StrictStr] | None = described(
-        "`message.output_text.logprobs` reports log probabilities; others have nothing to add here."
+        "`message.output_text.logprobs` reports log probabilities; other values have no effect."
     )
     truncation: Literal["auto", "disabled"] | None = described(
-        "`auto`: the oldest messages are left out of a conversation that is too long. Default: it is an error."
+        "`auto` drops the oldest messages of a conversation that is too long. By default that is an error."
     )
     store: StrictBool | None = described("Keep the answer for `previous_response_id` and `GET`; true by default.")
-    background: StrictBool | None = described("Only false: answers are not made in the background.")
+    background: StrictBool | None = described("Only false: there is no background mode.")
     metadata: Annotated[dict[StrictStr, StrictStr], Field(max_length=MAX_METADATA)] | None = described(
-        "Up to 16 texts by name, given back."
+        "Up to 16 texts by name, returned in the answer."
     )
-    user: StrictStr | None = described("Given back, without effect.")
-    safety_identifier: StrictStr | None = described("Given back, without effect.")
-    prompt_cache_key: StrictStr | None = described("Given back, without effect: the cache finds prefixes by itself.")
+    user: StrictStr | None = described("Returned in the answer, without effect.")
+    safety_identifier: StrictStr | None = described("Returned in the answer, without effect.")
+    prompt_cache_key: StrictStr | None = described(
+        "Returned in the answer, without effect: the cache finds prefixes by itself."
+    )
     chat_template_kwargs: dict[str, Any] | None = described("More variables for the chat template.")
 
 
