@@ -277,7 +277,9 @@ def test_many_log_probabilities_are_formatted_off_the_event_loop(
 ) -> None:
     threads, formatted = [], chat.chat_logprobs
     monkeypatch.setattr(
-        chat, "chat_logprobs", lambda *of: threads.append(threading.current_thread().name) or formatted(*of)
+        chat,
+        "chat_logprobs",
+        lambda *of, **how: threads.append(threading.current_thread().name) or formatted(*of, **how),
     )
     few = whole(http, "say:abc", logprobs=True)
     monkeypatch.setattr(generation, "MANY_LOGPROBS", 1)
