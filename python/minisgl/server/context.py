@@ -43,6 +43,8 @@ MAX_CHOICES = 1024  # answers of one request: prompts times n
 MAX_MESSAGES_HERE = 16  # of a conversation that is rendered on the event loop
 CONTEXTS_BEFORE_CUT = 8  # of a prompt of which only the end is kept: it is encoded whole
 T = TypeVar("T")
+Running = tuple[int, str, Callable[[], None]]
+"""What /abort_request may end: the number of its API key, its id, and how it ends."""
 TEMPLATE_NAMES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self", "kwargs"}
 )
@@ -87,8 +89,7 @@ class ServerContext:
         if gateway is not None:
             client.adapters.on_change = gateway.set_adapters
             gateway.set_adapters(bool(client.adapters.ready()))
-        # what /abort_request may end, and how: numbers of API keys, and ids
-        self.running: set[tuple[int, str, Callable[[], None]]] = set()
+        self.running: set[Running] = set()
         self.responses = ResponseStore()
         self.draining = False
         self.opening = gateway is not None  # the gateway does not answer yet: who waits for a fast answer waits longer

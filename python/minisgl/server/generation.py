@@ -17,7 +17,7 @@ from minisgl.frontend.engine_client import EngineGone
 from minisgl.frontend.output_processor import Delta, Logprob, RequestState, Subscriber
 from minisgl.message import GRAMMAR_REFUSED, TokenLogprobs
 from minisgl.sampling_params import SamplingParams
-from minisgl.server.context import ServerContext
+from minisgl.server.context import Running, ServerContext
 from minisgl.server.errors import ApiError, bad_value, engine_error, engine_gone, grammar_refused, too_late
 from minisgl.server.lengths import Lengths, lengths
 from minisgl.server.request import HttpRequest
@@ -96,9 +96,10 @@ class Generation:
         except EngineGone as error:
             raise engine_gone(str(error)) from error
         self._open = list(self._states)
-        self._running, self._entry = context.running, (request.key, rid or "", self.end_early)
+        self._running, self._entry = context.running, set[Running]()
         if rid is not None:
-            self._running.add(self._entry)
+            self._entry.add((request.key, rid, self.end_early))
+            self._running |= self._entry
         self._metrics.accepted(len(self._states))
         self._keys.accepted(request.key, len(self._states), num_prompt_tokens)
         if found.are_shortened:
@@ -114,8 +115,9 @@ class Generation:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.abort()
-        self._running.discard(self._entry)
-        self._states, self._open, self._sink = [], [], None  # they know this: cycles wait for the collector
+        self._running -= self._entry
+        self._entry.clear()  # it knows this, as the next two do: cycles wait for the collector
+        self._states, self._open, self._sink = [], [], None
 
     def _expire(self) -> None:
         """Free the engine now: whoever sends the error may still be waiting for a slow client."""
