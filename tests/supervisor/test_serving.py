@@ -46,6 +46,7 @@ def test_the_command_to_try_is_one_that_works(monkeypatch: pytest.MonkeyPatch, c
         max_seq_len=9,
         num_pages=1,
         page_size=1,
+        eos_ids=(2,),
     )
     config = ServerConfig(engine=EngineConfig(model="base"))
     serving._greet(config, front_end, "http://here", ready, 1.0, chats=chats)
