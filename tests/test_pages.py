@@ -5,13 +5,17 @@ Invariants: what a page of today names is there today. Records (`worklog/`, `ben
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from minisgl import cli
+from minisgl.cli import bench
 from minisgl.models.architectures import ARCHITECTURES
 
 ROOT = Path(__file__).parent.parent
@@ -151,3 +155,34 @@ def test_the_readme_names_what_is_there() -> None:
         .replace("Qwen3-MoE", "Qwen3Moe")
     )
     assert {name for name in native if name != "Mistral3" and name not in told} == set()
+
+
+FOREIGN = {
+    *("--extra", "--implementation", "--index-url", "--no-deps", "--no-index", "--only-binary", "--platform"),
+    *("--python-version", "--torch-backend", "--locked", "--profile", "--rm", "--target", "--time", "--now"),
+    *("--kill-who", "--patch-file", "--strict", "--address", "--head", "--build"),
+}
+"""Flags of other programs that pages name: pip, uv, maturin, docker, systemctl, kubectl, Ray, cmake."""
+
+
+@pytest.fixture(scope="module")
+def flags() -> set[str]:
+    """Every command has these, other projects' spellings too, or a program in benchmark/ and tests/ has."""
+    known = set()
+    for module in (cli.serve, cli.chat, cli.generate, cli.replay, *map(import_module, bench.COMMANDS.values())):
+        commands = argparse.ArgumentParser().add_subparsers()
+        module.add_parser(commands)
+        for parser in commands.choices.values():
+            known |= {option for action in parser._actions for option in action.option_strings}
+    for program in [*ROOT.glob("benchmark/**/*.py"), *ROOT.glob("tests/gpu/*.py"), ROOT / "tests" / "conftest.py"]:
+        text = text_of(program)
+        known |= set(
+            re.findall(r'"(--[a-z][a-z0-9-]+)"', text.replace("{letter}", "a") + text.replace("{letter}", "b"))
+        )
+    return known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_flags_that_a_page_names_exist(page: Path, flags: set[str]) -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?![\w*-])", text_of(page)))
+    assert named - flags - FOREIGN == set()

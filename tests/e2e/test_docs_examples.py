@@ -113,17 +113,3 @@ def test_every_block_is_known() -> None:
 def test_every_variable_is_on_the_operations_page() -> None:
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     assert {name for name in envs.ALL if f"| `{name}` |" not in page} == set()
-
-
-def test_flags_named_in_the_docs_exist() -> None:
-    import argparse
-
-    known: set[str] = set()
-    for add in (cli.serve.add_parser, cli.chat.add_parser, cli.generate.add_parser, cli.replay.add_parser):
-        parser = add(argparse.ArgumentParser().add_subparsers())
-        known |= {option for action in parser._actions for option in action.option_strings}
-    foreign = {"--no-deps", "--pre-commit", "--locked"}
-    for page in (*PAGES, "docs/operations.md", "docs/api.md", "docs/features.md"):
-        text = (ROOT / page).read_text(encoding="utf-8")
-        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
-        assert named - known - foreign == set(), page
