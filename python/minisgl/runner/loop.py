@@ -146,7 +146,7 @@ class StepLoop:
         """A step would change nothing until a message comes, or a grammar is compiled."""
         if self._in_flight is not None or self._failed_step is not None or self._replay or self.prefixes.events:
             return False
-        if self._left_something or self.adapters.any_leaves:
+        if self._left_something or self.adapters.any_leaves or self._compiling.any_returns:
             return False
         return self._control_plane.stats().num_live == 0
 

@@ -36,6 +36,7 @@ from minisgl.step import (
 )
 
 MAX_PENDING = 65_536
+RETURNS_AT_ONCE = 1  # in a step, which computes some of their tokens again
 
 
 @dataclass(slots=True, eq=False)
@@ -165,6 +166,12 @@ class Compiling:
     def __init__(self, compiler: GrammarCompiler | None) -> None:
         self._compiler = compiler
         self._waiting: dict[int, AddRequest | TrackedRequest] = {}
+        self._returning: list[int] = []  # of them, those whose masks are there
+
+    @property
+    def any_returns(self) -> bool:
+        """Whether a step would take somebody back."""
+        return bool(self._returning)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -208,11 +215,18 @@ class Compiling:
             return
         assert self._compiler is not None
         for one in self._compiler.take():
-            waiting = self._waiting.pop(one.key)
+            waiting = self._waiting[one.key]
             if isinstance(waiting, AddRequest):
                 sampling = msgspec.structs.replace(waiting.sampling, grammar=None)
                 waiting = msgspec.structs.replace(waiting, sampling=sampling)
-            yield waiting, one.matcher, one.error
+                del self._waiting[one.key]
+                yield waiting, one.matcher, one.error
+            else:
+                self._returning.append(one.key)
+        returning, self._returning = self._returning[:RETURNS_AT_ONCE], self._returning[RETURNS_AT_ONCE:]
+        for req_id in returning:
+            if (held := self._waiting.pop(req_id, None)) is not None:
+                yield held, None, ""
 
     def wait(self) -> None:
         """Until one is done. Only with some."""
