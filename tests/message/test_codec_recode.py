@@ -182,9 +182,9 @@ def test_recorded_frames_are_passed_on_unchanged() -> None:
     [
         (AddRequest(ID_LIMIT, b"", SamplingParams()), "is out of range"),
         (AbortRequest(-1), "is out of range"),
-        (AddRequest(3, b"abc", SamplingParams()), "the tokens of request 3 are no multiple of 4 bytes"),
-        (AddRequest(3, b"", SamplingParams(), 2**63), "a number is too large"),
-        (AddRequest(3, b"", SamplingParams(seed=2**63)), "a number is too large"),
+        (AddRequest(3, b"abc", SamplingParams()), "the tokens of request 3: 3 bytes are no multiple of 4 bytes"),
+        (AddRequest(3, b"", SamplingParams(), 2**63), "`9223372036854775808`, expected i64"),
+        (AddRequest(3, b"", SamplingParams(seed=2**63)), "`9223372036854775808`, expected i64"),
         (AddPrefix(3, b"abc"), "no multiple of 4 bytes"),
         (LoadProgress("x"), "unknown message"),
     ],

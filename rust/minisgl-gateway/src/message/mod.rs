@@ -3,11 +3,7 @@
 //! Invariants: a frame of another schema version, or one that does not fit the types, is a [`MessageError`], never a
 //! wrong message; what this side writes is byte for byte what Python writes for the same messages.
 
-mod decode;
-mod decode_to_engine;
-mod encode;
-mod encode_from_pool;
-mod reader;
+mod codec;
 mod types;
 
 #[cfg(test)]
@@ -15,11 +11,8 @@ mod tests;
 
 use std::fmt;
 
-pub use decode::{decode, decode_each};
-pub use decode_to_engine::decode_to_engine;
-pub use encode::encode;
-pub(crate) use encode::estimate;
-pub use encode_from_pool::encode_from_pool;
+pub(crate) use codec::estimate;
+pub use codec::{decode, decode_each, decode_to_engine, encode, encode_from_pool};
 pub use types::{
     Embedding, EngineReady, EngineStats, FromEngine, FromPool, Heartbeat, LoadProgress, Phase, PromptLogprobs,
     SamplingParams, StepTokens, ToEngine, TokenLogprobs,

@@ -1,5 +1,9 @@
 //! The messages: those of `minisgl.message.types` that a front end needs, with arrays instead of their bytes.
 
+use serde::{Deserialize, Serialize};
+
+use super::codec::{packed, pairs};
+
 /// From the engine process.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FromEngine {
@@ -17,7 +21,7 @@ pub enum FromEngine {
     Narration(Vec<String>),
     /// What became of a prefix of the cache: for the Python server.
     PrefixChanged {
-        /// Of its [`ToEngine::AddPrefix`].
+        /// The number that its [`ToEngine::AddPrefix`] gave it.
         prefix_id: i64,
         /// `warming`, `ready`, `refused`, `removed` or `unknown`.
         state: String,
@@ -26,7 +30,7 @@ pub enum FromEngine {
     CacheCleared,
     /// What became of an adapter: for the Python server.
     AdapterChanged {
-        /// Of its [`ToEngine::LoadAdapter`].
+        /// The number that its [`ToEngine::LoadAdapter`] gave it.
         adapter: i64,
         /// `loaded`, `refused` or `unloaded`.
         state: String,
@@ -54,18 +58,20 @@ pub enum FromEngine {
 }
 
 /// A line, or with `total` how far the step `text` is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadProgress {
     /// The line.
     pub text: String,
-    /// Of `total`.
+    /// How much of `total` is done.
+    #[serde(default)]
     pub done: i64,
     /// 0: only a line.
+    #[serde(default)]
     pub total: i64,
 }
 
 /// What the engine is. See `minisgl.message.EngineReady`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct EngineReady {
     pub engine: String,
@@ -78,30 +84,25 @@ pub struct EngineReady {
     pub device: String,
     pub dtype: String,
     pub cpu_backend: String,
+    #[serde(default)]
     pub cpu_backend_fallback: String,
+    #[serde(default)]
     pub simulated: String,
+    #[serde(default)]
     pub engine_details: String,
 }
 
-/// The numbers of the scheduler. What else `minisgl.message.EngineStats` has is for the Python server.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The load of an engine. What else `minisgl.message.EngineStats` has is for the Python server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[allow(missing_docs)]
 pub struct EngineStats {
     pub num_waiting: i64,
     pub num_running: i64,
-    pub num_pages: i64,
-    pub num_free_pages: i64,
-    pub num_evictable_pages: i64,
-    pub num_protected_pages: i64,
-    pub num_held_pages: i64,
-    pub num_retracted_total: i64,
-    pub num_prompt_tokens_total: i64,
-    pub num_cached_tokens_total: i64,
-    pub num_steps_total: i64,
 }
 
 /// What the step loop of a process is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Phase {
     /// Nothing, or nothing that could hang.
     Idle,
@@ -112,14 +113,19 @@ pub enum Phase {
 }
 
 /// What the step loop is doing, and for how long.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub struct Heartbeat {
     /// What.
     pub phase: Phase,
     /// Since when, in seconds.
     pub age_s: f64,
     /// The step of a forward, else -1.
+    #[serde(default = "none")]
     pub step: i64,
+}
+
+fn none() -> i64 {
+    -1
 }
 
 /// All tokens and ends of one step. The first three arrays belong together.
@@ -137,27 +143,28 @@ pub struct StepTokens {
     pub admitted: Vec<(i64, i32)>,
     /// Why requests ended with an error.
     pub errors: Vec<(i64, String)>,
-    /// Of the tokens whose requests ask for them.
+    /// Log probabilities of the tokens whose requests ask for them.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Of prompts whose requests ask for them.
+    /// Log probabilities of prompts whose requests ask for them.
     pub prompt_logprobs: Vec<PromptLogprobs>,
-    /// Of prompts of which nothing else is wanted.
+    /// Embeddings of prompts of which nothing else is wanted.
     pub embeddings: Vec<Embedding>,
 }
 
 /// What a prompt is for the model.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Embedding {
     /// Whose prompt.
     pub req_id: i64,
     /// Its numbers, float32 as bytes.
+    #[serde(with = "packed")]
     pub numbers: Vec<u8>,
 }
 
 /// Log probabilities of one token and the most likely ones in its place.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprobs {
-    /// Of the token in [`StepTokens::tokens`].
+    /// Where its token stands in [`StepTokens::tokens`].
     pub index: usize,
     /// Its own.
     pub logprob: f64,
@@ -167,8 +174,8 @@ pub struct TokenLogprobs {
     pub top_logprobs: Vec<f64>,
 }
 
-/// Of the prompt tokens from position `first` on; may come again.
-#[derive(Clone, Debug, PartialEq)]
+/// Log probabilities of the prompt tokens from position `first` on; they may come again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PromptLogprobs {
     /// Whose prompt.
     pub req_id: i64,
@@ -276,33 +283,57 @@ pub enum FromPool<'a> {
 }
 
 /// How one request samples and when it ends: the fields and defaults of `minisgl.sampling_params.SamplingParams`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 #[allow(missing_docs)]
 pub struct SamplingParams {
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<i64>,
+    #[serde(skip_serializing_if = "is_default")]
     pub min_tokens: i64,
+    #[serde(skip_serializing_if = "is_one")]
     pub temperature: f64,
+    #[serde(skip_serializing_if = "is_all")]
     pub top_k: i64,
+    #[serde(skip_serializing_if = "is_one")]
     pub top_p: f64,
+    #[serde(skip_serializing_if = "is_zero")]
     pub min_p: f64,
+    #[serde(skip_serializing_if = "is_zero")]
     pub frequency_penalty: f64,
+    #[serde(skip_serializing_if = "is_zero")]
     pub presence_penalty: f64,
+    #[serde(skip_serializing_if = "is_one")]
     pub repetition_penalty: f64,
     /// By token id, in the order of the request; no id twice.
+    #[serde(skip_serializing_if = "Vec::is_empty", with = "pairs")]
     pub logit_bias: Vec<(i64, f64)>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub allowed_token_ids: Vec<i64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub bad_words: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub bad_token_ids: Vec<Vec<i64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<i64>,
+    #[serde(skip_serializing_if = "is_single")]
     pub n: i64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stop: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stop_token_ids: Vec<i64>,
+    #[serde(skip_serializing_if = "is_default")]
     pub ignore_eos: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub grammar: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub embedding: Option<String>,
     /// 0: none.
+    #[serde(skip_serializing_if = "is_default")]
     pub adapter: i64,
 }
 
@@ -334,4 +365,26 @@ impl Default for SamplingParams {
             adapter: 0,
         }
     }
+}
+
+// What a sender leaves out; `-0.0` is not the same number as `0.0`.
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+fn is_zero(value: &f64) -> bool {
+    value.to_bits() == 0
+}
+
+fn is_one(value: &f64) -> bool {
+    value.to_bits() == 1_f64.to_bits()
+}
+
+fn is_all(top_k: &i64) -> bool {
+    *top_k == -1
+}
+
+fn is_single(n: &i64) -> bool {
+    *n == 1
 }

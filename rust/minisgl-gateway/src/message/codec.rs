@@ -1,0 +1,544 @@
+//! Messages to bytes and back, by serde and the rules of msgspec: a struct is an array of its tag and its fields, numbers
+//! have their shortest form, a map that leaves out defaults has a long header.
+//!
+//! Invariants: nothing is reserved for what a length only claims; a value of another type is an error; fields that this
+//! side does not know stand at the end of a message, and are stepped over.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use rmp_serde::{Deserializer, Serializer};
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{Deserialize, Error, IgnoredAny, SeqAccess, Visitor};
+use serde::ser::Serialize;
+
+use super::{
+    FromEngine, FromPool, ID_LIMIT, LENGTH_BYTES, MessageError, SCHEMA_VERSION, STAMPED, SamplingParams, StepTokens,
+    ToEngine,
+};
+
+/// Messages nest no deeper.
+const MAX_DEPTH: usize = 32;
+
+// ------------------------------------------------------------------------------------------------------------ writing
+
+/// One frame of `messages`, with its length in front.
+#[must_use]
+pub fn encode(messages: &[ToEngine]) -> Vec<u8> {
+    frame(messages, estimate, put_to_engine)
+}
+
+/// One frame of what a pool of engines says, with its length in front.
+#[must_use]
+pub fn encode_from_pool(messages: &[FromPool<'_>]) -> Vec<u8> {
+    let estimate = |message: &FromPool<'_>| match message {
+        FromPool::StepTokens(step) => 64 + 16 * step.req_ids.len() + 12 * step.admitted.len(),
+        FromPool::EngineSays { messages, .. } => 24 + messages.iter().map(|one| one.len()).sum::<usize>(),
+        _ => 256,
+    };
+    frame(messages, estimate, put_from_pool)
+}
+
+/// About as many bytes as `message` takes.
+pub(crate) fn estimate(message: &ToEngine) -> usize {
+    match message {
+        ToEngine::AddRequest { tokens, .. } | ToEngine::AddPrefix { tokens, .. } => 4 * tokens.len() + 128,
+        _ => 24,
+    }
+}
+
+fn frame<M>(messages: &[M], estimate: impl Fn(&M) -> usize, put: impl Fn(&mut Vec<u8>, &M)) -> Vec<u8> {
+    let mut out = Vec::with_capacity(16 + messages.iter().map(estimate).sum::<usize>());
+    out.extend([0; LENGTH_BYTES]);
+    out.extend(SCHEMA_VERSION.to_le_bytes());
+    put_array(&mut out, messages.len());
+    for message in messages {
+        put(&mut out, message);
+    }
+    let length = u32::try_from(out.len() - LENGTH_BYTES).unwrap_or(u32::MAX);
+    out[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
+    out
+}
+
+/// Writing into memory does not fail: what is returned is left alone, here and below.
+fn put(out: &mut Vec<u8>, value: &impl Serialize) {
+    let _ = value.serialize(&mut Serializer::new(out));
+}
+
+fn put_array(out: &mut Vec<u8>, length: usize) {
+    let _ = rmp::encode::write_array_len(out, u32::try_from(length).unwrap_or(u32::MAX));
+}
+
+fn put_to_engine(out: &mut Vec<u8>, message: &ToEngine) {
+    match message {
+        ToEngine::Hello { name } => put(out, &("hello", name)),
+        ToEngine::AddRequest {
+            req_id,
+            tokens,
+            sampling,
+            priority,
+            num_generated,
+            key,
+        } => {
+            put_array(out, 7);
+            put(out, &"add");
+            put(out, req_id);
+            put(out, &Packed(tokens));
+            put_sampling(out, sampling);
+            put(out, priority);
+            put(out, num_generated);
+            put(out, key);
+        }
+        ToEngine::AbortRequest(req_id) => put(out, &("abort", req_id)),
+        ToEngine::FinishRequest(req_id) => put(out, &("finish", req_id)),
+        ToEngine::AddPrefix { prefix_id, tokens, pin } => put(out, &("add_prefix", prefix_id, Packed(tokens), pin)),
+        ToEngine::RemovePrefix(prefix_id) => put(out, &("remove_prefix", prefix_id)),
+        ToEngine::ClearCache => put(out, &("clear_cache",)),
+        ToEngine::LoadAdapter { adapter, name, path } => put(out, &("load_adapter", adapter, name, path)),
+        ToEngine::UnloadAdapter(adapter) => put(out, &("unload_adapter", adapter)),
+        ToEngine::Watch { steps, tree } => put(out, &("watch", steps, tree)),
+        ToEngine::Shutdown => put(out, &("shutdown",)),
+    }
+}
+
+/// A map of what is not its default. Its header is that of a long map, because Python sees its length last.
+fn put_sampling(out: &mut Vec<u8>, params: &SamplingParams) {
+    let header = out.len();
+    let _ = params.serialize(&mut Serializer::new(&mut *out).with_struct_map());
+    if out[header] & 0xf0 == 0x80 {
+        let number = out[header] & 0x0f;
+        out.splice(header..=header, [0xde, 0, number]);
+    }
+}
+
+fn put_from_pool(out: &mut Vec<u8>, message: &FromPool<'_>) {
+    match *message {
+        FromPool::LoadProgress(line) => put_tagged(out, "progress", line),
+        FromPool::EngineReady(ready) => put_tagged(out, "ready", ready),
+        FromPool::Heartbeat(beat) => put(out, &("beat", beat.phase, beat.age_s, beat.step, 0.0, 0)),
+        FromPool::StepTokens(step) => put_step(out, step),
+        FromPool::EngineSays { engine, messages } => {
+            let mut list = Vec::with_capacity(5 + messages.iter().map(|one| one.len()).sum::<usize>());
+            put_array(&mut list, messages.len());
+            messages.iter().for_each(|one| list.extend_from_slice(one));
+            put(out, &("says", engine, Packed(&list)));
+        }
+        FromPool::EngineState { engine, state, reason } => put(out, &("engine", engine, state, reason)),
+        FromPool::EngineFailed(text) => put(out, &("failed", text)),
+    }
+}
+
+/// The fields of a struct, fewer than fifteen, behind its tag.
+fn put_tagged(out: &mut Vec<u8>, tag: &str, fields: &impl Serialize) {
+    let header = out.len();
+    put(out, fields);
+    out[header] += 1;
+    let mut name = Vec::new();
+    put(&mut name, &tag);
+    out.splice(header + 1..=header, name);
+}
+
+fn put_step(out: &mut Vec<u8>, step: &StepTokens) {
+    let (ids, cached): (Vec<i64>, Vec<i32>) = step.admitted.iter().copied().unzip();
+    let ends = (
+        Pairs(&step.errors),
+        &step.logprobs,
+        &step.prompt_logprobs,
+        &step.embeddings,
+    );
+    let rows = (Packed(&step.req_ids), Packed(&step.tokens), Packed(&step.reasons));
+    let (ids, cached) = (Packed(&ids), Packed(&cached));
+    let all = (
+        "step", step.step, rows.0, rows.1, rows.2, ids, cached, ends.0, ends.1, ends.2, ends.3,
+    );
+    put(out, &all);
+}
+
+// ------------------------------------------------------------------------------------------------------------ reading
+
+/// The messages of a frame, given without its length.
+pub fn decode(frame: &[u8]) -> Result<Vec<FromEngine>, MessageError> {
+    let mut found = Vec::new();
+    decode_each(frame, |message, _| found.push(message))?;
+    Ok(found)
+}
+
+/// Each message of a frame, given without its length, and its bytes.
+pub fn decode_each(frame: &[u8], each: impl FnMut(FromEngine, &[u8])) -> Result<(), MessageError> {
+    read_each(frame, each)
+}
+
+/// What a front end sent, for who stands in for an engine process. Ids are in their range; the engine itself refuses a
+/// request whose sampling parameters are not in theirs.
+pub fn decode_to_engine(frame: &[u8]) -> Result<Vec<ToEngine>, MessageError> {
+    let mut found = Vec::new();
+    read_each(frame, |message, _| found.push(message))?;
+    Ok(found)
+}
+
+fn malformed(error: impl fmt::Display) -> MessageError {
+    MessageError::Malformed(error.to_string())
+}
+
+fn read_each<M: Message>(frame: &[u8], mut each: impl FnMut(M, &[u8])) -> Result<(), MessageError> {
+    let mut rest = body(frame)?;
+    let number = rmp::decode::read_array_len(&mut rest).map_err(malformed)?;
+    for left in (0..number).rev() {
+        // nearly always there is one, and its end is known
+        let end = if left == 0 { rest.len() } else { length_of_first(rest)? };
+        let (first, behind) = rest.split_at(end);
+        each(read_one(first)?, first);
+        rest = behind;
+    }
+    if rest.is_empty() { Ok(()) } else { Err(left_behind()) }
+}
+
+/// The one message that `bytes` are.
+fn read_one<M: Message>(bytes: &[u8]) -> Result<M, MessageError> {
+    if let Some(found) = M::read_by_hand(bytes) {
+        return Ok(found);
+    }
+    let mut reader = Deserializer::from_read_ref(bytes);
+    reader.set_max_depth(MAX_DEPTH);
+    let One(message) = One::deserialize(&mut reader).map_err(malformed)?;
+    match IgnoredAny::deserialize(&mut reader) {
+        Err(rmp_serde::decode::Error::InvalidMarkerRead(_)) => Ok(message), // nothing is left
+        _ => Err(left_behind()),
+    }
+}
+
+fn length_of_first(bytes: &[u8]) -> Result<usize, MessageError> {
+    let mut reader = Deserializer::new(bytes);
+    reader.set_max_depth(MAX_DEPTH);
+    IgnoredAny::deserialize(&mut reader).map_err(malformed)?;
+    Ok(bytes.len() - reader.into_inner().len())
+}
+
+fn left_behind() -> MessageError {
+    malformed("bytes are left behind the messages")
+}
+
+fn body(frame: &[u8]) -> Result<&[u8], MessageError> {
+    let (version, rest) = match frame {
+        [low, high, rest @ ..] => (u16::from_le_bytes([*low, *high]), rest),
+        [low] => return Err(MessageError::Version((*low).into())),
+        [] => return Err(MessageError::Version(0)),
+    };
+    if version == SCHEMA_VERSION {
+        return Ok(rest);
+    }
+    if version == SCHEMA_VERSION | STAMPED {
+        return rest.get(8..).ok_or_else(|| malformed("the frame is cut short"));
+    }
+    Err(MessageError::Version(version & !STAMPED))
+}
+
+trait Message: Sized {
+    /// The message with this tag and these fields.
+    fn read<'de, A: SeqAccess<'de>>(tag: &str, fields: &mut A) -> Result<Self, A::Error>;
+
+    /// The message, if it is one that comes so often that it is read by hand.
+    fn read_by_hand(_bytes: &[u8]) -> Option<Self> {
+        None
+    }
+}
+
+struct One<M>(M);
+
+impl<'de, M: Message> Deserialize<'de> for One<M> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(OneVisitor(PhantomData))
+    }
+}
+
+struct OneVisitor<M>(PhantomData<M>);
+
+impl<'de, M: Message> Visitor<'de> for OneVisitor<M> {
+    type Value = One<M>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a message")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut fields: A) -> Result<One<M>, A::Error> {
+        let tag: &str = next(&mut fields)?;
+        let found = M::read(tag, &mut fields)?;
+        while fields.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(One(found))
+    }
+}
+
+fn next<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(fields: &mut A) -> Result<T, A::Error> {
+    let found = fields.next_element()?;
+    found.ok_or_else(|| Error::custom("a message lacks a field"))
+}
+
+/// A field that has its default where it is not there.
+fn or_default<'de, T: Deserialize<'de> + Default, A: SeqAccess<'de>>(fields: &mut A) -> Result<T, A::Error> {
+    Ok(fields.next_element()?.unwrap_or_default())
+}
+
+/// All fields that are left, as a struct.
+fn rest<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(fields: &mut A) -> Result<T, A::Error> {
+    T::deserialize(SeqAccessDeserializer::new(fields))
+}
+
+impl Message for FromEngine {
+    /// A step that brought tokens and nothing else: serde takes half as long again.
+    fn read_by_hand(bytes: &[u8]) -> Option<Self> {
+        let mut rest = bytes.strip_prefix(b"\x9b\xa4step")?.strip_suffix(b"\x80\x90\x90\x90")?;
+        let step = rmp::decode::read_int(&mut rest).ok()?;
+        let mut array = || {
+            let length = rmp::decode::read_bin_len(&mut rest).ok()?;
+            rest.split_off(..length as usize)
+        };
+        let (req_ids, tokens, reasons) = (numbers(array()?)?, numbers(array()?)?, numbers(array()?)?);
+        let admitted = (numbers(array()?)?, numbers(array()?)?);
+        rest.is_empty().then_some(())?;
+        checked(step, (req_ids, tokens, reasons), admitted).map(Self::StepTokens)
+    }
+
+    fn read<'de, A: SeqAccess<'de>>(tag: &str, fields: &mut A) -> Result<Self, A::Error> {
+        Ok(match tag {
+            "step" => Self::StepTokens(step_tokens(fields)?),
+            "beat" => Self::Heartbeat(rest(fields)?),
+            "stats" => Self::EngineStats(rest(fields)?),
+            "progress" => Self::LoadProgress(rest(fields)?),
+            "ready" => Self::EngineReady(rest(fields)?),
+            "narration" => Self::Narration(next(fields)?),
+            "prefix" => Self::PrefixChanged {
+                prefix_id: next(fields)?,
+                state: next(fields)?,
+            },
+            "cleared" => Self::CacheCleared,
+            "adapter" => Self::AdapterChanged {
+                adapter: next(fields)?,
+                state: next(fields)?,
+            },
+            "watched" => Self::Watched,
+            "says" => Self::EngineSays {
+                engine: next(fields)?,
+                messages: next::<Numbers<u8>, A>(fields)?.0,
+            },
+            "engine" => Self::EngineState {
+                engine: next(fields)?,
+                state: next(fields)?,
+                reason: or_default(fields)?,
+            },
+            "failed" => Self::EngineFailed(next(fields)?),
+            other => return Err(unknown(other)),
+        })
+    }
+}
+
+impl Message for ToEngine {
+    fn read<'de, A: SeqAccess<'de>>(tag: &str, fields: &mut A) -> Result<Self, A::Error> {
+        Ok(match tag {
+            "hello" => Self::Hello { name: next(fields)? },
+            "add" => {
+                let req_id = request_id(fields)?;
+                let tokens = next::<Numbers<i32>, A>(fields);
+                Self::AddRequest {
+                    req_id,
+                    tokens: tokens
+                        .map_err(|error| Error::custom(format!("the tokens of request {req_id}: {error}")))?
+                        .0,
+                    sampling: next(fields)?,
+                    priority: or_default(fields)?,
+                    num_generated: or_default(fields)?,
+                    key: or_default(fields)?,
+                }
+            }
+            "abort" => Self::AbortRequest(request_id(fields)?),
+            "finish" => Self::FinishRequest(request_id(fields)?),
+            "add_prefix" => Self::AddPrefix {
+                prefix_id: next(fields)?,
+                tokens: next::<Numbers<i32>, A>(fields)?.0,
+                pin: or_default(fields)?,
+            },
+            "remove_prefix" => Self::RemovePrefix(next(fields)?),
+            "clear_cache" => Self::ClearCache,
+            "load_adapter" => Self::LoadAdapter {
+                adapter: next(fields)?,
+                name: next(fields)?,
+                path: next(fields)?,
+            },
+            "unload_adapter" => Self::UnloadAdapter(next(fields)?),
+            "watch" => Self::Watch {
+                steps: next(fields)?,
+                tree: next(fields)?,
+            },
+            "shutdown" => Self::Shutdown,
+            other => return Err(unknown(other)),
+        })
+    }
+}
+
+fn unknown<E: Error>(tag: &str) -> E {
+    E::custom(format!("unknown message {tag:?}"))
+}
+
+fn request_id<'de, A: SeqAccess<'de>>(fields: &mut A) -> Result<i64, A::Error> {
+    let req_id = next(fields)?;
+    if (0..ID_LIMIT).contains(&req_id) {
+        return Ok(req_id);
+    }
+    let range = format!("ids are at least 0 and below {ID_LIMIT}");
+    Err(Error::custom(format!("request id {req_id} is out of range: {range}")))
+}
+
+type Rows = (Vec<i64>, Vec<i32>, Vec<i32>);
+
+/// A step of these rows and admissions, if they have the same lengths.
+fn checked(step: i64, (req_ids, tokens, reasons): Rows, (ids, cached): (Vec<i64>, Vec<i32>)) -> Option<StepTokens> {
+    let lengths_fit = tokens.len() == req_ids.len() && reasons.len() == req_ids.len() && ids.len() == cached.len();
+    lengths_fit.then(|| StepTokens {
+        step,
+        req_ids,
+        tokens,
+        reasons,
+        admitted: ids.into_iter().zip(cached).collect(),
+        ..StepTokens::default()
+    })
+}
+
+fn step_tokens<'de, A: SeqAccess<'de>>(fields: &mut A) -> Result<StepTokens, A::Error> {
+    let step = next(fields)?;
+    let req_ids: Numbers<i64> = next(fields)?;
+    let (tokens, reasons): (Numbers<i32>, Numbers<i32>) = (next(fields)?, next(fields)?);
+    let admitted: (Numbers<i64>, Numbers<i32>) = (or_default(fields)?, or_default(fields)?);
+    let rows = req_ids.0.len();
+    let found = checked(step, (req_ids.0, tokens.0, reasons.0), (admitted.0.0, admitted.1.0));
+    let mut found = found.ok_or_else(|| Error::custom("arrays of a step have different lengths"))?;
+    found.errors = or_default::<Map<i64, String>, A>(fields)?.0;
+    found.logprobs = or_default(fields)?;
+    for one in &found.logprobs {
+        if one.index >= rows {
+            return Err(Error::custom("log probabilities of a token that is not there"));
+        }
+        if one.top_ids.len() != one.top_logprobs.len() {
+            return Err(Error::custom("log probabilities without their tokens"));
+        }
+    }
+    found.prompt_logprobs = or_default(fields)?;
+    found.embeddings = or_default(fields)?;
+    Ok(found)
+}
+
+// -------------------------------------------------------------------------------- arrays as bytes, maps as lists of pairs
+
+/// Numbers that travel as their bytes.
+struct Packed<'a, T>(&'a [T]);
+
+impl<T: bytemuck::NoUninit> Serialize for Packed<'_, T> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(bytemuck::cast_slice(self.0))
+    }
+}
+
+#[cfg(not(target_endian = "little"))]
+compile_error!("numbers travel little-endian");
+
+struct Numbers<T>(Vec<T>);
+
+impl<T> Default for Numbers<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'de, T: bytemuck::Pod> Deserialize<'de> for Numbers<T> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_bytes(NumbersVisitor(PhantomData))
+    }
+}
+
+fn numbers<T: bytemuck::Pod>(bytes: &[u8]) -> Option<Vec<T>> {
+    let is_whole = bytes.len().is_multiple_of(size_of::<T>());
+    is_whole.then(|| bytemuck::allocation::pod_collect_to_vec(bytes))
+}
+
+struct NumbersVisitor<T>(PhantomData<T>);
+
+impl<T: bytemuck::Pod> Visitor<'_> for NumbersVisitor<T> {
+    type Value = Numbers<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("bytes")
+    }
+
+    fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Numbers<T>, E> {
+        let size = size_of::<T>();
+        if !bytes.len().is_multiple_of(size) {
+            return Err(E::custom(format!(
+                "{} bytes are no multiple of {size} bytes",
+                bytes.len()
+            )));
+        }
+        Ok(Numbers(bytemuck::allocation::pod_collect_to_vec(bytes)))
+    }
+}
+
+pub(super) mod packed {
+    use super::{Deserialize, Numbers, Packed, Serialize};
+
+    pub fn serialize<S: serde::Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        Packed(bytes).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+        Ok(Numbers::deserialize(deserializer)?.0)
+    }
+}
+
+struct Pairs<'a, K, V>(&'a [(K, V)]);
+
+impl<K: Serialize, V: Serialize> Serialize for Pairs<'_, K, V> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
+    }
+}
+
+struct Map<K, V>(Vec<(K, V)>);
+
+impl<K, V> Default for Map<K, V> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'de, K: Deserialize<'de>, V: Deserialize<'de>> Deserialize<'de> for Map<K, V> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(MapVisitor(PhantomData))
+    }
+}
+
+struct MapVisitor<K, V>(PhantomData<(K, V)>);
+
+impl<'de, K: Deserialize<'de>, V: Deserialize<'de>> Visitor<'de> for MapVisitor<K, V> {
+    type Value = Map<K, V>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map")
+    }
+
+    fn visit_map<A: serde::de::MapAccess<'de>>(self, mut entries: A) -> Result<Map<K, V>, A::Error> {
+        let mut found = Vec::new();
+        while let Some(entry) = entries.next_entry()? {
+            found.push(entry);
+        }
+        Ok(Map(found))
+    }
+}
+
+pub(super) mod pairs {
+    use super::{Deserialize, Map, Pairs, Serialize};
+
+    pub fn serialize<S: serde::Serializer>(pairs: &[(i64, f64)], serializer: S) -> Result<S::Ok, S::Error> {
+        Pairs(pairs).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<(i64, f64)>, D::Error> {
+        Ok(Map::deserialize(deserializer)?.0)
+    }
+}
