@@ -115,7 +115,9 @@ def test_no_circle_between_the_files_of_the_package() -> None:
     assert circle(python_graph(package_sources())) == []
 
 
-@pytest.mark.parametrize("crate", ["minisgl-core", "minisgl-loadgen", "minisgl-py"])
+@pytest.mark.parametrize(
+    "crate", ["minisgl-core", "minisgl-gateway", "minisgl-loadgen", "minisgl-py", "minisgl-router"]
+)
 def test_no_circle_between_the_files_of_a_crate(crate: str) -> None:
     assert circle(Crate(rust_sources(ROOT / "rust" / crate)).graph()) == []
 

@@ -13,8 +13,6 @@ PLACES = (PACKAGE, PACKAGE / "scheduler", PACKAGE / "scheduler" / "reference")
 ONLY_RUST = {
     "faulty": "a class of `wrapped` in Python",
     "numbers": "integers of Python have no size",
-    "radix/following": "a method of Python's tree",
-    "radix/lru": "the list behind `evict`, which has a heap in Python",
     "radix/tests": "what the tree's operations cost",
 }
 

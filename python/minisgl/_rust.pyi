@@ -267,8 +267,8 @@ class CpuHead:
     @property
     def width(self) -> int:
         """Numbers of a row of products, a multiple of 16."""
-    def product(self, x: object, out: object, halves: bool) -> None:
-        """float32 arrays: [n, columns] -> [n, width]. `halves`: the numbers of `x` are bfloat16's."""
+    def product(self, x: object, out: object, bf16: bool) -> None:
+        """float32 arrays: [n, columns] -> [n, width]. `bf16`: the numbers of `x` are bfloat16's."""
 
 @final
 class CpuEngine:

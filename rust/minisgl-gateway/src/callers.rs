@@ -126,7 +126,7 @@ fn text(bytes: &[u8]) -> Option<&str> {
     std::str::from_utf8(bytes).ok()
 }
 
-/// Of a `Host` header without its port, in lower case; None for what is not plainly a name or an address.
+/// The name in a `Host` header without its port, in lower case; None for what is not plainly a name or an address.
 fn name_of(host: &str) -> Option<String> {
     let (name, port) = match host.strip_prefix('[') {
         Some(rest) => {

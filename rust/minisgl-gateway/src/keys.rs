@@ -36,7 +36,7 @@ fn same(given: &[u8], key: &[u8]) -> bool {
     given.len() == key.len() && given.iter().zip(key).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 
-/// Of one number, on this side and on the Python server's. Read by any thread.
+/// The counts of one API key, on this side and on the Python server's. Any thread reads them.
 #[derive(Debug, Default)]
 pub struct KeyCounts {
     /// Requests without a row in the engine.
@@ -47,7 +47,7 @@ pub struct KeyCounts {
     pub num_prompt: AtomicU64,
     /// Tokens of answers.
     pub num_generated: AtomicU64,
-    /// Of the Python server.
+    /// How many requests wait in the Python server.
     pub others_waiting: AtomicUsize,
     /// Tokens that were used there.
     pub others_tokens: AtomicU64,

@@ -22,7 +22,7 @@ pub enum Lane {
     Long,
 }
 
-/// See the module. The threads end when it is dropped.
+/// A bounded pool of threads. They end when it is dropped.
 pub struct Pool {
     short: Sender<Job>,
     long: Sender<Job>,

@@ -7,7 +7,6 @@ use std::io;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -38,7 +37,7 @@ enum Command {
     Stop(Duration),
 }
 
-/// See the module. Dropping it stops it at once.
+/// The gateway on its thread. Dropping it stops it at once.
 pub struct Gateway {
     commands: UnboundedSender<Command>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -208,12 +207,5 @@ async fn look(worker: Rc<Worker>) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         worker.look();
-    }
-}
-
-impl Shared {
-    /// Whether nothing is being answered.
-    pub fn is_idle(&self) -> bool {
-        self.num_open.load(Relaxed) == 0
     }
 }

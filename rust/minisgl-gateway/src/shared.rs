@@ -8,7 +8,7 @@ use crate::metrics::{Metrics, Windows};
 use crate::prepare::{Early, Loaded};
 use crate::text::Tokenizer;
 
-/// See the module.
+/// What the gateway's thread and its owner's threads share.
 pub struct Shared {
     /// What the gateway measures.
     pub metrics: Metrics,
@@ -16,7 +16,7 @@ pub struct Shared {
     pub num_open: AtomicUsize,
     /// Requests of the gateway in the engine.
     pub num_live: AtomicUsize,
-    /// Of the gateway: bodies in hand and requests without a row in the engine.
+    /// What waits in the gateway: bodies in hand and requests without a row in the engine.
     pub num_waiting: AtomicUsize,
     /// Tokens of the prompts of those in the engine.
     pub num_waiting_tokens: AtomicUsize,

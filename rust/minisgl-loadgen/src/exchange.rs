@@ -17,8 +17,8 @@ use tokio::time::timeout;
 
 use crate::frame::{Frame, classify, usage};
 use crate::plan::{Plan, Target};
+use crate::record::Shared;
 use crate::record::{Failure, Record};
-use crate::shared::Shared;
 use crate::sse::Splitter;
 
 /// The sending half of an open connection.

@@ -9,19 +9,15 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::as_conversions)]
 
-mod cpu;
 mod exchange;
 mod frame;
 mod plan;
 mod record;
 mod run;
-mod shared;
 mod sse;
 
-pub use cpu::monotonic_s;
 pub use frame::{Frame, Usage, classify, usage};
 pub use plan::{Arrivals, Plan, PlanError, Target};
-pub use record::{FAILURES, Failure, Record};
-pub use run::{Outcome, run};
-pub use shared::Shared;
+pub use record::{FAILURES, Failure, Record, Shared};
+pub use run::{Outcome, monotonic_s, run};
 pub use sse::Splitter;

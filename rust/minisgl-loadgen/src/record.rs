@@ -1,5 +1,7 @@
 //! What is known of one request after its end.
 
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
 use crate::frame::Usage;
 
 /// How a request failed; its number is its place in `FAILURES`.
@@ -107,4 +109,19 @@ impl Record {
 #[allow(clippy::as_conversions)]
 const fn single(seconds: f64) -> f32 {
     seconds as f32
+}
+
+/// Counters that others read while a run goes on, and the way to cancel it.
+#[derive(Default)]
+pub struct Shared {
+    /// Set to cancel.
+    pub stop: AtomicBool,
+    /// Requests that are over.
+    pub finished: AtomicU64,
+    /// How many of these failed.
+    pub failed: AtomicU64,
+    /// Requests begun and not over.
+    pub in_flight: AtomicU64,
+    /// Events with text.
+    pub tokens: AtomicU64,
 }

@@ -10,15 +10,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::cpu::{monotonic_s, thread_cpu_s};
 use crate::exchange::{Connection, exchange};
 use crate::plan::{Arrivals, Plan, PlanError};
+use crate::record::Shared;
 use crate::record::{Failure, Record};
-use crate::shared::Shared;
 
 const LOOK_FOR_STOP: Duration = Duration::from_millis(50);
 
@@ -265,4 +265,18 @@ impl Drop for Kept<'_> {
         let mut records = self.context.records.lock().unwrap_or_else(PoisonError::into_inner);
         records.push(record);
     }
+}
+
+/// CPU seconds, user and system, that the calling thread has used.
+pub fn thread_cpu_s() -> f64 {
+    read(ClockId::ThreadCPUTime)
+}
+
+/// Seconds of the monotonic clock, the one that `Instant` and Python's `time.monotonic` read.
+pub fn monotonic_s() -> f64 {
+    read(ClockId::Monotonic)
+}
+
+fn read(clock: ClockId) -> f64 {
+    Duration::try_from(clock_gettime(clock)).map_or(0.0, |time| time.as_secs_f64())
 }

@@ -47,7 +47,7 @@ impl CpuHead {
         let kind = match kind {
             "bfloat16" => Kind::BF16,
             "float16" => Kind::F16,
-            other => return Err(PyValueError::new_err(format!("kind: {other}: not halves"))),
+            other => return Err(PyValueError::new_err(format!("kind: {other}: not 16 bits"))),
         };
         let team = match openmp(gomp_parallel, threads) {
             Some(team) => Team::OpenMp(team),
@@ -73,10 +73,10 @@ impl CpuHead {
         Ok(found.name())
     }
 
-    fn product(&self, py: Python<'_>, x: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>, halves: bool) -> PyResult<()> {
+    fn product(&self, py: Python<'_>, x: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>, bf16: bool) -> PyResult<()> {
         let (mut x, mut out) = (Array::<f32>::bind(x, "x", 1)?, Array::<f32>::bind(out, "out", 1)?);
         let (x, out): (&[f32], _) = (x.as_mut(), out.as_mut());
-        py.detach(|| self.locked().product(x, out, halves))
+        py.detach(|| self.locked().product(x, out, bf16))
             .map_err(|error| to_python(&error))
     }
 }

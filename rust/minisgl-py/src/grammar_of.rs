@@ -26,7 +26,7 @@ pub(crate) fn grammar_of(matcher: &Bound<'_, PyAny>) -> PyResult<Option<SharedGr
     }))))
 }
 
-/// Of Python code.
+/// A matcher that is Python code.
 #[derive(Debug)]
 struct Foreign {
     matcher: Py<PyAny>,

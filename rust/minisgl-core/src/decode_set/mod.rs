@@ -8,12 +8,10 @@
 //! goes over plain arrays (`runs`). What each step appends to sequences and to page tables of one-token pages waits in
 //! an `AppendBuffer`; larger pages, which begin less often, are appended at once.
 
-mod append_buffer;
 mod columns;
 mod runs;
 
-use append_buffer::AppendBuffer;
-use columns::Columns;
+use columns::{AppendBuffer, Columns};
 pub(crate) use columns::{Kind, Row};
 
 use std::ops::Range;

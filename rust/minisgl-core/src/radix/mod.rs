@@ -2,8 +2,6 @@
 
 mod check;
 mod evict;
-mod following;
-mod lru;
 mod nodes;
 #[cfg(test)]
 mod tests;

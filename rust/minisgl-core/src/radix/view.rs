@@ -15,7 +15,7 @@ const SHOWN_TOKENS: usize = 16;
 pub struct TreeNode {
     /// Above 0.
     pub id: u64,
-    /// Of the parent; 0: the root.
+    /// The number of the parent; 0: the root.
     pub parent: u64,
     /// Tokens of the edge.
     pub num_tokens: usize,
@@ -38,7 +38,7 @@ pub struct TreeNode {
 pub struct TreeView {
     /// Without the root.
     pub num_nodes: usize,
-    /// Of all of them.
+    /// The tokens of all nodes.
     pub num_tokens: usize,
     /// Those with the most tokens; of as many, those with lower ids.
     pub nodes: Vec<TreeNode>,

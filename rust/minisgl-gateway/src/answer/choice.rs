@@ -72,7 +72,7 @@ pub struct Choice {
     pub req_id: i64,
     /// Its prompt's.
     pub num_prompt: usize,
-    /// Of these in the cache; None before it has a row.
+    /// How many of these were in the cache; None before it has a row.
     pub cached_len: Option<i32>,
     /// Came and not taken yet.
     tokens: Vec<i32>,

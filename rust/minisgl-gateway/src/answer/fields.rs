@@ -160,7 +160,7 @@ pub struct Part {
     pub text: String,
 }
 
-/// Of a message: a text, or parts.
+/// The content of a message: a text, or parts.
 #[derive(Debug)]
 pub enum Content {
     Text(String),

@@ -67,11 +67,11 @@ pub struct About {
 
 /// What an answer begins with, and whom it counts for.
 pub struct Heading {
-    /// Beside its type and length.
+    /// The headers beside its type and length.
     pub headers: Vec<(&'static str, String)>,
     /// Limits of its length, by prompt.
     pub max_tokens: String,
-    /// Of its caller's API key, where there are several.
+    /// The counts of its caller's API key, where there are several.
     pub counts: Option<Arc<KeyCounts>>,
     /// When its request came.
     pub arrival: Instant,

@@ -26,7 +26,7 @@ pub struct Line<'a> {
     pub key: Option<&'a str>,
     /// Its default length, if the server was busy.
     pub shortened_to: Option<String>,
-    /// Of all prompts and choices: tokens given, found in the cache, generated.
+    /// Tokens of all prompts and choices: given, found in the cache, generated.
     pub tokens: Option<(usize, i64, usize)>,
     /// Time to the first token.
     pub ttft_s: Option<f64>,

@@ -16,16 +16,16 @@ const DONE: &[u8] = b"data: [DONE]\n\n";
 /// Tokens of a request: each prompt counts once, however many choices it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Of the prompts.
+    /// Tokens of the prompts.
     pub prompt: usize,
-    /// Of the answers.
+    /// Tokens of the answers.
     pub completion: usize,
-    /// Of the prompts, in the cache.
+    /// Tokens of the prompts that were in the cache.
     pub cached: i64,
 }
 
 impl Usage {
-    /// Of choices in order, `n` of each prompt.
+    /// The usage of choices in order, `n` of each prompt.
     pub fn of(choices: &[Choice], n: usize) -> Usage {
         let prompts = || choices.iter().step_by(n);
         Usage {
@@ -95,7 +95,7 @@ impl Shape {
         }
     }
 
-    /// Of a stream.
+    /// The media type of a stream.
     pub fn media_type(&self) -> &'static str {
         match self.endpoint {
             Endpoint::Generate => "application/x-ndjson",

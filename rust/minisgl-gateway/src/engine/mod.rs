@@ -3,13 +3,11 @@
 //! Invariants: frames are left in the socket until the caller asks for them, so that the engine waits for a gateway that
 //! cannot follow; nothing here waits for the engine to read.
 
-mod frames;
 mod link;
 mod watchdog;
 
 #[cfg(test)]
 mod tests;
 
-pub use frames::Frames;
-pub use link::{EngineLink, LinkError};
+pub use link::{EngineLink, Frames, LinkError};
 pub use watchdog::Watchdog;

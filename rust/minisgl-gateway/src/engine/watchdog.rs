@@ -54,7 +54,7 @@ impl Watchdog {
     }
 
     /// What it says was not read meanwhile: silence counts from now on, if it counted already.
-    pub fn hush(&mut self, now: Instant) {
+    pub fn was_not_read(&mut self, now: Instant) {
         self.heard = self.heard.map(|_| now);
     }
 

@@ -26,7 +26,7 @@ pub(crate) struct Link {
     pub(crate) is_last: Cell<bool>,
     /// A stream is under way: its client must catch up now and then.
     pub(crate) is_stream: Cell<bool>,
-    /// Of the request that is answered, for the log.
+    /// The name of the request that is answered, for the log.
     pub(crate) name: RefCell<String>,
     on_resume: RefCell<Option<Box<dyn Fn()>>>,
     task: RefCell<Option<Waker>>,

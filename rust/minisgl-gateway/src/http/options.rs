@@ -19,15 +19,15 @@ pub struct Options {
     pub fallback: PathBuf,
     /// For a head to come, and for what was written to be read.
     pub slow_client_timeout: Cell<Duration>,
-    /// Of a connection without a request.
+    /// How long a connection without a request stays open.
     pub keep_alive_timeout: Cell<Duration>,
     /// After a client has closed its half, until the first interim answer.
     pub probe_after: Cell<Duration>,
-    /// Of one head; a longer one is for the Python server to refuse.
+    /// The longest head; a longer one is for the Python server to refuse.
     pub max_head_bytes: usize,
     /// Takes lines for the log, as warnings.
     pub log: Box<dyn Fn(&str)>,
-    /// Of large bodies.
+    /// The room for large bodies.
     pub bodies: Arc<Budget>,
     /// Ends connections.
     pub stop: Stop,
@@ -91,7 +91,7 @@ pub struct Held {
 }
 
 impl Budget {
-    /// Of `most` bytes.
+    /// A budget of `most` bytes.
     pub fn new(most: usize) -> Self {
         Self {
             most: AtomicUsize::new(most),
@@ -141,7 +141,7 @@ pub struct Counts {
     pub passed_on: Cell<u64>,
     /// Connections that went on as bytes.
     pub tunnelled: Cell<u64>,
-    /// Of those two, what found no Python server.
+    /// How many of those two found no Python server.
     pub unreachable: Cell<u64>,
     /// Connections whose clients read nothing.
     pub dropped: Cell<u64>,

@@ -233,3 +233,30 @@ fn phrase(status: u16) -> &'static str {
         _ => "",
     }
 }
+
+/// What becomes of a request, by its head alone.
+#[derive(Debug)]
+pub enum Route {
+    /// Its body, of at most so many bytes, is wanted; [`Handler::answer`] is next.
+    Body(usize),
+    /// It goes on, unchanged.
+    PassOn,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Its answer is written, as far as its client takes it.
+    Answered,
+    /// Nothing was written for it: it goes on, unchanged.
+    PassOn,
+}
+
+/// Answers requests. Dropping the future of [`Handler::answer`] means that the client is gone.
+pub trait Handler: 'static {
+    /// By the head alone.
+    fn route(&self, head: &Head) -> Route;
+
+    /// A request whose whole body is here.
+    fn answer(self: Rc<Self>, head: Rc<Head>, body: Bytes, writer: Writer) -> impl Future<Output = Outcome>;
+}

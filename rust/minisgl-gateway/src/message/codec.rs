@@ -12,7 +12,8 @@ use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserialize, Error, IgnoredAny, SeqAccess, Visitor};
 use serde::ser::Serialize;
 
-use super::{
+use super::packed::{Map, Numbers, Packed, Pairs, numbers};
+use super::types::{
     FromEngine, FromPool, ID_LIMIT, LENGTH_BYTES, MessageError, SCHEMA_VERSION, STAMPED, SamplingParams, StepTokens,
     ToEngine,
 };
@@ -423,122 +424,4 @@ fn step_tokens<'de, A: SeqAccess<'de>>(fields: &mut A) -> Result<StepTokens, A::
     found.prompt_logprobs = or_default(fields)?;
     found.embeddings = or_default(fields)?;
     Ok(found)
-}
-
-// -------------------------------------------------------------------------------- arrays as bytes, maps as lists of pairs
-
-/// Numbers that travel as their bytes.
-struct Packed<'a, T>(&'a [T]);
-
-impl<T: bytemuck::NoUninit> Serialize for Packed<'_, T> {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(bytemuck::cast_slice(self.0))
-    }
-}
-
-#[cfg(not(target_endian = "little"))]
-compile_error!("numbers travel little-endian");
-
-struct Numbers<T>(Vec<T>);
-
-impl<T> Default for Numbers<T> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
-}
-
-impl<'de, T: bytemuck::Pod> Deserialize<'de> for Numbers<T> {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_bytes(NumbersVisitor(PhantomData))
-    }
-}
-
-fn numbers<T: bytemuck::Pod>(bytes: &[u8]) -> Option<Vec<T>> {
-    let is_whole = bytes.len().is_multiple_of(size_of::<T>());
-    is_whole.then(|| bytemuck::allocation::pod_collect_to_vec(bytes))
-}
-
-struct NumbersVisitor<T>(PhantomData<T>);
-
-impl<T: bytemuck::Pod> Visitor<'_> for NumbersVisitor<T> {
-    type Value = Numbers<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("bytes")
-    }
-
-    fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Numbers<T>, E> {
-        let size = size_of::<T>();
-        if !bytes.len().is_multiple_of(size) {
-            return Err(E::custom(format!(
-                "{} bytes are no multiple of {size} bytes",
-                bytes.len()
-            )));
-        }
-        Ok(Numbers(bytemuck::allocation::pod_collect_to_vec(bytes)))
-    }
-}
-
-pub(super) mod packed {
-    use super::{Deserialize, Numbers, Packed, Serialize};
-
-    pub fn serialize<S: serde::Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
-        Packed(bytes).serialize(serializer)
-    }
-
-    pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
-        Ok(Numbers::deserialize(deserializer)?.0)
-    }
-}
-
-struct Pairs<'a, K, V>(&'a [(K, V)]);
-
-impl<K: Serialize, V: Serialize> Serialize for Pairs<'_, K, V> {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
-    }
-}
-
-struct Map<K, V>(Vec<(K, V)>);
-
-impl<K, V> Default for Map<K, V> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
-}
-
-impl<'de, K: Deserialize<'de>, V: Deserialize<'de>> Deserialize<'de> for Map<K, V> {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(MapVisitor(PhantomData))
-    }
-}
-
-struct MapVisitor<K, V>(PhantomData<(K, V)>);
-
-impl<'de, K: Deserialize<'de>, V: Deserialize<'de>> Visitor<'de> for MapVisitor<K, V> {
-    type Value = Map<K, V>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a map")
-    }
-
-    fn visit_map<A: serde::de::MapAccess<'de>>(self, mut entries: A) -> Result<Map<K, V>, A::Error> {
-        let mut found = Vec::new();
-        while let Some(entry) = entries.next_entry()? {
-            found.push(entry);
-        }
-        Ok(Map(found))
-    }
-}
-
-pub(super) mod pairs {
-    use super::{Deserialize, Map, Pairs, Serialize};
-
-    pub fn serialize<S: serde::Serializer>(pairs: &[(i64, f64)], serializer: S) -> Result<S::Ok, S::Error> {
-        Pairs(pairs).serialize(serializer)
-    }
-
-    pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<(i64, f64)>, D::Error> {
-        Ok(Map::deserialize(deserializer)?.0)
-    }
 }

@@ -1,8 +1,57 @@
 //! The messages: those of `minisgl.message.types` that a front end needs, with arrays instead of their bytes.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
-use super::codec::{packed, pairs};
+use super::packed::{bytes, pairs};
+
+/// Both sides must agree on it.
+pub const SCHEMA_VERSION: u16 = 10;
+/// Request ids are a front end's own, from 0 to below this.
+pub const ID_LIMIT: i64 = 1 << 40;
+/// In front of each frame: its length, little-endian.
+pub const LENGTH_BYTES: usize = 4;
+/// Far above any frame: a length beyond it is none.
+pub const MAX_FRAME_BYTES: usize = 1 << 30;
+/// Set in the version of a frame that says when it was sent.
+pub(super) const STAMPED: u16 = 0x8000;
+
+/// A frame that this version cannot read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MessageError {
+    /// It has another schema version.
+    Version(u16),
+    /// It does not fit the types.
+    Malformed(String),
+}
+
+impl fmt::Display for MessageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Version(got) => {
+                write!(f, "schema version {got}, this side speaks {SCHEMA_VERSION}")
+            }
+            Self::Malformed(what) => f.write_str(what),
+        }
+    }
+}
+
+impl std::error::Error for MessageError {}
+
+/// The length of the next frame, if its front is here. The frame follows after [`LENGTH_BYTES`].
+pub fn frame_length(bytes: &[u8]) -> Result<Option<usize>, MessageError> {
+    let Some(front) = bytes.first_chunk::<LENGTH_BYTES>() else {
+        return Ok(None);
+    };
+    let length = u32::from_le_bytes(*front) as usize;
+    if length > MAX_FRAME_BYTES {
+        return Err(MessageError::Malformed(format!(
+            "a frame of {length} bytes is too long: the limit is {MAX_FRAME_BYTES}"
+        )));
+    }
+    Ok(Some(length))
+}
 
 /// From the engine process.
 #[derive(Clone, Debug, PartialEq)]
@@ -157,7 +206,7 @@ pub struct Embedding {
     /// Whose prompt.
     pub req_id: i64,
     /// Its numbers, float32 as bytes.
-    #[serde(with = "packed")]
+    #[serde(with = "bytes")]
     pub numbers: Vec<u8>,
 }
 
@@ -199,7 +248,7 @@ pub enum ToEngine {
     },
     /// A new request.
     AddRequest {
-        /// The front end's own, below [`super::ID_LIMIT`], above all before it on its connection.
+        /// The front end's own, below [`ID_LIMIT`], above all before it on its connection.
         req_id: i64,
         /// The prompt.
         tokens: Vec<i32>,

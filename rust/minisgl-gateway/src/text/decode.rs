@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::Tokenizer;
 use super::bytes::Kind;
+use super::stop::StopMatcher;
 
 const REPLACEMENT: char = '\u{fffd}';
 const WINDOW_HOLD: usize = 8; // ids held back at most for a character that does not come
@@ -21,7 +22,7 @@ pub struct Decoder {
 enum State {
     /// The beginning of a character.
     ByteLevel(Vec<u8>),
-    /// Of the current run of byte tokens what is not delivered, and whether the run is no text.
+    /// What of the current run of byte tokens is not delivered, and whether the run is no text.
     Literal {
         pending: Vec<u8>,
         is_invalid: bool,
@@ -32,8 +33,15 @@ enum State {
     },
 }
 
+impl Tokenizer {
+    /// A new stream.
+    pub fn decoder(self: &Arc<Self>, skip_special_tokens: bool) -> Decoder {
+        Decoder::new(self, skip_special_tokens)
+    }
+}
+
 impl Decoder {
-    pub(super) fn new(tokenizer: &Arc<Tokenizer>, skips_special: bool) -> Self {
+    fn new(tokenizer: &Arc<Tokenizer>, skips_special: bool) -> Self {
         let state = match tokenizer.table().kind {
             Kind::ByteLevel => State::ByteLevel(Vec::new()),
             Kind::Literal => State::Literal {
@@ -236,4 +244,54 @@ fn flush_run(pending: &mut Vec<u8>, is_invalid: &mut bool, out: &mut String) {
 
 fn push_lossy(bytes: &[u8], out: &mut String) {
     out.push_str(&String::from_utf8_lossy(bytes));
+}
+
+/// `push` generated ids, get text; `stopped` once a stop string was found; `finish` gives what was held back.
+pub struct TextStream {
+    decoder: Decoder,
+    matcher: StopMatcher,
+    text: String,
+}
+
+impl TextStream {
+    /// Special tokens are no text.
+    pub fn new(tokenizer: &Arc<Tokenizer>, stop: &[String]) -> Self {
+        Self {
+            decoder: tokenizer.decoder(true),
+            matcher: StopMatcher::new(stop),
+            text: String::new(),
+        }
+    }
+
+    /// Append the new text. With `may_stop` false it is text whatever it spells, and begins no stop string either.
+    pub fn push(&mut self, ids: &[i32], may_stop: bool, out: &mut String) {
+        if self.matcher.is_empty() {
+            return self.decoder.push(ids, out);
+        }
+        self.text.clear();
+        self.decoder.push(ids, &mut self.text);
+        if may_stop {
+            self.matcher.push(&self.text, out);
+        } else {
+            self.matcher.skip(&self.text, out);
+        }
+    }
+
+    /// Whether a stop string was found.
+    pub fn stopped(&self) -> bool {
+        self.matcher.found().is_some()
+    }
+
+    /// Which one.
+    pub fn matched_stop(&self) -> Option<&str> {
+        self.matcher.found()
+    }
+
+    /// End of the request: nothing may be pushed any more.
+    pub fn finish(&mut self, out: &mut String) {
+        self.text.clear();
+        self.decoder.flush(&mut self.text);
+        self.matcher.push(&self.text, out);
+        self.matcher.flush(out);
+    }
 }

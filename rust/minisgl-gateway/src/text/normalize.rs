@@ -1,6 +1,8 @@
 //! Normalizers, but for texts that they leave as they are: the Unicode forms change no ASCII, and looking for what they
 //! might change is a sixth of encoding it.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use tokenizers::tokenizer::{NormalizedString, Normalizer, Result, TokenizerImpl};
 use tokenizers::{DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper};
@@ -9,7 +11,7 @@ use tokenizers::{DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorW
 pub(super) type Backend =
     TokenizerImpl<ModelWrapper, Normalize, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
-/// See the module.
+/// A normalizer that leaves ASCII alone where it may.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(transparent)]
 pub(super) struct Normalize(NormalizerWrapper);
@@ -29,3 +31,29 @@ impl Normalizer for Normalize {
         self.0.normalize(text)
     }
 }
+
+/// Why there is no text or there are no ids.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TextError {
+    /// The tokenizer's file cannot be read.
+    Tokenizer(String),
+    /// More tokens than the caller can use; a text that is not encoded to its end has more than this many.
+    TooMany(usize),
+    /// The tokenizer has no ids for the text.
+    NotEncodable(String),
+    /// The template, or what it does with these messages, is not certain to be what Python makes of it.
+    Template(String),
+}
+
+impl fmt::Display for TextError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tokenizer(text) => write!(out, "the tokenizer cannot be read: {text}"),
+            Self::TooMany(count) => write!(out, "at least {count} tokens"),
+            Self::NotEncodable(text) => write!(out, "the tokenizer has no ids for it: {text}"),
+            Self::Template(text) => write!(out, "the chat template: {text}"),
+        }
+    }
+}
+
+impl std::error::Error for TextError {}

@@ -5,15 +5,14 @@
 
 use std::borrow::Cow;
 use std::str::FromStr as _;
-use std::sync::Arc;
 
 use tokenizers::{PaddingParams, TruncationParams};
 
+use super::TextError;
 use super::bytes::Table;
 use super::cache::{Cache, CacheStats};
 use super::normalize::Backend;
 use super::pieces::{Cuts, PIECE_BYTES, Part, Parts, pieces};
-use super::{Decoder, TextError};
 use crate::config::TokenizerSource;
 
 /// Shared by all threads.
@@ -109,11 +108,6 @@ impl Tokenizer {
     /// Whether the text between special tokens is encoded by itself, and kept.
     pub fn caches(&self) -> bool {
         self.cuts.is_some()
-    }
-
-    /// A new stream.
-    pub fn decoder(self: &Arc<Self>, skip_special_tokens: bool) -> Decoder {
-        Decoder::new(self, skip_special_tokens)
     }
 
     pub(super) fn table(&self) -> &Table {

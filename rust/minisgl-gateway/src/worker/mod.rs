@@ -28,7 +28,7 @@ use crate::pool::Pool;
 use crate::prepare::Loaded;
 use crate::shared::Shared;
 
-/// See the module.
+/// What answers requests: the gateway's own part of the server.
 pub struct Worker {
     shared: Arc<Shared>,
     pool: Pool,

@@ -57,7 +57,7 @@ pub struct RouterConfig {
     pub balance_requests: usize,
     /// ... or so many percent of the least load, if that is more.
     pub balance_percent: usize,
-    /// Of `Policy::Random`.
+    /// What `Policy::Random` draws from.
     pub seed: u64,
     /// Shares and limits of keys 1, 2, ...
     pub keys: Vec<KeyShare>,

@@ -30,7 +30,7 @@ impl Hasher for AsItIs {
     }
 }
 
-/// Of a page: an engine that holds it, and its place in that engine's list.
+/// An engine that holds a page, and the page's place in that engine's list.
 #[derive(Clone, Copy)]
 struct Holder {
     engine: u32,

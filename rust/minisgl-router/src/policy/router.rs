@@ -26,14 +26,14 @@ const REMEMBERED: usize = 2;
 
 enum Where {
     Waits(Place),
-    /// On an engine, as the so-manieth placement.
+    /// It is on an engine; the second number counts placements.
     On(usize, u64),
 }
 
 struct Request {
     key: usize,
     prompt_len: usize,
-    /// Of its full pages; given up when it is placed.
+    /// The hashes of its full pages; they are given up when it is placed.
     hashes: Vec<u64>,
     place: Where,
 }

@@ -60,7 +60,7 @@ async fn listen(io: &Io, engine: usize, link: &EngineLink, step_timeout: Duratio
             biased;
             () = io.room() => {}
             _ = looks.tick() => {
-                watchdog.borrow_mut().hush(Instant::now()); // what it says is not read
+                watchdog.borrow_mut().was_not_read(Instant::now()); // what it says is not read
                 continue;
             }
         }

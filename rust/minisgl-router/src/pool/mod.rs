@@ -4,17 +4,14 @@
 //! order, whichever engines made it; every request ends exactly once, but for those of a pool that has failed.
 //!
 //! - [`Switchboard`]: what is known, and what becomes of it. No I/O, no clock.
-//! - `engine_events`: its other half; `requests`, `engines`, `front_ends`, `steps`: its parts.
-//! - `io`, `peer`, `follow`: sockets and time around it.
+//! - `engine_events`: its other half; `requests`, `engines`, `steps`: its parts.
+//! - `io`, `follow`: sockets and time around it.
 //! - [`EnginePool`]: its thread, as its owner sees it.
 
-mod config;
 mod engine_events;
 mod engines;
 mod follow;
-mod front_ends;
 mod io;
-mod peer;
 mod requests;
 mod server;
 mod steps;
@@ -22,6 +19,5 @@ mod switchboard;
 #[cfg(test)]
 mod tests;
 
-pub use config::PoolConfig;
-pub use server::{EnginePool, Readings};
-pub use switchboard::{Out, Switchboard};
+pub use server::{EnginePool, PoolConfig};
+pub use switchboard::{Out, Readings, Switchboard};

@@ -201,3 +201,47 @@ pub(super) struct Rest {
 pub(super) fn as_i64(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
+
+/// So many characters of the name in its hello are kept.
+const MAX_NAME: usize = 64;
+
+pub(super) struct FrontEnd {
+    pub(super) name: String,
+    pub(super) greeted: bool,
+    last_id: i64,
+    /// Its requests that have not ended: the pool's ids by its own.
+    pub(super) live: ById<i64>,
+}
+
+impl FrontEnd {
+    pub(super) fn new(number: u32) -> Self {
+        Self {
+            name: format!("front end {number}"),
+            greeted: false,
+            last_id: -1,
+            live: ById::default(),
+        }
+    }
+
+    pub(super) fn hello(&mut self, name: &str) {
+        self.name = name.chars().take(MAX_NAME).collect();
+        self.greeted = true;
+    }
+
+    /// Why it must go, if it may not say this now.
+    pub(super) fn check(&mut self, message: &ToEngine) -> Result<(), String> {
+        if !self.greeted && !matches!(message, ToEngine::Hello { .. }) {
+            return Err("the first message of a connection must be hello".to_owned());
+        }
+        if let ToEngine::AddRequest { req_id, .. } = *message {
+            let last_id = self.last_id;
+            if req_id <= last_id {
+                return Err(format!(
+                    "request id {req_id} does not lie above the last one, {last_id}"
+                ));
+            }
+            self.last_id = req_id;
+        }
+        Ok(())
+    }
+}

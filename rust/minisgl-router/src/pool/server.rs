@@ -6,7 +6,7 @@
 use std::fs::{Permissions, remove_file, set_permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -14,16 +14,16 @@ use std::time::Duration;
 
 use minisgl_gateway::message::{FromPool, encode_from_pool};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+use serde::Deserialize;
 use tokio::net::UnixListener;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{interval, sleep, timeout};
 
-use super::config::PoolConfig;
 use super::follow::follow;
-use super::io::{Io, MAX_FRONT_ENDS};
-use super::peer::{refuse, serve};
-use super::switchboard::Switchboard;
+use super::io::{Io, MAX_FRONT_ENDS, refuse, serve};
+use super::switchboard::{Readings, Switchboard};
+use crate::policy::RouterConfig;
 
 const BEAT_EVERY: Duration = Duration::from_millis(500);
 /// For last words to front ends.
@@ -34,24 +34,7 @@ enum Command {
     Stop,
 }
 
-/// What is counted.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Readings {
-    /// By engine: requests that are there.
-    pub loads: Vec<usize>,
-    /// By engine: `starting`, `ready`, `silent` or `dead`.
-    pub states: Vec<&'static str>,
-    /// By engine: how often one that was ready was lost.
-    pub num_losses_total: Vec<u64>,
-    /// Requests that have not ended.
-    pub num_live: usize,
-    /// Of these, those that stand in line.
-    pub num_waiting: usize,
-    /// Requests that went on in another engine.
-    pub num_moved_total: u64,
-}
-
-/// See the module. Dropping it stops it.
+/// A pool of engines on a thread of its own. Dropping it stops it.
 pub struct EnginePool {
     commands: UnboundedSender<Command>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -199,5 +182,27 @@ async fn beat(io: Rc<Io>) {
     loop {
         ticks.tick().await;
         io.act(Switchboard::beat);
+    }
+}
+
+/// Front ends connect to `listen`; engine i listens at `engines[i]`. `router.num_engines` follows from them.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolConfig {
+    /// Path of the Unix socket for front ends.
+    pub listen: PathBuf,
+    /// Paths of the engine processes' sockets.
+    pub engines: Vec<PathBuf>,
+    /// Which engine gets a request.
+    #[serde(default)]
+    pub router: RouterConfig,
+    /// So many seconds a forward may take.
+    pub step_timeout: f64,
+}
+
+impl PoolConfig {
+    /// How long a forward may take; far away if that is no length of time.
+    pub(super) fn step_timeout(&self) -> Duration {
+        Duration::try_from_secs_f64(self.step_timeout).unwrap_or(Duration::MAX / 4)
     }
 }

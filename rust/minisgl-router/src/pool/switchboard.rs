@@ -8,10 +8,25 @@ use std::rc::Rc;
 use minisgl_gateway::message::{FromPool, Heartbeat, LoadProgress, Phase, StepTokens, ToEngine, encode_from_pool};
 
 use super::engines::{Engine, State};
-use super::front_ends::FrontEnd;
-use super::requests::{ABORT, ById, ERROR, OwnPrefixes, Place, Request, Rest, STOP, as_i64};
-use super::server::Readings;
+use super::requests::{ABORT, ById, ERROR, FrontEnd, OwnPrefixes, Place, Request, Rest, STOP, as_i64};
 use crate::policy::{Placed, Router, RouterConfig};
+
+/// What is counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Readings {
+    /// By engine: requests that are there.
+    pub loads: Vec<usize>,
+    /// By engine: `starting`, `ready`, `silent` or `dead`.
+    pub states: Vec<&'static str>,
+    /// By engine: how often one that was ready was lost.
+    pub num_losses_total: Vec<u64>,
+    /// Requests that have not ended.
+    pub num_live: usize,
+    /// Of these, those that stand in line.
+    pub num_waiting: usize,
+    /// Requests that went on in another engine.
+    pub num_moved_total: u64,
+}
 
 /// Something to be sent.
 #[derive(Clone, Debug)]
@@ -31,7 +46,7 @@ pub enum Out {
     Close(u32),
 }
 
-/// See the module.
+/// What is known of a pool, and what becomes of it.
 pub struct Switchboard {
     pub(super) router: Router,
     pub(super) engines: Vec<Engine>,
@@ -368,7 +383,7 @@ impl Switchboard {
         self.send_all(FromPool::LoadProgress(&LoadProgress { text, done, total }), false);
     }
 
-    /// What came before goes before it.
+    /// Send a message to all front ends, behind the tokens that were taken before it.
     pub(super) fn send_all(&mut self, message: FromPool<'_>, droppable: bool) {
         self.flush_parts();
         let frame = Rc::new(encode_from_pool(&[message]));

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::super::answer_end::AnswerEnd;
+use super::super::relay::AnswerEnd;
 use super::super::writer::Progress;
 
 /// Each with whether it keeps the connection.

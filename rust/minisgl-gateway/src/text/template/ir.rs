@@ -255,7 +255,7 @@ pub(super) enum Load {
 #[derive(Debug)]
 pub(super) struct Macro {
     pub(super) args: Vec<(Arc<str>, Slot)>,
-    /// Of the last ones.
+    /// The defaults of the last parameters.
     pub(super) defaults: Vec<Expr>,
     pub(super) body: Scope,
     pub(super) num_slots: usize,

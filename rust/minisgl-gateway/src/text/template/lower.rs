@@ -13,7 +13,7 @@ use super::source::prepared;
 use super::symbols::Frames;
 use super::value::{Refused, Result, refuse};
 
-/// Of expressions and statements within each other.
+/// So many expressions and statements may stand within each other.
 const MAX_DEPTH: usize = 150;
 /// Names that have a meaning of their own inside a macro, or anywhere.
 pub(super) const SPECIAL_NAMES: [&str; 4] = ["caller", "kwargs", "varargs", "self"];

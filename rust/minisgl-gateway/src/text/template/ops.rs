@@ -161,7 +161,7 @@ fn all_equal<'a>(mut pairs: impl Iterator<Item = (&'a Value, &'a Value)>) -> Res
     pairs.try_fold(true, |is_same, (left, right)| Ok(is_same && is_equal(left, right)?))
 }
 
-/// Of a kind that equals no other kind, and that nothing is hidden in.
+/// Whether the value is of a kind that equals no other kind, and that hides nothing.
 fn is_plain(value: &Value) -> bool {
     matches!(
         value,

@@ -23,7 +23,7 @@ struct Symbols {
 /// The frames from the outermost to the one that is looked at, and how many variables there are.
 pub(super) struct Frames {
     frames: Vec<Symbols>,
-    /// Of the innermost frames: each name has one place, whichever branch meets it first.
+    /// The places of the innermost frames: each name has one, whichever branch meets it first.
     places: Vec<IndexMap<Arc<str>, Slot>>,
     pub(super) num_slots: usize,
     is_root: bool,

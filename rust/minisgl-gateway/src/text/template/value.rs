@@ -38,7 +38,7 @@ pub(super) enum Value {
     Loop(Rc<Loop>),
     /// By its place among the template's macros.
     Macro(usize),
-    /// Of a string or a dict.
+    /// A method of a string or a dict.
     Method(Rc<(Value, Arc<str>)>),
     Function(Function),
 }

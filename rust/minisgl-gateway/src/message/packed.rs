@@ -1,0 +1,127 @@
+//! Arrays that travel as their bytes, and maps that are lists of pairs here.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Deserialize, Error, Visitor};
+use serde::ser::Serialize;
+
+/// Numbers that travel as their bytes.
+pub(super) struct Packed<'a, T>(pub &'a [T]);
+
+impl<T: bytemuck::NoUninit> Serialize for Packed<'_, T> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(bytemuck::cast_slice(self.0))
+    }
+}
+
+#[cfg(not(target_endian = "little"))]
+compile_error!("numbers travel little-endian");
+
+pub(super) struct Numbers<T>(pub Vec<T>);
+
+impl<T> Default for Numbers<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'de, T: bytemuck::Pod> Deserialize<'de> for Numbers<T> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_bytes(NumbersVisitor(PhantomData))
+    }
+}
+
+pub(super) fn numbers<T: bytemuck::Pod>(bytes: &[u8]) -> Option<Vec<T>> {
+    let is_whole = bytes.len().is_multiple_of(size_of::<T>());
+    is_whole.then(|| bytemuck::allocation::pod_collect_to_vec(bytes))
+}
+
+struct NumbersVisitor<T>(PhantomData<T>);
+
+impl<T: bytemuck::Pod> Visitor<'_> for NumbersVisitor<T> {
+    type Value = Numbers<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("bytes")
+    }
+
+    fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Numbers<T>, E> {
+        let size = size_of::<T>();
+        if !bytes.len().is_multiple_of(size) {
+            return Err(E::custom(format!(
+                "{} bytes are no multiple of {size} bytes",
+                bytes.len()
+            )));
+        }
+        Ok(Numbers(bytemuck::allocation::pod_collect_to_vec(bytes)))
+    }
+}
+
+pub mod bytes {
+    use serde::{Deserialize as _, Serialize as _};
+
+    use crate::message::packed::{Numbers, Packed};
+
+    pub fn serialize<S: serde::Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        Packed(bytes).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+        Ok(Numbers::deserialize(deserializer)?.0)
+    }
+}
+
+pub(super) struct Pairs<'a, K, V>(pub &'a [(K, V)]);
+
+impl<K: Serialize, V: Serialize> Serialize for Pairs<'_, K, V> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
+    }
+}
+
+pub(super) struct Map<K, V>(pub Vec<(K, V)>);
+
+impl<K, V> Default for Map<K, V> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'de, K: Deserialize<'de>, V: Deserialize<'de>> Deserialize<'de> for Map<K, V> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(MapVisitor(PhantomData))
+    }
+}
+
+struct MapVisitor<K, V>(PhantomData<(K, V)>);
+
+impl<'de, K: Deserialize<'de>, V: Deserialize<'de>> Visitor<'de> for MapVisitor<K, V> {
+    type Value = Map<K, V>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map")
+    }
+
+    fn visit_map<A: serde::de::MapAccess<'de>>(self, mut entries: A) -> Result<Map<K, V>, A::Error> {
+        let mut found = Vec::new();
+        while let Some(entry) = entries.next_entry()? {
+            found.push(entry);
+        }
+        Ok(Map(found))
+    }
+}
+
+pub mod pairs {
+    use serde::{Deserialize as _, Serialize as _};
+
+    use crate::message::packed::{Map, Pairs};
+
+    pub fn serialize<S: serde::Serializer>(pairs: &[(i64, f64)], serializer: S) -> Result<S::Ok, S::Error> {
+        Pairs(pairs).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<(i64, f64)>, D::Error> {
+        Ok(Map::deserialize(deserializer)?.0)
+    }
+}
