@@ -84,8 +84,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graph_max_bs: int | None = None  # rows of the largest CUDA graph, 0: none
     torch_compile: bool = False  # of forwards outside of graphs, on a CUDA device
     max_seq_len: int | None = None
-    max_running_requests: int = 64
-    max_prefill_length: int = 2048
+    max_running_requests: int | None = None  # see `rows_on`
+    max_prefill_length: int | None = None  # see `prefill_on`
     max_step_ms: int | None = None  # of a server's step while rows decode; 0: any time; None: 250 on a CPU, else 0
     cache: CachePolicy = "lru"
     cache_token_budget: int | None = None  # of what the cache keeps for nobody; None: as much as fits
@@ -145,7 +145,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.speculative is not None:
             if not _SPECULATIVE.fullmatch(self.speculative):
                 raise ConfigError(f"--speculative {self.speculative}: must be ngram:K, with K from 1 to 99")
-            if self.max_draft_len >= self.max_running_requests:
+            if self.max_draft_len >= self.rows_on("cpu"):
                 raise ConfigError(
                     f"--speculative {self.speculative}: each guessed token takes the place of a row: "
                     f"--max-running-requests must be above {self.max_draft_len}"
@@ -169,6 +169,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def max_draft_len(self) -> int:
         """Tokens of a row that are guessed; 0: none."""
         return int(self.speculative.removeprefix("ngram:")) if self.speculative else 0
+
+    def rows_on(self, device: str) -> int:
+        """`max_running_requests` where the engine computes: 256 on a CUDA device, else 64, unless it is given."""
+        return self.max_running_requests or (256 if device.startswith("cuda") else 64)
+
+    def prefill_on(self, device: str) -> int:
+        """`max_prefill_length` where the engine computes: 8192 on a CUDA device, else 2048, unless it is given."""
+        return self.max_prefill_length or (8192 if device.startswith("cuda") else 2048)
 
     def not_of_cpu(self) -> Iterator[str]:
         """Flags, as they are set, that the CPU engine has nothing for."""
@@ -350,14 +358,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def needs_pool(self) -> bool:
         """Whether something must stand between front ends and engines: `minisgl._rust.EnginePool`. `dp` is a number."""
-        return self.dp != 1 or self.max_inflight is not None or self.inflight_per_engine is not None
-
-    @property
-    def inflight_per_engine(self) -> int | None:
-        """`max_inflight_per_engine`; with API keys it is bounded in any case: shares hold where requests wait."""
-        if self.max_inflight_per_engine is None and self.api_keys:
-            return 2 * self.engine.max_running_requests
-        return self.max_inflight_per_engine
+        limited = self.max_inflight is not None or self.max_inflight_per_engine is not None
+        return self.dp != 1 or limited or bool(self.api_keys)
 
     @property
     def any_key(self) -> str | None:

@@ -54,6 +54,13 @@ def test_every_default_is_shown(name: str) -> None:
             assert "(default" in (action.help or ""), f"{action.option_strings}: what happens without it?"
 
 
+def test_a_default_that_a_command_or_a_file_sets_is_shown_instead() -> None:
+    parser = parser_of("serve")
+    parser.set_defaults(max_running_requests=7)
+    text = re.sub(r"\s+", " ", parser.format_help())
+    assert "the others wait (default: 7)" in text and "(default: 64, on a CUDA device" not in text
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["generate", "-h"], ["chat", "-h"]])
 def test_help_ends_well(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as end:

@@ -14,12 +14,12 @@ import pytest
 from minisgl.cli import main
 from minisgl.config import ConfigError, EngineConfig, Unsupported
 from minisgl.engine import choice
-from minisgl.engine.api import Engine
+from minisgl.engine.api import Engine, EngineInfo
 from minisgl.engine.choice import choose_engine, cuda_is_available
 from minisgl.engine.echo import EchoEngine
 from minisgl.llm import LLM
 from minisgl.runner import build
-from minisgl.runner.build import build_engine
+from minisgl.runner.build import build_engine, control_plane_config
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +105,18 @@ def test_a_gpu_is_used(gpu: None) -> None:
     assert choose_engine(EngineConfig()) == ("torch", "there is a CUDA device")
     assert choose_engine(EngineConfig(device="cpu")) == ("cpu", "")
     assert choose_engine(EngineConfig(engine="cpu")) == ("cpu", "")
+
+
+@pytest.mark.parametrize(
+    ("device", "sizes"),
+    [("cuda:1", (256, 8192)), ("cpu", (64, 2048)), ("mps", (64, 2048)), ("simulated h200", (64, 2048))],
+)
+def test_sizes_of_a_step_follow_the_device_unless_they_are_given(device: str, sizes: tuple[int, int]) -> None:
+    info = EngineInfo("torch", None, 9, 99, (), 9, 16, device, "none")
+    plane = control_plane_config(EngineConfig(), info)
+    assert (plane.max_running_requests, plane.max_prefill_length) == sizes
+    given = control_plane_config(EngineConfig(max_running_requests=3, max_prefill_length=5), info)
+    assert (given.max_running_requests, given.max_prefill_length) == (3, 5)
 
 
 def test_auto_loads_the_cpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:

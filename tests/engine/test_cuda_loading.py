@@ -46,6 +46,18 @@ def test_mixtures_of_experts_have_graphs_where_their_kernel_serves(monkeypatch: 
     assert lines == ["CUDA graphs: none: without Triton the host looks at which experts a step uses"]
 
 
+def test_pool_and_graphs_are_of_the_rows_of_a_cuda_device() -> None:
+    config = EngineConfig()
+    assert num_pages(config, 1000, 64, 10_000_000) == 256 * 4
+
+    class Dense:
+        graph_obstacle = ""
+
+    tell = lambda text, done=0, total=0: None  # noqa: E731
+    assert graphs_for(config, Dense(), FlashInfer, tell, "cuda:0")[-1] == 256  # type: ignore[arg-type]
+    assert graphs_for(config, Dense(), FlashInfer, tell, "cpu")[-1] == 64  # type: ignore[arg-type]
+
+
 def test_pool_from_free_memory() -> None:
     config = EngineConfig(max_running_requests=1000)
     assert num_pages(config, 1000, 10**6, 10_000_000) == 8500

@@ -288,6 +288,27 @@ def test_keys_of_a_file_need_the_pool_and_a_bound_of_what_an_engine_has() -> Non
     assert json.loads(pool_config(named, "a", ["b"]))["router"]["max_inflight_per_engine"] == 3
 
 
+@pytest.mark.parametrize(
+    ("settings", "there", "most"),
+    [
+        ({}, True, 512),
+        ({}, False, 128),
+        ({"device": "cpu"}, True, 128),
+        ({"device": "cuda:0"}, False, 512),
+        ({"engine": "cpu"}, True, 128),
+        ({"activations": "int8"}, True, 128),
+        ({"engine": "echo", "device": "cuda"}, True, 128),
+        ({"max_running_requests": 9}, True, 18),
+    ],
+)
+def test_the_bound_of_keys_follows_the_rows_of_a_device(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], there: bool, most: int
+) -> None:
+    monkeypatch.setattr("minisgl.engine.choice._looks_like_cuda", lambda: there)
+    config = ServerConfig(engine=EngineConfig(**settings), api_keys=(ApiKey(name="a", key="x"),))
+    assert json.loads(pool_config(config, "a", ["b"]))["router"]["max_inflight_per_engine"] == most
+
+
 def test_without_the_extension_the_error_says_what_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "minisgl._rust", None)
     monkeypatch.delattr("minisgl._rust", raising=False)

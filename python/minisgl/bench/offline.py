@@ -47,7 +47,6 @@ class Offline:
     seed: int = 0
     control_planes: tuple[str, ...]
     repeats: int = 3
-    max_running_requests: int | None = None  # None: all sequences at once
 
     def job(self) -> OfflineJob:
         """Raises `ConfigError` for a workload that cannot be."""
@@ -73,8 +72,9 @@ class Offline:
         return "small" if self.engine.engine not in WITHOUT_MODEL and _device(self.engine) == "cpu" else "full"
 
     def _engine(self, job: OfflineJob) -> EngineConfig:
-        """With room for all sequences in the KV pool of an engine without a model, whose memory costs little."""
-        changes: dict[str, Any] = {"max_running_requests": self.max_running_requests or job.num_sequences}
+        """All sequences at once, unless the rows are given. The KV pool of an engine without a model has room for them:
+        its memory costs little."""
+        changes: dict[str, Any] = {"max_running_requests": self.engine.max_running_requests or job.num_sequences}
         if self.engine.engine in WITHOUT_MODEL and self.engine.num_pages is None:
             pages = -(-(job.input_len[1] + job.output_len[1]) // self.engine.page_size)
             changes["num_pages"] = (pages + 1) * job.num_sequences

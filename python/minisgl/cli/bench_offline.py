@@ -44,13 +44,10 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
         "--out", type=Path, metavar="DIR", help="write raw.json and a report with plots (default: nothing)"
     )
     add_settings(parser, ENGINE)
-    parser.set_defaults(max_running_requests=None)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    given = args.max_running_requests
-    args.max_running_requests = given or 1  # resolved below, when the number of sequences is known
     settings = Offline(
         engine=engine_config(args),
         size=args.size,
@@ -60,6 +57,5 @@ def run(args: argparse.Namespace) -> int:
         seed=args.workload_seed,
         control_planes=tuple(args.control_planes or ([args.cpu_backend] if args.cpu_backend else BACKENDS)),
         repeats=args.repeats,
-        max_running_requests=given,
     )
     return run_offline(settings, args.out, command=public_command(args.arguments))

@@ -45,6 +45,8 @@ class Formatter(argparse.ArgumentDefaultsHelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default is None or action.default is False or action.default is argparse.SUPPRESS:
             return action.help
+        if action.help is not None and " (default: " in action.help:  # a command or a file has one of its own
+            return action.help.rpartition(" (default: ")[0] + " (default: %(default)s)"
         return super()._get_help_string(action)
 
 
@@ -276,12 +278,17 @@ CACHE = (
     ),
 )
 STEPS = (
-    setting("--max-running-requests", type=int, help="requests computed at once; the others wait"),
+    setting(
+        "--max-running-requests",
+        type=int,
+        help="requests computed at once; the others wait (default: 64, on a CUDA device 256; of bench offline: all)",
+    ),
     setting(
         "--max-prefill-length",
         "--chunked-prefill-size",
         type=int,
-        help="tokens that one step computes at most; longer prompts are cut into chunks",
+        help="tokens that one step computes at most; longer prompts are cut into chunks (default: 2048, on a CUDA "
+        "device 8192)",
     ),
     setting(
         "--max-step-ms",

@@ -47,6 +47,14 @@ def may_fall_back(config: EngineConfig) -> bool:
     return config.engine == "auto" and not any(config.of_cpu_only())
 
 
+def may_use_cuda(config: EngineConfig) -> bool:
+    """Whether an engine will probably compute on a CUDA device, without asking torch."""
+    torch_serves = config.engine == "torch" or (config.engine == "auto" and not any(config.of_cpu_only()))
+    if config.device == "auto":
+        return torch_serves and not missing(*TORCH_ENGINE) and _looks_like_cuda()
+    return torch_serves and config.device.startswith("cuda")
+
+
 def cuda_is_available() -> bool:
     """Whether torch can use a CUDA device; torch is asked only if something looks like one."""
     if not _looks_like_cuda():

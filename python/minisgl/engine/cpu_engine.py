@@ -212,7 +212,7 @@ def _settings(config: EngineConfig, model: ModelConfig, weights: Path, context_l
         "kv_dtype": config.kv_dtype,
         "num_pages": 1,
         "page_size": config.page_size,
-        "max_rows": config.max_running_requests,
+        "max_rows": config.rows_on("cpu"),
         "max_seq_len": context_len,
         "timed": False,
     }

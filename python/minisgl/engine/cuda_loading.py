@@ -64,7 +64,7 @@ def num_pages(config: EngineConfig, page_bytes: int, context_len: int, free_byte
             )
         return config.num_pages
     ratio = MEMORY_RATIO if config.memory_ratio is None else config.memory_ratio
-    useful = config.max_running_requests * -(-context_len // config.page_size)
+    useful = config.rows_on("cuda") * -(-context_len // config.page_size)
     pages = min(int(free_bytes * ratio) // page_bytes, useful)
     if pages < 1:
         raise ConfigError(
@@ -79,9 +79,11 @@ def out_of_memory(error: torch.OutOfMemoryError, doing: str, advice: str) -> Con
     return ConfigError(f"out of device memory while {doing}: {str(error).splitlines()[0]} Try {advice}")
 
 
-def graphs_for(config: EngineConfig, model: Model, backend: type[AttentionBackend], say: Report) -> tuple[int, ...]:
+def graphs_for(
+    config: EngineConfig, model: Model, backend: type[AttentionBackend], say: Report, device: str = "cuda"
+) -> tuple[int, ...]:
     """The sizes to capture; says why there are none."""
-    sizes = graph_sizes(config.cuda_graph_max_bs, config.max_running_requests)
+    sizes = graph_sizes(config.cuda_graph_max_bs, config.rows_on(device))
     obstacle = f"{backend.__name__}: {backend.graph_obstacle}" if backend.graph_obstacle else model.graph_obstacle
     if sizes and obstacle:
         say(f"CUDA graphs: none: {obstacle}")
@@ -105,12 +107,14 @@ def build_cuda_engine(
     except BackendError as error:
         raise ConfigError(str(error)) from error
     say(f"attention: {choice.names} ({choice.reason})")
-    info = replace(info, graph_sizes=graphs_for(config, model, _BACKENDS[choice.decode or choice.name], say))
+    info = replace(
+        info, graph_sizes=graphs_for(config, model, _BACKENDS[choice.decode or choice.name], say, info.device)
+    )
     check_agreement(group, f"{choice.names} attention, {len(info.graph_sizes)} graphs")
     max_seq_len = min(info.context_len, info.num_pages * info.page_size + 1)
     limits = StepLimits(
-        max_rows=config.max_running_requests,
-        max_tokens=config.max_running_requests + max(config.max_prefill_length, info.page_size),
+        max_rows=config.rows_on(info.device),
+        max_tokens=config.rows_on(info.device) + max(config.prefill_on(info.device), info.page_size),
         page_size=info.page_size,
         num_pages=info.num_pages,
         max_seq_len=max_seq_len,

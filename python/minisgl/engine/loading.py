@@ -144,7 +144,7 @@ def _build_cpu(
         info,
         pool,
         TorchSdpa.of(model.attention, pool),
-        max_rows=config.max_running_requests,
+        max_rows=config.rows_on(info.device),
         max_seq_len=min(info.context_len, info.num_pages * config.page_size + 1),
         thread=thread,
         group=group,

@@ -24,7 +24,7 @@ def cpu_num_pages(config: EngineConfig, one: int, context_len: int, *, ranks: in
         return config.num_pages
     ratio = MEMORY_RATIO if config.memory_ratio is None else config.memory_ratio
     share = int(free * ratio)
-    useful = config.max_running_requests * -(-context_len // config.page_size)
+    useful = config.rows_on("cpu") * -(-context_len // config.page_size)
     num_pages = min(min(share, MAX_POOL_BYTES // ranks) // one, useful)
     if num_pages < 1:
         raise ConfigError(

@@ -143,7 +143,7 @@ def _build_echo(config: EngineConfig, group: Group) -> Engine:
     engine = EchoEngine(
         num_pages=num_pages,
         page_size=config.page_size,
-        max_rows=config.max_running_requests,
+        max_rows=config.rows_on("cpu"),
         max_seq_len=min(context_len, num_pages * config.page_size + 1),
         context_len=context_len,
         worker_thread=group.rank == 0,
@@ -157,8 +157,8 @@ def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlane
     plain = ControlPlaneConfig(
         num_pages=info.num_pages,
         page_size=info.page_size,
-        max_running_requests=config.max_running_requests,
-        max_prefill_length=config.max_prefill_length,
+        max_running_requests=config.rows_on(info.device),
+        max_prefill_length=config.prefill_on(info.device),
         context_len=info.context_len,
         eos_ids=info.eos_ids,
         cache=config.cache,
@@ -223,7 +223,7 @@ def build_step_time(config: EngineConfig, info: EngineInfo, *, serves: bool = Fa
     step_ms = config.max_step_ms
     if step_ms is None and serves and info.device == "cpu" and info.name != "echo":
         step_ms = CPU_STEP_MS
-    return StepTime(step_ms / 1000, config.max_prefill_length, info.page_size) if step_ms else None
+    return StepTime(step_ms / 1000, config.prefill_on(info.device), info.page_size) if step_ms else None
 
 
 def build_control_plane(config: EngineConfig, info: EngineInfo, narrate: Narrate | None = None) -> ControlPlane:

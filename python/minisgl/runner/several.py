@@ -27,6 +27,7 @@ import msgspec
 
 from minisgl import envs
 from minisgl.config import ConfigError, EngineConfig, ServerConfig
+from minisgl.engine.choice import may_use_cuda
 from minisgl.runner.launch import AT_ONCE_S, SOCKET, STOP_TIMEOUT_S, EngineProcess
 
 if TYPE_CHECKING:  # the extension may be missing
@@ -117,11 +118,18 @@ def pool_config(config: ServerConfig, listen: str, engines: Iterable[str]) -> st
         "num_engines": len(sockets),
         "page_size": config.engine.page_size,
         "max_inflight": config.max_inflight or 0,
-        "max_inflight_per_engine": config.inflight_per_engine or 0,
+        "max_inflight_per_engine": _inflight_per_engine(config),
         "keys": [{"share": one.share, "max_inflight": one.max_inflight} for one in config.api_keys],
     }
     step_timeout = config.limits.step_timeout
     return json.dumps({"listen": listen, "engines": sockets, "router": router, "step_timeout": step_timeout})
+
+
+def _inflight_per_engine(config: ServerConfig) -> int:
+    """0 for any number; with API keys it is bounded in any case: shares hold where requests wait."""
+    if config.max_inflight_per_engine is not None or not config.api_keys:
+        return config.max_inflight_per_engine or 0
+    return 2 * config.engine.rows_on("cuda" if may_use_cuda(config.engine) else "cpu")
 
 
 @dataclass(slots=True)

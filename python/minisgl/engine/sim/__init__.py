@@ -201,7 +201,7 @@ def build_sim(config: EngineConfig, report: Report, clock: Clock | None = None) 
         dtype="none",
         simulated=profile.name,
     )
-    return SimEngine(info, _alphabet(tokenizer), config.max_running_requests, profile, clock)
+    return SimEngine(info, _alphabet(tokenizer), config.rows_on(info.device), profile, clock)
 
 
 def _alphabet(tokenizer: Tokenizer) -> Int32Array:
