@@ -158,9 +158,7 @@ def main() -> int:
         clock = virtual.now
         info = EngineInfo("sim", None, 100_000, 32_768, (), 1024, 16, "simulated", "none", "costs")
         profile = cast(Profile, Costs(*args.costs))
-        engine: Engine = SimEngine(
-            info, np.arange(5, 100, dtype=np.int32), config.max_running_requests, profile, virtual
-        )
+        engine: Engine = SimEngine(info, np.arange(5, 100, dtype=np.int32), config.rows_on("cpu"), profile, virtual)
     else:
         engine = build_engine(config, lambda *report: None)
     if args.cpu_clock:

@@ -31,6 +31,7 @@ ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
 Routing = Literal["round_robin", "least_load", "random", "cache_aware"]
 MODEL_SMOLLM2 = "smollm2"
 _HOST_NAME = re.compile(r"\*|[^\s:/,@\[\]]+|[0-9a-fA-F]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*|\[[0-9a-fA-F:.]+\]")
+_FLASH_ATTENTION_PAGE = 256  # tokens of the smallest page that flash-attn takes
 _MOST = 2**31 - 1  # of every count
 _MOST_TOKENS = 2**52  # of a KV pool
 _SPECULATIVE = re.compile(r"ngram:[1-9][0-9]?")
@@ -114,6 +115,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         """From flat settings, those of `DebugConfig` among them. Raises `ConfigError`, `msgspec.ValidationError`."""
         debug = {name: value for name, value in settings.items() if name in DebugConfig.__struct_fields__}
         others = {name: value for name, value in settings.items() if name not in debug}
+        if others.get("page_size") is None:
+            others.pop("page_size", None)
+            if "flash_attention" in str(others.get("attention_backend")).split(","):
+                others["page_size"] = _FLASH_ATTENTION_PAGE
         return msgspec.convert({**others, "debug": debug}, EngineConfig).check()
 
     def check(self) -> EngineConfig:

@@ -58,6 +58,8 @@ def test_flags_win_and_defaults_stay(serve: Serve) -> None:
     config = serve(text, "--port", "9", "--cache", "naive")
     assert (config.port, config.engine.cache, config.engine.engine) == (9, "naive", "echo")
     assert config.engine.page_size == 16 and config.host == "127.0.0.1"
+    torch = "engine: torch\nattention_backend: fa\n"
+    assert serve(torch).engine.page_size == 256 and serve(torch, "--page-size", "16").engine.page_size == 16
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from minisgl.attention import TorchSdpa
+from minisgl.attention import LayerAttention, TorchSdpa
+from minisgl.attention.backend import Machine
 from minisgl.attention.flash_attention import FlashAttention
 from minisgl.attention.flashinfer import FlashInfer
 from minisgl.config import ConfigError, EngineConfig
-from minisgl.engine.cuda_loading import check_device, graphs_for, num_pages
+from minisgl.engine.api import EngineInfo
+from minisgl.engine.cuda_loading import build_cuda_engine, check_device, graphs_for, num_pages
 from minisgl.layers import experts
 
 
@@ -56,6 +60,34 @@ def test_pool_and_graphs_are_of_the_rows_of_a_cuda_device() -> None:
     tell = lambda text, done=0, total=0: None  # noqa: E731
     assert graphs_for(config, Dense(), FlashInfer, tell, "cuda:0")[-1] == 256  # type: ignore[arg-type]
     assert graphs_for(config, Dense(), FlashInfer, tell, "cpu")[-1] == 64  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", ["flash_attention", "flash_attention,flashinfer", "flashinfer,flash_attention"])
+def test_flash_attention_that_is_asked_for_gets_pages_that_it_takes(
+    monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    device = Machine("cuda", (9, 0), frozenset({"flashinfer", "flash_attention"}))
+    monkeypatch.setattr("minisgl.engine.cuda_loading.machine", lambda _: device)
+    model = SimpleNamespace(attention=[LayerAttention(heads=4, kv_heads=2, k_dim=64, v_dim=64)], graph_obstacle="")
+    pool = SimpleNamespace(k=[torch.zeros(1, dtype=torch.bfloat16)])
+    lines: list[str] = []
+
+    class Chosen(Exception): ...
+
+    def tell(text: str, done: int = 0, total: int = 0) -> None:
+        lines.append(text)
+        raise Chosen
+
+    def start(config: EngineConfig) -> None:
+        info = EngineInfo("torch", None, 9, 99, (), 9, config.page_size, "cpu", "bfloat16")
+        build_cuda_engine(config, model, info, pool, tell)  # type: ignore[arg-type]
+
+    with pytest.raises(Chosen):
+        start(EngineConfig.of({"attention_backend": backend, "page_size": None}))
+    assert "takes pages of multiples of 256 tokens, here of 256" in lines[0]
+    with pytest.raises(ConfigError, match="--page-size 16 is no multiple of 256"):
+        start(EngineConfig.of({"attention_backend": backend, "page_size": 16}))
+    assert EngineConfig.of({"attention_backend": "flashinfer"}).page_size == 16
 
 
 def test_pool_from_free_memory() -> None:

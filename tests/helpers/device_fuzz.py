@@ -181,7 +181,7 @@ def _engine(scenario: Scenario, device: Device | None, place: torch.device = CPU
     if device is not None:
         return CudaEngine(model, info, pool, attention, device, limits, capture=RunAgain)
     thread = ForwardThread("fuzz", threaded=False)
-    rows = config.max_running_requests
+    rows = config.rows_on("cpu")
     return TorchEngine(model, info, pool, attention, max_rows=rows, max_seq_len=limits.max_seq_len, thread=thread)
 
 

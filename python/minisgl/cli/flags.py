@@ -221,7 +221,12 @@ CUDA = (
     setting("--torch-compile", shown=False, action="store_true", help="compile the forwards outside of graphs"),
 )
 CACHE = (
-    setting("--page-size", type=int, help="tokens per page"),
+    setting(
+        "--page-size",
+        type=int,
+        default=None,
+        help="tokens per page (default: 16, with --attention-backend flash_attention 256)",
+    ),
     setting("--num-pages", type=int, help="pages of the KV pool (default: from --memory-ratio)"),
     setting(
         "--memory-ratio",

@@ -106,7 +106,8 @@ def build_cuda_engine(
         choice = choose(config.attention_backend, machine(device), shape)
     except BackendError as error:
         raise ConfigError(str(error)) from error
-    say(f"attention: {choice.names} ({choice.reason})")
+    pages = f"; it takes pages of multiples of 256 tokens, here of {info.page_size}"
+    say(f"attention: {choice.names} ({choice.reason}{pages if 'flash_attention' in choice.names else ''})")
     info = replace(
         info, graph_sizes=graphs_for(config, model, _BACKENDS[choice.decode or choice.name], say, info.device)
     )
