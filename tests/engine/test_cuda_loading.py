@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -88,6 +89,33 @@ def test_flash_attention_that_is_asked_for_gets_pages_that_it_takes(
     with pytest.raises(ConfigError, match="--page-size 16 is no multiple of 256"):
         start(EngineConfig.of({"attention_backend": backend, "page_size": 16}))
     assert EngineConfig.of({"attention_backend": "flashinfer"}).page_size == 16
+
+
+@pytest.mark.parametrize(("steps", "ranges"), [(0, []), (5, ["attention", "pop"])])
+def test_jobs_on_a_device_are_nvtx_ranges_while_steps_are_profiled(
+    monkeypatch: pytest.MonkeyPatch, steps: int, ranges: list[str]
+) -> None:
+    found: list[str] = []
+
+    class Ran(Exception): ...
+
+    def backend(*_: object) -> None:
+        raise Ran
+
+    monkeypatch.setattr("minisgl.engine.cuda_loading.machine", lambda _: Machine("cuda", (9, 0), frozenset()))
+    monkeypatch.setattr("minisgl.engine.cuda_loading._backend", backend)
+    monkeypatch.setattr("torch.cuda.Stream", lambda _: SimpleNamespace(wait_stream=lambda _: None))
+    monkeypatch.setattr("torch.cuda.current_stream", lambda _: None)
+    monkeypatch.setattr("torch.cuda.stream", lambda _: nullcontext())
+    monkeypatch.setattr("torch.cuda.nvtx.range_push", found.append)
+    monkeypatch.setattr("torch.cuda.nvtx.range_pop", lambda: found.append("pop"))
+    model = SimpleNamespace(attention=[LayerAttention(heads=4, kv_heads=2, k_dim=64, v_dim=64)], graph_obstacle="")
+    info = EngineInfo("torch", None, 9, 99, (), 9, 16, "cuda:0", "bfloat16")
+    pool = SimpleNamespace(k=[torch.zeros(1, dtype=torch.bfloat16)])
+    config = EngineConfig.of({"profile_steps": steps})
+    with pytest.raises(Ran):
+        build_cuda_engine(config, model, info, pool, lambda *_: None)  # type: ignore[arg-type]
+    assert found == ranges
 
 
 def test_pool_from_free_memory() -> None:

@@ -120,7 +120,7 @@ def build_cuda_engine(
         num_pages=info.num_pages,
         max_seq_len=max_seq_len,
     )
-    queues, capture = _open(device)
+    queues, capture = _open(device, nvtx=config.debug.profile_steps > 0)
     try:
         made: list[tuple[AttentionBackend, Renormalise | None]] = []
 
@@ -154,11 +154,11 @@ def build_cuda_engine(
         raise out_of_memory(error, "preparing the engine", advice) from error
 
 
-def _open(device: torch.device) -> tuple[Device, Capture]:
+def _open(device: torch.device, *, nvtx: bool) -> tuple[Device, Capture]:
     """Where the engine queues its work, and what captures it. The forward stream waits for the weights."""
     if device.type != "cuda":
         return InlineDevice(), RunAgain
-    queues = CudaDevice(device)
+    queues = CudaDevice(device, nvtx=nvtx)
     queues.forward_stream.wait_stream(torch.cuda.current_stream(device))
     return queues, CudaCapture(queues.forward_stream)
 

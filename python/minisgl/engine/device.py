@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -82,11 +83,12 @@ class _CudaEvent:
 
 
 class _CudaStream:
-    def __init__(self, stream: torch.cuda.Stream) -> None:
+    def __init__(self, stream: torch.cuda.Stream, nvtx: bool) -> None:
         self.stream = stream
+        self._nvtx = nvtx
 
     def run(self, name: str, job: Callable[[], None]) -> None:
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), torch.cuda.nvtx.range(name) if self._nvtx else nullcontext():
             job()
 
     def record_event(self) -> _CudaEvent:
@@ -100,13 +102,14 @@ class _CudaStream:
 
 
 class CudaDevice:
-    """Three streams. Copies have their own, so that they run beside the forward."""
+    """Three streams. Copies have their own, so that they run beside the forward. With `nvtx` each job is an NVTX range
+    of its name while it is queued."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, nvtx: bool = False) -> None:
         self.forward_stream = torch.cuda.Stream(device)
-        self.forward: Stream = _CudaStream(self.forward_stream)
-        self.copy_in: Stream = _CudaStream(torch.cuda.Stream(device))
-        self.copy_out: Stream = _CudaStream(torch.cuda.Stream(device))
+        self.forward: Stream = _CudaStream(self.forward_stream, nvtx)
+        self.copy_in: Stream = _CudaStream(torch.cuda.Stream(device), nvtx)
+        self.copy_out: Stream = _CudaStream(torch.cuda.Stream(device), nvtx)
 
     def host_buffer(self, size: int) -> Tensor:
         return torch.zeros(size, dtype=torch.int32, pin_memory=True)
