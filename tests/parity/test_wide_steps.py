@@ -54,7 +54,7 @@ def test_wide_steps(page_size: int, tight: bool, overlap: bool, max_draft_len: i
             events.append(Abort(told) if draw.random() < 0.5 else Finish(told))
         player.schedule(events, 102 if tight and step % 20 == 0 else None)
         if step % 40 == 39:
-            for req_id in player.pair.ours.live:
+            for req_id in player.pair.ours.state.live:
                 assert player.pair.ours.page_table(req_id) == player.pair.theirs.page_table(req_id)
             player.pair.check()
         if step == 90:

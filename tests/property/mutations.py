@@ -157,7 +157,7 @@ def deliver_the_drained_token(patch: Patch) -> None:
     original = scheduler.ReferenceControlPlane.commit
 
     def commit(self: Any, step: int, tokens: Any) -> StepOutput:
-        done = self.in_flight[0]
+        done = self.state.in_flight[0]
         ended = [row for row in done.sample_rows if done.rows[row].state is State.ENDED]
         output = original(self, step, tokens)
         extra = [(done.rows[row].req_id, int(tokens[row]), FinishReason.NONE, row) for row in ended]
@@ -316,7 +316,7 @@ def draft_past_the_limit(patch: Patch) -> None:
 
 def draft_with_pages_of_others(patch: Patch) -> None:
     """However few pages there are."""
-    patch.setattr(scheduler.ReferenceControlPlane, "_draft_with_pages", lambda self, request, decided, count: count)
+    patch.setattr(scheduler.StepPass, "_draft_with_pages", lambda self, request, decided, count: count)
 
 
 MUTATIONS: tuple[Callable[[Patch], None], ...] = (

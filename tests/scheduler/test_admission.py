@@ -100,7 +100,7 @@ def test_a_failed_admission_leaves_no_trace() -> None:
     prompt = list(range(1, 14))
     driver.step(arrival(1, prompt, max_tokens=1))  # leaves 3 pages in the cache
     driver.step(arrival(2, [50] * 5, max_tokens=40))
-    tree = driver.plane.tree
+    tree = driver.plane.state.tree
     before = (tree.num_nodes, tree.clock, sorted(driver.plane.tree_pages()), [node.stamp for node in tree.nodes()])
     driver.step(arrival(3, [*prompt[:8], *[60] * 12], max_tokens=40))
     assert driver.plane.stats().num_waiting == 1
@@ -125,9 +125,9 @@ def test_the_ratio_jumps_after_a_retraction_and_falls_otherwise_within_its_bound
 def test_a_long_output_counts_as_4096_tokens_at_most() -> None:
     driver = Driver(page_size=16, num_pages=1024, context_len=100_000)
     driver.step(arrival(1, [1] * 8, max_tokens=90_000))
-    request = next(iter(driver.plane.started))
+    request = next(iter(driver.plane.state.started))
     driver.plane.reserve_ratio = 1024
-    assert driver.plane.ratio.reserve_pages(request, 16) == 4096 // 16
+    assert driver.plane.state.ratio.reserve_pages(request, 16) == 4096 // 16
 
 
 def test_the_estimate_counts_what_a_started_prompt_has_yet_to_take() -> None:

@@ -14,59 +14,59 @@ pytestmark = pytest.mark.usefixtures("each_control_plane")
 
 
 def _lose_page(plane: ReferenceControlPlane) -> None:
-    plane.tree.pool.pop()
+    plane.state.tree.pool.pop()
 
 
 def _double_page(plane: ReferenceControlPlane) -> None:
-    next(iter(plane.started)).pages[-1] = plane.tree.pool.free_pages()[-1]
+    next(iter(plane.state.started)).pages[-1] = plane.state.tree.pool.free_pages()[-1]
 
 
 def _unlock(plane: ReferenceControlPlane) -> None:
-    next(plane.tree.nodes()).lock -= 1
+    next(plane.state.tree.nodes()).lock -= 1
 
 
 def _swap_page_table(plane: ReferenceControlPlane) -> None:
-    next(iter(plane.started)).pages.reverse()
+    next(iter(plane.state.started)).pages.reverse()
 
 
 def _wrong_tokens(plane: ReferenceControlPlane) -> None:
-    next(plane.tree.nodes()).tokens[-1] += 1
+    next(plane.state.tree.nodes()).tokens[-1] += 1
 
 
 def _wrong_key(plane: ReferenceControlPlane) -> None:
-    children = plane.tree.root.children
+    children = plane.state.tree.root.children
     children[page_key(0, [9] * 4)] = children.pop(page_key(0, [1] * 4))
 
 
 def _wrong_count(plane: ReferenceControlPlane) -> None:
-    plane.tree.num_evictable += 1
+    plane.state.tree.num_evictable += 1
 
 
 def _lose_slot(plane: ReferenceControlPlane) -> None:
-    plane.slots.assign()
+    plane.state.slots.assign()
 
 
 def _pending(plane: ReferenceControlPlane) -> None:
-    next(iter(plane.started)).num_pending += 1
+    next(iter(plane.state.started)).num_pending += 1
 
 
 def _unsorted(plane: ReferenceControlPlane) -> None:
-    plane.started.items.reverse()
+    plane.state.started.items.reverse()
 
 
 def _forget_live(plane: ReferenceControlPlane) -> None:
-    plane.live.popitem()
+    plane.state.live.popitem()
 
 
 def _hide_from_eviction(plane: ReferenceControlPlane) -> None:
-    plane.tree.heap.clear()
+    plane.state.tree.heap.clear()
 
 
 def _rewrite_page_table(plane: ReferenceControlPlane) -> None:
-    request = next(iter(plane.started))
-    old, new = request.pages[-1], plane.tree.pool.pop()
+    request = next(iter(plane.state.started))
+    old, new = request.pages[-1], plane.state.tree.pool.pop()
     request.pages[-1] = new
-    plane.tree.pool.push([old])
+    plane.state.tree.pool.push([old])
 
 
 @pytest.mark.reference_only

@@ -168,7 +168,7 @@ def test_calls_out_of_order_kill_the_object() -> None:
 def test_an_unforeseen_error_in_a_call_is_a_control_plane_error_and_kills_the_object() -> None:
     driver = Driver()
     driver.step(arrival(1, [1] * 3))
-    next(iter(driver.plane.started)).pages.clear()
+    next(iter(driver.plane.state.started)).pages.clear()
     with pytest.raises(ControlPlaneError):
         driver.plane.schedule(1, Events())
     with pytest.raises(ControlPlaneError, match="dead"):

@@ -24,7 +24,7 @@ from minisgl.scheduler.reference.metadata import DecidedStep, write_step
 from minisgl.scheduler.reference.radix.view import view
 from minisgl.scheduler.reference.request import Request, State, make_request
 from minisgl.scheduler.reference.scheduler.step_pass import StepPass
-from minisgl.scheduler.reference.state import InFlight
+from minisgl.scheduler.reference.state import InFlight, SchedulerState
 from minisgl.step import (
     NOT_FINITE,
     Abort,
@@ -44,12 +44,15 @@ from minisgl.step import (
 )
 
 
-class ReferenceControlPlane(StepPass):
+class ReferenceControlPlane:
     """`ControlPlane` in Python, the one that others are compared with. Without `buffers` it makes its own."""
 
     def __init__(self, config: ControlPlaneConfig, buffers: StepBuffers | None = None) -> None:
         check_config(config)
-        super().__init__(config)
+        self.config = config
+        self.limits = config.limits()
+        self.state = SchedulerState(config)
+        self.step_pass = StepPass(config, self.state)
         largest = max(config.graph_sizes, default=0)
         self._buffers = StepBuffers(self.limits, largest) if buffers is None else buffers
         check_buffers(config, self._buffers)
@@ -70,16 +73,16 @@ class ReferenceControlPlane(StepPass):
         """See `ControlPlane.schedule`. The first call may name any step; the others go on from there."""
         self._require_alive()
         failed = bool(events.items) and isinstance(events.items[0], ForwardFailed)
-        oldest = self.in_flight[0].step if self.in_flight else None
-        check_events(events, self.live, oldest, self._pinned(failed), self.config)
+        oldest = self.state.in_flight[0].step if self.state.in_flight else None
+        check_events(events, self.state.live, oldest, self._pinned(failed), self.config)
         with self._changing(f"schedule({step})"):
             if self._last_step is not None and step != self._last_step + 1:
                 raise ControlPlaneError(f"schedule({step}) came after schedule({self._last_step})")
-            if len(self.in_flight) > 1 and not failed:
-                raise ControlPlaneError(f"schedule({step}) came before commit({self.in_flight[0].step})")
+            if len(self.state.in_flight) > 1 and not failed:
+                raise ControlPlaneError(f"schedule({step}) came before commit({self.state.in_flight[0].step})")
             self._last_step = step
             self._apply(events)
-            decided = self._decide(step)
+            decided = self.step_pass.decide(step)
             began = time.perf_counter_ns()
             plan = self._write(decided)
             self.metadata_ns = time.perf_counter_ns() - began
@@ -89,11 +92,11 @@ class ReferenceControlPlane(StepPass):
         """See `ControlPlane.commit`. First the slots that waited for this step get free, then the rows in order."""
         self._require_alive()
         with self._changing(f"commit({step})"):
-            if not self.in_flight or self.in_flight[0].step != step:
+            if not self.state.in_flight or self.state.in_flight[0].step != step:
                 raise ControlPlaneError(f"commit({step}) is not due")
-            done = self.in_flight.popleft()
+            done = self.state.in_flight.popleft()
             sampled, not_finite = sampled_tokens(step, len(done.rows), done.sample_rows, tokens)
-            self.slots.drain(step)
+            self.state.slots.drain(step)
             entries, self._ends = self._ends, []
             ending: dict[Request, FinishReason] = {}
             for row, token in zip(done.sample_rows, sampled, strict=True):
@@ -104,7 +107,7 @@ class ReferenceControlPlane(StepPass):
                     not_finite.append(row)
                 if token == NOT_FINITE or not counts:
                     continue
-                self.num_accepted += row in done.drafts
+                self.step_pass.num_accepted += row in done.drafts
                 reason = request.accept(token)
                 entries.append((request.req_id, token, reason, row))
                 if reason:
@@ -119,74 +122,76 @@ class ReferenceControlPlane(StepPass):
             for request, reason in ending.items():
                 self._end(request, reason)
             for request in has_left:  # what they stored is in the tree already
-                retraction.drop_path(request, self.tree)
+                retraction.drop_path(request, self.state.tree)
             self._propose(done)
             return step_output(step, entries)
 
     def stats(self) -> Stats:
-        tree = self.tree
+        tree = self.state.tree
         return Stats(
-            num_waiting=len(self.waiting),
-            num_running=len(self.started),
-            num_draining=self.slots.num_draining,
+            num_waiting=len(self.state.waiting),
+            num_running=len(self.state.started),
+            num_draining=self.state.slots.num_draining,
             num_free_pages=tree.pool.num_free,
             num_evictable_pages=tree.num_evictable,
             num_protected_pages=tree.num_protected,
-            num_held_pages=sum(len(request.pages) - request.num_tree_pages for request in self.started),
-            num_retracted_total=self.num_retracted,
-            num_prompt_tokens_total=self.num_prompt_tokens,
-            num_cached_tokens_total=self.num_cached_tokens,
-            num_pinned_pages=self.pins.num_locked_pages(),
+            num_held_pages=sum(len(request.pages) - request.num_tree_pages for request in self.state.started),
+            num_retracted_total=self.step_pass.num_retracted,
+            num_prompt_tokens_total=self.step_pass.num_prompt_tokens,
+            num_cached_tokens_total=self.step_pass.num_cached_tokens,
+            num_pinned_pages=self.state.pins.num_locked_pages(),
             num_inserted_pages_total=tree.num_inserted_total,
             num_evicted_pages_total=tree.num_evicted_total,
-            num_hits_total=self.num_hits,
-            num_misses_total=self.num_misses,
-            num_drafted_total=self.num_drafted,
-            num_accepted_total=self.num_accepted,
+            num_hits_total=self.step_pass.num_hits,
+            num_misses_total=self.step_pass.num_misses,
+            num_drafted_total=self.step_pass.num_drafted,
+            num_accepted_total=self.step_pass.num_accepted,
         )
 
     def tree_view(self, limit: int) -> TreeView:
-        return view(self.tree, limit, self.pins.locked_nodes())
+        return view(self.state.tree, limit, self.state.pins.locked_nodes())
 
     def check(self) -> None:
         self._require_alive()
         with self._changing("check()"):
-            check_all(self)
-            self._watch.check(self.started)
+            check_all(self.state)
+            self._watch.check(self.state.started)
 
     # -------------------------------------------------------------------------------------------------- for tests
 
     def tree_pages(self) -> list[tuple[tuple[int, ...], int]]:
         """Each cached page, with all tokens from the start of the sequence to the page's end; see
         `RadixTree.tree_pages`."""
-        return self.tree.tree_pages()
+        return self.state.tree.tree_pages()
 
     def page_table(self, req_id: int) -> list[int]:
         """The pages of a live request, by column; empty while it waits. `KeyError` if it isn't live."""
-        return list(self.live[req_id].pages)
+        return list(self.state.live[req_id].pages)
 
     def free_pages(self) -> list[int]:
         """The stack of free pages, the next to be given out last."""
-        return self.tree.pool.free_pages()
+        return self.state.tree.pool.free_pages()
 
     @property
     def reserve_ratio(self) -> int:
         """See `ReserveRatio`; tests set it."""
-        return self.ratio.value
+        return self.state.ratio.value
 
     @reserve_ratio.setter
     def reserve_ratio(self, value: int) -> None:
-        self.ratio.value = value
+        self.state.ratio.value = value
 
     # ----------------------------------------------------------------------------------------------------- events
 
     def _pinned(self, failed: bool) -> dict[int, int]:
         """Pages that are pinned, or will be, by request; without those that the failed forward of the oldest step takes
         away."""
-        pages = self.pins.pages_by_request()
-        if failed and self.in_flight:
-            ending = {request.req_id for request in self.in_flight[0].rows}
-            return {req_id: count for req_id, count in pages.items() if req_id in self.live and req_id not in ending}
+        pages = self.state.pins.pages_by_request()
+        if failed and self.state.in_flight:
+            ending = {request.req_id for request in self.state.in_flight[0].rows}
+            return {
+                req_id: count for req_id, count in pages.items() if req_id in self.state.live and req_id not in ending
+            }
         return pages
 
     def _apply(self, events: Events) -> None:
@@ -201,11 +206,11 @@ class ReferenceControlPlane(StepPass):
                 case Abort(req_id):
                     self._end_by_event(req_id, FinishReason.ABORT)
                 case Unpin(req_id):
-                    self.pins.drop(req_id, self.tree)
+                    self.state.pins.drop(req_id, self.state.tree)
                 case ClearCache():
-                    self.tree.evict(self.tree.num_evictable)
+                    self.state.tree.evict(self.state.tree.num_evictable)
                 case TokenBudget(beside_decode, prefill_only):
-                    self.budgets = (beside_decode, prefill_only)
+                    self.step_pass.budgets = (beside_decode, prefill_only)
 
     def _arrive(self, arrival: Arrival) -> None:
         """Into the queue; a prompt that could never fit is answered with an error at once."""
@@ -217,14 +222,14 @@ class ReferenceControlPlane(StepPass):
         if len(request.tokens) >= limit:
             self._add_end(request.req_id, FinishReason.ERROR)
             return
-        self.live[request.req_id] = request
-        self.waiting.add(request)
+        self.state.live[request.req_id] = request
+        self.state.waiting.add(request)
         if arrival.pin:
-            self.pins.promise(request.req_id, request.num_prompt // self.limits.page_size)
+            self.state.pins.promise(request.req_id, request.num_prompt // self.limits.page_size)
 
     def _end_by_event(self, req_id: int, reason: FinishReason) -> None:
         """No-op for an id that isn't live: it has ended, and its end is on the way."""
-        request = self.live.get(req_id)
+        request = self.state.live.get(req_id)
         if request is not None:
             self._end(request, reason)
             self._add_end(req_id, reason)
@@ -232,22 +237,22 @@ class ReferenceControlPlane(StepPass):
     def _forward_failed(self) -> None:
         """The requests with a row in the failed step end, retracted ones too; everyone else starts from zero, with
         its committed tokens; pages, cache and slots are as at start. All slots in use count as freed."""
-        failed = self.in_flight[0].rows
-        self.in_flight.clear()
-        for request in self.started:
+        failed = self.state.in_flight[0].rows
+        self.state.in_flight.clear()
+        for request in self.state.started:
             self._requeue(request)
-        self.started.clear()
-        for request in self.live.values():
+        self.state.started.clear()
+        for request in self.state.live.values():
             request.num_pending = 0
             request.num_found_pages = None
         for request in failed:
             if request.state is not State.ENDED:
                 self._end(request, FinishReason.ERROR)
                 self._add_end(request.req_id, FinishReason.ERROR)
-        self.tree.pool.reset()
-        self.tree.reset()
-        self.pins.forget(self.live)
-        self.slots.reset()
+        self.state.tree.pool.reset()
+        self.state.tree.reset()
+        self.state.pins.forget(self.state.live)
+        self.state.slots.reset()
 
     def _add_end(self, req_id: int, reason: FinishReason) -> None:
         self._ends.append((req_id, -1, reason, -1))
@@ -259,30 +264,30 @@ class ReferenceControlPlane(StepPass):
         a row of the request."""
         too_long = 0 < self.config.cache_max_prompt < request.num_prompt
         if request.state is State.STARTED:
-            self.started.remove(request)
-            self._release_slot(request)
+            self.state.started.remove(request)
+            self.step_pass.release_slot(request)
         else:
-            self.waiting.remove(request)
+            self.state.waiting.remove(request)
         if reason is FinishReason.ERROR:
             if request.state is State.STARTED:
-                retraction.free_pages(request, self.tree)
+                retraction.free_pages(request, self.state.tree)
         elif too_long:
-            retraction.drop_pages(request, self.tree)
+            retraction.drop_pages(request, self.state.tree)
         elif request.state is State.STARTED:
-            retraction.give_up_pages(request, self.tree)
+            retraction.give_up_pages(request, self.state.tree)
         request.state = State.ENDED
-        del self.live[request.req_id]
+        del self.state.live[request.req_id]
         by_itself = reason in (FinishReason.STOP, FinishReason.LENGTH)
-        if not (by_itself and self.pins.holds(request.req_id)):
-            self.pins.drop(request.req_id, self.tree)
+        if not (by_itself and self.state.pins.holds(request.req_id)):
+            self.state.pins.drop(request.req_id, self.state.tree)
         if reason is FinishReason.ERROR:
-            retraction.drop_path(request, self.tree)
+            retraction.drop_path(request, self.state.tree)
 
     def _requeue(self, request: Request) -> None:
         """Like a retraction, where the pages are gone anyway."""
         retraction.forget_pages(request)
         request.state = State.WAITING
-        self.waiting.add(request)
+        self.state.waiting.add(request)
 
     # ------------------------------------------------------------------------------------------------------ a step
 
@@ -291,9 +296,9 @@ class ReferenceControlPlane(StepPass):
         index = decided.step % len(ring)
         plan = write_step(decided, ring[index], self.limits, self.config.graph_sizes)
         plan.ring_index = index
-        plan.num_free_pages = self.tree.pool.num_free
-        plan.num_evictable_pages = self.tree.num_evictable
-        self.in_flight.append(InFlight(decided.step, decided.rows(), decided.sample_rows(), decided.drafts()))
+        plan.num_free_pages = self.state.tree.pool.num_free
+        plan.num_evictable_pages = self.state.tree.num_evictable
+        self.state.in_flight.append(InFlight(decided.step, decided.rows(), decided.sample_rows(), decided.drafts()))
         return plan
 
     # ------------------------------------------------------------------------------------------------------ drafts
@@ -303,13 +308,13 @@ class ReferenceControlPlane(StepPass):
         not finite loses all.)"""
         for request in dict.fromkeys(done.rows[row] for row in done.drafts):
             if request.state is State.STARTED and ending.get(request) is not FinishReason.ERROR:
-                drafts.settle(request, self.tree)
+                drafts.settle(request, self.state.tree)
 
     def _propose(self, done: InFlight) -> None:
         if self.config.max_draft_len:
             for request in dict.fromkeys(done.rows):
                 if request.state is State.STARTED and not request.is_prefilling:
-                    drafts.propose(request, self.tree)
+                    drafts.propose(request, self.state.tree)
 
     # ----------------------------------------------------------------------------------------------------- errors
 

@@ -13,11 +13,11 @@ from minisgl.scheduler.reference.request import Request, State
 from minisgl.scheduler.reference.state import SchedulerState
 
 
-class StepPass(SchedulerState):
-    """What may be computed next, and who gives way."""
+class StepPass:
+    """Decides what is computed next, and who gives way, out of a scheduler's state, which it changes."""
 
-    def __init__(self, config: ControlPlaneConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: ControlPlaneConfig, state: SchedulerState) -> None:
+        self.state = state
         self.config = config
         self.limits = config.limits()
         self.budgets = (config.max_prefill_length, config.max_prefill_length)  # see `TokenBudget`
@@ -29,23 +29,23 @@ class StepPass(SchedulerState):
         self.num_drafted = 0
         self.num_accepted = 0
 
-    def _decide(self, step: int) -> DecidedStep:
+    def decide(self, step: int) -> DecidedStep:
         decided = DecidedStep(step)
         budget = self._pass(decided, self._budget(), background=False)
         if self.config.max_draft_len:
             self._add_drafts(decided, budget or 0)
-        if budget is not None and not self.waiting.num_ordinary and not decided.num_draft_rows:
+        if budget is not None and not self.state.waiting.num_ordinary and not decided.num_draft_rows:
             self._pass(decided, budget, background=True)
         decided.prefill_rows.sort(key=lambda row: row.request.order)
-        decided.freed = self.slots.take_freed()
-        self.ratio.after_step(decided.num_retracted - decided.num_gave_way)
+        decided.freed = self.state.slots.take_freed()
+        self.state.ratio.after_step(decided.num_retracted - decided.num_gave_way)
         self._keep_cache_budget()
         return decided
 
     def _budget(self) -> int:
         """Tokens of this step. A row that decodes counts though it waits for a token in this step, so that no long step
         stands between two of its tokens; one in the background does not."""
-        ordinary = self.started.items[: self.started.num_ordinary]
+        ordinary = self.state.started.items[: self.state.started.num_ordinary]
         beside_decode, prefill_only = self.budgets
         decodes = any(not request.is_prefilling for request in ordinary)
         return min(self.config.max_prefill_length, beside_decode if decodes else prefill_only)
@@ -53,7 +53,7 @@ class StepPass(SchedulerState):
     def _pass(self, decided: DecidedStep, budget: int, background: bool) -> int | None:
         """Rows of the requests in the background, or of the others: first those that have started, in order, then new
         ones. What is left of the token budget; None when a row that prefills got nothing."""
-        started = self.started
+        started = self.state.started
         at = started.num_ordinary if background else 0
         to = len(started) if background else started.num_ordinary
         budget -= decode_set.count_eligible(started.items[at:to])
@@ -83,7 +83,7 @@ class StepPass(SchedulerState):
             wanted = max(0, min(drafts.draft_len(request), left))
             count = self._draft_with_pages(request, decided, wanted)
             if count:
-                drafts.schedule_draft(request, count, self.tree)
+                drafts.schedule_draft(request, count, self.state.tree)
                 decided.drafting.append(request)
                 decided.num_draft_rows += count
             if request.drafter is not None:
@@ -92,7 +92,7 @@ class StepPass(SchedulerState):
 
     def _draft_with_pages(self, request: Request, decided: DecidedStep, num_tokens: int) -> int:
         """How many of the tokens there are pages for."""
-        tree = self.tree
+        tree = self.state.tree
         while drafts.num_new_pages(request, num_tokens, tree.page_size) > tree.num_available:
             if not self._give_way(request, decided):
                 return (len(request.pages) + tree.num_available) * tree.page_size - request.kv_len
@@ -102,21 +102,21 @@ class StepPass(SchedulerState):
         """Pages that nobody uses beyond the budget are given back, if there is one."""
         if self.config.cache_token_budget:
             kept = self.config.cache_token_budget // self.limits.page_size
-            self.tree.evict(max(0, self.tree.num_evictable - kept))
+            self.state.tree.evict(max(0, self.state.tree.num_evictable - kept))
 
     def _get_decode_page(self, request: Request, decided: DecidedStep) -> bool:
         """Give the row the page that its next token needs, if it needs one: a free one, else an evicted one, else
         one of the last request started, which is retracted. False if that would be the row itself: it waits."""
-        if not decode_set.needs_page(request, self.tree.page_size):
+        if not decode_set.needs_page(request, self.state.tree.page_size):
             return True
-        while self.tree.num_available == 0:
+        while self.state.tree.num_available == 0:
             if not self._retract_for(request, decided):
                 return False
-        request.pages += self.tree.take(1)
+        request.pages += self.state.tree.take(1)
         return True
 
     def _retract_for(self, request: Request, decided: DecidedStep) -> bool:
-        victim = retraction.pick_victim(self.started, request)
+        victim = retraction.pick_victim(self.state.started, request)
         if victim is None:
             return False
         self._retract(victim, decided)
@@ -124,9 +124,9 @@ class StepPass(SchedulerState):
 
     def _give_way(self, to: Request, decided: DecidedStep) -> bool:
         """Retract the last started request in the background for one that is not. False if there is none."""
-        if to.is_background or not self.started.items or not self.started.last.is_background:
+        if to.is_background or not self.state.started.items or not self.state.started.last.is_background:
             return False
-        self._retract(self.started.last, decided)
+        self._retract(self.state.started.last, decided)
         return True
 
     def _prefill(self, request: Request, decided: DecidedStep, budget: int) -> int:
@@ -149,12 +149,12 @@ class StepPass(SchedulerState):
         if not decided.prefill_rows:
             budget = max(budget, self.limits.page_size)
         room = self.limits.max_page_changes - self.limits.max_rows - decided.num_prefill_page_changes
-        return admission.size_chunk(request, self.tree, budget, room)
+        return admission.size_chunk(request, self.state.tree, budget, room)
 
     def _take_chunk(self, request: Request, chunk: admission.Chunk, decided: DecidedStep) -> None:
         first_column = len(request.pages)
-        admission.apply_chunk(request, chunk, self.tree)
-        self.pins.take(request, self.tree)
+        admission.apply_chunk(request, chunk, self.state.tree)
+        self.state.pins.take(request, self.state.tree)
         samples = request.kv_len == request.prefill_len
         request.num_pending += samples
         request.last_step = decided.step
@@ -167,41 +167,42 @@ class StepPass(SchedulerState):
         estimate says. For one that is not in the background nobody in it counts as started: where a slot, pages or the
         estimate stand in its way, those are retracted, the last one first, until it starts or none is left. A slot that
         is draining is waited for."""
+        state = self.state
         needed: int | None = None
-        size = self.tree.page_size
+        size = state.tree.page_size
         while self._has_next(background) and (budget > 0 or not decided.prefill_rows):
-            request = self.waiting.first
-            if not self.slots.num_free:
-                if self.slots.num_draining >= self.waiting.num_ordinary or not self._give_way(request, decided):
+            request = state.waiting.first
+            if not state.slots.num_free:
+                if state.slots.num_draining >= state.waiting.num_ordinary or not self._give_way(request, decided):
                     break
                 continue
             chunk = self._size_chunk(request, decided, budget)
             if not chunk.num_tokens and not chunk.lacks_pages:
                 break
-            num_started = len(self.started) if background else self.started.num_ordinary
+            num_started = len(state.started) if background else state.started.num_ordinary
             if needed is None:
-                needed = admission.needed_pages(self.started.items[:num_started], self.ratio, size)
-            fits = not num_started or admission.fits(request, chunk.match, needed, self.ratio, self.tree)
+                needed = admission.needed_pages(state.started.items[:num_started], state.ratio, size)
+            fits = not num_started or admission.fits(request, chunk.match, needed, state.ratio, state.tree)
             if (chunk.lacks_pages or not fits) and self._give_way(request, decided):
                 continue
             if not chunk.num_tokens or not fits:
                 break
             self._start(request, chunk, decided)
             budget -= chunk.num_tokens
-            needed += admission.needed_pages((request,), self.ratio, size)
+            needed += admission.needed_pages((request,), state.ratio, size)
         return budget
 
     def _has_next(self, background: bool) -> bool:
         """Whether one in the background, or one that is not, is the first in line."""
-        return bool(self.waiting.items) and self.waiting.first.is_background == background
+        return bool(self.state.waiting.items) and self.state.waiting.first.is_background == background
 
     def _start(self, request: Request, chunk: admission.Chunk, decided: DecidedStep) -> None:
-        self.waiting.remove(request)
+        self.state.waiting.remove(request)
         request.state = State.STARTED
-        request.slot = self.slots.assign()
+        request.slot = self.state.slots.assign()
         request.prefill_len = len(request.tokens)
         request.num_admissions += 1
-        cached_len = len(chunk.match.pages) * self.tree.page_size
+        cached_len = len(chunk.match.pages) * self.state.tree.page_size
         if request.num_found_pages is None:
             request.num_found_pages = len(chunk.match.pages)
         if request.num_admissions == 1:
@@ -211,21 +212,21 @@ class StepPass(SchedulerState):
             self.num_misses += cached_len == 0
         decided.assigned.append((request, cached_len))
         self._take_chunk(request, chunk, decided)
-        self.started.add(request)
+        self.state.started.add(request)
 
     # -------------------------------------------------------------------------------------------------- retraction
 
     def _retract(self, request: Request, decided: DecidedStep) -> None:
         """Back to its place in the queue. A token in flight is still taken at its commit, and may end it there."""
-        self.started.remove(request)
-        self._release_slot(request)
-        retraction.give_up_pages(request, self.tree)
+        self.state.started.remove(request)
+        self.release_slot(request)
+        retraction.give_up_pages(request, self.state.tree)
         self.num_retracted += 1
         decided.num_retracted += 1
         decided.num_gave_way += request.is_background
         request.state = State.WAITING
-        self.waiting.add(request)
+        self.state.waiting.add(request)
 
-    def _release_slot(self, request: Request) -> None:
-        is_in_flight = bool(self.in_flight) and request.last_step >= self.in_flight[0].step
-        self.slots.free(request.slot, request.last_step if is_in_flight else None)
+    def release_slot(self, request: Request) -> None:
+        is_in_flight = bool(self.state.in_flight) and request.last_step >= self.state.in_flight[0].step
+        self.state.slots.free(request.slot, request.last_step if is_in_flight else None)
