@@ -39,7 +39,7 @@ impl Adapters {
         self.by_slot[slot] = binding.adapter;
     }
 
-    /// Of a step whose rows begin at the tokens `starts`.
+    /// The runs of tokens with an adapter in a step whose rows begin at the tokens `starts`.
     pub fn runs(&self, step: &Step, starts: &[u32]) -> Result<Vec<Run<'_>>> {
         let mut found: Vec<(u32, Run<'_>)> = Vec::new();
         if self.by_number.is_empty() && self.by_slot.iter().all(|number| *number == 0) {

@@ -329,7 +329,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Of the prompts that end in this step, for slots that asked.
+    /// The embeddings of the prompts that end in this step, for slots that asked.
     fn embeddings(&mut self, step: &Step, starts: &[u32], failed: &BTreeSet<usize>) -> Vec<Embedding> {
         let mut found = Vec::new();
         if self.pools.is_empty() {
@@ -353,7 +353,7 @@ impl Engine {
         found
     }
 
-    /// Of the prompt tokens that follow those computed in this step, for slots that asked.
+    /// The log probabilities of the prompt tokens that follow those computed in this step, for slots that asked.
     fn prompt_logprobs(
         &mut self,
         step: &Step,
@@ -387,7 +387,7 @@ impl Engine {
         Ok(found)
     }
 
-    /// Of `own`, whose logits are there row by row, on all threads.
+    /// The log probabilities of `own`, whose logits are there row by row, on all threads.
     fn logprobs_of(&mut self, own: &[u32], count: usize) -> Result<Vec<TokenLogprobs>> {
         let vocabulary = self.decoder.config.vocab_size;
         let rows: Vec<&[f32]> = self.logits.rows(own.len()).map(|row| &row[..vocabulary]).collect();

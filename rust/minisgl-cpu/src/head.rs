@@ -50,7 +50,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// Of numbers as they lie in a tensor, row after row. `isa` holds the instruction set down.
+    /// A head of numbers as they lie in a tensor, row after row. `isa` holds the instruction set down.
     pub fn new(kind: Kind, shape: [usize; 2], data: &[u8], isa: Option<&str>, team: Team) -> Result<Self> {
         if shape.contains(&0) {
             return Err(Error::setting("a head without numbers"));
@@ -72,9 +72,9 @@ impl Head {
         self.matrix.panels() * PANEL
     }
 
-    /// The products of [rows, inputs] into [rows, `width`]. `halves`: the rows are bf16, so that less needs to be
+    /// The products of [rows, inputs] into [rows, `width`]. `bf16`: the rows are bf16, so that less needs to be
     /// multiplied; the last places of sums may be others then.
-    pub fn product(&mut self, x: &[f32], out: &mut [f32], halves: bool) -> Result<()> {
+    pub fn product(&mut self, x: &[f32], out: &mut [f32], bf16: bool) -> Result<()> {
         let (inputs, width) = (self.matrix.k(), self.width());
         let rows = x.len() / inputs;
         if x.len() != rows * inputs || out.len() != rows * width {
@@ -88,8 +88,8 @@ impl Head {
             self.acts = Acts::new(rows, inputs, Mode::Exact);
         }
         let (kernels, matrix) = (self.kernels, &self.matrix);
-        let halves = halves && matrix.form() == Form::Bf16 && kernels.has_halves();
-        let mode = if halves { Mode::Bf16 } else { Mode::Exact };
+        let bf16 = bf16 && matrix.form() == Form::Bf16 && kernels.has_bf16();
+        let mode = if bf16 { Mode::Bf16 } else { Mode::Exact };
         let acts = self.acts.writer_as(rows.max(1), inputs, mode);
         let groups = Groups::of(matrix, self.team.threads());
         let counters: [Counter; 2] = Default::default();
@@ -99,8 +99,8 @@ impl Head {
                 let from = x[row * inputs..].as_ptr();
                 // SAFETY: this row was handed out once; `x` has `inputs` numbers of it.
                 unsafe {
-                    if halves {
-                        kernels.prepare_halves(from, acts, row);
+                    if bf16 {
+                        kernels.prepare_bf16(from, acts, row);
                     } else {
                         kernels.prepare(from, acts, row);
                     }
@@ -119,8 +119,8 @@ impl Head {
                 // SAFETY: these columns were handed out once; `out` has room for all rows, as checked above.
                 unsafe {
                     let at = to.0.add(panels.start * PANEL);
-                    if halves {
-                        kernels.matmul_halves(matrix, panels, acts, 0..rows, at, width);
+                    if bf16 {
+                        kernels.matmul_bf16(matrix, panels, acts, 0..rows, at, width);
                     } else {
                         kernels.matmul(matrix, panels, acts, 0..rows, at, width, false);
                     }
@@ -155,18 +155,18 @@ mod tests {
         assert_eq!(head.width(), 48);
         let x: Vec<f32> = (0..9 * shape[1]).map(|i| number(i + 77)).collect();
         let mut all = vec![0.0; 9 * 48];
-        let halves: Vec<f32> = x.iter().map(|&x| bf16_to_f32(f32_to_bf16(x))).collect();
-        for (x, is_halves) in [(&x, false), (&halves, true)] {
+        let bf16: Vec<f32> = x.iter().map(|&x| bf16_to_f32(f32_to_bf16(x))).collect();
+        for (x, is_halves) in [(&x, false), (&bf16, true)] {
             head.product(x, &mut all, is_halves).unwrap();
             check(&mut head, &table, shape, x, &all, is_halves);
         }
     }
 
-    fn check(head: &mut Head, table: &[u16], shape: [usize; 2], x: &[f32], all: &[f32], halves: bool) {
+    fn check(head: &mut Head, table: &[u16], shape: [usize; 2], x: &[f32], all: &[f32], bf16: bool) {
         for row in 0..9 {
             let own = &x[row * shape[1]..][..shape[1]];
             let mut alone = vec![0.0; 48];
-            head.product(own, &mut alone, halves).unwrap();
+            head.product(own, &mut alone, bf16).unwrap();
             assert_eq!(alone, all[row * 48..][..48]);
             for (output, got) in alone.iter().take(shape[0]).enumerate() {
                 let weights = &table[output * shape[1]..][..shape[1]];

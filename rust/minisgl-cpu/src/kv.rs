@@ -13,12 +13,13 @@
 //! Invariants: a slot is `page * page_size + offset`; nothing outside the slots given is written; 64 bytes may be read
 //! past the end of any head's part of a page.
 
-mod memory;
-mod put;
+#![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
 use crate::files::blocks::{f16_to_f32, f32_to_f16};
 
+/// The largest head.
+pub const MAX_HEAD_DIM: usize = 256;
 /// Numbers that share a scale in [`KvDtype::Q8`].
 pub const Q8_BLOCK: usize = 32;
 
@@ -119,8 +120,8 @@ impl Layout {
 pub struct KvPool {
     shape: KvShape,
     layout: Layout,
-    memory: memory::Zeroed,
-    to_halves: put::ToHalves,
+    memory: Zeroed,
+    to_halves: ToHalves,
 }
 
 impl KvPool {
@@ -139,10 +140,10 @@ impl KvPool {
                 "a KV pool of {layers} layers, {pages} pages of {page_size} tokens and {kv_heads} heads holds nothing"
             )));
         }
-        if head_dim == 0 || head_dim > crate::attention::MAX_HEAD_DIM {
+        if head_dim == 0 || head_dim > MAX_HEAD_DIM {
             return Err(Error::unsupported(format!(
                 "head_dim {head_dim} is not from 1 to {}",
-                crate::attention::MAX_HEAD_DIM
+                MAX_HEAD_DIM
             )));
         }
         let too_large = || {
@@ -153,15 +154,12 @@ impl KvPool {
         let layout = Layout::new(&shape).ok_or_else(too_large)?;
         let bytes = layout.page.checked_mul(pages).ok_or_else(too_large)?;
         // Vector loads of the last row may read past its end.
-        let memory = bytes
-            .checked_add(64)
-            .and_then(memory::Zeroed::new)
-            .ok_or_else(too_large)?;
+        let memory = bytes.checked_add(64).and_then(Zeroed::new).ok_or_else(too_large)?;
         Ok(Self {
             shape,
             layout,
             memory,
-            to_halves: put::to_halves(),
+            to_halves: to_halves(),
         })
     }
 
@@ -236,9 +234,161 @@ impl KvPool {
                     let to = self.head(layer, page, head);
                     let k = std::slice::from_raw_parts(k.add(from), head_dim);
                     let v = std::slice::from_raw_parts(v.add(from), head_dim);
-                    put::token(&self.layout, self.to_halves, to, at, k, v);
+                    token(&self.layout, self.to_halves, to, at, k, v);
                 }
             }
         }
+    }
+}
+
+/// A key that does not fit becomes this in every form: an infinite score could be a weight of 0 and hide it.
+const NOT_A_NUMBER: u16 = 0x7e00;
+
+/// As [`f32_to_f16`], number by number.
+pub(super) type ToHalves = fn(&[f32], &mut [u16]);
+
+/// The fastest that this processor has.
+pub(super) fn to_halves() -> ToHalves {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if is_x86_feature_detected!("f16c") && is_x86_feature_detected!("avx") {
+        // SAFETY: the instructions are there.
+        return |x, halves| unsafe { f16c(x, halves) };
+    }
+    plain
+}
+
+fn plain(x: &[f32], halves: &mut [u16]) {
+    for (half, x) in halves.iter_mut().zip(x) {
+        *half = f32_to_f16(*x);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx,f16c")]
+fn f16c(x: &[f32], halves: &mut [u16]) {
+    use std::arch::x86_64::{_MM_FROUND_TO_NEAREST_INT, _mm256_cvtps_ph, _mm256_loadu_ps};
+    let (xs, rest) = x.as_chunks::<8>();
+    let (to, rest_to) = halves.as_chunks_mut::<8>();
+    for (to, x) in to.iter_mut().zip(xs) {
+        // SAFETY: eight of each.
+        unsafe {
+            let eight = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(x.as_ptr()));
+            to.as_mut_ptr()
+                .cast::<std::arch::x86_64::__m128i>()
+                .write_unaligned(eight);
+        }
+    }
+    plain(rest, rest_to);
+}
+
+/// Write one token's key and value of one head.
+///
+/// # Safety
+/// `to` is the start of a head's part of a page that nobody else uses at `at`; `at` is below the page size; `k` and
+/// `v` have `head_dim` numbers.
+pub(super) unsafe fn token(l: &Layout, to_halves: ToHalves, to: *mut u8, at: usize, k: &[f32], v: &[f32]) {
+    let dim = l.head_dim;
+    // Number d of the key of token `at` is number `first + d * step`.
+    let (first, step) = (at / l.group * l.group * dim + at % l.group, l.group);
+    // SAFETY: every place computed here is inside the head's part of the page, by the layout.
+    unsafe {
+        match l.dtype {
+            KvDtype::F32 => {
+                let (ks, vs) = (to.cast::<f32>(), to.add(l.v).cast::<f32>());
+                for d in 0..dim {
+                    *ks.add(first + d * step) = if k[d].is_finite() { k[d] } else { f32::NAN };
+                    *vs.add(at * dim + d) = v[d];
+                }
+            }
+            KvDtype::F16 => {
+                let mut halves = [0; MAX_HEAD_DIM];
+                let halves = &mut halves[..dim];
+                to_halves(k, halves);
+                let ks = to.cast::<u16>().add(first);
+                for (d, half) in halves.iter().enumerate() {
+                    let fits = half & 0x7c00 != 0x7c00;
+                    *ks.add(d * step) = if fits { *half } else { NOT_A_NUMBER };
+                }
+                to_halves(v, halves);
+                let vs = to.add(l.v).cast::<u16>().add(at * dim);
+                vs.copy_from_nonoverlapping(halves.as_ptr(), dim);
+            }
+            KvDtype::Q8 => {
+                let blocks = l.blocks();
+                let scales = to.add(l.k_scales).cast::<u16>();
+                let scales = scales.add(at / l.group * l.group * blocks + at % l.group);
+                quantized(k, to.cast::<i8>().add(first), step, scales);
+                let scales = to.add(l.v_scales).cast::<u16>().add(at * blocks);
+                quantized(v, to.add(l.v).cast::<i8>().add(at * dim), 1, scales);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// Every `step`-th place is writable: of `to` for each number of `x`, of `scales` for each block.
+unsafe fn quantized(x: &[f32], to: *mut i8, step: usize, scales: *mut u16) {
+    for (b, block) in x.chunks(Q8_BLOCK).enumerate() {
+        let mut max = 0.0f32;
+        for &x in block {
+            // What is not a number must stay so: it makes the scale one.
+            max = if x.abs() > max || x.is_nan() { x.abs() } else { max };
+        }
+        let scale = f32_to_f16(max / 127.0);
+        let d = f16_to_f32(scale);
+        let inverse = if d > 0.0 { 1.0 / d } else { 0.0 };
+        // SAFETY: the caller's word.
+        unsafe {
+            *scales.add(b * step) = scale;
+            for (i, &x) in block.iter().enumerate() {
+                let q = (x * inverse).round_ties_even().clamp(-127.0, 127.0);
+                *to.add((b * Q8_BLOCK + i) * step) = q as i8;
+            }
+        }
+    }
+}
+
+#[cfg(all(unix, not(miri)))]
+type Held = memmap2::MmapMut;
+#[cfg(not(all(unix, not(miri))))]
+type Held = Vec<u64>;
+
+pub(super) struct Zeroed {
+    at: *mut u8,
+    _held: Held,
+}
+
+// SAFETY: plain memory; who writes where is the business of the unsafe functions above.
+unsafe impl Send for Zeroed {}
+// SAFETY: as above.
+unsafe impl Sync for Zeroed {}
+
+impl Zeroed {
+    pub(super) fn as_ptr(&self) -> *mut u8 {
+        self.at
+    }
+
+    #[cfg(all(unix, not(miri)))]
+    pub(super) fn new(bytes: usize) -> Option<Self> {
+        let mut options = memmap2::MmapOptions::new();
+        let mut held = options.len(bytes).no_reserve_swap().map_anon().ok()?;
+        // A refusal costs speed only.
+        #[cfg(target_os = "linux")]
+        let _ = held.advise(memmap2::Advice::HugePage);
+        Some(Self {
+            at: held.as_mut_ptr(),
+            _held: held,
+        })
+    }
+
+    #[cfg(not(all(unix, not(miri))))]
+    pub(super) fn new(bytes: usize) -> Option<Self> {
+        let mut held = Vec::new();
+        held.try_reserve_exact(bytes.div_ceil(8)).ok()?;
+        held.resize(bytes.div_ceil(8), 0);
+        Some(Self {
+            at: held.as_mut_ptr().cast(),
+            _held: held,
+        })
     }
 }

@@ -23,7 +23,7 @@ pub struct Settings {
     pub model: ModelConfig,
     /// A GGUF file or a folder of safetensors; none: seeded noise.
     pub weights: Option<PathBuf>,
-    /// Of dummy weights.
+    /// The seed of dummy weights.
     pub seed: u64,
     /// bf16 or f32, of dummy weights.
     pub dummy_kind: Option<String>,

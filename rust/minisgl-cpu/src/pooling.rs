@@ -21,7 +21,7 @@ struct Pool {
 }
 
 impl Pools {
-    /// Of no requests.
+    /// No requests yet.
     pub fn new(num_slots: usize) -> Self {
         Self {
             slots: (0..num_slots).map(|_| None).collect(),

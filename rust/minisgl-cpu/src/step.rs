@@ -65,7 +65,7 @@ pub struct PromptLogprobs {
     pub tokens: Vec<TokenLogprobs>,
 }
 
-/// Of a prompt that ended in a step.
+/// The embedding of a prompt that ended in a step.
 #[derive(Debug, PartialEq)]
 pub struct Embedding {
     /// Whose.
@@ -82,11 +82,11 @@ pub const NOT_FINITE: i32 = -2;
 pub struct Sampled {
     /// By row; -1 where the row does not sample, `NOT_FINITE` where what was computed is no numbers.
     pub tokens: Vec<i32>,
-    /// Of rows that asked.
+    /// Log probabilities of the rows that asked.
     pub logprobs: Option<StepLogprobs>,
-    /// Of prompts that asked.
+    /// Log probabilities of the prompts that asked.
     pub prompts: Vec<PromptLogprobs>,
-    /// Of prompts that asked, with their last token.
+    /// Embeddings of the prompts that asked, with their last token.
     pub embeddings: Vec<Embedding>,
     /// Rows that are not finite, or whose grammars let no token come, and why: the tokens of these are an end of
     /// sequence. Empty: its mask takes long; it may go on where it was, once that is made.
@@ -96,7 +96,7 @@ pub struct Sampled {
 /// Choices of a user.
 #[derive(Clone, Copy, Debug)]
 pub struct Choices {
-    /// Of the pool of keys and values, its scratch page included.
+    /// The shape of the KV pool, its scratch page included.
     pub kv: KvShape,
     /// Whether the parts of forwards are measured.
     pub timed: bool,

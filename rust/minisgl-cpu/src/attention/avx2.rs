@@ -4,9 +4,9 @@
 
 use std::arch::x86_64::*;
 
-use super::api::{Attention, Call, Scratch};
 use super::lanes::{Lanes, ROUNDER};
 use super::plan::Plan;
+use super::unit::{Attention, Call, Scratch};
 
 /// Two registers.
 #[derive(Clone, Copy)]

@@ -4,10 +4,10 @@
 
 use std::arch::x86_64::*;
 
-use super::api::{Attention, Call, Scratch};
 use super::avx2;
 use super::lanes::{Lanes, ROUNDER};
 use super::plan::Plan;
+use super::unit::{Attention, Call, Scratch};
 
 /// One register.
 #[derive(Clone, Copy)]

@@ -3,6 +3,8 @@
 //! Invariants: every operation rounds as the scalar form does, so kernels written once over this trait give the same
 //! bits on all of them.
 
+use std::cell::UnsafeCell;
+
 /// Lanes of a vector on every instruction set.
 pub(super) const LANES: usize = 16;
 
@@ -99,4 +101,56 @@ pub(super) fn exp2_one(x: f32) -> f32 {
 #[inline(always)]
 pub(super) fn power_one(shifted: f32) -> f32 {
     f32::from_bits(shifted.to_bits().wrapping_sub(ROUNDER.to_bits()).wrapping_add(127) << 23)
+}
+
+#[repr(align(64))]
+#[derive(Debug)]
+struct Line {
+    // Reached through pointers.
+    _numbers: UnsafeCell<[f32; LANES]>,
+}
+
+/// Numbers in whole cache lines.
+#[derive(Debug, Default)]
+pub(super) struct Lines(Vec<Line>);
+
+// SAFETY: shared numbers are reached only through `shared`, whose users are unsafe and say who writes where.
+unsafe impl Sync for Lines {}
+
+impl Lines {
+    pub fn new(numbers: usize) -> Self {
+        let mut lines = Self::default();
+        lines.grow(numbers);
+        lines
+    }
+
+    /// Room for at least so many; what was there is kept, what is new is 0.
+    pub fn grow(&mut self, numbers: usize) {
+        let lines = numbers.div_ceil(LANES);
+        if self.0.len() < lines {
+            self.0.resize_with(lines, || Line {
+                _numbers: UnsafeCell::new([0.0; LANES]),
+            });
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len() * LANES
+    }
+
+    #[inline(always)]
+    pub fn as_ptr(&self) -> *const f32 {
+        self.0.as_ptr().cast()
+    }
+
+    #[inline(always)]
+    pub fn as_mut_ptr(&mut self) -> *mut f32 {
+        self.0.as_mut_ptr().cast()
+    }
+
+    /// To be written by several threads, each in places of its own.
+    #[inline(always)]
+    pub fn shared(&self) -> *mut f32 {
+        UnsafeCell::raw_get(self.0.as_ptr().cast::<UnsafeCell<f32>>())
+    }
 }

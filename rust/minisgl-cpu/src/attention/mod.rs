@@ -18,21 +18,12 @@ mod avx2;
 mod avx512;
 mod kernel;
 mod lanes;
-mod lines;
 mod load;
 mod plan;
-mod prefix;
-mod rows;
 mod scalar;
-mod span;
-mod split;
 mod unit;
 
-pub use api::{Attention, Call, Scratch};
-pub use plan::Plan;
-pub use rows::Rows;
+pub use plan::{Plan, Rows};
+pub use unit::{Attention, Call, MAX_GROUP, Scratch};
 
-/// The largest head.
-pub const MAX_HEAD_DIM: usize = 256;
-/// The most query heads that share a key/value head.
-pub const MAX_GROUP: usize = 16;
+pub use crate::kv::MAX_HEAD_DIM;

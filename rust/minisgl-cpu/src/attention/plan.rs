@@ -11,11 +11,8 @@
 use std::ops::Range;
 
 use super::kernel::CHUNK;
-use super::lines::Lines;
-use super::prefix::Finder;
-use super::rows::Rows;
-use super::split::cost;
-use crate::error::Result;
+use super::lanes::Lines;
+use crate::error::{Error, Result};
 
 /// A token with the positions it sees and the place of what it leaves for the merge.
 #[derive(Clone, Copy, Debug)]
@@ -169,11 +166,6 @@ impl Plan {
     pub fn merges(&self, layer: usize) -> usize {
         self.variant(layer).merges.len() * self.sizes.kv_heads
     }
-
-    /// Whether any layer has a second phase.
-    pub fn needs_merge(&self) -> bool {
-        self.variants.iter().any(|v| !v.merges.is_empty())
-    }
 }
 
 impl Variant {
@@ -295,4 +287,275 @@ impl Variant {
         let group = sizes.group as u32;
         self.segments.sort_by_cached_key(|s| std::cmp::Reverse(cost(s, group)));
     }
+}
+
+/// Chunks that several rows see through the same pages.
+#[derive(Clone, Debug)]
+pub(super) struct Shared {
+    /// Which of [`Finder::members`].
+    pub members: Range<usize>,
+    pub chunks: Range<u32>,
+}
+
+/// A row's chunks from `from` on, which it sees alone.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Own {
+    pub row: u32,
+    pub from: u32,
+}
+
+/// Rows that agree in their first pages.
+#[derive(Debug)]
+struct Branch {
+    members: Range<usize>,
+    /// Pages that all of them share for sure.
+    depth: usize,
+    /// The first chunk that is in no segment yet.
+    from: u32,
+}
+
+/// Finds what rows share; keeps its allocations.
+#[derive(Debug, Default)]
+pub(super) struct Finder {
+    pub members: Vec<u32>,
+    pub shared: Vec<Shared>,
+    pub own: Vec<Own>,
+    branches: Vec<Branch>,
+}
+
+impl Finder {
+    pub fn clear(&mut self) {
+        self.members.clear();
+        self.shared.clear();
+        self.own.clear();
+        self.branches.clear();
+    }
+
+    /// A row of one token.
+    pub fn add(&mut self, row: u32) {
+        self.members.push(row);
+    }
+
+    /// Divide the rows added since `clear` into shared and own chunks.
+    pub fn find(&mut self, rows: &Rows<'_>, page_size: usize, window: Option<usize>, sharing: bool) {
+        if !sharing || self.members.len() < 2 {
+            let own = self.members.iter().map(|row| Own { row: *row, from: 0 });
+            self.own.extend(own);
+            return;
+        }
+        self.branches.push(Branch {
+            members: 0..self.members.len(),
+            depth: 0,
+            from: 0,
+        });
+        while let Some(branch) = self.branches.pop() {
+            self.follow(branch, rows, page_size, window);
+        }
+    }
+
+    fn follow(&mut self, branch: Branch, rows: &Rows<'_>, page_size: usize, window: Option<usize>) {
+        let Branch {
+            members,
+            depth,
+            mut from,
+        } = branch;
+        let full = |row: u32| {
+            let row = row as usize;
+            &rows.pages(row)[..rows.seq_lens[row] as usize / page_size]
+        };
+        let group = &mut self.members[members.clone()];
+        if let [row] = *group {
+            self.own.push(Own { row, from });
+            return;
+        }
+        let model = full(group[0]);
+        let mut common = model.len();
+        for row in &group[1..] {
+            common = depth + agreement(&model[depth..common], &full(*row)[depth..]);
+        }
+        let end = (common * page_size / CHUNK) as u32;
+        if worth(group, from..end, rows, window) {
+            self.shared.push(Shared {
+                members: members.clone(),
+                chunks: from..end,
+            });
+            from = end;
+        }
+        // Rows that end here are branches of their own: no page has their key.
+        let key = |row: u32| {
+            full(row)
+                .get(common)
+                .map_or(u64::MAX - u64::from(row), |p| u64::from(*p))
+        };
+        group.sort_unstable_by_key(|row| (key(*row), *row));
+        let mut start = members.start;
+        for part in group.chunk_by(|a, b| key(*a) == key(*b)) {
+            self.branches.push(Branch {
+                members: start..start + part.len(),
+                depth: common,
+                from,
+            });
+            start += part.len();
+        }
+    }
+}
+
+/// How many pages two tables have in common from the start.
+fn agreement(a: &[u32], b: &[u32]) -> usize {
+    const STEP: usize = 32;
+    let n = a.len().min(b.len());
+    let mut same = 0;
+    while same + STEP <= n && a[same..same + STEP] == b[same..same + STEP] {
+        same += STEP;
+    }
+    let rest = a[same..n].iter().zip(&b[same..n]);
+    same + rest.take_while(|(x, y)| x == y).count()
+}
+
+/// Whether reading these chunks once for all these rows saves more than merging costs.
+fn worth(group: &[u32], chunks: Range<u32>, rows: &Rows<'_>, window: Option<usize>) -> bool {
+    let (mut seeing, mut longest, mut alone) = (0u64, 0u64, 0u64);
+    for row in group {
+        let len = rows.seq_lens[*row as usize];
+        let lo = window.map_or(0, |w| (len as usize).saturating_sub(w.max(1)) / CHUNK) as u32;
+        let seen = u64::from(chunks.end.saturating_sub(chunks.start.max(lo)));
+        seeing += seen;
+        longest = longest.max(seen);
+        alone += u64::from(len.div_ceil(CHUNK as u32) - chunks.end);
+    }
+    (seeing - longest) * 8 > alone + 16
+}
+
+/// The rows of a step: row i has the tokens `qo_indptr[i]..qo_indptr[i + 1]`, which are the last ones of its `seq_lens[i]`,
+/// and the pages `table[slots[i] * columns ..]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    /// Length of each row, the step's tokens included.
+    pub seq_lens: &'a [u32],
+    /// Prefix sums of the rows' tokens of this step: one more than rows.
+    pub qo_indptr: &'a [u32],
+    /// All page tables, `columns` entries each.
+    pub table: &'a [u32],
+    /// Entries of one page table.
+    pub columns: usize,
+    /// The page table of each row.
+    pub slots: &'a [u32],
+}
+
+impl<'a> Rows<'a> {
+    /// Pages of a row; entries past its length mean nothing.
+    pub fn pages(&self, row: usize) -> &'a [u32] {
+        let from = self.slots[row] as usize * self.columns;
+        &self.table[from..from + self.columns]
+    }
+
+    pub(super) fn check(&self, page_size: usize, pages: usize) -> Result<()> {
+        let n = self.seq_lens.len();
+        if self.qo_indptr.len() != n + 1 || self.slots.len() != n {
+            return Err(Error::step(format!(
+                "{n} rows have {} prefix sums and {} slots",
+                self.qo_indptr.len(),
+                self.slots.len()
+            )));
+        }
+        for row in 0..n {
+            let (from, to) = (self.qo_indptr[row], self.qo_indptr[row + 1]);
+            let len = self.seq_lens[row] as usize;
+            let end = (self.slots[row] as usize + 1).saturating_mul(self.columns);
+            let needs = len.div_ceil(page_size);
+            if to < from || (to - from) as usize > len || needs > self.columns || end > self.table.len() {
+                return Err(Error::step(format!(
+                    "row {row} of length {len}: tokens {from}..{to}, {needs} pages in a table of {}",
+                    self.columns
+                )));
+            }
+            if let Some(page) = self.pages(row)[..needs].iter().find(|p| **p as usize >= pages) {
+                return Err(Error::step(format!("row {row}: page {page} of {pages}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Records that splitting may take at most, in numbers: 32 MiB.
+const MOST_RECORDS: usize = 8 << 20;
+
+/// Chunks of a piece at least: less is not worth a merge.
+const LEAST_CHUNKS: usize = 4;
+
+impl Variant {
+    /// Cut long segments if the threads would end far apart.
+    pub(super) fn split(&mut self, sizes: &Sizes) {
+        let group = sizes.group as u32;
+        let whole: u64 = self.segments.iter().map(|s| u64::from(cost(s, group))).sum();
+        let share = whole * sizes.kv_heads as u64 / sizes.threads.max(1) as u64;
+        if self.even(sizes, share) {
+            return;
+        }
+        let mut room = MOST_RECORDS / sizes.record;
+        for i in 0..self.segments.len() {
+            let segment = self.segments[i].clone();
+            let pieces = u64::from(cost(&segment, group)) * 4 / share.max(1) + 1;
+            let pieces = (pieces as usize).min(segment.chunks.len() / LEAST_CHUNKS);
+            let needs = segment.queries.len() * (segment.chunks.len() + 1);
+            if pieces > 1 && needs <= room {
+                room -= needs;
+                self.cut(i, pieces as u32);
+            }
+        }
+    }
+
+    /// Whether the units, the longest first, end about together on all threads.
+    fn even(&self, sizes: &Sizes, share: u64) -> bool {
+        const MANY: usize = 16;
+        let group = sizes.group as u32;
+        let costs = self.segments.iter().map(|s| u64::from(cost(s, group)));
+        if sizes.threads < 2 || self.segments.is_empty() {
+            return true;
+        }
+        if self.segments.len() * sizes.kv_heads > MANY * sizes.threads {
+            return costs.max().unwrap_or(0) * 4 <= share;
+        }
+        let mut costs: Vec<_> = costs.flat_map(|c| std::iter::repeat_n(c, sizes.kv_heads)).collect();
+        costs.sort_unstable_by(|a, b| b.cmp(a));
+        let mut ends = vec![0; sizes.threads];
+        for cost in costs {
+            if let Some(first) = ends.iter_mut().min() {
+                *first += cost;
+            }
+        }
+        ends.into_iter().max().unwrap_or(0) * 8 <= share * 9
+    }
+
+    /// Cut a segment into pieces of chunks, each with those queries that see any of it.
+    fn cut(&mut self, at: usize, pieces: u32) {
+        let whole = self.segments[at].clone();
+        let count = whole.chunks.len() as u32;
+        for piece in 0..pieces {
+            let start = whole.chunks.start + count * piece / pieces;
+            let end = whole.chunks.start + count * (piece + 1) / pieces;
+            let begin = self.queries.len();
+            for i in whole.queries.start as usize..whole.queries.end as usize {
+                let query = self.queries[i];
+                if query.first_chunk() < end && !query.ends(start) {
+                    self.queries.push(query);
+                }
+            }
+            let segment = Segment {
+                queries: begin as u32..self.queries.len() as u32,
+                row: whole.row,
+                chunks: start..end,
+            };
+            if piece == 0 {
+                self.segments[at] = segment;
+            } else if !segment.queries.is_empty() {
+                self.segments.push(segment);
+            }
+        }
+    }
+}
+
+/// Time of a segment in some unit: rows of queries and what loading takes, by chunks.
+pub(super) fn cost(segment: &Segment, group: u32) -> u32 {
+    (segment.queries.len() as u32 * group + 4) * segment.chunks.len() as u32
 }

@@ -3,7 +3,100 @@
 //! Invariants: each number is computed by the operations, in the order and with the roundings, of ggml's own
 //! dequantization; conversions between 16 and 32 bits round to nearest, ties to even.
 
-use super::Kind;
+/// How numbers are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(non_camel_case_types)] // ggml's names
+pub enum Kind {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of a single.
+    BF16,
+    /// 32 numbers of 4 bits, less 8, times a scale.
+    Q4_0,
+    /// 32 numbers of 4 bits times a scale, plus a minimum.
+    Q4_1,
+    /// 32 numbers of 5 bits, less 16, times a scale.
+    Q5_0,
+    /// 32 numbers of 5 bits times a scale, plus a minimum.
+    Q5_1,
+    /// 32 numbers of 8 bits times a scale.
+    Q8_0,
+    /// 256 numbers of 4 bits; a scale and a minimum of 6 bits for 32 of them.
+    Q4_K,
+    /// 256 numbers of 5 bits; a scale and a minimum of 6 bits for 32 of them.
+    Q5_K,
+    /// 256 numbers of 6 bits, less 32; a scale of 8 bits for 16 of them.
+    Q6_K,
+}
+
+impl Kind {
+    /// All there are.
+    pub const ALL: [Self; 11] = [
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q8_0,
+        Self::Q4_K,
+        Self::Q5_K,
+        Self::Q6_K,
+    ];
+
+    /// As ggml spells it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.traits().0
+    }
+
+    /// Numbers in a block.
+    #[must_use]
+    pub fn block_len(self) -> usize {
+        self.traits().1
+    }
+
+    /// Bytes of a block.
+    #[must_use]
+    pub fn block_bytes(self) -> usize {
+        self.traits().2
+    }
+
+    /// The kind that ggml spells so.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// Bytes of `len` numbers, or nothing if they do not fill blocks or do not fit into memory.
+    #[must_use]
+    pub fn bytes_of(self, len: usize) -> Option<usize> {
+        let (_, block_len, block_bytes) = self.traits();
+        if !len.is_multiple_of(block_len) {
+            return None;
+        }
+        (len / block_len).checked_mul(block_bytes)
+    }
+
+    fn traits(self) -> (&'static str, usize, usize) {
+        match self {
+            Self::F32 => ("F32", 1, 4),
+            Self::F16 => ("F16", 1, 2),
+            Self::BF16 => ("BF16", 1, 2),
+            Self::Q4_0 => ("Q4_0", 32, 18),
+            Self::Q4_1 => ("Q4_1", 32, 20),
+            Self::Q5_0 => ("Q5_0", 32, 22),
+            Self::Q5_1 => ("Q5_1", 32, 24),
+            Self::Q8_0 => ("Q8_0", 32, 34),
+            Self::Q4_K => ("Q4_K", 256, 144),
+            Self::Q5_K => ("Q5_K", 256, 176),
+            Self::Q6_K => ("Q6_K", 256, 210),
+        }
+    }
+}
 
 /// Numbers of a K-block.
 const QK_K: usize = 256;

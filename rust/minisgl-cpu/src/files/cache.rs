@@ -287,7 +287,7 @@ fn checksum(bytes: &[u8]) -> u64 {
     sum.end()
 }
 
-/// Of bytes, however they are cut: finds damage, not malice.
+/// A checksum of bytes, however they are cut: it finds damage, not malice.
 struct Checksum {
     lanes: [u64; 4],
     rest: Vec<u8>,

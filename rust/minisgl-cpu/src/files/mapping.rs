@@ -46,13 +46,4 @@ impl Mapping {
     pub fn named<T>(&self, read: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
         read(self.bytes()).map_err(|error| error.within(&self.name))
     }
-
-    /// Tells the system that all of it will be read soon, in order.
-    pub fn read_ahead(&self) {
-        #[cfg(unix)]
-        {
-            // only advice: a system that refuses it reads page by page
-            let _unheeded = self.map.advise(memmap2::Advice::WillNeed);
-        }
-    }
 }

@@ -6,8 +6,10 @@
 //!
 //! Invariants: inputs beyond k are zero in every prepared row.
 
+use std::ops::Range;
+
 use crate::weights::memory::{ALIGN, Zeroed};
-use crate::weights::{BLOCK, Form};
+use crate::weights::{BLOCK, Form, Matrix};
 
 /// Which numbers activations are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,4 +178,36 @@ impl ActsPtr {
         };
         (ptr, at)
     }
+}
+
+/// What a matrix product reads and writes.
+#[derive(Clone)]
+pub struct Product<'a> {
+    /// The matrix.
+    pub w: &'a Matrix,
+    /// Panels of it.
+    pub panels: Range<usize>,
+    /// Prepared activations.
+    pub acts: ActsPtr,
+    /// Rows of them.
+    pub rows: Range<usize>,
+    /// Row after row, `stride` numbers apart, panel after panel.
+    pub out: *mut f32,
+    /// See `out`.
+    pub stride: usize,
+    /// Whether to add to what is there.
+    pub add: bool,
+}
+
+/// One instruction set's functions; what they compute is said at `Kernels`' methods of the same names.
+pub struct Table {
+    pub(crate) prepare: unsafe fn(*const f32, ActsPtr, usize),
+    pub(crate) matmul: unsafe fn(&Product<'_>),
+    pub(crate) rms_norm: unsafe fn(*const f32, *const f32, usize, f32, *mut f32),
+    pub(crate) silu_mul: unsafe fn(*const f32, *const f32, usize, *mut f32),
+    pub(crate) gelu_mul: unsafe fn(*const f32, *const f32, usize, *mut f32),
+    pub(crate) add: unsafe fn(*mut f32, *const f32, usize),
+    pub(crate) rotate: unsafe fn(*mut f32, *const f32, *const f32, usize),
+    pub(crate) argmax: unsafe fn(*const f32, usize) -> usize,
+    pub(crate) finite: unsafe fn(*const f32, usize) -> bool,
 }

@@ -20,42 +20,10 @@ pub mod scalar;
 
 use std::ops::Range;
 
-pub use acts::{Acts, ActsPtr, Mode};
+pub use acts::{Acts, ActsPtr, Mode, Product, Table};
 pub use isa::Isa;
 
 use crate::weights::{Form, Matrix, PANEL};
-
-/// What a matrix product reads and writes.
-#[derive(Clone)]
-pub struct Product<'a> {
-    /// The matrix.
-    pub w: &'a Matrix,
-    /// Panels of it.
-    pub panels: Range<usize>,
-    /// Prepared activations.
-    pub acts: ActsPtr,
-    /// Rows of them.
-    pub rows: Range<usize>,
-    /// Row after row, `stride` numbers apart, panel after panel.
-    pub out: *mut f32,
-    /// See `out`.
-    pub stride: usize,
-    /// Whether to add to what is there.
-    pub add: bool,
-}
-
-/// One instruction set's functions; what they compute is said at `Kernels`' methods of the same names.
-pub struct Table {
-    pub(crate) prepare: unsafe fn(*const f32, ActsPtr, usize),
-    pub(crate) matmul: unsafe fn(&Product<'_>),
-    pub(crate) rms_norm: unsafe fn(*const f32, *const f32, usize, f32, *mut f32),
-    pub(crate) silu_mul: unsafe fn(*const f32, *const f32, usize, *mut f32),
-    pub(crate) gelu_mul: unsafe fn(*const f32, *const f32, usize, *mut f32),
-    pub(crate) add: unsafe fn(*mut f32, *const f32, usize),
-    pub(crate) rotate: unsafe fn(*mut f32, *const f32, *const f32, usize),
-    pub(crate) argmax: unsafe fn(*const f32, usize) -> usize,
-    pub(crate) finite: unsafe fn(*const f32, usize) -> bool,
-}
 
 /// The functions of one instruction set.
 #[derive(Clone, Copy)]
@@ -148,24 +116,24 @@ impl Kernels {
         unsafe { (self.table.matmul)(&product) }
     }
 
-    /// Whether `matmul_halves` is there.
+    /// Whether `matmul_bf16` is there.
     #[must_use]
-    pub fn has_halves(&self) -> bool {
+    pub fn has_bf16(&self) -> bool {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        return matches!(self.isa, Isa::Avx512 | Isa::Amx) && avx512::halves::is_here();
+        return matches!(self.isa, Isa::Avx512 | Isa::Amx) && avx512::bf16::is_here();
         #[allow(unreachable_code)] // where there are no such CPUs
         false
     }
 
-    /// As `prepare`, for `matmul_halves`: numbers are rounded to bf16.
+    /// As `prepare`, for `matmul_bf16`: numbers are rounded to bf16.
     ///
     /// # Safety
-    /// As of `prepare`, and `has_halves`.
+    /// As of `prepare`, and `has_bf16`.
     ///
     /// # Panics
     /// If `acts` has another mode.
-    pub unsafe fn prepare_halves(&self, x: *const f32, acts: ActsPtr, row: usize) {
-        assert!(acts.mode == Mode::Bf16 && self.has_halves());
+    pub unsafe fn prepare_bf16(&self, x: *const f32, acts: ActsPtr, row: usize) {
+        assert!(acts.mode == Mode::Bf16 && self.has_bf16());
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: the caller's; the CPU has AVX-512.
         unsafe {
@@ -178,11 +146,11 @@ impl Kernels {
     /// every number of rows and cut of panels.
     ///
     /// # Safety
-    /// As of `matmul`, with rows that `prepare_halves` made.
+    /// As of `matmul`, with rows that `prepare_bf16` made.
     ///
     /// # Panics
     /// If panels, rows, `k`, form or mode do not fit, or it is not there.
-    pub unsafe fn matmul_halves(
+    pub unsafe fn matmul_bf16(
         &self,
         w: &Matrix,
         panels: Range<usize>,
@@ -192,7 +160,7 @@ impl Kernels {
         stride: usize,
     ) {
         assert!(panels.end <= w.panels() && rows.end <= acts.rows && w.k() == acts.k);
-        assert!(w.form() == Form::Bf16 && acts.mode == Mode::Bf16 && self.has_halves());
+        assert!(w.form() == Form::Bf16 && acts.mode == Mode::Bf16 && self.has_bf16());
         assert!(rows.len() <= 1 || stride >= panels.len() * PANEL);
         let product = Product {
             w,
@@ -206,7 +174,7 @@ impl Kernels {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: the caller's, and the shapes fit.
         unsafe {
-            avx512::halves::matmul(&product);
+            avx512::bf16::matmul(&product);
         }
         let _ = product;
     }

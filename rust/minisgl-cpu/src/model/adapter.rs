@@ -11,7 +11,6 @@ use crate::error::{Error, Result};
 use crate::files::{Kind, TensorView};
 use crate::kernels::{Acts, Mode};
 use crate::model::config::ModelConfig;
-use crate::model::forward::{Forward, Phase, Worker};
 use crate::model::grid::Grid;
 use crate::weights::{Form, Matrix, Part};
 
@@ -21,7 +20,7 @@ pub const RUN: usize = 32;
 /// A and B of one linear layer of the model, as they come: A [rank, inputs], B [outputs, rank] with its scale.
 #[derive(Clone, Debug)]
 pub struct Pair {
-    /// Of the model.
+    /// The layer of the model.
     pub layer: usize,
     /// Such as `q_proj`.
     pub part: String,
@@ -45,9 +44,9 @@ pub(super) enum Site {
 }
 
 /// All A of a site side by side, and B with the columns of the site's output.
-struct Factors {
-    a: Matrix,
-    b: Matrix,
+pub(super) struct Factors {
+    pub a: Matrix,
+    pub b: Matrix,
 }
 
 /// What changes a model for those who name it.
@@ -60,26 +59,26 @@ pub struct Adapter {
 pub struct Run<'a> {
     /// Theirs.
     pub adapter: &'a Adapter,
-    /// Of the step.
+    /// The tokens of the step that have it.
     pub tokens: Range<usize>,
 }
 
 /// What is between A and B: by run, and of a thread.
 #[derive(Default)]
 pub struct Between {
-    runs: Vec<Acts>,
+    pub(super) runs: Vec<Acts>,
     rank: usize,
 }
 
-/// Of one thread.
+/// One thread's own memory for adapters.
 pub struct OwnBetween {
-    from: Acts,
-    low: Grid,
+    pub(super) from: Acts,
+    pub(super) low: Grid,
     rank: usize,
 }
 
 impl Adapter {
-    /// Of `pairs` that fit the model: the caller has seen to the sizes, and they are checked again.
+    /// An adapter of `pairs`, whose sizes the caller has checked against the model, and which are checked again.
     pub fn new(config: &ModelConfig, pairs: &[Pair]) -> Result<Self> {
         let mut layers = Vec::with_capacity(config.num_layers);
         for layer in 0..config.num_layers {
@@ -118,7 +117,7 @@ impl Adapter {
         Ok(Self { layers, rank })
     }
 
-    fn at(&self, layer: usize, site: Site) -> Option<&Factors> {
+    pub(super) fn at(&self, layer: usize, site: Site) -> Option<&Factors> {
         self.layers[layer][site as usize].as_ref()
     }
 }
@@ -162,7 +161,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// Of the linear layers of a site, whose output they share side by side, or panel by panel in turns.
+/// The factors of a site whose linear layers share its output side by side, or panel by panel in turns.
 fn joined(blocks: &[Block<'_>], interleave: bool) -> Result<Option<Factors>> {
     let rank: usize = blocks.iter().map(|block| block.rank).sum();
     if rank == 0 {
@@ -226,91 +225,6 @@ impl OwnBetween {
             self.from = Acts::new(RUN, widest, Mode::Exact);
             self.low = Grid::new(rank);
             self.low.reserve(RUN);
-        }
-    }
-}
-
-impl Worker<'_, '_> {
-    /// A x of the tokens that have an adapter here; x are the rows of `from`, perhaps normalised. Before the `prepare`
-    /// of the same numbers, whose barrier serves both.
-    pub(super) fn lower(
-        &mut self,
-        index: usize,
-        (phase, site): (Phase, Site),
-        from: &Grid,
-        norm: Option<&[f32]>,
-        width: usize,
-    ) {
-        let shared = self.shared;
-        let runs = shared.tokens.runs;
-        if runs.is_empty() {
-            return;
-        }
-        while let Some(piece) = shared.counter(index, phase).take(runs.len()) {
-            let run = &runs[piece];
-            let Some(factors) = run.adapter.at(index, site) else {
-                continue;
-            };
-            let (kernels, count) = (shared.kernels_of(run.tokens.start), run.tokens.len());
-            let (normed, low) = (self.own.row.at(0, 0), &self.own.between.low);
-            let acts = self.own.between.from.writer_as(count, width, Mode::Exact);
-            let to = shared.buffers.between.runs[piece].writer_as(count, factors.a.n(), Mode::Exact);
-            // SAFETY: `acts`, `low` and `normed` are this thread's, `to` its piece; `from` was written before a
-            // barrier.
-            unsafe {
-                for (row, token) in run.tokens.clone().enumerate() {
-                    let mut at = from.at(token, 0);
-                    if let Some(norm) = norm {
-                        let eps = shared.config.rms_norm_eps;
-                        shared.kernels.rms_norm(at, norm.as_ptr(), width, eps, normed);
-                        at = normed;
-                    }
-                    kernels.prepare(at, acts, row);
-                }
-                let (out, stride) = (low.at(0, 0), low.stride());
-                kernels.matmul(&factors.a, 0..factors.a.panels(), acts, 0..count, out, stride, false);
-                for row in 0..count {
-                    kernels.prepare(low.at(row, 0), to, row);
-                }
-            }
-        }
-        if shared.count() == 1 {
-            self.barrier.wait(); // `prepare` has none then
-        }
-    }
-}
-
-impl Forward<'_> {
-    /// Add B of what `lower` made to the `panels` of the site's output of the tokens `rows`, which begin at `out`.
-    ///
-    /// # Safety
-    /// They are the caller's piece; `lower` was called for this layer and site before a barrier.
-    pub(super) unsafe fn raise(
-        &self,
-        (index, site): (usize, Site),
-        panels: Range<usize>,
-        rows: Range<usize>,
-        out: *mut f32,
-        stride: usize,
-    ) {
-        let runs = self.tokens.runs;
-        let begin = runs.partition_point(|run| run.tokens.end <= rows.start);
-        for (piece, run) in runs.iter().enumerate().skip(begin) {
-            if run.tokens.start >= rows.end {
-                return;
-            }
-            let Some(factors) = run.adapter.at(index, site) else {
-                continue;
-            };
-            let (start, end) = (run.tokens.start.max(rows.start), run.tokens.end.min(rows.end));
-            let own = start - run.tokens.start..end - run.tokens.start;
-            let kernels = self.kernels_of(start);
-            let acts = self.buffers.between.runs[piece].writer_as(run.tokens.len(), factors.a.n(), Mode::Exact);
-            // SAFETY: the caller's.
-            unsafe {
-                let to = out.add((start - rows.start) * stride);
-                kernels.matmul(&factors.b, panels.clone(), acts, own, to, stride, true);
-            }
         }
     }
 }

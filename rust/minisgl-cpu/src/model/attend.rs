@@ -7,9 +7,10 @@
 use crate::attention::Call;
 use crate::kernels::Mode;
 use crate::model::adapter::Site;
-use crate::model::forward::{Phase, Worker};
-use crate::model::products::{FEW, each, mode_for};
+use crate::model::buffers::Phase;
+use crate::model::products::mode_for;
 use crate::model::weights::Layer;
+use crate::model::worker::{FEW, Worker, each};
 
 impl Worker<'_, '_> {
     pub(super) fn attend(&mut self, index: usize, layer: &Layer) {

@@ -2,13 +2,41 @@
 //!
 //! Invariants: nothing is allocated within a forward.
 
+#![allow(unsafe_code)]
+
+use std::cell::UnsafeCell;
+
 use crate::kernels::{Acts, Mode};
 use crate::model::adapter::{Between, OwnBetween};
-use crate::model::config::ModelConfig;
-use crate::model::experts::ExpertBuffers;
-use crate::model::forward::PHASES;
+use crate::model::config::{ModelConfig, MoeConfig};
 use crate::model::grid::Grid;
 use crate::threads::Counter;
+
+/// Phases of a layer, each with a counter.
+#[derive(Clone, Copy)]
+pub(super) enum Phase {
+    Prepare,
+    Qkv,
+    Rotate,
+    Attend,
+    Merge,
+    PrepareOut,
+    Out,
+    PrepareMlp,
+    GateUp,
+    PrepareDown,
+    Down,
+    Route,
+    Combine,
+    LowerQkv,
+    LowerOut,
+    LowerMlp,
+    LowerDown,
+    AddOut,
+    AddDown,
+}
+
+pub(super) const PHASES: usize = 19;
 
 /// What all threads share.
 pub struct Buffers {
@@ -28,9 +56,9 @@ pub struct Buffers {
     pub acts: Acts,
     /// One for each phase of each layer, and two more.
     pub counters: Vec<Counter>,
-    /// Of adapters.
+    /// What adapters need.
     pub between: Between,
-    /// Of routed experts, if there are any.
+    /// What routed experts need, if there are any.
     pub experts: Option<ExpertBuffers>,
     /// Numbers of the widest input of a product.
     pub widest: usize,
@@ -46,7 +74,7 @@ pub struct Own {
     pub row: Grid,
     /// Gate and up of some rows, side by side.
     pub both: Grid,
-    /// Of adapters.
+    /// What adapters need.
     pub between: OwnBetween,
 }
 
@@ -116,4 +144,64 @@ impl Buffers {
 /// What activations are held as where integer matrices are multiplied in `mode`: others need them as they are.
 pub(super) fn held(mode: Mode) -> Mode {
     if mode == Mode::Int8 { Mode::Both } else { mode }
+}
+
+/// Memory for steps through experts. An assignment is a token and one of its experts.
+pub struct ExpertBuffers {
+    /// The router's logits, [tokens, experts].
+    pub(super) logits: Grid,
+    /// Between the halves, [assignments, inner].
+    pub(super) inner: Grid,
+    /// What comes out, [assignments, hidden].
+    pub(super) out: Grid,
+    pub(super) acts: Acts,
+    pub(super) router_acts: Acts,
+    /// By token and rank: expert, weight.
+    pub(super) chosen: Vec<UnsafeCell<(u32, f32)>>,
+    /// Written by one thread between two barriers.
+    pub(super) order: UnsafeCell<Order>,
+}
+
+// SAFETY: the cells are written by one thread a piece, or by one thread alone, and read after a barrier.
+unsafe impl Sync for ExpertBuffers {}
+
+/// Assignments sorted by expert.
+#[derive(Default)]
+pub(super) struct Order {
+    /// By sorted place: token * per_token + rank.
+    pub(super) assignments: Vec<u32>,
+    /// By token * per_token + rank: sorted place.
+    pub(super) places: Vec<u32>,
+    /// (expert, first place, end): those of tokens that decode apart from those of prompts, which come after.
+    pub(super) used: Vec<(usize, usize, usize)>,
+    /// Assignments from here on are of prompts.
+    pub(super) prompts: u32,
+}
+
+impl ExpertBuffers {
+    /// For steps of no tokens yet.
+    pub fn new(config: &ModelConfig, moe: &MoeConfig, mode: Mode) -> Self {
+        let widest = moe.intermediate_size.max(config.hidden_size);
+        Self {
+            logits: Grid::new(moe.num_experts),
+            inner: Grid::new(moe.intermediate_size),
+            out: Grid::new(config.hidden_size),
+            acts: Acts::new(1, widest, mode),
+            router_acts: Acts::new(1, config.hidden_size, mode),
+            chosen: Vec::new(),
+            order: UnsafeCell::new(Order::default()),
+        }
+    }
+
+    /// Before a step of more tokens than any before.
+    pub fn reserve(&mut self, tokens: usize, config: &ModelConfig, moe: &MoeConfig, mode: Mode) {
+        let assignments = tokens * moe.experts_per_token;
+        let widest = moe.intermediate_size.max(config.hidden_size);
+        self.logits.reserve(tokens);
+        self.inner.reserve(assignments);
+        self.out.reserve(assignments);
+        self.acts = Acts::new(assignments, widest, mode);
+        self.router_acts = Acts::new(tokens, config.hidden_size, mode);
+        self.chosen.resize_with(assignments, || UnsafeCell::new((0, 0.0)));
+    }
 }

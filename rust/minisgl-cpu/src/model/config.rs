@@ -49,7 +49,7 @@ pub struct ModelConfig {
     pub windows: Vec<Option<usize>>,
     /// By layer: the table by which queries and keys are rotated; none: they are not.
     pub rotary: Vec<Option<usize>>,
-    /// Of the products of queries and keys.
+    /// The factor of the products of queries and keys.
     pub attention_scale: f32,
     /// Embeddings are multiplied by it.
     pub embedding_scale: f32,
@@ -63,7 +63,7 @@ pub struct ModelConfig {
     pub moe: Option<MoeConfig>,
 }
 
-/// Of a gate.
+/// The activation function of an MLP's gate.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Activation {
@@ -79,7 +79,7 @@ pub enum Activation {
 pub struct MoeConfig {
     /// Experts of a layer.
     pub num_experts: usize,
-    /// Of them for each token.
+    /// How many of them each token goes through.
     pub experts_per_token: usize,
     /// Numbers between the two halves of an expert.
     pub intermediate_size: usize,

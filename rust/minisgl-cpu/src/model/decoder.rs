@@ -12,10 +12,10 @@ use crate::kernels::{Acts, Kernels, Mode};
 use crate::kv::KvPool;
 use crate::model::buffers::{Buffers, Own, held};
 use crate::model::config::ModelConfig;
-use crate::model::forward::{Forward, Times, Tokens};
 use crate::model::grid::Grid;
 use crate::model::products::{Groups, mode_for};
 use crate::model::weights::Weights;
+use crate::model::worker::{Forward, Times, Tokens};
 use crate::threads::{Counter, Pool};
 use crate::weights::PANEL;
 

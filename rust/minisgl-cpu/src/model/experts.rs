@@ -7,73 +7,13 @@
 
 use std::cell::UnsafeCell;
 
-use crate::kernels::{Acts, Kernels, Mode};
-use crate::model::config::{ModelConfig, MoeConfig};
-use crate::model::forward::{Forward, Phase, Worker};
-use crate::model::grid::Grid;
-use crate::model::products::{FEW, Groups, TOKENS, each, mode_for};
+use crate::kernels::Kernels;
+use crate::model::buffers::{ExpertBuffers, Order, Phase};
+use crate::model::config::MoeConfig;
+use crate::model::products::{Groups, mode_for};
 use crate::model::weights::{Experts, Layer};
+use crate::model::worker::{FEW, Forward, TOKENS, Worker, each};
 use crate::weights::PANEL;
-
-/// Memory for steps through experts. An assignment is a token and one of its experts.
-pub struct ExpertBuffers {
-    /// The router's logits, [tokens, experts].
-    logits: Grid,
-    /// Between the halves, [assignments, inner].
-    inner: Grid,
-    /// What comes out, [assignments, hidden].
-    out: Grid,
-    acts: Acts,
-    router_acts: Acts,
-    /// By token and rank: expert, weight.
-    chosen: Vec<UnsafeCell<(u32, f32)>>,
-    /// Written by one thread between two barriers.
-    order: UnsafeCell<Order>,
-}
-
-// SAFETY: the cells are written by one thread a piece, or by one thread alone, and read after a barrier.
-unsafe impl Sync for ExpertBuffers {}
-
-/// Assignments sorted by expert.
-#[derive(Default)]
-struct Order {
-    /// By sorted place: token * per_token + rank.
-    assignments: Vec<u32>,
-    /// By token * per_token + rank: sorted place.
-    places: Vec<u32>,
-    /// (expert, first place, end): those of tokens that decode apart from those of prompts, which come after.
-    used: Vec<(usize, usize, usize)>,
-    /// Assignments from here on are of prompts.
-    prompts: u32,
-}
-
-impl ExpertBuffers {
-    /// For steps of no tokens yet.
-    pub fn new(config: &ModelConfig, moe: &MoeConfig, mode: Mode) -> Self {
-        let widest = moe.intermediate_size.max(config.hidden_size);
-        Self {
-            logits: Grid::new(moe.num_experts),
-            inner: Grid::new(moe.intermediate_size),
-            out: Grid::new(config.hidden_size),
-            acts: Acts::new(1, widest, mode),
-            router_acts: Acts::new(1, config.hidden_size, mode),
-            chosen: Vec::new(),
-            order: UnsafeCell::new(Order::default()),
-        }
-    }
-
-    /// Before a step of more tokens than any before.
-    pub fn reserve(&mut self, tokens: usize, config: &ModelConfig, moe: &MoeConfig, mode: Mode) {
-        let assignments = tokens * moe.experts_per_token;
-        let widest = moe.intermediate_size.max(config.hidden_size);
-        self.logits.reserve(tokens);
-        self.inner.reserve(assignments);
-        self.out.reserve(assignments);
-        self.acts = Acts::new(assignments, widest, mode);
-        self.router_acts = Acts::new(tokens, config.hidden_size, mode);
-        self.chosen.resize_with(assignments, || UnsafeCell::new((0, 0.0)));
-    }
-}
 
 impl Worker<'_, '_> {
     pub(super) fn experts(&mut self, index: usize, layer: &Layer, experts: &Experts) {

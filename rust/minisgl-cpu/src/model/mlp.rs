@@ -8,11 +8,12 @@ use std::ops::Range;
 
 use crate::kernels::{ActsPtr, Kernels};
 use crate::model::adapter::Site;
+use crate::model::buffers::Phase;
 use crate::model::config::Activation;
-use crate::model::forward::{Phase, Worker};
 use crate::model::grid::Grid;
 use crate::model::products::{Groups, mode_for};
 use crate::model::weights::{Layer, Mlp};
+use crate::model::worker::Worker;
 use crate::weights::PANEL;
 
 impl Worker<'_, '_> {

@@ -29,35 +29,35 @@ pub enum Global {
 /// Parts of a layer. Those with a bias have it beside their weight.
 #[derive(Clone, Copy, Debug)]
 pub enum Part {
-    /// Before attention.
+    /// input_layernorm.
     AttentionNorm,
-    /// Queries.
+    /// q_proj.
     Q,
-    /// Keys.
+    /// k_proj.
     K,
-    /// Values.
+    /// v_proj.
     V,
-    /// Of each head of the queries.
+    /// q_norm, of each head.
     QNorm,
-    /// Of each head of the keys.
+    /// k_norm, of each head.
     KNorm,
-    /// Out of attention.
+    /// o_proj.
     Out,
-    /// Before the MLP.
+    /// post_attention_layernorm: the norm before the MLP.
     MlpNorm,
-    /// Before the MLP, where there are norms behind attention and MLP, too.
+    /// pre_feedforward_layernorm: the norm before the MLP of models with four norms a layer.
     MlpNormOfFour,
-    /// Behind attention.
+    /// post_attention_layernorm of models with four norms a layer: the norm of what attention gives.
     AttentionNormBehind,
-    /// Behind the MLP.
+    /// post_feedforward_layernorm: the norm of what the MLP gives.
     MlpNormBehind,
-    /// Through the activation.
+    /// gate_proj.
     Gate,
-    /// Beside it.
+    /// up_proj.
     Up,
-    /// Back to the hidden size.
+    /// down_proj.
     Down,
-    /// Which experts.
+    /// The router of a mixture of experts.
     Router,
 }
 

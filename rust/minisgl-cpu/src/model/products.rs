@@ -8,16 +8,12 @@ use std::ops::Range;
 
 use crate::kernels::{ActsPtr, Mode};
 use crate::model::adapter::Site;
-use crate::model::forward::{Phase, Worker};
+use crate::model::buffers::Phase;
 use crate::model::grid::Grid;
 use crate::model::weights::Linear;
-use crate::threads::Counter;
+use crate::model::worker::{FEW, Forward, Worker, each};
 use crate::weights::{Matrix, PANEL};
 
-/// Tokens whose prepared activations stay in a core's cache while panels pass.
-pub(super) const TOKENS: usize = 128;
-/// Tokens of a piece of work that goes token by token.
-pub(super) const FEW: usize = 4;
 /// Most panels of a piece of a product.
 const PANELS: usize = 32;
 
@@ -162,13 +158,6 @@ pub(super) fn mode_for(mode: Mode, matrix: &Matrix) -> Mode {
     if mode.serves(matrix.form()) { mode } else { Mode::Exact }
 }
 
-/// Call `work` with each of `0..total` that falls to this thread, `size` of them at a time.
-pub(super) fn each(counter: &Counter, total: usize, size: usize, mut work: impl FnMut(usize)) {
-    while let Some(piece) = counter.take(total.div_ceil(size)) {
-        (piece * size..((piece + 1) * size).min(total)).for_each(&mut work);
-    }
-}
-
 /// The panels of a matrix in pieces for `threads`: small enough to share evenly, large enough to be worth a call.
 pub(crate) struct Groups {
     size: usize,
@@ -178,12 +167,12 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// Of single panels.
+    /// Pieces of single panels.
     pub fn of(matrix: &Matrix, threads: usize) -> Self {
         Self::sized(matrix.panels(), threads, 1)
     }
 
-    /// Of pairs of panels.
+    /// Pieces of pairs of panels.
     pub fn pairs(matrix: &Matrix, threads: usize) -> Self {
         Self::sized(matrix.panels(), threads, 2)
     }
@@ -197,8 +186,93 @@ impl Groups {
         }
     }
 
-    /// Of piece `group`.
+    /// The panels of piece `group`.
     pub fn panels(&self, group: usize) -> Range<usize> {
         group * self.size..((group + 1) * self.size).min(self.panels)
+    }
+}
+
+impl Worker<'_, '_> {
+    /// A x of the tokens that have an adapter here; x are the rows of `from`, perhaps normalised. Before the `prepare`
+    /// of the same numbers, whose barrier serves both.
+    pub(super) fn lower(
+        &mut self,
+        index: usize,
+        (phase, site): (Phase, Site),
+        from: &Grid,
+        norm: Option<&[f32]>,
+        width: usize,
+    ) {
+        let shared = self.shared;
+        let runs = shared.tokens.runs;
+        if runs.is_empty() {
+            return;
+        }
+        while let Some(piece) = shared.counter(index, phase).take(runs.len()) {
+            let run = &runs[piece];
+            let Some(factors) = run.adapter.at(index, site) else {
+                continue;
+            };
+            let (kernels, count) = (shared.kernels_of(run.tokens.start), run.tokens.len());
+            let (normed, low) = (self.own.row.at(0, 0), &self.own.between.low);
+            let acts = self.own.between.from.writer_as(count, width, Mode::Exact);
+            let to = shared.buffers.between.runs[piece].writer_as(count, factors.a.n(), Mode::Exact);
+            // SAFETY: `acts`, `low` and `normed` are this thread's, `to` its piece; `from` was written before a
+            // barrier.
+            unsafe {
+                for (row, token) in run.tokens.clone().enumerate() {
+                    let mut at = from.at(token, 0);
+                    if let Some(norm) = norm {
+                        let eps = shared.config.rms_norm_eps;
+                        shared.kernels.rms_norm(at, norm.as_ptr(), width, eps, normed);
+                        at = normed;
+                    }
+                    kernels.prepare(at, acts, row);
+                }
+                let (out, stride) = (low.at(0, 0), low.stride());
+                kernels.matmul(&factors.a, 0..factors.a.panels(), acts, 0..count, out, stride, false);
+                for row in 0..count {
+                    kernels.prepare(low.at(row, 0), to, row);
+                }
+            }
+        }
+        if shared.count() == 1 {
+            self.barrier.wait(); // `prepare` has none then
+        }
+    }
+}
+
+impl Forward<'_> {
+    /// Add B of what `lower` made to the `panels` of the site's output of the tokens `rows`, which begin at `out`.
+    ///
+    /// # Safety
+    /// They are the caller's piece; `lower` was called for this layer and site before a barrier.
+    pub(super) unsafe fn raise(
+        &self,
+        (index, site): (usize, Site),
+        panels: Range<usize>,
+        rows: Range<usize>,
+        out: *mut f32,
+        stride: usize,
+    ) {
+        let runs = self.tokens.runs;
+        let begin = runs.partition_point(|run| run.tokens.end <= rows.start);
+        for (piece, run) in runs.iter().enumerate().skip(begin) {
+            if run.tokens.start >= rows.end {
+                return;
+            }
+            let Some(factors) = run.adapter.at(index, site) else {
+                continue;
+            };
+            let (start, end) = (run.tokens.start.max(rows.start), run.tokens.end.min(rows.end));
+            let own = start - run.tokens.start..end - run.tokens.start;
+            let kernels = self.kernels_of(start);
+            let acts = self.buffers.between.runs[piece].writer_as(run.tokens.len(), factors.a.n(), Mode::Exact);
+            // SAFETY: the caller's.
+            unsafe {
+                let to = out.add((start - rows.start) * stride);
+                kernels.matmul(&factors.b, panels.clone(), acts, own, to, stride, true);
+            }
+        }
     }
 }

@@ -62,7 +62,7 @@ pub struct Tensors {
 }
 
 impl Tensors {
-    /// Of a file, or made up.
+    /// The tensors of a file, or made-up ones.
     pub fn new(origin: Origin) -> Self {
         Self {
             origin,

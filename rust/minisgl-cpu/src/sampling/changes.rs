@@ -17,7 +17,7 @@ struct BadSequences {
     longest: usize, // without the last
 }
 
-/// Of one slot whose request asks for any.
+/// The changes of one slot's logits, where its request asks for any.
 #[derive(Clone, Debug)]
 pub(super) struct Changes {
     repetition: f32,

@@ -7,10 +7,10 @@ use super::softmax;
 /// Looked at together for any that belongs to the top.
 const CHUNK: usize = 64;
 
-/// Of one token and of the most likely ones beside it.
+/// Log probabilities of one token and of the most likely ones beside it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenLogprobs {
-    /// Of the token itself.
+    /// The log probability of the token itself.
     pub own: f32,
     /// The most likely tokens.
     pub top_ids: Vec<u32>,
@@ -18,7 +18,7 @@ pub struct TokenLogprobs {
     pub top: Vec<f32>,
 }
 
-/// Of `token` and the `count` most likely ones of a row with `logits`, as the model put them out.
+/// The log probabilities of `token` and of the `count` most likely ones of a row of `logits`, as the model put them out.
 pub fn logprobs(logits: &[f32], token: u32, count: usize) -> TokenLogprobs {
     let norm = softmax::log_sum_exp(logits);
     let (top_ids, top) = most_likely(logits, count)

@@ -42,7 +42,7 @@ pub struct Params {
     pub embedding: Option<Pooling>,
 }
 
-/// Of which tokens' hidden numbers an embedding is made.
+/// Which tokens' hidden numbers an embedding is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
     /// All: their mean.

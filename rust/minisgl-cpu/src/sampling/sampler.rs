@@ -23,13 +23,13 @@ pub struct Best {
 }
 
 impl Best {
-    /// Of no token.
+    /// No token.
     pub const NONE: Self = Self {
         value: f32::NEG_INFINITY,
         id: u32::MAX,
     };
 
-    /// Of both, in any order.
+    /// The better of both, in any order.
     #[must_use]
     pub fn merge(self, other: Self) -> Self {
         let other_wins = other.value > self.value || (other.value == self.value && other.id < self.id);
@@ -67,7 +67,7 @@ pub struct Scratch {
     pub(super) raw: Vec<f32>,
 }
 
-/// Of tokens whose probabilities begin alike.
+/// A bucket of tokens whose probabilities begin alike.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bucket {
     mass: f64,

@@ -87,3 +87,19 @@ fn what_is_wrong_with_a_folder_is_named() {
         assert!(error().contains("not a safetensors index"), "{}", error());
     }
 }
+
+#[test]
+fn names_of_both_versions_become_those_of_a_text_model() {
+    for (stored, own) in [
+        ("language_model.model.norm.weight", Some("model.norm.weight")),
+        ("model.language_model.norm.weight", Some("model.norm.weight")),
+        ("language_model.lm_head.weight", Some("lm_head.weight")),
+        ("lm_head.weight", Some("lm_head.weight")),
+        ("vision_tower.ln_pre.weight", None),
+        ("model.vision_tower.ln_pre.weight", None),
+        ("model.multi_modal_projector.norm.weight", None),
+        ("model.audio_tower.norm.weight", Some("model.audio_tower.norm.weight")),
+    ] {
+        assert_eq!(own_name(stored).as_deref(), own, "{stored}");
+    }
+}

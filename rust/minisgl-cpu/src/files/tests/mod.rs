@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::*;
-use crate::error::Fault;
+use crate::error::{Error, Fault};
 
 mod cache;
 mod folder;

@@ -10,9 +10,9 @@
 use std::arch::x86_64::*;
 
 use super::expand::{TILE, parts_of, to_bf16};
-use super::tile::{Config, Tiles, load, multiply, store, zero};
-use super::{EXPANDED, GROUP, NEAR, Product, SCRATCH};
+use super::tile::{Config, EXPANDED, GROUP, NEAR, SCRATCH, Tiles, load, multiply, store, zero};
 use crate::kernels::Mode;
+use crate::kernels::Product;
 use crate::kernels::avx512::{BF16, F16, F32, Q4, Q8, block_bytes};
 use crate::weights::memory::Zeroed;
 use crate::weights::{Form, PANEL};

@@ -10,8 +10,8 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::expand::q4_to_bytes;
-use super::tile::{Config, Tiles, load, multiply, store, zero};
-use super::{EXPANDED, GROUP, NEAR, Product, SCRATCH};
+use super::tile::{Config, EXPANDED, GROUP, NEAR, SCRATCH, Tiles, load, multiply, store, zero};
+use crate::kernels::Product;
 use crate::weights::memory::Zeroed;
 use crate::weights::{Form, PANEL};
 

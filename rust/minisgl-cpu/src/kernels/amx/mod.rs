@@ -10,11 +10,8 @@ mod expand;
 mod int8;
 mod tile;
 
-use std::cell::RefCell;
-
 use super::{ActsPtr, Product, Table, avx512};
 use crate::weights::Form;
-use crate::weights::memory::Zeroed;
 
 pub(super) use tile::missing;
 
@@ -45,13 +42,6 @@ pub(super) static DECODING: Table = Table {
 
 /// Rows from which on tiles of bytes are faster than vectors (the bits are the same).
 const INT8_ROWS: usize = 16;
-/// Panels whose sums are kept at once.
-const GROUP: usize = 8;
-/// Bytes of expanded weights at once: they stay in the second level of the cache.
-const EXPANDED: usize = 768 << 10;
-/// Bytes of activations that many panels use one after the other: they stay in the first level.
-const NEAR: usize = 24 << 10;
-
 /// Tiles take parts and bytes.
 unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
     // SAFETY: the caller's; the CPU has AVX-512.
@@ -86,11 +76,6 @@ unsafe fn matmul(p: &Product<'_>) {
             (false, _) => bf16::matmul(p),
         }
     }
-}
-
-thread_local! {
-    /// Sums of a group, what waits to be added to them, weights as tiles.
-    static SCRATCH: RefCell<Zeroed> = RefCell::new(Zeroed::new(0));
 }
 
 #[cfg(test)]

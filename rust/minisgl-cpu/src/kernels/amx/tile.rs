@@ -5,14 +5,29 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
+use std::cell::RefCell;
 use std::sync::OnceLock;
+
+use crate::weights::memory::Zeroed;
 
 /// Rows of a tile, and bytes of a row.
 pub(super) const ROWS: usize = 16;
 pub(super) const ROW_BYTES: usize = 64;
 
+/// Panels whose sums are kept at once.
+pub(super) const GROUP: usize = 8;
+/// Bytes of expanded weights at once: they stay in the second level of the cache.
+pub(super) const EXPANDED: usize = 768 << 10;
+/// Bytes of activations that many panels use one after the other: they stay in the first level.
+pub(super) const NEAR: usize = 24 << 10;
+
+thread_local! {
+    /// Sums of a group, what waits to be added to them, weights as tiles.
+    pub(super) static SCRATCH: RefCell<Zeroed> = RefCell::new(Zeroed::new(0));
+}
+
 /// What is missing for tiles: they, or the system's leave, which is asked for once for all threads of the process.
-pub(in super::super) fn missing() -> Option<&'static str> {
+pub(crate) fn missing() -> Option<&'static str> {
     static PERMITTED: OnceLock<bool> = OnceLock::new();
     if !present() {
         return Some("amx-tile with amx-int8 and amx-bf16");

@@ -4,8 +4,8 @@
 
 #![allow(clippy::needless_range_loop)] // over registers: how many is known when it is compiled
 
+pub(super) mod bf16;
 mod exact;
-pub(super) mod halves;
 mod int8;
 pub(super) mod small;
 pub(super) mod unpack;

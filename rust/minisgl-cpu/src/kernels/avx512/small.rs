@@ -31,11 +31,7 @@ pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
 
 /// f32 as it is, as parts of bf16, or both, for modes that have it.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(in super::super) unsafe fn prepare_as<const F32: bool, const PARTS: bool>(
-    x: *const f32,
-    acts: ActsPtr,
-    row: usize,
-) {
+pub(crate) unsafe fn prepare_as<const F32: bool, const PARTS: bool>(x: *const f32, acts: ActsPtr, row: usize) {
     for b in 0..acts.blocks() {
         let left = acts.k - b * BLOCK;
         let cell = cell(&acts, b, row);

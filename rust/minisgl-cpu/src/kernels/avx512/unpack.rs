@@ -5,7 +5,7 @@
 use super::*;
 
 /// Steps of a group: what comes out of registers at once. A block has 4 groups.
-pub(in super::super) const GROUP: usize = 8;
+pub(crate) const GROUP: usize = 8;
 
 /// Runs a body with each step of a group as a constant.
 macro_rules! steps {
@@ -23,7 +23,7 @@ macro_rules! steps {
 /// What the weights of group `g` come out of, if it is not read step by step.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(in super::super) unsafe fn group<const FORM: u8>(block: *const u8, g: usize) -> [__m512i; 2] {
+pub(crate) unsafe fn group<const FORM: u8>(block: *const u8, g: usize) -> [__m512i; 2] {
     // SAFETY: the caller's: a whole block, 4 groups.
     unsafe {
         match FORM {
@@ -43,11 +43,7 @@ pub(in super::super) unsafe fn group<const FORM: u8>(block: *const u8, g: usize)
 /// The weights of step `T` of group `g`, as f32.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(in super::super) unsafe fn weights<const FORM: u8, const T: usize>(
-    block: *const u8,
-    g: usize,
-    v: [__m512i; 2],
-) -> __m512 {
+pub(crate) unsafe fn weights<const FORM: u8, const T: usize>(block: *const u8, g: usize, v: [__m512i; 2]) -> __m512 {
     // SAFETY: the caller's: a whole block.
     unsafe {
         match FORM {
@@ -103,7 +99,7 @@ fn byte<const T: usize>(v: __m512i) -> __m512 {
 
 /// Which input step `t` of group `g` takes.
 #[inline]
-pub(in super::super) const fn input<const FORM: u8>(g: usize, t: usize) -> usize {
+pub(crate) const fn input<const FORM: u8>(g: usize, t: usize) -> usize {
     if FORM == Q4 {
         4 * g + t / 2 + t % 2 * 16
     } else {
@@ -111,4 +107,4 @@ pub(in super::super) const fn input<const FORM: u8>(g: usize, t: usize) -> usize
     }
 }
 
-pub(in super::super) use steps;
+pub(crate) use steps;

@@ -11,14 +11,14 @@ const WIDE: usize = 4;
 const TALL: usize = 6;
 
 /// Whether this CPU has it.
-pub(in super::super) fn is_here() -> bool {
+pub(crate) fn is_here() -> bool {
     is_x86_feature_detected!("avx512bf16")
 }
 
 /// # Safety
 /// The CPU has it, the matrix is bf16, the rows are prepared as one part of bf16 each, and `out` has room.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
-pub(in super::super) unsafe fn matmul(p: &Product<'_>) {
+pub(crate) unsafe fn matmul(p: &Product<'_>) {
     for panel in p.panels.clone().step_by(WIDE) {
         // SAFETY: the caller's.
         unsafe {

@@ -1,0 +1,128 @@
+//! What the threads of a forward share, and one thread's view of it.
+
+use std::ops::Range;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use crate::attention::{Attention, Plan, Rows, Scratch};
+use crate::kernels::{Kernels, Mode};
+use crate::kv::KvPool;
+use crate::model::adapter::Run;
+use crate::model::buffers::{Buffers, Own, PHASES, Phase};
+use crate::model::config::ModelConfig;
+use crate::model::weights::Weights;
+use crate::threads::{Barrier, Counter};
+
+/// Tokens whose prepared activations stay in a core's cache while panels pass.
+pub(super) const TOKENS: usize = 128;
+/// Tokens of a piece of work that goes token by token.
+pub(super) const FEW: usize = 4;
+
+/// Parts that time is told by.
+pub const PARTS: [&str; 8] = [
+    "prepare",
+    "qkv",
+    "rotate, store",
+    "attention",
+    "out",
+    "gate, up",
+    "down",
+    "embed, check",
+];
+/// Seconds by part, of the calling thread.
+pub type Times = [f64; PARTS.len()];
+
+/// The tokens of a step.
+pub struct Tokens<'a> {
+    /// Ids, all of them known.
+    pub ids: &'a [u32],
+    /// Positions in their sequences.
+    pub positions: &'a [u32],
+    /// Where each one's keys and values go.
+    pub slots: &'a [u32],
+    /// How many of them, from the first on, are rows that decode.
+    pub decode: usize,
+    /// Those that have an adapter, in order; a run is of rows that decode or of others.
+    pub runs: &'a [Run<'a>],
+}
+
+/// What all threads share in a forward.
+pub(super) struct Forward<'a> {
+    pub config: &'a ModelConfig,
+    pub weights: &'a Weights,
+    pub kernels: Kernels,
+    pub mode: Mode,
+    pub kv: &'a KvPool,
+    pub rows: Rows<'a>,
+    pub attention: &'a Attention,
+    pub plan: &'a Plan,
+    pub buffers: &'a Buffers,
+    pub tokens: Tokens<'a>,
+    pub not_finite: Mutex<Vec<usize>>, // tokens
+    pub threads: usize,
+}
+
+/// One thread's view.
+pub(super) struct Worker<'a, 'f> {
+    pub shared: &'a Forward<'f>,
+    pub barrier: &'a Barrier,
+    pub thread: usize,
+    pub own: &'a mut Own,
+    pub scratch: &'a mut Scratch,
+    pub clock: Option<Instant>,
+    pub times: &'a mut Times,
+}
+
+impl Forward<'_> {
+    pub(super) fn count(&self) -> usize {
+        self.tokens.ids.len()
+    }
+
+    /// Pieces of the tokens that a product goes over, those that decode apart from those of prompts.
+    pub(super) fn blocks(&self) -> usize {
+        let decode = self.tokens.decode;
+        decode.div_ceil(TOKENS) + (self.count() - decode).div_ceil(TOKENS)
+    }
+
+    /// The tokens of a piece, and what multiplies them.
+    pub(super) fn block(&self, block: usize) -> (Range<usize>, Kernels) {
+        let decode = self.tokens.decode;
+        let decoding = decode.div_ceil(TOKENS);
+        if block < decoding {
+            let end = ((block + 1) * TOKENS).min(decode);
+            return (block * TOKENS..end, self.kernels.decoding());
+        }
+        let start = decode + (block - decoding) * TOKENS;
+        (start..(start + TOKENS).min(self.count()), self.kernels)
+    }
+
+    /// What multiplies a token.
+    pub(super) fn kernels_of(&self, token: usize) -> Kernels {
+        if token < self.tokens.decode {
+            self.kernels.decoding()
+        } else {
+            self.kernels
+        }
+    }
+
+    pub(super) fn counter(&self, layer: usize, phase: Phase) -> &Counter {
+        &self.buffers.counters[layer * PHASES + phase as usize]
+    }
+}
+
+impl Worker<'_, '_> {
+    pub(super) fn lap(&mut self, part: usize) {
+        if let Some(clock) = &mut self.clock {
+            let now = Instant::now();
+            self.times[part] += (now - *clock).as_secs_f64();
+            *clock = now;
+        }
+    }
+}
+
+/// Call `work` with each of `0..total` that falls to this thread, `size` of them at a time.
+pub(super) fn each(counter: &Counter, total: usize, size: usize, mut work: impl FnMut(usize)) {
+    while let Some(piece) = counter.take(total.div_ceil(size)) {
+        (piece * size..((piece + 1) * size).min(total)).for_each(&mut work);
+    }
+}
