@@ -12,7 +12,7 @@ from minisgl.engine.cuda_engine import EngineDeadError
 from tests.helpers.device_fuzz import make_scenario, run
 from tests.helpers.property import draw_from
 
-NUM_SEEDS, NUM_SEEDS_SLOW = 20, 300
+NUM_SEEDS, NUM_SEEDS_SLOW = 40, 300
 BROUGHT_ABOUT = {"retracted", "cached", "aborted", "failed", "in graphs", "sampled", "masked", "drafted"}
 
 

@@ -136,7 +136,7 @@ class _Logged:
         self._inner, self._log = inner, log
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("consume", "fill"):
+        if name in ("consume", "try_fill"):
             self._log.append(name)
         return getattr(self._inner, name)
 
@@ -157,10 +157,10 @@ def test_the_forward_does_not_wait_for_the_token_before_it(folder: Path, monkeyp
     sampling = SamplingParams(temperature=0, max_tokens=9, seed=0, grammar="4")
     collector.run({1: ([1, 2, 7], sampling)})
     engine.close()
-    order = [name for name in log if name in ("forward", "consume", "fill", "sample")]
-    step = ["forward", "consume", "fill", "sample"]
+    order = [name for name in log if name in ("forward", "consume", "try_fill", "sample")]
+    step = ["forward", "consume", "try_fill", "sample"]
     num_tokens = len(collector.tokens[1])
-    assert order[:3] == ["forward", "fill", "sample"] and num_tokens >= 3
+    assert order[:3] == ["forward", "try_fill", "sample"] and num_tokens >= 3
     assert order[3 : 3 + 4 * (num_tokens - 1)] == step * (num_tokens - 1)
 
 

@@ -11,7 +11,17 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
 
-OURS = frozenset(("reasoning_content", "reasoning", "prompt_token_ids", "token_ids", "prompt_logprobs", "stop_reason"))
+OURS = frozenset(
+    (
+        "reasoning_content",
+        "reasoning",
+        "prompt_token_ids",
+        "token_ids",
+        "prompt_logprobs",
+        "stop_reason",
+        "matched_stop",
+    )
+)
 OURS |= {"root", "max_model_len", "store", "name"}
 """vLLM's; and `store` of a response and `name` at the end of a call's arguments, which OpenAI's reference shows and
 this version of the client has not."""
