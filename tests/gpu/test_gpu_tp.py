@@ -91,7 +91,7 @@ def test_collectives_do_not_wait_for_the_device(alone: TorchGroup) -> None:
 
 def test_collectives_within_a_graph(alone: TorchGroup) -> None:
     """Replayed with other numbers, with collectives outside of graphs in between; then the communicator ends."""
-    device, capture = _open(FIRST, nvtx=False)
+    device, capture = _open(FIRST)
     place = torch.zeros(4, 8, device=FIRST)
 
     def forward() -> Outputs:

@@ -154,7 +154,7 @@ def build_cuda_engine(
         raise out_of_memory(error, "preparing the engine", advice) from error
 
 
-def _open(device: torch.device, *, nvtx: bool) -> tuple[Device, Capture]:
+def _open(device: torch.device, *, nvtx: bool = False) -> tuple[Device, Capture]:
     """Where the engine queues its work, and what captures it. The forward stream waits for the weights."""
     if device.type != "cuda":
         return InlineDevice(), RunAgain
