@@ -23,7 +23,8 @@ def run_seeds(first: int, count: int) -> Counter[str]:
             found.update(run(make_scenario(draw_from(seed))))
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
-    assert found.pop("near ties", 0) <= max(1, count / 200), "so many are no chance"
+    for rare in ("near ties", "spread"):
+        assert found.pop(rare, 0) <= max(1, count / 100), f"so many {rare} are no chance"
     return found
 
 

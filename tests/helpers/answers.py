@@ -19,7 +19,16 @@ _ID = re.compile(r"\b(chatcmpl|cmpl|gen|req)-[0-9a-f]{24,32}\b")
 TIMES = ("date",)
 LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset", "content")  # of log probabilities
 OF_PROMPT = ("prompt_token_ids", "prompt_logprobs")  # with the first event of a choice
-RANDOM = ("text", "content", "token_ids", "logprobs", "completion_tokens", "total_tokens", "finish_reason")
+RANDOM = (
+    "text",
+    "content",
+    "token_ids",
+    "logprobs",
+    "completion_tokens",
+    "total_tokens",
+    "finish_reason",
+    "matched_stop",
+)
 
 
 @dataclass

@@ -263,6 +263,15 @@ def same(got: Collector, expected: Collector, within: float = 1e-4) -> None:
             assert mine[2] == pytest.approx(other[2], abs=within)
 
 
+def has_spread(got: Collector, expected: Collector) -> bool:
+    """Whether a row that was not finite took another with it: with torch's attention on a device, the step that is
+    under way may read a page before it is cleared (docs/architecture.md says so)."""
+    error = FinishReason.ERROR
+    more = [req_id for req_id, reason in got.reasons.items() if reason is error is not expected.reasons[req_id]]
+    not_finite = [req_id for req_id, text in expected.errors.items() if "not finite" in text]
+    return bool(more and not_finite) and all("not finite" in got.errors[req_id] for req_id in more)
+
+
 def run_on(scenario: Scenario, device: Device, place: torch.device, within: float) -> None:
     """On any device, without graphs: torch's attention cannot run in one."""
     scenario = replace(scenario, graphs=())
@@ -290,6 +299,8 @@ def run(scenario: Scenario, *, heed: bool = True) -> dict[str, int]:
     got = drive(scenario, engine)
     if choices.near_tie(scenario, got, expected):
         return {"near ties": 1}
+    if has_spread(got, expected):
+        return {"spread": 1}
     same(got, expected)
     reasons = list(got.reasons.values())
     assert set(got.reasons) == {request.req_id for request in scenario.requests}

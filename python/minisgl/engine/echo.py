@@ -182,7 +182,8 @@ class EchoEngine:
         at = starts[:-1][row_of_token] + entry.positions[:num_tokens]
         sums = self._sum(first[at] - before[row_of_token])
         self._hashes[out_loc] = _mix(sums, entry.positions[:num_tokens].astype(np.uint64))
-        broken = self._broken_rows(entry, row_of_token, out_loc)[: plan.num_rows]
+        broken = self._broken_rows(entry, row_of_token, out_loc)
+        broken = broken[broken < plan.num_rows]  # what pads a step has slots of its own, and no request
 
         second = np.cumsum(self._share(_mix(self._hashes[history], salt)), dtype=np.uint64)
         before = np.concatenate([np.zeros(1, np.uint64), second])[starts[:-1]]

@@ -133,7 +133,7 @@ async def abort_endpoint(context: ServerContext, asked: AbortGenerate, request: 
     for key, rid, end_early in tuple(context.running):
         if key == request.key and (asked.abort_all or rid == asked.rid):
             end_early()
-    return Response()
+    return Response(media_type="text/plain")
 
 
 class SglangLogprobs:
