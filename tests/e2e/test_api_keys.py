@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -159,3 +160,21 @@ def test_what_each_has_used_is_told(server: ServerProcess) -> None:
     assert after["requests"] - before["requests"] == 1
     assert after["generated_tokens"] - before["generated_tokens"] == 4
     assert after["prompt_tokens"] > before["prompt_tokens"]
+
+
+def test_a_key_ends_no_requests_of_another(server: ServerProcess) -> None:
+    sampling = {"max_new_tokens": 5000, "ignore_eos": True}
+    body = {"text": "a b c", "rid": "mine", "stream": True, "sampling_params": sampling}
+
+    def end(name: str, **asked: Any) -> None:
+        answer = httpx.post(f"{server.url}/abort_request", json=asked, headers=bearer(name), timeout=170)
+        assert answer.status_code == 200
+
+    with httpx.stream("POST", f"{server.url}/generate", json=body, headers=bearer("one"), timeout=170) as answer:
+        events = (line for line in answer.iter_lines() if line)
+        next(events)
+        end("three", abort_all=True)
+        end("three", rid="mine")
+        assert not any('"abort"' in next(events) for _ in range(500))
+        end("one", rid="mine")
+        assert any('"abort"' in line for line in events)
