@@ -177,6 +177,21 @@ def test_the_comparison_sees_differences(data: st.DataObject) -> None:
     assert differ(one, None, request)
 
 
+def test_what_a_seed_would_fix_is_not_compared_without_one() -> None:
+    """The text, how it ended, and which stop string ended it; how the answer is built still is."""
+
+    def answer(more: str, last: str = "}") -> Answer:
+        body = f'{{"choices":[{{"index":0,"text":{more}{last}]}}'
+        head = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        return Answer(200, head, body.encode(), False)
+
+    one, other = answer('"","finish_reason":"stop","matched_stop":"a"'), answer('"l","finish_reason":"length"')
+    free, seeded = Request("POST", COMPLETION, (), is_seeded=False), Request("POST", COMPLETION, ())
+    assert not differ(one, other, free)
+    assert differ(one, other, seeded)
+    assert differ(one, answer('"l","finish_reason":"length"', ',"x":1}'), free)
+
+
 def stream(*events: str) -> Answer:
     body = "".join(f"data: {one}\n\n" for one in events)
     return Answer(200, [("content-type", "text/event-stream; charset=utf-8")], body.encode(), False)

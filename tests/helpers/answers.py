@@ -27,7 +27,6 @@ RANDOM = (
     "completion_tokens",
     "total_tokens",
     "finish_reason",
-    "matched_stop",
 )
 
 
@@ -248,9 +247,10 @@ def _ordered(value: Any) -> Any:
 
 
 def _without_texts(value: Any) -> Any:
-    """Without what depends on a seed that was not given."""
+    """Without what depends on a seed that was not given: a key that is only there behind a stop string goes."""
     if isinstance(value, dict):
-        return {key: None if key in RANDOM else _without_texts(one) for key, one in value.items()}
+        kept = ((key, one) for key, one in value.items() if key != "matched_stop")
+        return {key: None if key in RANDOM else _without_texts(one) for key, one in kept}
     return [_without_texts(one) for one in value] if isinstance(value, list) else value
 
 
