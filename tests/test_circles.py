@@ -116,7 +116,16 @@ def test_no_circle_between_the_files_of_the_package() -> None:
 
 
 @pytest.mark.parametrize(
-    "crate", ["minisgl-core", "minisgl-cpu", "minisgl-gateway", "minisgl-loadgen", "minisgl-py", "minisgl-router"]
+    "crate",
+    [
+        "minisgl-core",
+        "minisgl-cpu",
+        "minisgl-gateway",
+        "minisgl-loadgen",
+        "minisgl-py",
+        "minisgl-router",
+        "minisgl-text",
+    ],
 )
 def test_no_circle_between_the_files_of_a_crate(crate: str) -> None:
     assert circle(Crate(rust_sources(ROOT / "rust" / crate)).graph()) == []

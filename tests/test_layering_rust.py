@@ -36,6 +36,12 @@ def test_planted_impurity_is_noticed(source: str) -> None:
     assert IMPURE.search(without_comments(source))
 
 
+def test_text_knows_no_http_and_no_engine() -> None:
+    manifest = tomllib.loads((ROOT / "rust" / "minisgl-text" / "Cargo.toml").read_text())
+    needed = set(manifest["dependencies"])
+    assert not [name for name in needed if name.startswith(("minisgl-", "tokio", "hyper", "http", "pyo3"))]
+
+
 # Where `unsafe` may stand, each with its reason beside it: an allocator that counts, buffers and descriptors of
 # Python's, and of the CPU engine what computes on raw memory, shares it between threads or calls C.
 UNSAFE = re.compile(

@@ -1,8 +1,8 @@
 //! What the Python server tells the gateway once, as JSON, when the engine is ready (`server/gateway_config.py`).
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
+use minisgl_text::{ChatTemplateSource, TokenizerSource};
 use serde::Deserialize;
 
 /// Everything that an answer depends on beside its request.
@@ -45,38 +45,6 @@ pub struct GatewayConfig {
     pub cors_origins: Vec<String>,
     /// How answered requests are logged.
     pub log: LogConfig,
-}
-
-/// Where the tokenizer comes from.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TokenizerSource {
-    /// A tokenizer.json.
-    File(PathBuf),
-    /// The text of one.
-    Text(String),
-}
-
-/// A chat template and the shape in which it takes a message's content (`tokenizer/chat_template.py`).
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ChatTemplateSource {
-    /// The jinja source.
-    pub source: String,
-    /// What it does with a message's content.
-    pub content: ContentShape,
-}
-
-/// In what shape a chat template takes a message's content.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "lowercase")]
-pub enum ContentShape {
-    /// One string.
-    String,
-    /// A list of parts.
-    Parts,
-    /// Both.
-    Either,
 }
 
 /// See `minisgl.config.ApiKey`, which has more; 0 is no limit.

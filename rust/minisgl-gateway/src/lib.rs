@@ -1,10 +1,9 @@
-//! HTTP, text and routing in front of an engine process. A request that the gateway is sure of it answers by itself;
+//! HTTP in front of an engine process. A request that the gateway is sure of it answers by itself;
 //! every other request, every error and every rare route goes on, unchanged, to the Python server.
 //!
 //! Invariants: what it answers is what the Python server would have answered; a request is answered by exactly one of
 //! the two; a panic in one request is that request's error only.
 //!
-//! - [`text`]: templates, encoding, decoding, stop strings. No I/O.
 //! - [`message`]: the messages of the engine process, and their bytes.
 //! - [`engine`]: the connection to an engine process.
 //! - [`http`]: connections of clients, and passing requests on.
@@ -28,5 +27,4 @@ pub mod pool;
 pub mod prepare;
 pub mod server;
 pub mod shared;
-pub mod text;
 pub mod worker;

@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use minisgl_text::{ChatTemplate, Tokenizer, TokenizerSource};
+
 use crate::answer::fields::Prompt;
 use crate::answer::plan::{Endpoint, Input, NotSure, Plan, plan};
-use crate::config::{GatewayConfig, TokenizerSource};
+use crate::config::GatewayConfig;
 use crate::keys::KeyCounts;
-use crate::text::{ChatTemplate, Tokenizer};
 
 /// A tokenizer and the file that it comes from.
 pub type Early = (PathBuf, Arc<Tokenizer>);

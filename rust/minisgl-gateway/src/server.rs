@@ -12,11 +12,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use minisgl_text::TokenizerSource;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{LocalSet, spawn_local};
 
 use crate::answer::log::say;
-use crate::config::{GatewayConfig, TokenizerSource};
+use crate::config::GatewayConfig;
 use crate::engine::EngineLink;
 use crate::http::{Options, accept};
 use crate::pool::Pool;

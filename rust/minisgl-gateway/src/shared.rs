@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use minisgl_text::Tokenizer;
+
 use crate::metrics::{Metrics, Windows};
 use crate::prepare::{Early, Loaded};
-use crate::text::Tokenizer;
 
 /// What the gateway's thread and its owner's threads share.
 pub struct Shared {

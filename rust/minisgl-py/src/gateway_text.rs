@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use minisgl_gateway::config::{ChatTemplateSource, ContentShape, TokenizerSource};
-use minisgl_gateway::text::{ChatTemplate, Decoder, TextError, TextStream, Tokenizer};
+use minisgl_text::{
+    ChatTemplate, ChatTemplateSource, ContentShape, Decoder, TextError, TextStream, Tokenizer, TokenizerSource,
+};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

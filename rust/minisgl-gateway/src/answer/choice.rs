@@ -5,10 +5,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use minisgl_text::{TextStream, Tokenizer};
 use serde_json::Value;
 
 use crate::message::SamplingParams;
-use crate::text::{TextStream, Tokenizer};
 
 /// Why a request ended, in the numbers of `step.FinishReason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,4 +8,3 @@ mod http_descriptors;
 mod http_load;
 mod http_relay;
 mod http_time;
-mod text;

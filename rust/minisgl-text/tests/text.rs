@@ -1,11 +1,11 @@
 //! The text module by itself: a byte tokenizer, streams in any grouping, the cache's bounds, templates.
+#![allow(missing_docs, clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
 
-use minisgl_gateway::config::{ChatTemplateSource, ContentShape, TokenizerSource};
-use minisgl_gateway::text::{ChatTemplate, TextError, TextStream, Tokenizer};
+use minisgl_text::{ChatTemplate, ChatTemplateSource, ContentShape, TextError, TextStream, Tokenizer, TokenizerSource};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 

@@ -4,8 +4,10 @@
 //! several threads.
 
 use std::borrow::Cow;
+use std::path::PathBuf;
 use std::str::FromStr as _;
 
+use serde::Deserialize;
 use tokenizers::{PaddingParams, TruncationParams};
 
 use super::TextError;
@@ -13,7 +15,16 @@ use super::bytes::Table;
 use super::cache::{Cache, CacheStats};
 use super::normalize::Backend;
 use super::pieces::{Cuts, PIECE_BYTES, Part, Parts, pieces};
-use crate::config::TokenizerSource;
+
+/// Where the tokenizer comes from.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenizerSource {
+    /// A tokenizer.json.
+    File(PathBuf),
+    /// The text of one.
+    Text(String),
+}
 
 /// Shared by all threads.
 pub struct Tokenizer {

@@ -26,12 +26,34 @@ mod value;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 
 use self::ir::Program;
 use self::value::{Dict, Refused, Value, refuse};
 use super::TextError;
-use crate::config::{ChatTemplateSource, ContentShape};
+
+/// A chat template and the shape in which it takes a message's content (`tokenizer/chat_template.py`).
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChatTemplateSource {
+    /// The jinja source.
+    pub source: String,
+    /// What it does with a message's content.
+    pub content: ContentShape,
+}
+
+/// In what shape a chat template takes a message's content.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum ContentShape {
+    /// One string.
+    String,
+    /// A list of parts.
+    Parts,
+    /// Both.
+    Either,
+}
 
 /// One template with the special tokens it may name (`bos_token`, `eos_token`, ...).
 pub struct ChatTemplate {
