@@ -336,8 +336,8 @@ class Gateway:
     ) -> None:
         """What waits in the Python server: limits count both."""
 
-    def set_adapters(self, any: bool) -> None:
-        """Whether there are: then other models than that of the configuration are passed on."""
+    def set_adapters(self, numbers: dict[str, int]) -> None:
+        """The adapters that requests may name from now on. `GET /v1/models` is passed on while there are some."""
 
     @property
     def num_open(self) -> int:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from minisgl.metrics.gateway import Readings
+from minisgl.metrics.gateway import OTHER, Readings
 from minisgl.metrics.keys import KeyReading
 from minisgl.metrics.server_metrics import REASONS, SECONDS, TOKENS
 from minisgl.server.gateway import NoGateway, gateway_class
@@ -41,8 +41,7 @@ def no_readings() -> Readings:
         "num_shortened": 0,
         "keys": [],
         "most": {name: {"recent": 0, "most": 0} for name in ("in_flight", "queued")},
-        "answered": 0,
-        "passed_on": 0,
+        "requests": [],
         "cache": {"hits": 0, "misses": 0, "hit_bytes": 0, "bytes": 0},
         "histograms": {name: {"counts": [0] * (len(bounds) + 1), "sum": 0.0} for name, bounds in BUCKETS.items()},
         "meters": {
@@ -129,7 +128,7 @@ class PassesOn(Recording):
             self._open |= {client, server}
             try:
                 server.connect(self._fallback)
-                self.found["passed_on"] += 1
+                self.found["requests"] = [(OTHER, "route", sum(one[2] for one in self.found["requests"]) + 1)]
                 _both_ways(client, server)
             except OSError:
                 pass

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from minisgl.metrics.gateway import Readings
+from minisgl.metrics.gateway import OTHER, Readings
 from minisgl.metrics.server_metrics import Metrics
+from tests.helpers.bodies import CHAT, GENERATE
 from tests.helpers.gateway import no_readings
 
 
@@ -13,7 +14,7 @@ def samples(metrics: Metrics) -> dict[str, float]:
     """By name, and the labels that matter."""
     return {
         " ".join(
-            [one.name, *(one.labels[name] for name in ("reason", "outcome", "le") if name in one.labels)]
+            [one.name, *(one.labels[name] for name in ("route", "reason", "outcome", "le") if name in one.labels)]
         ): one.value
         for family in text_string_to_metric_families(metrics.render().decode())
         for one in family.samples
@@ -22,7 +23,8 @@ def samples(metrics: Metrics) -> dict[str, float]:
 
 def some_readings() -> Readings:
     found = no_readings()
-    found |= {"num_accepted": 3, "num_generated": 20, "answered": 2, "passed_on": 5, "num_waiting": 1}
+    found |= {"num_accepted": 3, "num_generated": 20, "num_waiting": 1}
+    found["requests"] = [(CHAT, "", 2), (CHAT, "tools", 4), (GENERATE, "field", 1), (OTHER, "route", 9)]
     found["num_finished"]["stop"] = 2
     found["cache"] = {"hits": 7, "misses": 8, "hit_bytes": 900, "bytes": 1000}
     found["histograms"]["ttft"]["counts"][0] = 2  # up to 1 ms
@@ -51,8 +53,9 @@ def test_what_the_gateway_counted_is_in_every_figure() -> None:
     assert found["minisgl:tokenize_seconds_total"] == 0.75
     assert found["minisgl:requests_in_flight_most"] == 2
     assert found["minisgl:requests_queued_most"] == 1
-    assert found["minisgl:gateway_requests_total answered"] == 2
-    assert found["minisgl:gateway_requests_total passed_on"] == 5
+    requests = "minisgl:gateway_requests_total"
+    assert found[f"{requests} {CHAT}  answered"] == 2 and found[f"{requests} {CHAT} tools passed_on"] == 4
+    assert found[f"{requests} {OTHER} route passed_on"] == 9
     assert found["minisgl:encode_cache_texts_total hit"] == 7
     assert found["minisgl:encode_cache_texts_total miss"] == 8
     assert found["minisgl:encode_cache_hit_bytes_total"] == 900
@@ -60,7 +63,8 @@ def test_what_the_gateway_counted_is_in_every_figure() -> None:
     plain = metrics.snapshot()["http"]
     assert plain["requests_accepted"] == 5 and plain["requests_finished"]["stop"] == 3
     assert plain["meters"]["tokenize"]["longest_s"] == 0.3
-    assert plain["gateway"]["passed_on"] == 5
+    assert plain["gateway"]["answered"] == 2 and plain["gateway"]["passed_on"] == 5
+    assert plain["gateway"]["routes"][CHAT] == {"answered": 2, "tools": 4}
 
 
 def test_without_a_gateway_its_metrics_have_no_value() -> None:

@@ -6,12 +6,16 @@ Invariants: a metric is one number, whoever answered; who did is a metric of its
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from minisgl.message import MeterReading
 from minisgl.metrics.keys import KeyReading
+
+
+OTHER = "other"
+"""The route of requests for what only the Python server has."""
 
 
 class HistogramReading(TypedDict):
@@ -52,8 +56,7 @@ class Readings(TypedDict):
     num_live: int  # choices that the engine computes
     num_shortened: int  # whose default length was, by --adaptive-max-tokens
     keys: list[KeyReading]  # by number
-    answered: int
-    passed_on: int
+    requests: list[tuple[str, str, int]]  # route, why it was passed on (empty: it was answered), how many
     most: dict[str, PeakReading]  # choices in_flight, and queued: without a row
     cache: CacheReading
     histograms: dict[str, HistogramReading]
@@ -62,7 +65,8 @@ class Readings(TypedDict):
 
 def families(found: Readings | None) -> Iterable[Metric]:
     """What only a gateway has; without samples where there is none."""
-    requests = CounterMetricFamily("minisgl:gateway_requests", "requests by what the gateway did", labels=("outcome",))
+    labels = ("outcome", "route", "reason")
+    requests = CounterMetricFamily("minisgl:gateway_requests", "requests by what the gateway did", labels=labels)
     texts = CounterMetricFamily(
         "minisgl:encode_cache_texts", "texts between special tokens that the gateway looked up", labels=("outcome",)
     )
@@ -70,13 +74,29 @@ def families(found: Readings | None) -> Iterable[Metric]:
     held = GaugeMetricFamily("minisgl:encode_cache_bytes", "memory of that cache", labels=())
     if found is not None:
         cache = found["cache"]
-        requests.add_metric(("answered",), float(found["answered"]))
-        requests.add_metric(("passed_on",), float(found["passed_on"]))
+        for route, reason, count in found["requests"]:
+            requests.add_metric(("passed_on" if reason else "answered", route, reason), float(count))
         texts.add_metric(("hit",), float(cache["hits"]))
         texts.add_metric(("miss",), float(cache["misses"]))
         saved.add_metric((), float(cache["hit_bytes"]))
         held.add_metric((), float(cache["bytes"]))
     yield from (requests, texts, saved, held)
+
+
+def shown(found: Readings) -> dict[str, Any]:
+    """What `/stats` has of it. `answered` and `passed_on` are of the routes that the gateway has."""
+    routes: dict[str, dict[str, int]] = {}
+    for route, reason, count in found["requests"]:
+        routes.setdefault(route, {})[reason or "answered"] = count
+    own = [of_route for route, of_route in routes.items() if route != OTHER]
+    answered = sum(of_route.get("answered", 0) for of_route in own)
+    return {
+        "num_open": found["num_open"],
+        "answered": answered,
+        "passed_on": sum(sum(of_route.values()) for of_route in own) - answered,
+        "routes": routes,
+        "cache": found["cache"],
+    }
 
 
 def both(meters: Mapping[str, MeterReading], more: Mapping[str, MeterSums]) -> dict[str, MeterReading]:

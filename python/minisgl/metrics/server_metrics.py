@@ -28,7 +28,7 @@ from minisgl.metrics.families import (
     text_families,
 )
 from minisgl.metrics.families import Readings as PoolReadings
-from minisgl.metrics.gateway import Readings, both, families, higher
+from minisgl.metrics.gateway import Readings, both, families, higher, shown
 from minisgl.metrics.histogram import Histogram
 from minisgl.metrics.keys import KeyCounts
 from minisgl.metrics.keys import families as key_families
@@ -257,7 +257,7 @@ class Metrics(Collector):
         if self._keys:
             http["keys"] = {one.name: _of_key(one) for one in self._all_keys()}
         if (there := self._there) is not None:
-            http["gateway"] = {name: there[name] for name in ("num_open", "answered", "passed_on", "cache")}
+            http["gateway"] = shown(there)
         now = time.monotonic()
         engines = [{**view.told(now), "stats": _engine(view.stats)} for view in self._engines()]
         pool = self._pool()

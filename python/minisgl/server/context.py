@@ -88,7 +88,7 @@ class ServerContext:
         self.gateway = gateway
         if gateway is not None:
             client.adapters.on_change = gateway.set_adapters
-            gateway.set_adapters(bool(client.adapters.ready()))
+            gateway.set_adapters(client.adapters.numbers())
         self.running: set[Running] = set()
         self.responses = ResponseStore()
         self.draining = False

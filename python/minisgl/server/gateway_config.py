@@ -11,12 +11,18 @@ from typing import Any
 
 import msgspec
 
-from minisgl.config import ApiKey, Limits, ServerConfig
+from minisgl.config import MAX_PRIORITY, ApiKey, Limits, ServerConfig
+from minisgl.sampling_params import MAX_LOGPROBS
 from minisgl.server.app import Application, model_list
+from minisgl.server.generation import MAX_LOGPROB_ENTRIES
 from minisgl.server.log import shows_access
 from minisgl.server.middleware import Callers
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat_template import ContentShape
+
+
+BY_FIELDS = frozenset({"enable_thinking", "reasoning_effort"})
+"""The arguments of a chat template that fields of requests set."""
 
 
 class Template(msgspec.Struct, frozen=True):
@@ -34,6 +40,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The fields are described where they are read."""
 
     model_name: str
+    aliases: list[str]
     any_model_name: bool
     models: str
     max_seq_len: int
@@ -41,10 +48,14 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     simulated: bool
     tokenizer: dict[str, str]
     chat_templates: dict[str, Template]
+    template_variables: list[str]
     parses_chats: bool = False
     special_tokens: dict[str, str]
     defaults: dict[str, Any]
     limits: Limits
+    max_logprobs: int
+    max_logprob_entries: int
+    max_priority: int
     api_key: str | None
     api_keys: tuple[ApiKey, ...]
     hosts: list[str] | None
@@ -65,6 +76,7 @@ def gateway_config(
     callers = Callers.of(config)
     return GatewayConfig(
         model_name=config.model_name,
+        aliases=sorted(app.context.aliases),
         any_model_name=config.any_model_name,
         models=bytes(model_list(app.context, config.engine.shown_model).body).decode(),
         max_seq_len=info.max_seq_len,
@@ -72,10 +84,14 @@ def gateway_config(
         simulated=bool(info.simulated),
         tokenizer=_tokenizer(tokenizer),
         chat_templates={name: Template(source, shape) for name, source, shape in tokenizer.templates()},
+        template_variables=sorted(app.context.parsing.variables & BY_FIELDS),
         parses_chats=app.context.parsing.thinking is not None,
         special_tokens=tokenizer.special_tokens,
         defaults=dict(defaults),
         limits=config.limits,
+        max_logprobs=MAX_LOGPROBS,
+        max_logprob_entries=MAX_LOGPROB_ENTRIES,
+        max_priority=MAX_PRIORITY,
         api_key=config.api_key,
         api_keys=config.api_keys,
         hosts=callers.hosts,

@@ -11,6 +11,8 @@ use serde::Deserialize;
 pub struct GatewayConfig {
     /// The name that clients ask for.
     pub model_name: String,
+    /// Other names of the same model.
+    pub aliases: Vec<String>,
     /// Requests may name any model.
     pub any_model_name: bool,
     /// Body of `GET /v1/models`, as the Python server answers it.
@@ -25,6 +27,8 @@ pub struct GatewayConfig {
     pub tokenizer: TokenizerSource,
     /// By name; `default` and perhaps others.
     pub chat_templates: BTreeMap<String, ChatTemplateSource>,
+    /// Arguments of the `default` one that fields of requests set.
+    pub template_variables: Vec<String>,
     /// Answers to conversations are taken apart: what the model thinks is told from the content.
     #[serde(default)]
     pub parses_chats: bool,
@@ -34,6 +38,12 @@ pub struct GatewayConfig {
     pub defaults: serde_json::Map<String, serde_json::Value>,
     /// What the HTTP side takes on.
     pub limits: Limits,
+    /// The most likely tokens that are reported at one position.
+    pub max_logprobs: i64,
+    /// Log probabilities of one request.
+    pub max_logprob_entries: i64,
+    /// How far from 0 a priority may be, where no key says less.
+    pub max_priority: i64,
     /// Without it nothing but `/livez` and `/readyz` is answered.
     pub api_key: Option<String>,
     /// Those of a file, beside it.
@@ -55,6 +65,7 @@ pub struct ApiKey {
     pub key: String,
     pub max_queued_requests: usize,
     pub tokens_per_minute: u64,
+    pub max_priority: i64,
 }
 
 impl std::fmt::Debug for ApiKey {

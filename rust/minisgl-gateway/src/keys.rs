@@ -31,6 +31,12 @@ pub fn number_of(given: Option<&[u8]>, config: &GatewayConfig) -> Option<usize> 
     })
 }
 
+/// How far from 0 the priority may be that a key asks for.
+pub fn max_priority(config: &GatewayConfig, number: usize) -> i64 {
+    let key = number.checked_sub(1).and_then(|at| config.api_keys.get(at));
+    key.map_or(config.max_priority, |key| key.max_priority)
+}
+
 /// In a time that does not depend on where they differ.
 fn same(given: &[u8], key: &[u8]) -> bool {
     given.len() == key.len() && given.iter().zip(key).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
@@ -122,7 +128,7 @@ mod tests {
 
     fn key(changes: serde_json::Value) -> ApiKey {
         let mut found = json!({"name": "a", "key": "x", "share": 1, "max_inflight": 0, "max_queued_requests": 0,
-            "tokens_per_minute": 0});
+            "tokens_per_minute": 0, "max_priority": 3});
         for (name, value) in changes.as_object().unwrap() {
             found[name] = value.clone();
         }
@@ -157,8 +163,9 @@ mod tests {
     #[test]
     fn keys_have_their_places_as_numbers() {
         let keys = json!([{"name": "a", "key": "x1", "share": 1, "max_inflight": 0, "max_queued_requests": 0,
-            "tokens_per_minute": 0}]);
+            "tokens_per_minute": 0, "max_priority": 3}]);
         let config = crate::answer::tests::config(json!({"api_keys": keys, "api_key": "flag"}));
+        assert_eq!((max_priority(&config, 1), max_priority(&config, 0)), (3, 100));
         let number = |given: &'static str| number_of(Some(given.as_bytes()), &config);
         assert_eq!((number("x1"), number("flag")), (Some(1), Some(0)));
         assert_eq!((number("x"), number(""), number_of(None, &config)), (None, None, None));

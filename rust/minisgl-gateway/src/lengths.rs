@@ -41,6 +41,20 @@ impl Lengths {
         }
     }
 
+    /// Cuts those that the client has not `named` to what `most` log probabilities of one request leave; false: there would
+    /// be more.
+    pub fn fit_logprobs(&mut self, sampling: &SamplingParams, n: usize, named: bool, most: i64) -> bool {
+        let Some(top) = sampling.logprobs else { return true };
+        let (each, n) = (1 + top, n as i64);
+        if !named {
+            let longest = most / n / (each * self.by_prompt.len() as i64);
+            for length in &mut self.by_prompt {
+                *length = (*length).min(longest).max(1);
+            }
+        }
+        n * each * self.by_prompt.iter().sum::<i64>() <= most
+    }
+
     /// For a header.
     pub fn shown(&self) -> String {
         let texts: Vec<_> = self.by_prompt.iter().map(i64::to_string).collect();

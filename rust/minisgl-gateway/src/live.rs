@@ -137,6 +137,12 @@ impl Live {
                 self.waiting.ends(entry);
             }
         }
+        for found in step.logprobs.drain(..) {
+            let entry = step.req_ids.get(found.index).and_then(|id| self.entries.get(id));
+            if let Some(entry) = entry {
+                entry.generation.add_scored(entry.choice, found);
+            }
+        }
         for ((&id, &token), &reason) in step.req_ids.iter().zip(&step.tokens).zip(&step.reasons) {
             let Some(entry) = self.entries.get(&id) else { continue }; // aborted here, the engine did not know yet
             let reason = Finish::of(reason);

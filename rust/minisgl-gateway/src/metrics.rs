@@ -117,6 +117,62 @@ impl Peak {
     }
 }
 
+/// Why a request goes on to the Python server: the label `reason` of `minisgl:gateway_requests_total`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Only the Python server has it.
+    Route,
+    /// It is wrong, or may be: the Python server finds the words.
+    Error,
+    /// It has a field that only the Python server knows.
+    Field,
+    /// It has tools that only the Python server can show to the model.
+    Tools,
+    /// The model's chat template or tokenizer is not rendered here, or not for this conversation.
+    Template,
+    /// A queue or a limit of its API key may refuse it.
+    Limit,
+    /// The model is not there yet.
+    Loading,
+    /// The server ends.
+    Draining,
+}
+
+impl Reason {
+    /// All, in order, as they are shown.
+    pub const NAMES: [&'static str; 8] = [
+        "route", "error", "field", "tools", "template", "limit", "loading", "draining",
+    ];
+}
+
+/// Requests by route, and by what became of them.
+#[derive(Debug, Default)]
+pub struct Requests([[AtomicU64; Reason::NAMES.len() + 1]; Requests::ROUTES.len()]);
+
+impl Requests {
+    /// As they are shown; whatever else is asked for is the last one.
+    pub const ROUTES: [&'static str; 4] = ["/v1/chat/completions", "/v1/completions", "/generate", "other"];
+
+    /// One more; None: it was answered here.
+    pub fn add(&self, route: &str, passed_on: Option<Reason>) {
+        let of_route = Self::ROUTES.iter().position(|one| *one == route);
+        let of_route = &self.0[of_route.unwrap_or(Self::ROUTES.len() - 1)];
+        of_route[passed_on.map_or(0, |reason| 1 + reason as usize)].fetch_add(1, Relaxed);
+    }
+
+    /// Those that there are: route, reason (empty: answered), how many.
+    pub fn read(&self) -> Vec<(&'static str, &'static str, u64)> {
+        let reasons = || std::iter::once("").chain(Reason::NAMES);
+        let routes = Self::ROUTES.iter().zip(&self.0);
+        let all = routes.flat_map(|(route, counts)| {
+            reasons()
+                .zip(counts)
+                .map(|(reason, count)| (*route, reason, count.load(Relaxed)))
+        });
+        all.filter(|(_, _, count)| *count > 0).collect()
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 #[allow(missing_docs)]
@@ -127,8 +183,7 @@ pub struct Metrics {
     pub finished: [AtomicU64; 4], // stop, length, abort, error
     pub generated: AtomicU64,
     pub shortened: AtomicU64, // of `accepted`, by --adaptive-max-tokens
-    pub answered: AtomicU64,
-    pub passed_on: AtomicU64,
+    pub requests: Requests,
     pub ttft: Histogram,
     pub itl: Histogram,
     pub e2e: Histogram,
@@ -151,8 +206,7 @@ impl Metrics {
             finished: Default::default(),
             generated: AtomicU64::new(0),
             shortened: AtomicU64::new(0),
-            answered: AtomicU64::new(0),
-            passed_on: AtomicU64::new(0),
+            requests: Requests::default(),
             ttft: Histogram::new(SECONDS),
             itl: Histogram::new(SECONDS),
             e2e: Histogram::new(SECONDS),

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use minisgl_text::{ChatTemplate, Tokenizer, TokenizerSource};
 
 use crate::answer::fields::Prompt;
-use crate::answer::plan::{Endpoint, Input, NotSure, Plan, plan};
+use crate::answer::plan::{Endpoint, Input, Plan, plan};
 use crate::config::GatewayConfig;
 use crate::keys::KeyCounts;
+use crate::metrics::Reason;
 
 /// A tokenizer and the file that it comes from.
 pub type Early = (PathBuf, Arc<Tokenizer>);
@@ -90,7 +91,7 @@ pub struct Prepared {
 }
 
 /// Parses, renders and encodes.
-pub fn prepare(loaded: &Loaded, endpoint: Endpoint, body: &[u8]) -> Result<Prepared, NotSure> {
+pub fn prepare(loaded: &Loaded, endpoint: Endpoint, body: &[u8]) -> Result<Prepared, Reason> {
     let mut plan = plan(endpoint, body, &loaded.config)?;
     let input = std::mem::replace(&mut plan.input, Input::Prompts(Vec::new()));
     let prompts = match input {
@@ -99,10 +100,10 @@ pub fn prepare(loaded: &Loaded, endpoint: Endpoint, body: &[u8]) -> Result<Prepa
             variables,
             add_generation_prompt,
         } => {
-            let template = loaded.template.as_ref().ok_or(NotSure)?;
+            let template = loaded.template.as_ref().ok_or(Reason::Template)?;
             let text = template
                 .render(&messages, &variables, add_generation_prompt)
-                .map_err(|_| NotSure)?;
+                .map_err(|_| Reason::Template)?;
             vec![encoded(loaded, &text, false)?]
         }
         Input::Prompts(prompts) => prompts
@@ -112,13 +113,13 @@ pub fn prepare(loaded: &Loaded, endpoint: Endpoint, body: &[u8]) -> Result<Prepa
     };
     for ids in &prompts {
         if ids.is_empty() || ids.len() >= loaded.config.max_seq_len {
-            return Err(NotSure);
+            return Err(Reason::Error);
         }
     }
     Ok(Prepared { plan, prompts })
 }
 
-fn ids_of(loaded: &Loaded, prompt: Prompt) -> Result<Vec<i32>, NotSure> {
+fn ids_of(loaded: &Loaded, prompt: Prompt) -> Result<Vec<i32>, Reason> {
     match prompt {
         Prompt::Text(text) => encoded(loaded, &text, true),
         Prompt::Ids(ids) => {
@@ -126,19 +127,19 @@ fn ids_of(loaded: &Loaded, prompt: Prompt) -> Result<Vec<i32>, NotSure> {
             if ids.iter().all(|id| (0..vocab_size).contains(id)) {
                 Ok(ids)
             } else {
-                Err(NotSure)
+                Err(Reason::Error)
             }
         }
     }
 }
 
-fn encoded(loaded: &Loaded, text: &str, add_special_tokens: bool) -> Result<Vec<i32>, NotSure> {
+fn encoded(loaded: &Loaded, text: &str, add_special_tokens: bool) -> Result<Vec<i32>, Reason> {
     let ids = loaded
         .tokenizer
         .encode(text, add_special_tokens, loaded.config.max_seq_len)
-        .map_err(|_| NotSure)?;
+        .map_err(|_| Reason::Error)?;
     ids.into_iter()
-        .map(|id| i32::try_from(id).map_err(|_| NotSure))
+        .map(|id| i32::try_from(id).map_err(|_| Reason::Error))
         .collect()
 }
 

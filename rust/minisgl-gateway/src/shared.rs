@@ -1,7 +1,8 @@
 //! What the gateway's thread and its owner's threads both see.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use minisgl_text::Tokenizer;
@@ -27,8 +28,7 @@ pub struct Shared {
     pub others_waiting_tokens: AtomicUsize,
     /// Requests of the Python server in the engine.
     pub others_live: AtomicUsize,
-    /// Other models than the one of the configuration are served: what names another, or asks for all, is passed on.
-    pub has_adapters: AtomicBool,
+    adapters: Mutex<HashMap<String, i64>>,
     early: Mutex<Option<Early>>,
     loaded: Mutex<Option<Arc<Loaded>>>,
     windows: Mutex<Windows>,
@@ -48,7 +48,7 @@ impl Shared {
             others_waiting: zero(),
             others_waiting_tokens: zero(),
             others_live: zero(),
-            has_adapters: AtomicBool::new(false),
+            adapters: Mutex::new(HashMap::new()),
             early: Mutex::new(None),
             loaded: Mutex::new(None),
             windows: Mutex::new(Windows::new()),
@@ -68,6 +68,22 @@ impl Shared {
             counts.others_waiting.store(*waiting, Relaxed);
             counts.others_tokens.store(*tokens, Relaxed);
         }
+    }
+
+    /// The adapters that requests may name from now on, with their numbers.
+    pub fn set_adapters(&self, found: HashMap<String, i64>) {
+        *self.adapters.lock().unwrap_or_else(PoisonError::into_inner) = found;
+    }
+
+    /// The number of the adapter of this name.
+    pub fn adapter(&self, name: &str) -> Option<i64> {
+        let adapters = self.adapters.lock().unwrap_or_else(PoisonError::into_inner);
+        adapters.get(name).copied()
+    }
+
+    /// Whether there is any.
+    pub fn has_adapters(&self) -> bool {
+        !self.adapters.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
     /// A tokenizer that is loaded before it is known whether it is the one.

@@ -1,5 +1,6 @@
 //! `minisgl._rust.Gateway`: the gateway in the process of the Python server. Its threads never touch Python.
 
+use std::collections::HashMap;
 use std::net::TcpListener;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -69,8 +70,8 @@ impl Gateway {
         shared.publish(num_waiting, num_waiting_tokens, num_live, &keys);
     }
 
-    fn set_adapters(&self, any: bool) {
-        self.served.shared().has_adapters.store(any, Relaxed);
+    fn set_adapters(&self, numbers: HashMap<String, i64>) {
+        self.served.shared().set_adapters(numbers);
     }
 
     #[getter]
@@ -104,16 +105,15 @@ impl Gateway {
         for (name, number) in numbers {
             found.set_item(name, number.load(Relaxed))?;
         }
-        let counts: [(&str, &AtomicU64); 5] = [
+        let counts: [(&str, &AtomicU64); 3] = [
             ("num_shortened", &metrics.shortened),
             ("num_accepted", &metrics.accepted),
             ("num_generated", &metrics.generated),
-            ("answered", &metrics.answered),
-            ("passed_on", &metrics.passed_on),
         ];
         for (name, count) in counts {
             found.set_item(name, count.load(Relaxed))?;
         }
+        found.set_item("requests", metrics.requests.read())?;
         let finished = PyDict::new(py);
         for (reason, count) in REASONS.iter().zip(&metrics.finished) {
             finished.set_item(reason, count.load(Relaxed))?;

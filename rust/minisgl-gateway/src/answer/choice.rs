@@ -8,7 +8,9 @@ use std::time::Instant;
 use minisgl_text::{TextStream, Tokenizer};
 use serde_json::Value;
 
-use crate::message::SamplingParams;
+use crate::message::{SamplingParams, TokenLogprobs};
+
+use super::logprobs::Scored;
 
 /// Why a request ended, in the numbers of `step.FinishReason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +52,7 @@ impl Finish {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct End<'a> {
     /// None: it goes on.
-    pub reason: Option<Finish>,
+    pub reason: Option<&'static str>,
     /// A stop string or the id of a stop token.
     pub matched: Option<&'a str>,
 }
@@ -64,6 +66,8 @@ pub struct Taken {
     pub found_stop: bool,
     /// Tokens of the answer that came since the last time.
     pub num_new: usize,
+    /// Those of the text with log probabilities, if the request asks for them.
+    pub scored: Vec<Scored>,
 }
 
 /// See the module.
@@ -74,8 +78,9 @@ pub struct Choice {
     pub num_prompt: usize,
     /// How many of these were in the cache; None before it has a row.
     pub cached_len: Option<i32>,
-    /// Came and not taken yet.
+    /// Came and not taken yet, as the next one.
     tokens: Vec<i32>,
+    scored: Vec<TokenLogprobs>,
     reason: Option<Finish>,
     error: Option<String>,
     /// Ids of the answer, the stop token that ended it included; all of them only if they are to be shown.
@@ -107,6 +112,7 @@ impl Choice {
             num_prompt,
             cached_len: None,
             tokens: Vec::new(),
+            scored: Vec::new(),
             reason: None,
             error: None,
             num_generated: 0,
@@ -119,6 +125,11 @@ impl Choice {
             min_tokens: usize::try_from(min_tokens).unwrap_or(0),
             stream: TextStream::new(tokenizer, stop),
         }
+    }
+
+    /// A step brought this for the next token that it adds.
+    pub fn add_scored(&mut self, found: TokenLogprobs) {
+        self.scored.push(found);
     }
 
     /// A step brought this.
@@ -173,12 +184,14 @@ impl Choice {
                 .map(|id| id.to_string());
         }
         self.finish = self.reason;
+        let scored = tokens[..used].iter().copied().zip(self.scored.drain(..)).collect();
         tokens.clear();
         self.tokens = tokens;
         Taken {
             finish: self.finish,
             found_stop,
             num_new: self.num_generated - before,
+            scored,
         }
     }
 
@@ -202,7 +215,7 @@ impl Choice {
     /// How it has ended.
     pub fn end(&self) -> End<'_> {
         End {
-            reason: self.finish,
+            reason: self.finish.map(Finish::name),
             matched: self.matched.as_deref(),
         }
     }

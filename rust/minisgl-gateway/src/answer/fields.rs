@@ -153,18 +153,19 @@ pub struct ResponseFormat {
     pub r#type: String,
 }
 
-/// A part of a message.
+/// A part of a message: a text, or what the assistant says instead of one.
 #[derive(Debug, serde::Deserialize)]
-pub struct Part {
-    pub r#type: String,
-    pub text: String,
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum Part {
+    Text { text: String },
+    Refusal { refusal: String },
 }
 
 /// The content of a message: a text, or parts.
 #[derive(Debug)]
 pub enum Content {
     Text(String),
-    Parts(Vec<String>),
+    Parts(Vec<Part>),
 }
 
 impl<'de> Deserialize<'de> for Content {
@@ -180,17 +181,23 @@ impl<'de> Deserialize<'de> for Content {
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Content, A::Error> {
                 let mut found = Vec::new();
-                while let Some(Object(part)) = items.next_element::<Object<Part>>()? {
-                    if part.r#type != "text" {
-                        return Err(serde::de::Error::custom("a part that is no text"));
-                    }
-                    found.push(part.text);
+                while let Some(Object(part)) = items.next_element()? {
+                    found.push(part);
                 }
                 Ok(Content::Parts(found))
             }
         }
         from.deserialize_any(Any)
     }
+}
+
+/// Of a chat's answer: only the middle one is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verbosity {
+    Low,
+    Medium,
+    High,
 }
 
 /// Whose message it is.
@@ -211,10 +218,10 @@ pub struct Message {
     pub content: Option<Content>,
     pub name: Option<String>,
     pub tool_call_id: Option<String>,
-    pub tool_calls: Option<IgnoredAny>,
-    pub refusal: Option<IgnoredAny>,
-    pub reasoning_content: Option<IgnoredAny>,
-    pub reasoning: Option<IgnoredAny>,
+    pub tool_calls: Option<Vec<Map<String, Value>>>,
+    pub refusal: Option<String>,
+    pub reasoning_content: Option<String>,
+    pub reasoning: Option<String>,
 }
 
 /// What is accepted without effect.
@@ -272,9 +279,10 @@ macro_rules! body {
                     presence_penalty: self.presence_penalty,
                     repetition_penalty: self.repetition_penalty,
                     logit_bias: self.logit_bias.take(),
+                    logprobs: None,
                     stream: self.stream.unwrap_or(false),
                     stream_options: self.stream_options.take().map(|found| found.0),
-                    priority: self.priority.unwrap_or(0),
+                    priority: i64::from(self.priority.unwrap_or(0)),
                     response_format: self.response_format.take().map(|found| found.0.r#type),
                 }
             }
@@ -302,9 +310,10 @@ pub struct Common {
     pub presence_penalty: Option<f64>,
     pub repetition_penalty: Option<f64>,
     pub logit_bias: Option<Map<String, Value>>,
+    pub logprobs: Option<i64>,
     pub stream: bool,
     pub stream_options: Option<StreamOptions>,
-    pub priority: i32,
+    pub priority: i64,
     pub response_format: Option<String>,
 }
 
@@ -314,9 +323,14 @@ body! {
         messages: Vec<Object<Message>>,
         add_generation_prompt: Option<bool>,
         chat_template_kwargs: Option<Map<String, Value>>,
+        enable_thinking: Option<bool>,
+        include_reasoning: Option<bool>,
+        separate_reasoning: Option<bool>,
         reasoning_effort: Option<String>,
+        verbosity: Option<Verbosity>,
         max_completion_tokens: Option<i64>,
         logprobs: Option<bool>,
+        top_logprobs: Option<i64>,
         tools: Option<Vec<IgnoredAny>>,
         tool_choice: Option<String>,
         service_tier: Option<String>,
@@ -330,6 +344,7 @@ body! {
     /// POST /v1/completions.
     CompletionBody {
         prompt: Prompts,
+        logprobs: Option<i64>,
         echo: Option<bool>,
         best_of: Option<i64>,
     }

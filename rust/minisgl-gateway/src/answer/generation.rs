@@ -13,19 +13,19 @@ use tokio::sync::Notify;
 
 use crate::http::Writer;
 use crate::keys::KeyCounts;
+use crate::message::TokenLogprobs;
 use crate::metrics::Metrics;
 
 use super::choice::{Choice, Finish};
 use super::errors::Failure;
-use super::shape::{Shape, Usage};
+use super::shape::{Shape, Shown, Usage};
 
 const MAX_TOKENS: &str = "x-minisgl-max-tokens";
 const CACHED_TOKENS: &str = "x-minisgl-cached-tokens";
 
-/// Buffers that all generations of a thread use in turns.
+/// A buffer that all generations of a thread use in turns.
 #[derive(Default)]
 pub struct Scratch {
-    text: String,
     out: Vec<u8>,
 }
 
@@ -42,7 +42,7 @@ struct Inner {
     n: usize,
     num_open: usize,
     shape: Shape,
-    texts: Vec<String>, // of a whole answer
+    shown: Vec<Shown>, // by choice
     writer: Writer,
     headers: Vec<(&'static str, String)>,
     max_tokens: String, // a header, too
@@ -81,19 +81,21 @@ pub struct Heading {
 pub type FoundStops = Vec<i64>;
 
 impl Generation {
-    /// `n` choices of each prompt, in order.
-    pub fn new(choices: Vec<Choice>, n: usize, shape: Shape, writer: Writer, head: Heading) -> Generation {
+    /// `n` choices of each prompt, in order; `shown`: of each, nothing yet.
+    pub fn new(
+        choices: Vec<Choice>,
+        shown: Vec<Shown>,
+        n: usize,
+        shape: Shape,
+        writer: Writer,
+        head: Heading,
+    ) -> Generation {
         let Heading {
             headers,
             max_tokens,
             counts,
             arrival,
         } = head;
-        let texts = if shape.streams() {
-            Vec::new()
-        } else {
-            vec![String::new(); choices.len()]
-        };
         let about = About {
             arrival,
             ttft_s: None,
@@ -106,7 +108,7 @@ impl Generation {
             n,
             num_open,
             shape,
-            texts,
+            shown,
             writer,
             headers,
             max_tokens,
@@ -132,6 +134,11 @@ impl Generation {
     /// A step brought this for a choice.
     pub fn add(&self, choice: usize, token: i32, reason: Option<Finish>, error: Option<String>) {
         self.inner.borrow_mut().choices[choice].add(token, reason, error);
+    }
+
+    /// A step brought this for the next token that it adds to a choice.
+    pub fn add_scored(&self, choice: usize, found: TokenLogprobs) {
+        self.inner.borrow_mut().choices[choice].add_scored(found);
     }
 
     /// A choice has a row, and so many of its prompt's tokens were in the cache.
@@ -242,9 +249,11 @@ impl Inner {
                 self.end(at, Finish::Error, metrics);
                 return (stops, Err(Failure::Engine(error)));
             }
-            scratch.text.clear();
-            let choice = &mut self.choices[at];
-            let taken = choice.take(&mut scratch.text);
+            let (choice, shown) = (&mut self.choices[at], &mut self.shown[at]);
+            let taken = choice.take(&mut shown.text);
+            if let Some(logprobs) = &mut shown.logprobs {
+                logprobs.add(&taken.scored);
+            }
             if taken.found_stop {
                 stops.push(choice.req_id);
             }
@@ -256,7 +265,7 @@ impl Inner {
                     self.about.ttft_s = Some((now - self.about.arrival).as_secs_f64());
                 }
             }
-            self.show(at, &scratch.text, &mut scratch.out);
+            self.show(at, &mut scratch.out);
             if let Some(reason) = taken.finish {
                 self.end(at, reason, metrics);
             }
@@ -268,19 +277,21 @@ impl Inner {
         (stops, Ok(()))
     }
 
-    fn show(&mut self, at: usize, text: &str, out: &mut Vec<u8>) {
-        let finish = self.choices[at].finish;
-        if !self.shape.streams() {
-            self.texts[at].push_str(text);
-        } else if !text.is_empty() || finish.is_some() {
-            self.shape.begin(self.choices.len(), out);
-            let usage = if finish.is_some() {
-                Usage::of(&self.choices, self.n)
-            } else {
-                Usage::default()
-            };
-            self.shape.event(at, text, self.choices[at].end(), usage, out);
+    /// In a stream, what has come.
+    fn show(&mut self, at: usize, out: &mut Vec<u8>) {
+        let (finish, shown) = (self.choices[at].finish, &mut self.shown[at]);
+        let has_logprobs = shown.logprobs.as_ref().is_some_and(|one| !one.is_empty());
+        if !self.shape.streams() || (shown.text.is_empty() && !has_logprobs && finish.is_none()) {
+            return;
         }
+        self.shape.begin(self.choices.len(), out);
+        let usage = if finish.is_some() {
+            Usage::of(&self.choices, self.n)
+        } else {
+            Usage::default()
+        };
+        self.shape.event(at, shown, self.choices[at].end(), usage, out);
+        shown.text.clear();
     }
 
     fn end(&mut self, at: usize, reason: Finish, metrics: &Metrics) {
@@ -327,7 +338,7 @@ impl Inner {
             self.send(out, true);
         } else {
             self.status = Some(200);
-            let body = self.shape.whole(&self.choices, &self.texts, usage);
+            let body = self.shape.whole(&self.choices, &mut self.shown, usage);
             let (mut headers, cached) = (self.headers(), usage.cached.to_string());
             headers.extend([(MAX_TOKENS, self.max_tokens.as_str()), (CACHED_TOKENS, &cached)]);
             self.writer.whole(200, "application/json", &headers, &body);

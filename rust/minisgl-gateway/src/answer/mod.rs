@@ -3,7 +3,7 @@
 //!
 //! - [`fields`], [`plan`]: from the bytes of a body to what is to be generated.
 //! - [`choice`], [`generation`]: what came from the engine, and its text.
-//! - [`shape`], [`errors`]: how that is shown.
+//! - [`shape`], [`logprobs`], [`errors`]: how that is shown.
 //! - [`log`]: the access log.
 
 pub mod choice;
@@ -12,6 +12,7 @@ pub mod errors;
 pub mod fields;
 pub mod generation;
 pub mod log;
+pub mod logprobs;
 pub mod plan;
 pub mod shape;
 

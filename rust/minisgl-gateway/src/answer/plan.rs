@@ -1,14 +1,17 @@
 //! From the bytes of a body to what is to be generated and how that is shown: `server/bodies.py`, `chat.py`,
 //! `completions.py` and `sglang.py` for what they accept.
 //!
-//! Invariants: a body that any check there could refuse is none of ours ([`NotSure`]): the Python server finds the words.
+//! Invariants: a body that any check there could refuse is none of ours ([`Reason`]): the Python server finds the words.
 
 use serde_json::{Map, Value, json};
 
 use crate::config::GatewayConfig;
 use crate::message::SamplingParams;
+use crate::metrics::Reason;
 
-use super::fields::{ChatBody, Common, CompletionBody, Content, GenerateBody, Message, Object, Prompt, Role};
+use super::fields::{
+    ChatBody, Common, CompletionBody, Content, GenerateBody, Message, Object, Part, Prompt, Role, Verbosity,
+};
 
 /// The endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,11 +34,16 @@ impl Endpoint {
             _ => None,
         }
     }
-}
 
-/// The gateway leaves the request to the Python server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NotSure;
+    /// As it is counted.
+    pub fn route(self) -> &'static str {
+        match self {
+            Endpoint::Chat => "/v1/chat/completions",
+            Endpoint::Completion => "/v1/completions",
+            Endpoint::Generate => "/generate",
+        }
+    }
+}
 
 /// What is to be encoded.
 #[derive(Debug)]
@@ -58,8 +66,12 @@ pub enum Input {
 pub struct Plan {
     /// Where it came to.
     pub endpoint: Endpoint,
-    /// Another model than the configuration's.
-    pub names_other: bool,
+    /// The one that it names, if that is not the configuration's.
+    pub model: Option<String>,
+    /// Smaller numbers go first.
+    pub priority: i64,
+    /// Fields that have no effect on this model, for a header.
+    pub ignored: Vec<&'static str>,
     /// Checked; `seed` and `max_tokens` may be open, `n` is that of the body.
     pub sampling: SamplingParams,
     /// `max_tokens` is the client's, no default.
@@ -94,7 +106,7 @@ const TEMPLATE_NAMES: [&str; 7] = [
 ];
 
 /// Checks a body.
-pub fn plan(endpoint: Endpoint, body: &[u8], config: &GatewayConfig) -> Result<Plan, NotSure> {
+pub fn plan(endpoint: Endpoint, body: &[u8], config: &GatewayConfig) -> Result<Plan, Reason> {
     let found = match endpoint {
         Endpoint::Chat => chat(parsed(body)?, config),
         Endpoint::Completion => completion(parsed(body)?, config),
@@ -105,57 +117,102 @@ pub fn plan(endpoint: Endpoint, body: &[u8], config: &GatewayConfig) -> Result<P
         Input::Conversation { .. } => 1,
     };
     if prompts == 0 || prompts > MAX_PROMPTS || prompts * found.n > MAX_CHOICES {
-        return Err(NotSure);
+        return Err(Reason::Error);
     }
     Ok(found)
 }
 
-fn parsed<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, NotSure> {
-    serde_json::from_slice::<Object<T>>(body)
-        .map(|found| found.0)
-        .map_err(|_| NotSure)
+fn parsed<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Reason> {
+    let found = serde_json::from_slice::<Object<T>>(body);
+    found.map(|found| found.0).map_err(|error| {
+        let is_unknown = error.is_data() && error.to_string().starts_with("unknown field");
+        if is_unknown { Reason::Field } else { Reason::Error }
+    })
 }
 
-fn sure(condition: bool) -> Result<(), NotSure> {
-    if condition { Ok(()) } else { Err(NotSure) }
+/// Else it may be wrong.
+fn sure(condition: bool) -> Result<(), Reason> {
+    if condition { Ok(()) } else { Err(Reason::Error) }
 }
 
-fn chat(mut body: ChatBody, config: &GatewayConfig) -> Result<Plan, NotSure> {
-    sure(body.logprobs != Some(true) && !config.parses_chats)?;
-    sure(body.tools.as_ref().is_none_or(Vec::is_empty))?;
+/// Else it asks for what only the Python server does.
+fn does(condition: bool) -> Result<(), Reason> {
+    if condition { Ok(()) } else { Err(Reason::Field) }
+}
+
+fn chat(mut body: ChatBody, config: &GatewayConfig) -> Result<Plan, Reason> {
+    does(!config.parses_chats)?;
+    (body.tools.as_ref().is_none_or(Vec::is_empty))
+        .then_some(())
+        .ok_or(Reason::Tools)?;
     sure(body.tool_choice.as_deref().is_none_or(|one| one == "none"))?;
-    sure(
+    does(
         body.service_tier
             .as_deref()
             .is_none_or(|one| one == "auto" || one == "default"),
     )?;
-    sure(body.reasoning_effort.is_none() && config.chat_templates.contains_key("default"))?;
-    let common = body.common();
+    config.chat_templates.get("default").ok_or(Reason::Template)?;
+    let mut common = body.common();
+    common.logprobs = chat_logprobs(&body)?;
     let limit = body.max_completion_tokens.or(common.max_tokens);
     sure(limit.is_none_or(|limit| limit >= 1))?;
     let names_length = limit.is_some();
     let limit = limit.or_else(|| config.defaults.get("max_tokens").and_then(Value::as_i64));
+    let (variables, ignored) = variables(&mut body, config)?;
     sure(!body.messages.is_empty() && body.messages.len() <= MAX_MESSAGES)?;
     let messages = body
         .messages
         .into_iter()
         .map(|message| for_template(message.0))
         .collect::<Result<_, _>>()?;
-    let variables = body.chat_template_kwargs.unwrap_or_default();
-    sure(variables.keys().all(|name| !TEMPLATE_NAMES.contains(&name.as_str())))?;
-    let add_generation_prompt = body.add_generation_prompt.unwrap_or(true);
     let input = Input::Conversation {
         messages,
         variables,
-        add_generation_prompt,
+        add_generation_prompt: body.add_generation_prompt.unwrap_or(true),
     };
-    finished(Endpoint::Chat, common, (limit, names_length), input, config)
+    let mut found = finished(Endpoint::Chat, common, (limit, names_length), input, config)?;
+    found.ignored = ignored;
+    Ok(found)
+}
+
+/// `ChatRequest.num_logprobs`.
+fn chat_logprobs(body: &ChatBody) -> Result<Option<i64>, Reason> {
+    let asks = body.logprobs == Some(true);
+    sure(asks || body.top_logprobs.is_none_or(|count| count == 0))?;
+    Ok(asks.then(|| body.top_logprobs.unwrap_or(0)))
+}
+
+/// `ChatRequest.template_variables`, and the fields that ask for what the model does not know.
+fn variables(body: &mut ChatBody, config: &GatewayConfig) -> Result<(Map<String, Value>, Vec<&'static str>), Reason> {
+    let knows = |name| config.template_variables.iter().any(|one| one == name);
+    sure(body.enable_thinking != Some(true) || knows("enable_thinking"))?;
+    let (mut found, mut ignored) = (Map::new(), Vec::new());
+    if let Some(effort) = body.reasoning_effort.take() {
+        found.insert("enable_thinking".into(), (effort != "none").into());
+        if effort != "none" {
+            found.insert("reasoning_effort".into(), effort.into());
+            if config.template_variables.is_empty() {
+                ignored.push("reasoning_effort");
+            }
+        }
+    }
+    if let Some(thinks) = body.enable_thinking {
+        found.insert("enable_thinking".into(), thinks.into());
+    }
+    found.extend(body.chat_template_kwargs.take().unwrap_or_default());
+    sure(found.keys().all(|name| !TEMPLATE_NAMES.contains(&name.as_str())))?;
+    if !matches!(body.verbosity, None | Some(Verbosity::Medium)) {
+        ignored.push("verbosity");
+    }
+    Ok((found, ignored))
 }
 
 /// `ChatMessage.for_template`.
-fn for_template(message: Message) -> Result<Value, NotSure> {
-    sure(message.tool_calls.is_none() && message.refusal.is_none())?;
-    sure(message.reasoning_content.is_none() && message.reasoning.is_none())?;
+fn for_template(message: Message) -> Result<Value, Reason> {
+    let is_assistant = message.role == Role::Assistant;
+    let has_refusal = matches!(&message.content, Some(Content::Parts(parts))
+        if parts.iter().any(|part| matches!(part, Part::Refusal { .. })));
+    sure(is_assistant || (message.content.is_some() && message.refusal.is_none() && !has_refusal))?;
     let role = match message.role {
         Role::System | Role::Developer => "system",
         Role::User => "user",
@@ -164,31 +221,42 @@ fn for_template(message: Message) -> Result<Value, NotSure> {
     };
     let mut found = Map::new();
     found.insert("role".into(), role.into());
+    let refusal = message.refusal.unwrap_or_default();
     let content = match message.content {
-        Some(Content::Text(text)) => Value::String(text),
         Some(Content::Parts(parts)) => {
             sure(parts.len() <= MAX_PARTS)?;
-            parts
-                .into_iter()
-                .map(|text| json!({"type": "text", "text": text}))
-                .collect()
+            let texts = parts.into_iter().map(|part| match part {
+                Part::Text { text } => text,
+                Part::Refusal { refusal } => refusal,
+            });
+            let texts = texts.chain((!refusal.is_empty()).then_some(refusal));
+            texts.map(|text| json!({"type": "text", "text": text})).collect()
         }
-        None if message.role == Role::Assistant => Value::String(String::new()),
-        None => return Err(NotSure),
+        Some(Content::Text(text)) => Value::String(text + &refusal),
+        None => Value::String(refusal),
     };
     found.insert("content".into(), content);
-    for (name, value) in [("name", message.name), ("tool_call_id", message.tool_call_id)] {
-        if let Some(text) = value {
-            found.insert(name.into(), Value::String(text));
-        }
+    if let Some(name) = message.name {
+        found.insert("name".into(), name.into());
+    }
+    if let Some(calls) = message.tool_calls {
+        found.insert("tool_calls".into(), calls.into());
+    }
+    if let Some(id) = message.tool_call_id {
+        found.insert("tool_call_id".into(), id.into());
+    }
+    let thoughts = [message.reasoning_content, message.reasoning].into_iter().flatten();
+    if let Some(thought) = thoughts.into_iter().find(|text| !text.is_empty()) {
+        found.insert("reasoning_content".into(), thought.into());
     }
     Ok(Value::Object(found))
 }
 
-fn completion(mut body: CompletionBody, config: &GatewayConfig) -> Result<Plan, NotSure> {
-    let common = body.common();
-    sure(body.echo != Some(true))?;
-    sure(body.best_of.is_none_or(|best_of| best_of == common.n.unwrap_or(1)))?;
+fn completion(mut body: CompletionBody, config: &GatewayConfig) -> Result<Plan, Reason> {
+    let mut common = body.common();
+    common.logprobs = body.logprobs;
+    does(body.echo != Some(true))?;
+    does(body.best_of.is_none_or(|best_of| best_of == common.n.unwrap_or(1)))?;
     let (limit, names_length) = (common.max_tokens.unwrap_or(16), common.max_tokens.is_some());
     finished(
         Endpoint::Completion,
@@ -199,7 +267,7 @@ fn completion(mut body: CompletionBody, config: &GatewayConfig) -> Result<Plan, 
     )
 }
 
-fn generate(mut body: GenerateBody, config: &GatewayConfig) -> Result<Plan, NotSure> {
+fn generate(mut body: GenerateBody, config: &GatewayConfig) -> Result<Plan, Reason> {
     let lists_nothing = body.stop.is_none() && body.stop_token_ids.is_none();
     let mut common = body.common();
     let mut others = (body.max_new_tokens, body.min_new_tokens, body.sampling_seed);
@@ -225,7 +293,7 @@ fn generate(mut body: GenerateBody, config: &GatewayConfig) -> Result<Plan, NotS
         *field = field.or(other);
     }
     sure(common.n.is_none_or(|n| n == 1))?;
-    let prompt = body.prompt.ok_or(NotSure)?;
+    let prompt = body.prompt.ok_or(Reason::Error)?;
     let (limit, names_length) = (common.max_tokens.unwrap_or(128), common.max_tokens.is_some());
     finished(
         Endpoint::Generate,
@@ -263,22 +331,24 @@ fn finished(
     limit: (Option<i64>, bool),
     input: Input,
     config: &GatewayConfig,
-) -> Result<Plan, NotSure> {
-    sure(common.response_format.as_deref().is_none_or(|kind| kind == "text"))?;
+) -> Result<Plan, Reason> {
+    does(common.response_format.as_deref().is_none_or(|kind| kind == "text"))?;
     let options = common.stream_options.as_ref();
-    sure(options.is_none_or(|options| common.stream && options.continuous_usage_stats != Some(true)))?;
-    let names_other = common.model.as_ref().is_some_and(|name| *name != config.model_name);
-    sure(config.any_model_name || !names_other)?;
-    sure(common.priority == 0)?; // else its key's `max_priority` decides
+    sure(options.is_none() || common.stream)?;
+    does(options.is_none_or(|options| options.continuous_usage_stats != Some(true)))?;
+    let is_own = |name: &String| *name == config.model_name || config.aliases.contains(name);
+    let (model, priority) = (common.model.clone().filter(|name| !is_own(name)), common.priority);
     let n = common.n.or_else(|| default(config, "n", Value::as_i64)).unwrap_or(1);
     let stream = common.stream;
     let include_usage = options.is_some_and(|options| options.include_usage == Some(true));
     let (limit, names_length) = limit;
     let sampling = sampling(common, limit, n, config)?;
-    let n = usize::try_from(n).map_err(|_| NotSure)?;
+    let n = usize::try_from(n).map_err(|_| Reason::Error)?;
     Ok(Plan {
         endpoint,
-        names_other,
+        model,
+        priority,
+        ignored: Vec::new(),
         sampling,
         names_length,
         n,
@@ -293,7 +363,7 @@ fn default<T>(config: &GatewayConfig, name: &str, take: impl Fn(&Value) -> Optio
 }
 
 /// `Sampling.to_sampling` with its checks.
-fn sampling(common: Common, limit: Option<i64>, n: i64, config: &GatewayConfig) -> Result<SamplingParams, NotSure> {
+fn sampling(common: Common, limit: Option<i64>, n: i64, config: &GatewayConfig) -> Result<SamplingParams, Reason> {
     const KNOWN: [&str; 7] = [
         "temperature",
         "top_p",
@@ -335,20 +405,26 @@ fn sampling(common: Common, limit: Option<i64>, n: i64, config: &GatewayConfig) 
         stop: common.stop,
         stop_token_ids: common.stop_token_ids.into_iter().map(i64::from).collect(),
         ignore_eos: common.ignore_eos.unwrap_or(false),
+        logprobs: common.logprobs,
         ..plain
     };
+    sure(
+        found
+            .logprobs
+            .is_none_or(|count| !config.simulated && (0..=config.max_logprobs).contains(&count)),
+    )?;
     sure((1..=MAX_N).contains(&n) && in_range(&found) && fits_vocabulary(&found, config.vocab_size))?;
     Ok(found)
 }
 
-fn logit_bias(given: Map<String, Value>, vocab_size: u32) -> Result<Vec<(i64, f64)>, NotSure> {
+fn logit_bias(given: Map<String, Value>, vocab_size: u32) -> Result<Vec<(i64, f64)>, Reason> {
     sure(given.len() <= MAX_LOGIT_BIAS)?;
     let mut found = Vec::with_capacity(given.len());
     for (key, value) in given {
         sure(key == "0" || !key.starts_with('0'))?; // "7" and "07" would be the same id
         sure(!key.is_empty() && key.bytes().all(|byte| byte.is_ascii_digit()))?;
-        let id: u32 = key.parse().map_err(|_| NotSure)?;
-        let value = value.as_f64().ok_or(NotSure)?;
+        let id: u32 = key.parse().map_err(|_| Reason::Error)?;
+        let value = value.as_f64().ok_or(Reason::Error)?;
         sure(id < vocab_size && (-100.0..=100.0).contains(&value))?;
         found.push((i64::from(id), value));
     }

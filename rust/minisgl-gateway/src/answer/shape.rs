@@ -4,9 +4,15 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::sync::Arc;
+
+use minisgl_text::Tokenizer;
+
+use crate::message::SamplingParams;
 
 use super::choice::{Choice, End};
 use super::errors::Failure;
+use super::logprobs::Logprobs;
 use super::plan::Endpoint;
 
 /// vLLM's clients read these fields of whole answers without looking whether they are there.
@@ -42,6 +48,28 @@ impl Usage {
             r#"{{"prompt_tokens":{},"completion_tokens":{},"total_tokens":{total},"prompt_tokens_details":{{"cached_tokens":{}}}}}"#,
             self.prompt, self.completion, self.cached
         );
+    }
+}
+
+/// What has come of a choice and is not sent yet: as a whole all of it.
+pub struct Shown {
+    /// Its text.
+    pub text: String,
+    /// If the request asks for them.
+    pub logprobs: Option<Logprobs>,
+}
+
+impl Shown {
+    /// Of a choice of which nothing has come.
+    pub fn new(endpoint: Endpoint, sampling: &SamplingParams, tokenizer: &Arc<Tokenizer>) -> Shown {
+        let logprobs = sampling.logprobs.map(|_| match endpoint {
+            Endpoint::Completion => Logprobs::of_completion(tokenizer),
+            _ => Logprobs::of_chat(tokenizer),
+        });
+        Shown {
+            text: String::new(),
+            logprobs,
+        }
     }
 }
 
@@ -129,15 +157,19 @@ impl Shape {
     }
 
     /// New text of a choice, and its end.
-    pub fn event(&self, index: usize, text: &str, end: End<'_>, usage: Usage, out: &mut Vec<u8>) {
+    pub fn event(&self, index: usize, shown: &mut Shown, end: End<'_>, usage: Usage, out: &mut Vec<u8>) {
+        let text = &shown.text;
         match self.endpoint {
             Endpoint::Chat => {
-                if !text.is_empty() {
+                let logprobs = shown.logprobs.as_mut().filter(|one| !one.is_empty());
+                if !text.is_empty() || logprobs.is_some() {
                     out.extend_from_slice(b"data: ");
                     out.extend_from_slice(&self.head);
                     let _ = write!(out, r#"{{"index":{index},"delta":{{"content":"#);
                     write_text(out, text);
-                    out.extend_from_slice(br#"},"logprobs":null,"finish_reason":null}"#);
+                    out.extend_from_slice(br#"},"logprobs":"#);
+                    write_logprobs(out, logprobs);
+                    out.extend_from_slice(br#","finish_reason":null}"#);
                     out.extend_from_slice(self.tail);
                 }
                 if end.reason.is_some() {
@@ -147,7 +179,7 @@ impl Shape {
             Endpoint::Completion => {
                 out.extend_from_slice(b"data: ");
                 out.extend_from_slice(&self.head);
-                completion_choice(index, text, end, out);
+                completion_choice(index, shown, end, out);
                 out.extend_from_slice(self.tail);
             }
             Endpoint::Generate => {
@@ -208,14 +240,14 @@ impl Shape {
 
     // ---------------------------------------------------------------------------------------------------- as a whole
 
-    /// The whole answer; `texts` by choice.
-    pub fn whole(&self, choices: &[Choice], texts: &[String], usage: Usage) -> Vec<u8> {
+    /// The whole answer; `shown` by choice.
+    pub fn whole(&self, choices: &[Choice], shown: &mut [Shown], usage: Usage) -> Vec<u8> {
         let mut out = self.head.clone();
-        let shown = choices.iter().zip(texts);
+        let shown = choices.iter().zip(shown);
         if self.endpoint == Endpoint::Generate {
-            for (choice, text) in shown {
+            for (choice, shown) in shown {
                 out.extend_from_slice(br#"{"text":"#);
-                write_text(&mut out, text);
+                write_text(&mut out, &shown.text);
                 out.extend_from_slice(br#","token_ids":"#);
                 let _ = serde_json::to_writer(&mut out, choice.ids());
                 out.extend_from_slice(br#","finish_reason":"#);
@@ -226,20 +258,22 @@ impl Shape {
             out.push(b'}');
             return out;
         }
-        for (index, (choice, text)) in shown.enumerate() {
+        for (index, (choice, shown)) in shown.enumerate() {
             if index > 0 {
                 out.push(b',');
             }
             if self.endpoint == Endpoint::Completion {
-                completion_choice(index, text, choice.end(), &mut out);
+                completion_choice(index, shown, choice.end(), &mut out);
                 out.pop();
                 out.extend_from_slice(NOT_ASKED_FOR);
                 out.push(b'}');
                 continue;
             }
             let _ = write!(out, r#"{{"index":{index},"message":{{"role":"assistant","content":"#);
-            write_text(&mut out, text);
-            out.extend_from_slice(br#","refusal":null},"logprobs":null,"finish_reason":"#);
+            write_text(&mut out, &shown.text);
+            out.extend_from_slice(br#","refusal":null},"logprobs":"#);
+            write_logprobs(&mut out, shown.logprobs.as_mut());
+            out.extend_from_slice(br#","finish_reason":"#);
             write_finish(&mut out, choice.end());
             out.push(b'}');
         }
@@ -253,10 +287,12 @@ impl Shape {
     }
 }
 
-fn completion_choice(index: usize, text: &str, end: End<'_>, out: &mut Vec<u8>) {
+fn completion_choice(index: usize, shown: &mut Shown, end: End<'_>, out: &mut Vec<u8>) {
     let _ = write!(out, r#"{{"index":{index},"text":"#);
-    write_text(out, text);
-    out.extend_from_slice(br#","logprobs":null,"finish_reason":"#);
+    write_text(out, &shown.text);
+    out.extend_from_slice(br#","logprobs":"#);
+    write_logprobs(out, shown.logprobs.as_mut());
+    out.extend_from_slice(br#","finish_reason":"#);
     write_finish(out, end);
     out.push(b'}');
 }
@@ -264,7 +300,7 @@ fn completion_choice(index: usize, text: &str, end: End<'_>, out: &mut Vec<u8>) 
 fn write_finish(out: &mut Vec<u8>, end: End<'_>) {
     match end.reason {
         Some(reason) => {
-            let _ = write!(out, "\"{}\"", reason.name());
+            let _ = write!(out, "\"{reason}\"");
         }
         None => out.extend_from_slice(b"null"),
     }
@@ -273,7 +309,15 @@ fn write_finish(out: &mut Vec<u8>, end: End<'_>) {
     }
 }
 
-fn write_text(out: &mut Vec<u8>, text: &str) {
+fn write_logprobs(out: &mut Vec<u8>, logprobs: Option<&mut Logprobs>) {
+    match logprobs {
+        Some(logprobs) => logprobs.write(out),
+        None => out.extend_from_slice(b"null"),
+    }
+}
+
+/// A text as JSON.
+pub fn write_text(out: &mut Vec<u8>, text: &str) {
     let _ = serde_json::to_writer(out, text); // writing to memory does not fail
 }
 

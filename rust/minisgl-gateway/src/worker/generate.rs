@@ -12,14 +12,15 @@ use super::{Worker, line};
 use crate::answer::choice::Choice;
 use crate::answer::errors::Failure;
 use crate::answer::generation::{Generation, Heading};
-use crate::answer::plan::Endpoint;
-use crate::answer::shape::Shape;
+use crate::answer::plan::{Endpoint, Plan};
+use crate::answer::shape::{Shape, Shown};
 use crate::callers;
 use crate::config::GatewayConfig;
-use crate::http::{Head, Outcome, Writer};
+use crate::http::{Head, Writer};
 use crate::keys;
 use crate::lengths::Lengths;
 use crate::message::ToEngine;
+use crate::metrics::Reason;
 use crate::pool::Lane;
 use crate::prepare::{Loaded, Prepared, choice_seed, prepare};
 
@@ -58,7 +59,7 @@ impl Worker {
         self.live.borrow().len() + self.shared.others_live.load(Relaxed)
     }
 
-    async fn prepare(&self, loaded: &Arc<Loaded>, endpoint: Endpoint, body: Bytes) -> Option<Prepared> {
+    async fn prepare(&self, loaded: &Arc<Loaded>, endpoint: Endpoint, body: Bytes) -> Result<Prepared, Reason> {
         self.num_encoding.set(self.num_encoding.get() + 1);
         let _counted = OnDrop(|| self.num_encoding.set(self.num_encoding.get() - 1));
         let loaded = Arc::clone(loaded);
@@ -68,15 +69,26 @@ impl Worker {
             (prepare(&loaded, endpoint, &body), began.elapsed())
         };
         let inline = size <= INLINE_BYTES && self.live.borrow().len() <= INLINE_LIVE && self.num_encoding.get() == 1;
-        let (found, took) = if inline {
-            catch_unwind(AssertUnwindSafe(work)).ok()?
+        let done = if inline {
+            catch_unwind(AssertUnwindSafe(work)).ok()
         } else {
-            self.pool
-                .run(if size <= SHORT_BYTES { Lane::Short } else { Lane::Long }, work)
-                .await?
+            let lane = if size <= SHORT_BYTES { Lane::Short } else { Lane::Long };
+            self.pool.run(lane, work).await
         };
+        let (found, took) = done.ok_or(Reason::Error)?; // it panicked
         self.shared.metrics.tokenize.add(took, 1);
-        found.ok()
+        found
+    }
+
+    /// Of the adapter that it names: its number.
+    fn name_adapter(&self, plan: &mut Plan, config: &GatewayConfig) -> Result<(), Reason> {
+        let number = plan.model.as_ref().and_then(|name| self.shared.adapter(name));
+        match number {
+            Some(number) => plan.sampling.adapter = number,
+            None if plan.model.is_none() || config.any_model_name => plan.model = None,
+            None => return Err(Reason::Error),
+        }
+        Ok(())
     }
 
     /// Hands a request's choices to the engine.
@@ -98,7 +110,7 @@ impl Worker {
                     req_id,
                     tokens: prompt.clone(),
                     sampling,
-                    priority: 0,
+                    priority: plan.priority,
                     num_generated: 0,
                     key: key as i64,
                 });
@@ -110,34 +122,39 @@ impl Worker {
         messages.into_iter().for_each(|message| self.send(message));
     }
 
-    pub(super) async fn answer_generating(self: Rc<Self>, head: &Head, body: Bytes, writer: Writer) -> Outcome {
+    pub(super) async fn answer_generating(
+        self: Rc<Self>,
+        head: &Head,
+        body: Bytes,
+        writer: Writer,
+    ) -> Result<(), Reason> {
         let arrival = Instant::now();
-        let Some(loaded) = self.serving() else {
-            return Outcome::PassOn;
-        };
+        let loaded = self.serving()?;
         let config = &loaded.config;
-        let Some((endpoint, headers, key)) = self.endpoint(head, &loaded) else {
-            return Outcome::PassOn;
+        let endpoint = Endpoint::of(&head.target).ok_or(Reason::Route)?;
+        let (mut headers, key) = Self::caller(head, &loaded).ok_or(Reason::Error)?;
+        let room = |this: &Self, count, tokens| {
+            let has_room = this.has_room(config, count, tokens) && this.key_has_room(&loaded, key, count);
+            has_room.then_some(()).ok_or(Reason::Limit)
         };
-        if !self.has_room(config, 1, 0) || !self.key_has_room(&loaded, key, 1) {
-            return Outcome::PassOn;
-        }
+        room(&self, 1, 0)?;
         self.shared.num_open.fetch_add(1, Relaxed);
         let _open = OnDrop(|| {
             self.shared.num_open.fetch_sub(1, Relaxed);
             self.tell_waiting();
         });
-        let prepared = self.prepare(&loaded, endpoint, body).await;
-        let is_mine = |one: &Prepared| !(one.plan.names_other && self.shared.has_adapters.load(Relaxed));
-        let Some(prepared) = prepared.filter(|one| self.serving().is_some() && is_mine(one)) else {
-            return Outcome::PassOn;
-        };
+        let mut prepared = self.prepare(&loaded, endpoint, body).await?;
+        self.serving()?;
+        self.name_adapter(&mut prepared.plan, config)?;
+        let most = keys::max_priority(config, key);
+        (-most..=most)
+            .contains(&prepared.plan.priority)
+            .then_some(())
+            .ok_or(Reason::Error)?;
         let tokens: usize = prepared.prompts.iter().map(Vec::len).sum();
         let (n, count) = (prepared.plan.n, prepared.prompts.len() * prepared.plan.n);
-        if !self.has_room(config, count, tokens * n) || !self.key_has_room(&loaded, key, count) {
-            return Outcome::PassOn;
-        }
-        let lengths = self.lengths(&prepared, config);
+        room(&self, count, tokens * n)?;
+        let lengths = self.lengths(&prepared, config)?;
         if let Some(counts) = loaded.keys.get(key) {
             counts.num_requests.fetch_add(count as u64, Relaxed);
             counts.num_prompt.fetch_add(tokens as u64, Relaxed);
@@ -145,6 +162,9 @@ impl Worker {
         let request_id = headers[0].1.clone();
         writer.set_name(&request_id);
         writer.commit();
+        if !prepared.plan.ignored.is_empty() {
+            headers.push(("x-minisgl-ignored", prepared.plan.ignored.join(", ")));
+        }
         let heading = Heading {
             headers,
             max_tokens: lengths.shown(),
@@ -167,25 +187,27 @@ impl Worker {
         self.until_ended(&generation, config.limits.request_timeout, arrival)
             .await;
         drop(open);
-        Outcome::Answered
+        Ok(())
     }
 
-    fn lengths(&self, prepared: &Prepared, config: &GatewayConfig) -> Lengths {
+    fn lengths(&self, prepared: &Prepared, config: &GatewayConfig) -> Result<Lengths, Reason> {
         let room = prepared.prompts.iter();
         let room = room.map(|prompt| (config.max_seq_len - prompt.len()) as i64);
         let plan = &prepared.plan;
-        let found = Lengths::new(
+        let mut found = Lengths::new(
             room,
             &plan.sampling,
             &config.limits,
             plan.names_length,
             self.num_in_flight(),
         );
+        let fits = found.fit_logprobs(&plan.sampling, plan.n, plan.names_length, config.max_logprob_entries);
+        fits.then_some(()).ok_or(Reason::Error)?;
         if found.are_shortened {
             let count = found.by_prompt.len() * plan.n;
             self.shared.metrics.shortened.fetch_add(count as u64, Relaxed);
         }
-        found
+        Ok(found)
     }
 
     /// When its client has caught up, it takes what waits.
@@ -218,7 +240,7 @@ fn generation(loaded: &Loaded, prepared: &Prepared, lengths: &Lengths, writer: W
     let keeps_ids = Shape::shows_ids(plan.endpoint, plan.stream);
     let sampling = &plan.sampling;
     let prompts = prepared.prompts.iter().zip(&lengths.by_prompt);
-    let choices = prompts
+    let choices: Vec<_> = prompts
         .flat_map(|(prompt, &most)| std::iter::repeat_n((prompt.len(), most), plan.n))
         .map(|(len, most)| {
             let min_tokens = sampling.min_tokens.min(most);
@@ -228,6 +250,10 @@ fn generation(loaded: &Loaded, prepared: &Prepared, lengths: &Lengths, writer: W
     let created = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());
+    let shown = choices
+        .iter()
+        .map(|_| Shown::new(plan.endpoint, sampling, &loaded.tokenizer))
+        .collect();
     let (stream, usage) = (plan.stream, plan.include_usage);
     let shape = Shape::new(
         plan.endpoint,
@@ -235,9 +261,9 @@ fn generation(loaded: &Loaded, prepared: &Prepared, lengths: &Lengths, writer: W
         usage,
         &callers::random_uuid(),
         created,
-        &loaded.config.model_name,
+        plan.model.as_deref().unwrap_or(&loaded.config.model_name),
     );
-    Generation::new(choices, plan.n, shape, writer, heading)
+    Generation::new(choices, shown, plan.n, shape, writer, heading)
 }
 
 /// A request in the engine; dropping it ends what still runs, and writes the access line.

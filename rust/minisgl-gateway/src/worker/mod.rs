@@ -10,7 +10,6 @@ mod native;
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
@@ -24,6 +23,7 @@ use crate::engine::{EngineLink, Watchdog};
 use crate::http::{Handler, Head, Outcome, Route, Writer};
 use crate::keys::Bucket;
 use crate::live::Live;
+use crate::metrics::Reason;
 use crate::pool::Pool;
 use crate::prepare::Loaded;
 use crate::shared::Shared;
@@ -88,28 +88,34 @@ impl Worker {
         self.engine_gone(reason);
     }
 
-    /// What is needed to answer anything; None: pass it on.
-    fn serving(&self) -> Option<Arc<Loaded>> {
-        if self.draining.get() || !self.is_ready.get() || self.link.borrow().is_none() {
-            return None;
+    /// What is needed to answer anything.
+    fn serving(&self) -> Result<Arc<Loaded>, Reason> {
+        if self.draining.get() {
+            return Err(Reason::Draining);
         }
-        self.loaded.borrow().clone()
+        let is_there = self.is_ready.get() && self.link.borrow().is_some();
+        let loaded = self.loaded.borrow().clone();
+        loaded.filter(|_| is_there).ok_or(Reason::Loading)
+    }
+
+    /// What became of a request; None: it was answered.
+    fn count(&self, head: &Head, passed_on: Option<Reason>) {
+        let route = Endpoint::of(&head.target).map_or("other", Endpoint::route);
+        self.shared.metrics.requests.add(route, passed_on);
     }
 
     fn is_healthy(&self) -> bool {
         self.link.borrow().is_some() && self.is_ready.get() && self.watchdog.borrow().trouble(Instant::now()).is_none()
     }
 
-    /// The endpoint of a request whose head is plainly in order, headers of its answer, and the number of its caller's
-    /// API key.
-    fn endpoint(&self, head: &Head, loaded: &Loaded) -> Option<(Endpoint, Headers, usize)> {
-        let endpoint = Endpoint::of(&head.target)?;
+    /// Headers of the answer to a request whose head is plainly in order, and the number of its caller's API key.
+    fn caller(head: &Head, loaded: &Loaded) -> Option<(Headers, usize)> {
         let config = &loaded.config;
         let fits = head.method == "POST" && (1..=config.limits.max_body_bytes).contains(&head.content_length);
         (fits && callers::sends_json(head)).then_some(())?;
         let key = callers::may_ask(head, config, true)?;
         let headers = callers::headers(head, config, callers::request_id(head)?)?;
-        Some((endpoint, headers, key))
+        Some((headers, key))
     }
 }
 
@@ -118,13 +124,15 @@ impl Handler for Worker {
         if self.native(head).is_some() {
             return Route::Body(0);
         }
-        if Endpoint::of(&head.target).is_none() {
-            return Route::PassOn;
-        }
-        match self.serving() {
-            Some(loaded) if self.endpoint(head, &loaded).is_some() => Route::Body(loaded.config.limits.max_body_bytes),
-            _ => {
-                self.shared.metrics.passed_on.fetch_add(1, Relaxed);
+        let found = Endpoint::of(&head.target).ok_or(Reason::Route).and_then(|_| {
+            let loaded = self.serving()?;
+            Self::caller(head, &loaded).ok_or(Reason::Error)?;
+            Ok(loaded.config.limits.max_body_bytes)
+        });
+        match found {
+            Ok(most) => Route::Body(most),
+            Err(reason) => {
+                self.count(head, Some(reason));
                 Route::PassOn
             }
         }
@@ -134,14 +142,13 @@ impl Handler for Worker {
         if head.method == "GET" {
             return self.answer_native(&head, &writer);
         }
-        let shared = Arc::clone(&self.shared);
-        let outcome = self.answer_generating(&head, body, writer).await;
-        let count = match outcome {
-            Outcome::Answered => &shared.metrics.answered,
-            Outcome::PassOn => &shared.metrics.passed_on,
-        };
-        count.fetch_add(1, Relaxed);
-        outcome
+        let found = Rc::clone(&self).answer_generating(&head, body, writer).await;
+        self.count(&head, found.err());
+        if found.is_ok() {
+            Outcome::Answered
+        } else {
+            Outcome::PassOn
+        }
     }
 }
 

@@ -1,6 +1,5 @@
 //! The GETs that need no Python: probes and the list of models.
 
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use super::{Worker, line};
@@ -31,7 +30,7 @@ impl Worker {
         let body = match head.target.as_str() {
             "/livez" if healthy => OK.to_vec(),
             "/readyz" if healthy && !self.draining.get() => OK.to_vec(),
-            "/v1/models" if healthy && !self.shared.has_adapters.load(Relaxed) => config.models.clone().into_bytes(),
+            "/v1/models" if healthy && !self.shared.has_adapters() => config.models.clone().into_bytes(),
             _ => return None,
         };
         Some((body, headers))

@@ -10,7 +10,8 @@ use crate::config::GatewayConfig;
 
 pub(crate) fn config(changes: Value) -> GatewayConfig {
     let mut found = json!({
-        "model_name": "echo", "any_model_name": false, "models": "{}", "max_seq_len": 100, "vocab_size": 50,
+        "model_name": "echo", "aliases": ["also"], "template_variables": [], "max_logprobs": 20, "max_logprob_entries": 1000,
+        "max_priority": 100, "any_model_name": false, "models": "{}", "max_seq_len": 100, "vocab_size": 50,
         "simulated": false, "tokenizer": {"text": ""}, "special_tokens": {}, "defaults": {}, "api_key": null, "api_keys": [],
         "chat_templates": {"default": {"source": "", "content": "string"}}, "hosts": null, "cors_origins": [],
         "log": {"json": false, "access": true, "probes": false},

@@ -1,0 +1,175 @@
+//! Log probabilities as clients see them: `server/formatter.py`, in OpenAI's two shapes, chat's list of tokens and
+//! completions' parallel lists.
+//!
+//! Invariants: the same JSON as there; a token is written when it comes, so that a long list is never written at once.
+
+use std::io::Write as _;
+use std::sync::Arc;
+
+use minisgl_text::{Decoder, Tokenizer};
+
+use crate::message::TokenLogprobs;
+
+use super::shape::write_text;
+
+/// A token that came, with its log probabilities.
+pub type Scored = (i32, TokenLogprobs);
+
+/// Those of one choice that are not sent yet.
+pub struct Logprobs {
+    tokenizer: Arc<Tokenizer>,
+    /// Of chat one list, of completions `tokens`, `token_logprobs`, `top_logprobs`, `text_offset`: without brackets.
+    lists: Vec<Vec<u8>>,
+    place: Option<Place>,
+}
+
+/// Where the tokens of a completion begin in its text, in characters.
+struct Place {
+    decoder: Decoder,
+    at: usize,
+    /// Of the token before, in the same lists: what is not shown stands where text goes on.
+    last: usize,
+    text: String,
+}
+
+impl Logprobs {
+    /// Chat's shape.
+    pub fn of_chat(tokenizer: &Arc<Tokenizer>) -> Logprobs {
+        Logprobs {
+            tokenizer: Arc::clone(tokenizer),
+            lists: vec![Vec::new()],
+            place: None,
+        }
+    }
+
+    /// That of completions.
+    pub fn of_completion(tokenizer: &Arc<Tokenizer>) -> Logprobs {
+        let place = Place {
+            decoder: tokenizer.decoder(true),
+            at: 0,
+            last: 0,
+            text: String::new(),
+        };
+        Logprobs {
+            tokenizer: Arc::clone(tokenizer),
+            lists: vec![Vec::new(); 4],
+            place: Some(place),
+        }
+    }
+
+    /// Whether nothing waits to be sent.
+    pub fn is_empty(&self) -> bool {
+        self.lists[0].is_empty()
+    }
+
+    /// These came.
+    pub fn add(&mut self, found: &[Scored]) {
+        for (token, scored) in found {
+            for list in &mut self.lists {
+                if !list.is_empty() {
+                    list.push(b',');
+                }
+            }
+            match &mut self.place {
+                None => chat_entry(&self.tokenizer, *token, scored, &mut self.lists[0]),
+                Some(place) => {
+                    write_text(&mut self.lists[0], &shown(&self.tokenizer, *token));
+                    write_number(&mut self.lists[1], scored.logprob);
+                    write_top(&self.tokenizer, *token, scored, &mut self.lists[2]);
+                    let offset = place.next(*token);
+                    let _ = write!(&mut self.lists[3], "{offset}");
+                }
+            }
+        }
+    }
+
+    /// Writes all that waits; it waits no longer.
+    pub fn write(&mut self, out: &mut Vec<u8>) {
+        if let Some(place) = &mut self.place {
+            place.last = 0;
+            let names = ["tokens", "token_logprobs", "top_logprobs", "text_offset"];
+            for (at, (name, list)) in names.iter().zip(&mut self.lists).enumerate() {
+                let _ = write!(out, r#"{}"{name}":["#, if at == 0 { '{' } else { ',' });
+                out.append(list);
+                out.push(b']');
+            }
+            out.push(b'}');
+            return;
+        }
+        out.extend_from_slice(br#"{"content":["#);
+        out.append(&mut self.lists[0]);
+        out.extend_from_slice(br#"],"refusal":null}"#);
+    }
+}
+
+impl Place {
+    fn next(&mut self, token: i32) -> usize {
+        self.text.clear();
+        let before = self.decoder.place(token, &mut self.text);
+        self.last = self.last.max(self.at + before);
+        self.at += self.text.chars().count();
+        self.last
+    }
+}
+
+fn bytes_of(tokenizer: &Tokenizer, token: i32) -> Vec<u8> {
+    u32::try_from(token).map_or_else(|_| Vec::new(), |id| tokenizer.token_bytes(id).into_owned())
+}
+
+fn chat_entry(tokenizer: &Tokenizer, token: i32, scored: &TokenLogprobs, out: &mut Vec<u8>) {
+    let entry = |token: i32, logprob: f64, out: &mut Vec<u8>| {
+        let bytes = bytes_of(tokenizer, token);
+        out.extend_from_slice(br#"{"token":"#);
+        write_text(out, &String::from_utf8_lossy(&bytes));
+        out.extend_from_slice(br#","logprob":"#);
+        write_number(out, logprob);
+        out.extend_from_slice(br#","bytes":"#);
+        let _ = serde_json::to_writer(out, &bytes);
+    };
+    entry(token, scored.logprob, out);
+    out.extend_from_slice(br#","top_logprobs":["#);
+    for (at, (&token, &logprob)) in scored.top_ids.iter().zip(&scored.top_logprobs).enumerate() {
+        if at > 0 {
+            out.push(b',');
+        }
+        entry(token, logprob, out);
+        out.push(b'}');
+    }
+    out.extend_from_slice(b"]}");
+}
+
+/// The most likely ones and, as OpenAI has it, the token itself; of tokens that are shown alike the last one counts.
+fn write_top(tokenizer: &Tokenizer, token: i32, scored: &TokenLogprobs, out: &mut Vec<u8>) {
+    let mut found: Vec<(String, f64)> = Vec::with_capacity(1 + scored.top_ids.len());
+    let top = scored.top_ids.iter().copied().zip(scored.top_logprobs.iter().copied());
+    for (token, logprob) in top.chain([(token, scored.logprob)]) {
+        let text = shown(tokenizer, token);
+        match found.iter_mut().find(|(one, _)| *one == text) {
+            Some(one) => one.1 = logprob,
+            None => found.push((text, logprob)),
+        }
+    }
+    out.push(b'{');
+    for (at, (text, logprob)) in found.iter().enumerate() {
+        if at > 0 {
+            out.push(b',');
+        }
+        write_text(out, text);
+        out.push(b':');
+        write_number(out, *logprob);
+    }
+    out.push(b'}');
+}
+
+/// The token's text, or its bytes spelled out where they are no whole text.
+fn shown(tokenizer: &Tokenizer, token: i32) -> String {
+    String::from_utf8(bytes_of(tokenizer, token)).unwrap_or_else(|error| {
+        let bytes = error.as_bytes().iter();
+        bytes.fold("bytes:".to_owned(), |text, byte| text + &format!("\\x{byte:02x}"))
+    })
+}
+
+/// What is not finite is null.
+fn write_number(out: &mut Vec<u8>, number: f64) {
+    let _ = serde_json::to_writer(out, &number);
+}
