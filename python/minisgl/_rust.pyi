@@ -318,9 +318,10 @@ class Gateway:
     def load(self, tokenizer: str) -> None:
         """Load this tokenizer.json, for a `serve` that names it. Raises `ValueError`."""
 
-    def serve(self, config: str) -> list[str]:
-        """Answer what it is sure of, from now on. `config`: `server.gateway_config` as JSON. Returns what is passed on,
-        and why. Raises `ValueError`."""
+    def serve(self, config: str, form: Callable[[str], str | None]) -> list[str]:
+        """Answer what it is sure of, from now on. `config`: `server.gateway_config` as JSON; `form`: see
+        `server.gateway_forms`, called by a thread of its own, not after `stop`. Returns what is passed on, and why.
+        Raises `ValueError`."""
 
     def drain(self) -> None:
         """Pass everything on, from now on."""

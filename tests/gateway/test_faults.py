@@ -16,6 +16,7 @@ import pytest
 
 from minisgl.config import Limits
 from minisgl.message import AbortRequest
+from minisgl.metrics.gateway import shown
 from tests.helpers.answers import Answer, Client
 from tests.helpers.bodies import COMPLETION
 from tests.helpers.e2e import ServerProcess, until
@@ -50,7 +51,7 @@ def server() -> Iterator[Frontend]:
 
 def counts(server: Frontend) -> tuple[int, int]:
     assert server.gateway is not None
-    found = server.gateway.readings()
+    found = shown(server.gateway.readings())
     return found["answered"], found["passed_on"]
 
 

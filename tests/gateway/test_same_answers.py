@@ -13,18 +13,23 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
+from minisgl.config import ApiKey
+from minisgl.message import AdapterChanged, AddRequest
+from minisgl.tokenizer import Tokenizer
 from tests.helpers.answers import Answer, Client, differ
-from tests.helpers.bodies import CHAT, COMPLETION, GENERATE, usual_bodies, written
+from tests.helpers.bodies import CHAT, COMPLETION, GENERATE, agent_bodies, scored_completions, usual_bodies, written
 from tests.helpers.e2e import ServerProcess, serving
 from tests.helpers.fill_in import MARKERS, with_markers
 from tests.helpers.gateway import has_gateway
 from tests.helpers.http_requests import GOOD_HEAD, KEY, ORIGIN, Request, framed, requests
 from tests.helpers.long_fuzz import for_long
-from tests.helpers.server import MODEL, Frontend, frontend
+from tests.helpers.server import CONFIG, MODEL, Frontend, frontend
+from tests.helpers.thinking import marked_ids, thinking_tokenizer
 
 FLAGS = (
     *("--engine", "echo", "--cache", "naive", "--max-seq-len", "512", "--served-model-name", "m"),
@@ -137,6 +142,89 @@ def test_usual_requests_are_answered_by_the_gateway(pair: Pair, path: str) -> No
     found = counts(pair.rust)
     answered = found["answered"] - before["answered"]
     assert answered >= USUAL_SHARE * asked, f"{answered} of {asked} were answered by the gateway"
+
+
+ADAPTER = "adapter"
+LIMITED = msgspec.structs.replace(CONFIG, api_keys=(ApiKey(name="a", key=KEY, max_priority=4),))
+KINDS = ("tokens", "texts", "plain")
+
+
+def _serves_adapter(server: Frontend) -> None:
+    """Its engine has one that requests may name."""
+    number = server.on_loop(lambda: server.client.adapters.load(ADAPTER, "there")).number
+    server.engine.send(AdapterChanged(number, "loaded"))
+    server.wait_until(lambda: server.client.adapters.number(ADAPTER) is not None)
+
+
+@dataclass
+class Agents(Pair):
+    """Two servers with scripted engines: what these get is compared, too."""
+
+    def asked(self, server: ServerProcess | Frontend, before: int) -> list[AddRequest]:
+        """What reached the engine, without the numbers of requests."""
+        assert isinstance(server, Frontend)
+        found = [one for one in server.engine.received[before:] if isinstance(one, AddRequest)]
+        return [msgspec.structs.replace(one, req_id=i) for i, one in enumerate(found)]
+
+    def check(self, request: Request) -> Answer | None:
+        assert isinstance(self.rust, Frontend) and isinstance(self.python, Frontend)
+        before = len(self.rust.engine.received), len(self.python.engine.received)
+        answer = super().check(request)
+        there, here = self.asked(self.rust, before[0]), self.asked(self.python, before[1])
+        note(f"rust: {there}\npython: {here}")
+        assert there == here
+        return answer
+
+
+def agents(kind: str) -> contextlib.AbstractContextManager[Agents]:
+    """`tokens`: the model thinks, and its markers are tokens; `texts`: they are none; `plain`: it does not think, and
+    its template knows no tools."""
+    tokenizer = Tokenizer.echo() if kind == "plain" else thinking_tokenizer(has_tokens=kind == "tokens")
+    settings: dict[str, Any] = {"tokenizer": tokenizer, "marks": marked_ids(tokenizer), "config": LIMITED}
+    first = "rust" if has_gateway() else "python"
+
+    @contextlib.contextmanager
+    def serving() -> Iterator[Agents]:
+        with frontend(front_end=first, **settings) as rust, frontend(**settings) as python:
+            for one in (rust, python):
+                _serves_adapter(one)
+            found = Agents(rust, python)
+            yield found
+            found.close()
+
+    return serving()
+
+
+@st.composite
+def of_agents(draw: st.DrawFn) -> Request:
+    body, path = draw(
+        st.one_of(st.tuples(agent_bodies(), st.just(CHAT)), st.tuples(scored_completions(), st.just(COMPLETION)))
+    )
+    return usual(path, body)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_agents_ask(kind: str) -> None:
+    """Tools, forms, log probabilities, thoughts, adapters: at least nearly all is answered by the gateway."""
+    with agents(kind) as found:
+
+        @settings(LOOSE, max_examples=150)
+        @given(of_agents())
+        def run(request: Request) -> None:
+            found.check(request)
+
+        run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_very_much_that_agents_ask(kind: str, times: int) -> None:
+    with agents(kind) as found:
+
+        def check(request: Request) -> None:
+            found.check(request)
+
+        for_long(check, given(of_agents()), LOOSE, 7_000 * times)
 
 
 def test_gaps_are_filled_alike() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from tests.helpers.http_requests import Request
 from tests.helpers.seconds import WAIT_S
 
-_ID = re.compile(r"\b(chatcmpl|cmpl|gen|req)-[0-9a-f]{24,32}\b")
+_ID = re.compile(r"\b(chatcmpl-|cmpl-|gen-|req-|call_)[0-9a-f]{24,32}\b")
 TIMES = ("date",)
 LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset", "content")  # of log probabilities
 OF_PROMPT = ("prompt_token_ids", "prompt_logprobs")  # with the first event of a choice
@@ -215,7 +215,7 @@ class Said:
 
 def _known(name: str, value: str, given: set[str]) -> str:
     if name == "x-request-id" and value not in given:
-        return _ID.sub(r"\1-", value)
+        return _ID.sub(r"\1", value)
     return ", ".join(sorted(value.split(", "))) if name == "allow" else value
 
 
@@ -236,7 +236,7 @@ def _plain(value: Any) -> Any:
         return {key: "TIME" if key == "created" and type(one) is int else _plain(one) for key, one in value.items()}
     if isinstance(value, list):
         return [_plain(one) for one in value]
-    return _ID.sub(r"\1-", value) if isinstance(value, str) else value
+    return _ID.sub(r"\1", value) if isinstance(value, str) else value
 
 
 def _ordered(value: Any) -> Any:
@@ -263,6 +263,14 @@ def _choice(event: Any) -> int | None:
     return None
 
 
+def _grow(runs: list[list[Any]], kind: str, text: str) -> None:
+    """Texts of a kind behind one another are one."""
+    if runs and runs[-1][0] == kind:
+        runs[-1][1] += text
+    elif text:
+        runs.append([kind, text])
+
+
 def _taken_apart(event: Any, parts: dict[str, Any]) -> tuple[Any, bool]:
     """The event without what depends on how many tokens came together, which is added to `parts`; and whether it is
     nothing but text."""
@@ -271,9 +279,17 @@ def _taken_apart(event: Any, parts: dict[str, Any]) -> tuple[Any, bool]:
     place = choice.get("delta", choice)
     ends = choice.get("finish_reason") is not None
     is_plain = not ends and "role" not in place
-    for name in ("content", "text", "text_delta"):
+    runs = parts.setdefault("runs", [])
+    for call in place.get("tool_calls") or ():
+        if "id" in call:
+            runs.append(["call", call["index"]])
+            is_plain = False
+        else:
+            _grow(runs, f"arguments {call['index']}", call["function"]["arguments"])
+            del place["tool_calls"]
+    for name in ("content", "text", "text_delta", "reasoning_content", "reasoning"):
         if isinstance(place.get(name), str):
-            parts["text"] = parts.get("text", "") + place[name]
+            _grow(runs, name, place[name]) if name != "reasoning" else None
             del place[name]  # the last event has some if not all came before
     for holder in (choice, shape):
         for name in OF_PROMPT:

@@ -211,6 +211,187 @@ def usual_bodies(draw: st.DrawFn, path: str) -> dict[str, Any]:
     return body
 
 
+# ------------------------------------------------------------------------------- what agents ask of models with tools
+
+THOUGHTS = [
+    "",
+    "",
+    "\x01\nhm, \xe9\n\x02\n\n",
+    "\x01a\x02",
+    "b\x02",
+    " \n\x01 \n",
+    "\x01\x02",
+    "\x01\n\n\x02\n\nx\x02",
+    "<thin",
+]
+CALLS = [
+    '\x03\n{"name": "get", "arguments": {"a": 1, "b": "\xe9\\n"}}\n\x04',
+    '\x03{"name": "put", "arguments": {"c": [{}, "}"]}}\x04',
+    '\x03\n[{"name": "get", "arguments": {}}, {"name": "now", "parameters": "{}"}]\n\x04',
+    '\x03{"arguments": {"a": 2}, "name": "get"}\x04',
+    '\x03{"name": "now"}',
+    '\x03{"name": 5}\x04',
+    "\x03 no call \x04",
+    '{"name": "get", "arguments": {}}',
+    "\x04",
+]
+answers = st.builds(
+    lambda order, thought, parts: f"{order}:{thought}{''.join(parts)}",
+    st.sampled_from(["say", "say", "burst", "fail"]),
+    st.sampled_from(THOUGHTS),
+    st.lists(
+        st.one_of(st.sampled_from(CALLS), st.sampled_from(["ok", " ", "\n\n", "na\xefve", "{}", "1"])), max_size=4
+    ),
+)
+_A = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}
+FUNCTIONS: list[dict[str, Any]] = [
+    {"name": "get", "description": "Gets \xe9.", "parameters": _A},
+    {"name": "put", "parameters": {**_A, "additionalProperties": False}, "strict": True},
+    {"name": "now"},
+    {"name": "any", "parameters": {}},
+]
+tools = st.lists(st.sampled_from(FUNCTIONS), min_size=1, max_size=3, unique_by=lambda one: one["name"]).map(
+    lambda found: [{"type": "function", "function": one} for one in found]
+)
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+tool_choices = st.sampled_from(
+    [
+        *("auto", "none", "required", _named("get"), _named("now"), None),
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [_named("get")]}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [_named("get")]}},
+    ]
+)
+forms = st.sampled_from(
+    [
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _A, "strict": True}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "\xe9", "schema": {"enum": ["\xe9", 1.5, None]}},
+            }
+        },
+        {"response_format": {"type": "text"}},
+        {"structured_outputs": {"choice": ["a", "\xe9"]}},
+        {"guided_json": _A, "guided_whitespace_pattern": " ?"},
+        {"regex": "[a-z]+\\d"},
+        {"ebnf": 'root ::= "a" | "b"'},
+        {"guided_choice": []},
+    ]
+)
+bad_forms = st.sampled_from(
+    [
+        {"response_format": {"type": "json_schema"}},
+        {"response_format": {"type": "xml"}},
+        {"response_format": {"type": "json_object"}, "regex": "a"},
+        {"regex": "("},
+        {"guided_json": {"type": "object", "properties": {"a": {"format": "nonsense"}}}},
+        {"response_format": {"type": "json_object"}, "ignore_eos": True},
+        {"response_format": {"type": "json_object"}, "min_tokens": 2},
+        {"tool_choice": "required"},
+        {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+        {"tools": [_named("a"), _named("a")]},
+        {"tools": [_named("a")], "tool_choice": _named("b")},
+        {"tools": [_named("a")], "tool_choice": {"type": "allowed_tools"}},
+        {"top_logprobs": 2},
+        {"logprobs": True, "top_logprobs": 21},
+        {"priority": 1000},
+        {"reasoning_effort": 1},
+    ]
+)
+history = st.lists(
+    st.sampled_from(
+        [
+            [{"role": "user", "content": "hi"}],
+            [
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{"id": "c", "type": "function", "function": call}],
+                }
+                | more
+                for call in ({"name": "get", "arguments": '{"a": 1.0, "b": "\xe9"}'},)
+                for more in ({}, {"reasoning_content": "\nwell\n"})
+            ],
+            [
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"id": "d", "type": "function", "function": FUNCTIONS[2]}],
+                }
+            ],
+            [{"role": "tool", "content": "5", "tool_call_id": "c"}],
+            [{"role": "assistant", "content": "so", "reasoning": "r", "refusal": " no"}],
+            [{"role": "developer", "content": "be"}],
+        ]
+    ),
+    max_size=3,
+).map(lambda found: [one for some in found for one in some])
+
+OF_AGENTS: dict[str, st.SearchStrategy[Any]] = {
+    "tools": tools,
+    "stream": st.booleans(),
+    "stream_options": st.sampled_from([{"include_usage": True}, {"include_usage": False}, {}]),
+    "parallel_tool_calls": st.booleans(),
+    "logprobs": st.booleans(),
+    "enable_thinking": st.booleans(),
+    "include_reasoning": st.booleans(),
+    "separate_reasoning": st.booleans(),
+    "reasoning_effort": st.sampled_from(["none", "low", "high"]),
+    "verbosity": st.sampled_from(["low", "medium"]),
+    "chat_template_kwargs": st.sampled_from([{"enable_thinking": False}, {"x": [1, 2.5]}]),
+    "model": st.sampled_from(["adapter", "scripted", None]),
+    "priority": st.sampled_from([-3, 5, 0]),
+    "n": st.sampled_from([1, 2]),
+    "stop": st.sampled_from(["}", ["hm", "\n\n"], "</tool_call>", "k"]),
+    "stop_token_ids": st.sampled_from([[107], [262]]),
+    "max_completion_tokens": st.integers(1, 90),
+    "logit_bias": st.sampled_from([{"65": 5}, {}]),
+}
+
+
+@st.composite
+def agent_bodies(draw: st.DrawFn) -> dict[str, Any]:
+    """A chat as agents and their libraries send it; the engine's answer is in its last message."""
+    body: dict[str, Any] = {"seed": draw(seeds), "max_tokens": 100}
+    body["messages"] = [*draw(history), {"role": "user", "content": draw(answers)}]
+    for name, values in OF_AGENTS.items():
+        if draw(st.integers(0, 2)) == 0:
+            body[name] = draw(values)
+    if "stream_options" in body:
+        body["stream"] = True
+    if body.get("logprobs") and draw(st.booleans()):
+        body["top_logprobs"] = draw(st.integers(0, 3))
+    if "tools" in body and draw(st.booleans()):
+        body["tool_choice"] = draw(tool_choices)
+    if draw(st.integers(0, 3)) == 0:
+        body |= draw(forms)
+    if draw(st.integers(0, 9)) == 0:
+        body |= draw(bad_forms)
+    return body
+
+
+@st.composite
+def scored_completions(draw: st.DrawFn) -> dict[str, Any]:
+    """A completion whose log probabilities or form are asked for."""
+    body: dict[str, Any] = {"seed": draw(seeds), "max_tokens": draw(max_tokens), "prompt": draw(answers)}
+    if draw(st.integers(0, 2)):
+        body["logprobs"] = draw(st.sampled_from([0, 1, 2, 5]))
+    if draw(st.integers(0, 2)) == 0:
+        body |= draw(forms)
+    for name in ("stream", "stream_options", "n", "stop", "model", "priority", "logit_bias"):
+        if draw(st.integers(0, 2)) == 0:
+            body[name] = draw(OF_AGENTS[name])
+    if "stream_options" in body:
+        body["stream"] = True
+    return body
+
+
 _either = {**USUAL, **RARE, "seed": seeds, "max_tokens": max_tokens, "stream": st.booleans()}
 inner_sampling = st.fixed_dictionaries(
     {}, optional={**_either, "max_new_tokens": max_tokens, "min_new_tokens": st.just(1), "sampling_seed": seeds}

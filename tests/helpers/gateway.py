@@ -8,7 +8,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from minisgl.metrics.gateway import OTHER, Readings
@@ -62,7 +62,7 @@ class Recording:
         self.found = no_readings()
         self.num_readings = 0
 
-    def serve(self, config: str) -> list[str]:
+    def serve(self, config: str, form: Callable[[str], str | None]) -> list[str]:
         self.told = json.loads(config)
         return ["everything is passed on"]
 

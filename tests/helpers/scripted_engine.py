@@ -123,6 +123,7 @@ class ScriptedEngine:
     ready: EngineReady | None = READY
     beats: bool = True
     replies: Mapping[str, str] = field(default_factory=dict)
+    marks: Mapping[int, list[int]] = field(default_factory=dict)  # bytes of an order -> the tokens that it means
     pace_s: float = 0.0  # between steps
     received: list[ToEngine] = field(default_factory=list)
 
@@ -196,7 +197,8 @@ class ScriptedEngine:
         for message in messages:
             if isinstance(message, AddRequest):
                 kind, text = [(b"say", self._reply(message)), *_ORDER.findall(_bytes(message))][-1]
-                tokens = [*text] + ([EOS] if kind.decode() in _SAYING else [])
+                tokens = [token for byte in text for token in self.marks.get(byte, [byte])]
+                tokens += [EOS] if kind.decode() in _SAYING else []
                 if kind == b"fill":
                     kind, tokens = b"hang", [ord("x")] * FILL
                 self._live[message.req_id] = _Live(message, kind.decode(), tokens, message.num_generated)

@@ -27,6 +27,7 @@ from minisgl.frontend.engine_client import ProcessClient
 from minisgl.server.app import Application, build_app
 from minisgl.server.gateway import FrontEnd
 from minisgl.server.gateway_config import encoded
+from minisgl.server.gateway_forms import form_of
 from minisgl.server.http import GRACE_S, HttpServer
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.scripted_engine import (
@@ -86,6 +87,7 @@ class Frontend:
         front_end: str = "python",
         num_engines: int | None = None,
         replies: Mapping[str, str] | None = None,
+        marks: Mapping[int, list[int]] | None = None,
         max_seq_len: int = MAX_SEQ_LEN,
         tokenizer: Tokenizer | None = None,
         vocab_size: int | None = None,
@@ -96,7 +98,7 @@ class Frontend:
         self._engine_ready = msgspec.structs.replace(READY, max_seq_len=max_seq_len, vocab_size=vocab_size)
         self._config = config
         self._num_engines = num_engines
-        self._replies = replies or {}
+        self._replies, self._marks = replies or {}, marks or {}
         self._defaults = defaults
         self._front_end = front_end
         self.gateway: Gateway | None = None
@@ -175,7 +177,8 @@ class Frontend:
         address = f"ipc://{self._folder / 'engine'}"
         self.client = ProcessClient(address, num_engines=self._num_engines)
         self.client.start()
-        self.engine = ScriptedEngine(address, self._engine_ready if self._wait_ready else None, replies=self._replies)
+        ready = self._engine_ready if self._wait_ready else None
+        self.engine = ScriptedEngine(address, ready, replies=self._replies, marks=self._marks)
         if self._wait_ready and self.client.ready is not None:
             await self.client.ready
         with socket.socket() as listener:
@@ -196,7 +199,7 @@ class Frontend:
         self.connections, self.http_server = http.connections, http
         if self.gateway is not None and self._wait_ready:
             told = encoded(self._config, app, tokenizer, defaults).decode()
-            await asyncio.to_thread(self.gateway.serve, told)
+            await asyncio.to_thread(self.gateway.serve, told, form_of(app.context.parsing))
             app.context.opening = False
             await asyncio.to_thread(self._wait_for_the_gateway, http)
         self._started.set()

@@ -13,7 +13,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from minisgl.message import MeterReading
 from minisgl.metrics.keys import KeyReading
 
-
 OTHER = "other"
 """The route of requests for what only the Python server has."""
 

@@ -20,7 +20,6 @@ from minisgl.server.middleware import Callers
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat_template import ContentShape
 
-
 BY_FIELDS = frozenset({"enable_thinking", "reasoning_effort"})
 """The arguments of a chat template that fields of requests set."""
 

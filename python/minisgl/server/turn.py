@@ -21,7 +21,7 @@ from minisgl.server.bodies import ChatRequest
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value, param_errors
 from minisgl.server.lengths import TO_THE_END, asked_limit
-from minisgl.server.tools import ToolUse, TurnGrammar, allowed_tools, needs_grammar, tool_use
+from minisgl.server.tools import ToolUse, allowed_tools, needs_grammar, tool_use
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer
 
@@ -239,7 +239,7 @@ class Turn:
 
 async def chat_turn(context: ServerContext, chat: ChatRequest, *, least_tokens: int = TO_THE_END) -> Turn:
     """Check and encode. `least_tokens`: the smallest limit that the endpoint knows. Raises `ApiError`."""
-    chat = _of_allowed_tools(chat)
+    chat = of_allowed_tools(chat)
     _check_prompt(chat)
     limit = chat.limit()
     name = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
@@ -255,9 +255,8 @@ async def chat_turn(context: ServerContext, chat: ChatRequest, *, least_tokens: 
     prompts, sampling = await context.encode(prompt, sampling, chat.truncate_prompt_tokens, side=chat.truncation_side)
     thinking = context.parsing.thinking_after(prompts[0], chat.continued_text())
     if source is not None or needs_grammar(use):
-        calls, token_id = None if use is None else context.parsing.tool_format, context.tokenizer.token_id
         with param_errors():
-            sampling = await context.with_grammar(sampling, TurnGrammar(token_id, thinking, calls, use, source).text)
+            sampling = await context.with_grammar(sampling, context.parsing.grammar(thinking, use, source).text)
     turn = Turn(prompts, sampling, named, only_prompt=only_prompt, ignored=_ignored(context, chat))
     return _parsed(context, chat, use, None if chat.separate_reasoning is False else thinking, turn)
 
@@ -282,7 +281,7 @@ def _parsed(
     return turn
 
 
-def _of_allowed_tools(chat: ChatRequest) -> ChatRequest:
+def of_allowed_tools(chat: ChatRequest) -> ChatRequest:
     """`tool_choice` of `allowed_tools`: the model does not hear of the others."""
     if not isinstance(chat.tool_choice, dict) or chat.tool_choice.get("type") != "allowed_tools":
         return chat

@@ -32,6 +32,7 @@ from minisgl.server import gateway_config
 from minisgl.server.app import Application, build_app
 from minisgl.server.demo_load import DemoLoad
 from minisgl.server.gateway import FrontEnd
+from minisgl.server.gateway_forms import form_of
 from minisgl.server.health import Starting
 from minisgl.server.http import GRACE_S, HttpServer
 from minisgl.server.log import complain, narrate, say, warn
@@ -216,7 +217,8 @@ async def _serve(
     app.context.metrics.start()
     if front_end.gateway is not None:
         encoded = partial(gateway_config.encoded, config, app, tokenizer, defaults)
-        await asyncio.to_thread(_open, front_end.gateway, config, tokenizer, encoded)
+        form = form_of(app.context.parsing)
+        await asyncio.to_thread(_open, front_end.gateway, config, tokenizer, encoded, form)
         app.context.opening = False
     url = _url(front_end)
     _greet(config, front_end, url, ready, time.monotonic() - began, chats=bool(tokenizer.template_source()))
@@ -244,13 +246,19 @@ async def _serve(
     return code
 
 
-def _open(gateway: Gateway, config: ServerConfig, tokenizer: Tokenizer, encoded: Callable[[], bytes]) -> None:
+def _open(
+    gateway: Gateway,
+    config: ServerConfig,
+    tokenizer: Tokenizer,
+    encoded: Callable[[], bytes],
+    form: Callable[[str], str | None],
+) -> None:
     """Let the gateway answer by itself. What cannot be costs its speed only. Raises `TokenizerError`."""
     try:
         text = encoded()
         if config.log_prompts:
             raise ValueError("--log-prompts: only the Python server knows prompts and answers of its requests")
-        for line in gateway.serve(text.decode()):
+        for line in gateway.serve(text.decode(), form):
             say(f"gateway: {line}")
     except (ValueError, OSError) as error:
         warn(f"the gateway passes every request on: {error}")

@@ -100,4 +100,24 @@ mod tests {
         assert_eq!(found(Some(1_000), 40, 5, false, 3), [40, 10, 1]);
         assert_eq!(found(Some(i64::MAX), 0, 0, false, 3), [29, 2, 1]);
     }
+
+    #[test]
+    fn log_probabilities_shorten_a_default_and_refuse_a_named_length() {
+        let sampling = SamplingParams {
+            logprobs: Some(4),
+            ..SamplingParams::default()
+        };
+        let fitted = |named, most| {
+            let mut found = Lengths {
+                by_prompt: vec![100, 10],
+                are_shortened: false,
+            };
+            let fits = found.fit_logprobs(&sampling, 2, named, most);
+            (fits, found.by_prompt)
+        };
+        assert_eq!(fitted(true, 1_100), (true, vec![100, 10]));
+        assert_eq!(fitted(true, 1_099), (false, vec![100, 10]));
+        assert_eq!(fitted(false, 600), (true, vec![30, 10]));
+        assert_eq!(fitted(false, 1), (false, vec![1, 1]));
+    }
 }

@@ -8,7 +8,7 @@
 //! - [`engine`]: the connection to an engine process.
 //! - [`http`]: connections of clients, and passing requests on.
 //! - [`answer`]: bodies, generations, and the shapes of answers.
-//! - [`callers`], [`prepare`], [`pool`], [`live`], [`lengths`], [`keys`]: the steps of a request; [`worker`]: all of them.
+//! - [`callers`], [`prepare`], [`forms`], [`pool`], [`live`], [`lengths`], [`keys`]: the steps of a request; [`worker`]: all of them.
 //! - [`server`]: the gateway as its owner sees it, [`shared`] and [`metrics`]: what both see.
 
 #![deny(unsafe_code)]
@@ -17,6 +17,7 @@ pub mod answer;
 pub mod callers;
 pub mod config;
 pub mod engine;
+pub mod forms;
 pub mod http;
 pub mod keys;
 pub mod lengths;

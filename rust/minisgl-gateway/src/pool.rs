@@ -1,5 +1,5 @@
 //! A bounded pool of threads for what takes long: parsing, rendering and encoding. A lane for short work, one for long:
-//! a long text delays no short one.
+//! a long text delays no short one; and one for questions to Python, which may have to wait for its turn.
 //!
 //! Invariants: a panic in one piece of work is that piece's only.
 
@@ -20,12 +20,15 @@ pub enum Lane {
     Short,
     /// Anything else.
     Long,
+    /// What waits for Python.
+    Ask,
 }
 
 /// A bounded pool of threads. They end when it is dropped.
 pub struct Pool {
     short: Sender<Job>,
     long: Sender<Job>,
+    ask: Sender<Job>,
 }
 
 impl Pool {
@@ -36,6 +39,7 @@ impl Pool {
         Ok(Pool {
             short: lane("encode-short", threads)?,
             long: lane("encode-long", threads)?,
+            ask: lane("ask", 1)?,
         })
     }
 
@@ -52,6 +56,7 @@ impl Pool {
         let queue = match lane {
             Lane::Short => &self.short,
             Lane::Long => &self.long,
+            Lane::Ask => &self.ask,
         };
         queue.send(job).ok()?;
         receiver.await.ok()

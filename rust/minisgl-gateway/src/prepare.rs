@@ -8,6 +8,7 @@ use minisgl_text::{ChatTemplate, Tokenizer, TokenizerSource};
 use crate::answer::fields::Prompt;
 use crate::answer::plan::{Endpoint, Input, Plan, plan};
 use crate::config::GatewayConfig;
+use crate::forms::{Ask, Form, Forms};
 use crate::keys::KeyCounts;
 use crate::metrics::Reason;
 
@@ -22,6 +23,8 @@ pub struct Loaded {
     pub tokenizer: Arc<Tokenizer>,
     /// The `default` one; None: there is none that the gateway can take.
     pub template: Option<ChatTemplate>,
+    /// What Python makes of tools and forms of answers.
+    pub forms: Forms,
     /// What API keys of a file use, by number.
     pub keys: Vec<Arc<KeyCounts>>,
 }
@@ -33,7 +36,7 @@ pub const CACHE_BYTES: usize = 64 << 20;
 
 impl Loaded {
     /// Loads the template, and the tokenizer unless it is `early`; the lines say what is passed on and why.
-    pub fn new(mut config: GatewayConfig, early: Option<Early>) -> Result<(Loaded, Vec<String>), String> {
+    pub fn new(mut config: GatewayConfig, early: Option<Early>, ask: Ask) -> Result<(Loaded, Vec<String>), String> {
         let tokenizer = match (&config.tokenizer, early) {
             (TokenizerSource::File(file), Some((found, tokenizer))) if *file == found => tokenizer,
             (source, _) => load_tokenizer(source)?,
@@ -57,6 +60,7 @@ impl Loaded {
         let keys = KeyCounts::of(&config.api_keys);
         Ok((
             Loaded {
+                forms: Forms::new(ask),
                 keys,
                 config,
                 tokenizer,
@@ -90,17 +94,40 @@ pub struct Prepared {
     pub prompts: Vec<Vec<i32>>,
 }
 
+/// Why a request is not prepared.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The Python server is to answer it.
+    PassOn(Reason),
+    /// Once the answer to this question is known, it can be.
+    Ask(String),
+}
+
+impl From<Reason> for Stop {
+    fn from(reason: Reason) -> Stop {
+        Stop::PassOn(reason)
+    }
+}
+
 /// Parses, renders and encodes.
-pub fn prepare(loaded: &Loaded, endpoint: Endpoint, body: &[u8]) -> Result<Prepared, Reason> {
+pub fn prepare(loaded: &Loaded, endpoint: Endpoint, body: &[u8]) -> Result<Prepared, Stop> {
     let mut plan = plan(endpoint, body, &loaded.config)?;
+    let fields = plan.form.take();
+    let form = fields
+        .as_ref()
+        .map(|fields| known(loaded, fields, "none"))
+        .transpose()?;
     let input = std::mem::replace(&mut plan.input, Input::Prompts(Vec::new()));
     let prompts = match input {
         Input::Conversation {
             messages,
-            variables,
+            mut variables,
             add_generation_prompt,
         } => {
             let template = loaded.template.as_ref().ok_or(Reason::Template)?;
+            if let Some(form) = form.as_ref().filter(|form| !form.tools.is_empty()) {
+                variables.insert("tools".into(), form.tools.clone().into());
+            }
             let text = template
                 .render(&messages, &variables, add_generation_prompt)
                 .map_err(|_| Reason::Template)?;
@@ -113,10 +140,22 @@ pub fn prepare(loaded: &Loaded, endpoint: Endpoint, body: &[u8]) -> Result<Prepa
     };
     for ids in &prompts {
         if ids.is_empty() || ids.len() >= loaded.config.max_seq_len {
-            return Err(Reason::Error);
+            return Err(Reason::Error.into());
         }
     }
+    if let Some(form) = form {
+        if form.names.is_some() {
+            return Err(Reason::Tools.into());
+        }
+        plan.bind(&form)?;
+    }
     Ok(Prepared { plan, prompts })
+}
+
+/// What is known of these fields; `thinking`: where an answer begins that thinks first.
+fn known(loaded: &Loaded, fields: &str, thinking: &str) -> Result<Arc<Form>, Stop> {
+    let question = format!(r#"{{"thinking":"{thinking}","fields":{fields}}}"#);
+    loaded.forms.find(&question).ok_or(Stop::Ask(question))
 }
 
 fn ids_of(loaded: &Loaded, prompt: Prompt) -> Result<Vec<i32>, Reason> {

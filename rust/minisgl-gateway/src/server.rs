@@ -19,6 +19,7 @@ use tokio::task::{LocalSet, spawn_local};
 use crate::answer::log::say;
 use crate::config::GatewayConfig;
 use crate::engine::EngineLink;
+use crate::forms::Ask;
 use crate::http::{Options, accept};
 use crate::pool::Pool;
 use crate::prepare::{Loaded, load_tokenizer};
@@ -77,9 +78,10 @@ impl Gateway {
         Ok(())
     }
 
-    /// Loads tokenizer and template, then answers what it is sure of. Returns what is passed on, and why.
-    pub fn serve(&self, config: GatewayConfig) -> Result<Vec<String>, String> {
-        let (loaded, mut lines) = Loaded::new(config, self.shared.take_early())?;
+    /// Loads tokenizer and template, then answers what it is sure of. Returns what is passed on, and why. `ask`: see
+    /// [`crate::forms`].
+    pub fn serve(&self, config: GatewayConfig, ask: Ask) -> Result<Vec<String>, String> {
+        let (loaded, mut lines) = Loaded::new(config, self.shared.take_early(), ask)?;
         let loaded = Arc::new(loaded);
         self.shared.set_loaded(&loaded);
         let (sender, connected) = channel();
@@ -109,6 +111,9 @@ impl Gateway {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             let _ = thread.join(); // whether it panicked or not, it has ended
+        }
+        if let Some(loaded) = self.shared.loaded() {
+            loaded.forms.close();
         }
     }
 

@@ -1,4 +1,5 @@
-//! `minisgl._rust.Gateway`: the gateway in the process of the Python server. Its threads never touch Python.
+//! `minisgl._rust.Gateway`: the gateway in the process of the Python server. Its threads never touch Python, but for one that
+//! asks what is known there of tools and forms of answers.
 
 use std::collections::HashMap;
 use std::net::TcpListener;
@@ -43,10 +44,20 @@ impl Gateway {
         py.detach(|| self.served.load(tokenizer)).map_err(PyValueError::new_err)
     }
 
-    fn serve(&self, py: Python<'_>, config: &str) -> PyResult<Vec<String>> {
+    fn serve(&self, py: Python<'_>, config: &str, form: Py<PyAny>) -> PyResult<Vec<String>> {
         let found = serde_json::from_str(config)
             .map_err(|error| PyValueError::new_err(format!("the gateway's configuration: {error}")))?;
-        py.detach(|| self.served.serve(found)).map_err(PyValueError::new_err)
+        let ask = Box::new(move |question: &str| {
+            Python::attach(|py| {
+                let answer = form.call1(py, (question,)).and_then(|found| found.extract(py));
+                answer.unwrap_or_else(|error: PyErr| {
+                    error.write_unraisable(py, None);
+                    None
+                })
+            })
+        });
+        py.detach(|| self.served.serve(found, ask))
+            .map_err(PyValueError::new_err)
     }
 
     fn drain(&self) {

@@ -4,11 +4,16 @@
 
 use serde_json::json;
 
+/// So the engine's words for a grammar begin that it cannot compile: `minisgl.message.GRAMMAR_REFUSED`.
+const GRAMMAR_REFUSED: &str = "grammar: ";
+
 /// Why a request that was accepted cannot be answered.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Failure {
     /// Its forward failed; the client may try again.
     Engine(String),
+    /// The engine could not compile its grammar.
+    Grammar(String),
     /// The engine process is gone.
     EngineGone(String),
     /// It took longer than so many seconds.
@@ -18,10 +23,20 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// What the engine says of a request.
+    pub fn of_engine(text: String) -> Failure {
+        if text.starts_with(GRAMMAR_REFUSED) {
+            Failure::Grammar(text)
+        } else {
+            Failure::Engine(text)
+        }
+    }
+
     /// The HTTP status.
     pub fn status(&self) -> u16 {
         match self {
             Failure::Engine(_) | Failure::Internal => 500,
+            Failure::Grammar(_) => 400,
             Failure::EngineGone(_) => 503,
             Failure::TooLate(_) => 504,
         }
@@ -31,6 +46,7 @@ impl Failure {
     pub fn code(&self) -> &'static str {
         match self {
             Failure::Engine(_) => "engine_error",
+            Failure::Grammar(_) => "invalid_value",
             Failure::EngineGone(_) => "engine_unavailable",
             Failure::TooLate(_) => "request_timeout",
             Failure::Internal => "internal_error",
@@ -40,7 +56,7 @@ impl Failure {
     /// OpenAI's shape.
     pub fn body(&self) -> Vec<u8> {
         let message = match self {
-            Failure::Engine(text) | Failure::EngineGone(text) => text.clone(),
+            Failure::Engine(text) | Failure::Grammar(text) | Failure::EngineGone(text) => text.clone(),
             Failure::TooLate(seconds) => {
                 format!(
                     "the request took longer than {} s (--request-timeout)",
@@ -49,7 +65,11 @@ impl Failure {
             }
             Failure::Internal => "internal error: panic".to_owned(),
         };
-        let error = json!({"message": message, "type": "server_error", "param": null, "code": self.code()});
+        let (kind, param) = match self {
+            Failure::Grammar(_) => ("invalid_request_error", Some("response_format")),
+            _ => ("server_error", None),
+        };
+        let error = json!({"message": message, "type": kind, "param": param, "code": self.code()});
         json!({ "error": error }).to_string().into_bytes()
     }
 }

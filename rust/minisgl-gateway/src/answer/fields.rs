@@ -8,6 +8,7 @@ use std::marker::PhantomData;
 
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 /// A JSON object: serde alone would take a list of the fields' values for one, too.
@@ -147,12 +148,6 @@ pub struct StreamOptions {
     pub continuous_usage_stats: Option<bool>,
 }
 
-/// `response_format`.
-#[derive(Debug, serde::Deserialize)]
-pub struct ResponseFormat {
-    pub r#type: String,
-}
-
 /// A part of a message: a text, or what the assistant says instead of one.
 #[derive(Debug, serde::Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
@@ -224,6 +219,9 @@ pub struct Message {
     pub reasoning: Option<String>,
 }
 
+/// What the Python server reads.
+pub type Raw = Option<Box<RawValue>>;
+
 /// What is accepted without effect.
 pub type Ignored = Option<IgnoredAny>;
 
@@ -255,7 +253,19 @@ macro_rules! body {
             pub user: Option<String>,
             pub metadata: Option<Map<String, Value>>,
             pub store: Option<bool>,
-            pub response_format: Option<Object<ResponseFormat>>,
+            // the form of the answer, as the Python server reads it
+            pub response_format: Raw,
+            pub structured_outputs: Raw,
+            pub guided_json: Raw,
+            pub guided_regex: Raw,
+            pub guided_choice: Raw,
+            pub guided_grammar: Raw,
+            pub guided_whitespace_pattern: Raw,
+            pub guided_decoding_backend: Raw,
+            pub json_schema: Raw,
+            pub regex: Raw,
+            pub ebnf: Raw,
+            pub grammar: Raw,
             $(pub $field: $kind,)*
         }
 
@@ -283,7 +293,20 @@ macro_rules! body {
                     stream: self.stream.unwrap_or(false),
                     stream_options: self.stream_options.take().map(|found| found.0),
                     priority: i64::from(self.priority.unwrap_or(0)),
-                    response_format: self.response_format.take().map(|found| found.0.r#type),
+                    form: given([
+                        ("response_format", self.response_format.take()),
+                        ("structured_outputs", self.structured_outputs.take()),
+                        ("guided_json", self.guided_json.take()),
+                        ("guided_regex", self.guided_regex.take()),
+                        ("guided_choice", self.guided_choice.take()),
+                        ("guided_grammar", self.guided_grammar.take()),
+                        ("guided_whitespace_pattern", self.guided_whitespace_pattern.take()),
+                        ("guided_decoding_backend", self.guided_decoding_backend.take()),
+                        ("json_schema", self.json_schema.take()),
+                        ("regex", self.regex.take()),
+                        ("ebnf", self.ebnf.take()),
+                        ("grammar", self.grammar.take()),
+                    ]),
                 }
             }
         }
@@ -314,7 +337,14 @@ pub struct Common {
     pub stream: bool,
     pub stream_options: Option<StreamOptions>,
     pub priority: i64,
-    pub response_format: Option<String>,
+    /// What asks for a form of the answer, with what was written.
+    pub form: Vec<(&'static str, Box<RawValue>)>,
+}
+
+/// Those that are not null.
+pub fn given<const N: usize>(fields: [(&'static str, Raw); N]) -> Vec<(&'static str, Box<RawValue>)> {
+    let there = fields.into_iter().filter_map(|(name, value)| Some((name, value?)));
+    there.collect()
 }
 
 body! {
@@ -331,10 +361,10 @@ body! {
         max_completion_tokens: Option<i64>,
         logprobs: Option<bool>,
         top_logprobs: Option<i64>,
-        tools: Option<Vec<IgnoredAny>>,
-        tool_choice: Option<String>,
+        tools: Raw,
+        tool_choice: Raw,
         service_tier: Option<String>,
-        parallel_tool_calls: Option<bool>,
+        parallel_tool_calls: Raw,
         prompt_cache_key: Ignored,
         safety_identifier: Ignored,
     }

@@ -247,7 +247,7 @@ impl Inner {
             }
             if let Some(error) = self.choices[at].failed() {
                 self.end(at, Finish::Error, metrics);
-                return (stops, Err(Failure::Engine(error)));
+                return (stops, Err(Failure::of_engine(error)));
             }
             let (choice, shown) = (&mut self.choices[at], &mut self.shown[at]);
             let taken = choice.take(&mut shown.text);

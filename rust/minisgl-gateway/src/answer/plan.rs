@@ -3,14 +3,18 @@
 //!
 //! Invariants: a body that any check there could refuse is none of ours ([`Reason`]): the Python server finds the words.
 
+use std::fmt::Write as _;
+
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use crate::config::GatewayConfig;
+use crate::forms::Form;
 use crate::message::SamplingParams;
 use crate::metrics::Reason;
 
 use super::fields::{
-    ChatBody, Common, CompletionBody, Content, GenerateBody, Message, Object, Part, Prompt, Role, Verbosity,
+    ChatBody, Common, CompletionBody, Content, GenerateBody, Message, Object, Part, Prompt, Role, Verbosity, given,
 };
 
 /// The endpoints.
@@ -70,6 +74,8 @@ pub struct Plan {
     pub model: Option<String>,
     /// Smaller numbers go first.
     pub priority: i64,
+    /// What asks for tools or for a form of the answer, as JSON; it may ask for nothing.
+    pub form: Option<String>,
     /// Fields that have no effect on this model, for a header.
     pub ignored: Vec<&'static str>,
     /// Checked; `seed` and `max_tokens` may be open, `n` is that of the body.
@@ -104,6 +110,18 @@ const TEMPLATE_NAMES: [&str; 7] = [
     "self",
     "kwargs",
 ];
+
+impl Plan {
+    /// Its answer is to have this form.
+    pub fn bind(&mut self, form: &Form) -> Result<(), Reason> {
+        if form.needs_grammar {
+            // what cannot stand beside a grammar
+            sure(!self.sampling.ignore_eos && self.sampling.min_tokens == 0)?;
+            self.sampling.grammar.clone_from(&form.grammar);
+        }
+        Ok(())
+    }
+}
 
 /// Checks a body.
 pub fn plan(endpoint: Endpoint, body: &[u8], config: &GatewayConfig) -> Result<Plan, Reason> {
@@ -142,10 +160,6 @@ fn does(condition: bool) -> Result<(), Reason> {
 
 fn chat(mut body: ChatBody, config: &GatewayConfig) -> Result<Plan, Reason> {
     does(!config.parses_chats)?;
-    (body.tools.as_ref().is_none_or(Vec::is_empty))
-        .then_some(())
-        .ok_or(Reason::Tools)?;
-    sure(body.tool_choice.as_deref().is_none_or(|one| one == "none"))?;
     does(
         body.service_tier
             .as_deref()
@@ -154,6 +168,7 @@ fn chat(mut body: ChatBody, config: &GatewayConfig) -> Result<Plan, Reason> {
     config.chat_templates.get("default").ok_or(Reason::Template)?;
     let mut common = body.common();
     common.logprobs = chat_logprobs(&body)?;
+    common.form.append(&mut tools(&mut body)?);
     let limit = body.max_completion_tokens.or(common.max_tokens);
     sure(limit.is_none_or(|limit| limit >= 1))?;
     let names_length = limit.is_some();
@@ -173,6 +188,31 @@ fn chat(mut body: ChatBody, config: &GatewayConfig) -> Result<Plan, Reason> {
     let mut found = finished(Endpoint::Chat, common, (limit, names_length), input, config)?;
     found.ignored = ignored;
     Ok(found)
+}
+
+/// The tools and how they are to be used; nothing if there are none.
+fn tools(body: &mut ChatBody) -> Result<Vec<(&'static str, Box<RawValue>)>, Reason> {
+    let (tools, choice) = (body.tools.take(), body.tool_choice.take());
+    if tools.as_ref().is_none_or(|one| one.get() == "[]") {
+        let fits = choice.is_none_or(|one| [r#""none""#, r#""auto""#].contains(&one.get()));
+        return sure(fits).map(|()| Vec::new());
+    }
+    let parallel = body.parallel_tool_calls.take();
+    Ok(given([
+        ("tools", tools),
+        ("tool_choice", choice),
+        ("parallel_tool_calls", parallel),
+    ]))
+}
+
+/// An object of them.
+fn question(fields: &[(&'static str, Box<RawValue>)]) -> Option<String> {
+    let mut text = String::new();
+    for (name, value) in fields {
+        text.push(if text.is_empty() { '{' } else { ',' });
+        let _ = write!(text, "\"{name}\":{value}");
+    }
+    (!text.is_empty()).then(|| text + "}")
 }
 
 /// `ChatRequest.num_logprobs`.
@@ -321,7 +361,7 @@ fn asks_nothing_of_sampling(common: &Common) -> bool {
         && common.presence_penalty.is_none()
         && common.repetition_penalty.is_none()
         && common.logit_bias.is_none()
-        && common.response_format.is_none()
+        && common.form.is_empty()
 }
 
 /// `limit`: of the answer, and whether the client named it.
@@ -332,7 +372,7 @@ fn finished(
     input: Input,
     config: &GatewayConfig,
 ) -> Result<Plan, Reason> {
-    does(common.response_format.as_deref().is_none_or(|kind| kind == "text"))?;
+    let form = question(&common.form);
     let options = common.stream_options.as_ref();
     sure(options.is_none() || common.stream)?;
     does(options.is_none_or(|options| options.continuous_usage_stats != Some(true)))?;
@@ -348,6 +388,7 @@ fn finished(
         endpoint,
         model,
         priority,
+        form,
         ignored: Vec::new(),
         sampling,
         names_length,

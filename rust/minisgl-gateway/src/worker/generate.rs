@@ -22,11 +22,12 @@ use crate::lengths::Lengths;
 use crate::message::ToEngine;
 use crate::metrics::Reason;
 use crate::pool::Lane;
-use crate::prepare::{Loaded, Prepared, choice_seed, prepare};
+use crate::prepare::{Loaded, Prepared, Stop, choice_seed, prepare};
 
 const INLINE_BYTES: usize = 2048; // of a body: less work than the way to another thread
 const INLINE_LIVE: usize = 4; // beyond, streams would stand still for it
 const SHORT_BYTES: usize = 32 << 10;
+const MOST_QUESTIONS: usize = 2; // of one request: its tools, and the grammar of its answer
 
 impl Worker {
     /// Whether as many more may wait, with those of the Python server.
@@ -59,9 +60,25 @@ impl Worker {
         self.live.borrow().len() + self.shared.others_live.load(Relaxed)
     }
 
+    /// Prepares a request, with what Python has to be asked first: its tools, and the grammar of its answer.
     async fn prepare(&self, loaded: &Arc<Loaded>, endpoint: Endpoint, body: Bytes) -> Result<Prepared, Reason> {
         self.num_encoding.set(self.num_encoding.get() + 1);
         let _counted = OnDrop(|| self.num_encoding.set(self.num_encoding.get() - 1));
+        for _ in 0..=MOST_QUESTIONS {
+            match self.prepare_once(loaded, endpoint, body.clone()).await {
+                Ok(found) => return Ok(found),
+                Err(Stop::PassOn(reason)) => return Err(reason),
+                Err(Stop::Ask(question)) => {
+                    let asked = Arc::clone(loaded);
+                    let answer = self.pool.run(Lane::Ask, move || asked.forms.learn(question)).await;
+                    (answer == Some(true)).then_some(()).ok_or(Reason::Error)?;
+                }
+            }
+        }
+        Err(Reason::Error) // what it learned was forgotten at once: it is too large
+    }
+
+    async fn prepare_once(&self, loaded: &Arc<Loaded>, endpoint: Endpoint, body: Bytes) -> Result<Prepared, Stop> {
         let loaded = Arc::clone(loaded);
         let size = body.len();
         let work = move || {

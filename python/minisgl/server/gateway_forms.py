@@ -1,0 +1,71 @@
+"""What the gateway asks of a request's tools and of the form of its answer, once for all requests that have the same:
+so the checks, the tools as the chat template takes them and the grammars are those of the Python server
+(`rust/minisgl-gateway/src/forms.rs` asks, and remembers).
+
+Invariants: what is wrong, or only the Python server can do, has no answer: the request comes here, and is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import msgspec
+
+from minisgl.sampling_params import ParamError
+from minisgl.server.bodies import ChatRequest
+from minisgl.server.errors import ApiError
+from minisgl.server.request import parse
+from minisgl.server.tools import Parsing, needs_grammar, tool_use
+from minisgl.server.turn import of_allowed_tools
+
+IS_OPEN = {"untold": None, "open": True, "closed": False}
+
+
+class Question(msgspec.Struct):
+    """`fields` of a body, as the client wrote them. `thinking`: where the answer begins, as `Thinking.is_open` has it;
+    `later`: that is not known yet, the grammar is asked for again."""
+
+    thinking: Literal["none", "untold", "open", "closed", "later"]
+    fields: msgspec.Raw
+
+
+class Form(msgspec.Struct):
+    """`names`: of the tools that may be called, None: none may."""
+
+    tools: list[dict[str, Any]]
+    names: list[str] | None
+    named_call: bool
+    needs_grammar: bool
+    grammar: str | None
+
+
+def form_of(parsing: Parsing) -> Callable[[str], str | None]:
+    """The function that the gateway asks."""
+
+    def answer(question: str) -> str | None:
+        try:
+            return msgspec.json.encode(_form(parsing, msgspec.json.decode(question, type=Question))).decode()
+        except (ApiError, ParamError, msgspec.MsgspecError, ValueError, RecursionError):
+            return None
+
+    return answer
+
+
+def _form(parsing: Parsing, question: Question) -> Form:
+    chat = of_allowed_tools(parse(bytes(question.fields), ChatRequest))
+    use, source = tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls), chat.grammar_source()
+    needs, grammar = source is not None or needs_grammar(use), None
+    if needs and question.thinking != "later":
+        thinking = parsing.thinking if question.thinking in IS_OPEN else None
+        if thinking is not None:
+            thinking = replace(thinking, is_open=IS_OPEN[question.thinking])
+        grammar = parsing.grammar(thinking, use, source).text()
+    return Form(
+        tools=chat.tools_for_template(),
+        names=None if use is None else sorted(use.names),
+        named_call=use is not None and use.named is not None,
+        needs_grammar=needs,
+        grammar=grammar,
+    )

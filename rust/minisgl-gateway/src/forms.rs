@@ -1,0 +1,149 @@
+//! What the Python server makes of a request's tools and of the form that its answer is to have: the tools as the chat
+//! template takes them, and a grammar (`server/gateway_forms.py`).
+//!
+//! Invariants: it is asked once for all requests that ask for the same; never by a thread that answers clients; what is
+//! remembered is bounded.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// Most bytes of questions that are remembered, in each of two generations.
+const KNOWN_BYTES: usize = 4 << 20;
+
+/// The answer to a question: JSON, None: the Python server answers the request.
+pub type Ask = Box<dyn Fn(&str) -> Option<String> + Send>;
+
+/// What is known of a question.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Form {
+    /// For the chat template.
+    pub tools: Vec<Map<String, Value>>,
+    /// Of the tools that may be called; None: none may.
+    pub names: Option<Vec<String>>,
+    /// The caller chose the tool.
+    pub named_call: bool,
+    /// The answer needs a grammar.
+    pub needs_grammar: bool,
+    /// It, unless it was asked for without.
+    pub grammar: Option<String>,
+}
+
+/// Questions that were answered, by their text: those of late, and those before.
+#[derive(Default)]
+struct Known {
+    new: HashMap<String, Arc<Form>>,
+    old: HashMap<String, Arc<Form>>,
+    num_bytes: usize,
+}
+
+impl Known {
+    fn put(&mut self, question: String, form: Arc<Form>) {
+        self.num_bytes += question.len();
+        if self.num_bytes > KNOWN_BYTES {
+            self.num_bytes = question.len();
+            self.old = std::mem::take(&mut self.new);
+        }
+        self.new.insert(question, form);
+    }
+}
+
+/// See the module.
+pub struct Forms {
+    ask: Mutex<Option<Ask>>,
+    known: Mutex<Known>,
+}
+
+impl Forms {
+    /// Asks by `ask`.
+    pub fn new(ask: Ask) -> Forms {
+        Forms {
+            ask: Mutex::new(Some(ask)),
+            known: Mutex::new(Known::default()),
+        }
+    }
+
+    /// What is known already.
+    pub fn find(&self, question: &str) -> Option<Arc<Form>> {
+        let mut known = lock(&self.known);
+        if let Some(found) = known.new.get(question) {
+            return Some(Arc::clone(found));
+        }
+        let (question, found) = known.old.remove_entry(question)?;
+        known.put(question, Arc::clone(&found));
+        Some(found)
+    }
+
+    /// Asks, which may take seconds; false: there is no answer.
+    pub fn learn(&self, question: String) -> bool {
+        let text = lock(&self.ask).as_ref().and_then(|ask| ask(&question));
+        let Some(Ok(form)) = text.map(|text| serde_json::from_str::<Form>(&text)) else {
+            return false;
+        };
+        lock(&self.known).put(question, Arc::new(form));
+        true
+    }
+
+    /// Nothing is asked any more, when this returns.
+    pub fn close(&self) {
+        *lock(&self.ask) = None;
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    const ANSWER: &str = r#"{"tools": [], "names": null, "named_call": false, "needs_grammar": true, "grammar": "g"}"#;
+
+    fn forms(answer: Option<&'static str>) -> (Forms, Arc<AtomicUsize>) {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&asked);
+        let ask = move |_: &str| {
+            count.fetch_add(1, Relaxed);
+            answer.map(str::to_owned)
+        };
+        (Forms::new(Box::new(ask)), asked)
+    }
+
+    #[test]
+    fn a_question_is_asked_once() {
+        let (forms, asked) = forms(Some(ANSWER));
+        assert!(forms.find("q").is_none() && forms.learn("q".into()));
+        assert_eq!(forms.find("q").unwrap().grammar.as_deref(), Some("g"));
+        assert_eq!(asked.load(Relaxed), 1);
+        forms.close();
+        assert!(!forms.learn("other".into()) && forms.find("q").is_some());
+    }
+
+    #[test]
+    fn no_answer_is_not_remembered() {
+        for answer in [None, Some("{}")] {
+            let (forms, _) = forms(answer);
+            assert!(!forms.learn("q".into()) && forms.find("q").is_none());
+        }
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded_and_what_is_used_stays() {
+        let (forms, _) = forms(Some(ANSWER));
+        let long = |number: usize| format!("{number}{}", "x".repeat(KNOWN_BYTES / 4));
+        for number in 0..20 {
+            assert!(forms.learn(long(number)));
+            assert!(forms.find(&long(0)).is_some(), "{number}");
+        }
+        assert!(forms.find(&long(5)).is_none());
+        let known = lock(&forms.known);
+        assert!(known.new.len() + known.old.len() <= 8);
+    }
+}
