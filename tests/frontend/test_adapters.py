@@ -14,7 +14,7 @@ from minisgl.message import AdapterChanged, LoadAdapter, ToEngine, UnloadAdapter
 class World:
     serving: list[int]
     sent: list[ToEngine] = field(default_factory=list)
-    told: list[bool] = field(default_factory=list)
+    told: list[dict[str, int]] = field(default_factory=list)
     num_changes: int = 0
 
     def __post_init__(self) -> None:
@@ -37,7 +37,7 @@ def test_a_name_is_there_when_every_engine_has_it(world: World) -> None:
     world.book.take(1, AdapterChanged(1, "loaded"))
     assert world.book.number("sql") is None
     world.book.take(0, AdapterChanged(1, "loaded"))
-    assert (world.book.number("sql"), world.book.is_settled(one), world.told) == (1, True, [True])
+    assert (world.book.number("sql"), world.book.is_settled(one), world.told) == (1, True, [{"sql": 1}])
     assert world.num_changes == 2
 
 
@@ -74,7 +74,7 @@ def test_one_that_an_engine_loses_later_is_served_no_more(world: World) -> None:
     assert world.book.number("sql") == 1
     world.book.take(1, AdapterChanged(1, "refused", "gone"))
     assert world.book.number("sql") is None and not one.is_ready
-    assert (world.sent[-1], world.told) == (UnloadAdapter(1), [True, False])
+    assert (world.sent[-1], world.told) == (UnloadAdapter(1), [{"sql": 1}, {}])
 
 
 def test_unloading_is_at_once_and_idempotent(world: World) -> None:

@@ -16,6 +16,8 @@ from minisgl.metrics.keys import KeyReading
 from minisgl.metrics.server_metrics import REASONS, SECONDS, TOKENS
 from minisgl.server.gateway import NoGateway, gateway_class
 
+PASSED_ON = {"return_token_ids": True}
+"""Fields of a request for text that the gateway leaves to the Python server."""
 BUCKETS = {"ttft": SECONDS, "itl": SECONDS, "e2e": SECONDS, "queue": SECONDS, "prompt": TOKENS, "answer": TOKENS}
 
 

@@ -19,6 +19,7 @@ from minisgl.message import AbortRequest
 from minisgl.metrics.keys import KeyReading
 from minisgl.server.api_keys import Bucket, KeyUse
 from minisgl.server.errors import ApiError
+from tests.helpers.gateway import PASSED_ON
 from tests.helpers.server import CONFIG, Frontend, chat_body, check_error, frontend
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -30,7 +31,6 @@ KEYS = (
     ApiKey(name="urgent", key="sk-urgent", max_priority=20),
     ApiKey(name="calm", key="sk-calm", max_priority=0),
 )
-PASSED_ON = {"logprobs": 0}  # the gateway is not sure of it
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from minisgl.config import AdaptiveMaxTokens, Limits
 from minisgl.message import AbortRequest
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.lengths import lengths
+from tests.helpers.gateway import PASSED_ON
 from tests.helpers.server import CONFIG, MAX_SEQ_LEN, Frontend, chat_body, frontend
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -38,7 +39,7 @@ def in_flight(server: Frontend, *markers: str, passed_on: bool = False) -> Itera
     with contextlib.ExitStack() as stack:
         for marker in markers:
             client = stack.enter_context(socket.create_connection(server.address))
-            more = {"logprobs": 0} if passed_on else {}  # the gateway is not sure of it
+            more = PASSED_ON if passed_on else {}
             data = json.dumps({"prompt": f"{marker} hang:", "max_tokens": 5, **more}).encode()
             client.sendall(b"POST %b HTTP/1.1\r\nhost: localhost\r\n" % TEXT.encode())
             client.sendall(b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data))
@@ -107,7 +108,7 @@ def test_both_sides_are_in_flight(server: Frontend, passed_on: bool) -> None:
     """The threshold is one, and two are there, on the side that does not answer: above."""
     marker = f"sides{passed_on}"
     with in_flight(server, f"a{marker}", f"b{marker}", passed_on=passed_on):
-        more = {} if passed_on else {"logprobs": 0}
+        more = {} if passed_on else PASSED_ON
         assert asked(server, TEXT, f"c{marker}", **more) == ([4], "4")
     with in_flight(server, f"d{marker}", passed_on=passed_on):
         assert asked(server, TEXT, f"e{marker}") == ([16], "16"), "the threshold itself is not above it"

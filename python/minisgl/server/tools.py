@@ -73,9 +73,7 @@ class Parsing:
             return replace(found, is_open=True)
         return replace(found, is_open=False) if last.endswith(found.end) else found
 
-    def grammar(
-        self, thinking: Thinking | None, use: ToolUse | None, source: GrammarSource | None
-    ) -> TurnGrammar:
+    def grammar(self, thinking: Thinking | None, use: ToolUse | None, source: GrammarSource | None) -> TurnGrammar:
         """Of an answer to one turn."""
         return TurnGrammar(self._tokenizer.token_id, thinking, None if use is None else self.tool_format, use, source)
 
