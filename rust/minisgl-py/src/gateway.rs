@@ -1,5 +1,5 @@
-//! `minisgl._rust.Gateway`: the gateway in the process of the Python server. Its threads never touch Python, but for one that
-//! asks what is known there of tools and forms of answers.
+//! `minisgl._rust.Gateway`: the gateway in the process of the Python server. Its threads never touch Python,
+//! but for one that asks what is known there of tools and forms of answers.
 
 use std::collections::HashMap;
 use std::net::TcpListener;
