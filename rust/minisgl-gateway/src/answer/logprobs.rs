@@ -7,10 +7,9 @@ use std::io::Write as _;
 use std::sync::Arc;
 
 use minisgl_text::{Decoder, Tokenizer};
+use serde::Serialize;
 
 use crate::message::TokenLogprobs;
-
-use super::shape::write_text;
 
 /// A token that came, with its log probabilities.
 pub type Scored = (i32, TokenLogprobs);
@@ -73,8 +72,8 @@ impl Logprobs {
             match &mut self.place {
                 None => chat_entry(&self.tokenizer, *token, scored, &mut self.lists[0]),
                 Some(place) => {
-                    write_text(&mut self.lists[0], &shown(&self.tokenizer, *token));
-                    write_number(&mut self.lists[1], scored.logprob);
+                    write(&mut self.lists[0], &shown(&self.tokenizer, *token));
+                    write(&mut self.lists[1], &scored.logprob);
                     write_top(&self.tokenizer, *token, scored, &mut self.lists[2]);
                     let offset = place.next(*token);
                     let _ = write!(&mut self.lists[3], "{offset}");
@@ -120,11 +119,11 @@ fn chat_entry(tokenizer: &Tokenizer, token: i32, scored: &TokenLogprobs, out: &m
     let entry = |token: i32, logprob: f64, out: &mut Vec<u8>| {
         let bytes = bytes_of(tokenizer, token);
         out.extend_from_slice(br#"{"token":"#);
-        write_text(out, &String::from_utf8_lossy(&bytes));
+        write(out, &String::from_utf8_lossy(&bytes));
         out.extend_from_slice(br#","logprob":"#);
-        write_number(out, logprob);
+        write(out, &logprob);
         out.extend_from_slice(br#","bytes":"#);
-        let _ = serde_json::to_writer(out, &bytes);
+        write(out, &bytes);
     };
     entry(token, scored.logprob, out);
     out.extend_from_slice(br#","top_logprobs":["#);
@@ -154,9 +153,9 @@ fn write_top(tokenizer: &Tokenizer, token: i32, scored: &TokenLogprobs, out: &mu
         if at > 0 {
             out.push(b',');
         }
-        write_text(out, text);
+        write(out, text);
         out.push(b':');
-        write_number(out, *logprob);
+        write(out, logprob);
     }
     out.push(b'}');
 }
@@ -169,7 +168,7 @@ fn shown(tokenizer: &Tokenizer, token: i32) -> String {
     })
 }
 
-/// What is not finite is null.
-fn write_number(out: &mut Vec<u8>, number: f64) {
-    let _ = serde_json::to_writer(out, &number);
+/// A number that is not finite is null.
+fn write<T: Serialize + ?Sized>(out: &mut Vec<u8>, value: &T) {
+    let _ = serde_json::to_writer(out, value); // writing to memory does not fail
 }

@@ -316,8 +316,7 @@ fn write_logprobs(out: &mut Vec<u8>, logprobs: Option<&mut Logprobs>) {
     }
 }
 
-/// A text as JSON.
-pub fn write_text(out: &mut Vec<u8>, text: &str) {
+fn write_text(out: &mut Vec<u8>, text: &str) {
     let _ = serde_json::to_writer(out, text); // writing to memory does not fail
 }
 
