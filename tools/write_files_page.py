@@ -1,0 +1,57 @@
+"""Writes the tables of docs/files.md out of what the code reads: `python -m tools.write_files_page`.
+
+What stands between a `begin` and an `end` mark is made here, the rest of the page by hand; a test fails when the page
+is not what this would write. Each row of a table ends with the test that saw a file which another program wrote.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from minisgl.weights import gguf_config
+
+PAGE = Path(__file__).parents[1] / "docs" / "files.md"
+MARKED = re.compile(r"(<!-- begin (\S+) gguf -->\n).*?(<!-- end -->)", re.DOTALL)
+NO_FILE = "none yet: only files that our tests write"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *map(list, rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def architectures() -> str:
+    return table(
+        ("`general.architecture`", "read as"),
+        ((f"`{name}`", f"`{ours}`") for name, ours in gguf_config.ARCHITECTURES.items()),
+    )
+
+
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+TOKENIZERS = ("smollm", "gpt-2", "default", "qwen2", "llama-bpe")
+SEEN_TYPES: dict[str, str] = dict.fromkeys(("Q8_0", "F32", "Q4_1"), "`tests/e2e/test_smollm2.py`")
+SEEN_TOKENIZERS: dict[str, str] = {"smollm": "`tests/e2e/test_smollm2.py`"}
+
+
+def types() -> str:
+    return table(("type", "test"), ((f"`{name}`", SEEN_TYPES.get(name, NO_FILE)) for name in TYPES))
+
+
+def tokenizers() -> str:
+    return table(
+        ("`tokenizer.ggml.pre`", "test"), ((f"`{name}`", SEEN_TOKENIZERS.get(name, NO_FILE)) for name in TOKENIZERS)
+    )
+
+
+PARTS: dict[str, Callable[[], str]] = {"architectures": architectures, "types": types, "tokenizers": tokenizers}
+
+
+def written(page: str) -> str:
+    return MARKED.sub(lambda found: found[1] + PARTS[found[2]]() + found[3], page)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
