@@ -7,18 +7,75 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import reprlib
 from typing import Any
 
 import msgspec
 
-MAX_STOP_STRINGS = 64
-MAX_N = 128
-MAX_LOGPROBS = 20
-MAX_LOGIT_BIAS = 1024  # ids of one request
-MAX_BAD_WORDS = 256
-MAX_BAD_WORD_CHARS = 256  # of one
+
+class Range(msgspec.Struct, frozen=True):
+    """Numbers from `least` to `most` (None: without an end), and `off`. `is_open`: `least` itself is not one."""
+
+    least: float
+    most: float | None = None
+    off: int | None = None
+    is_open: bool = False
+
+    def has(self, value: float) -> bool:
+        above = value > self.least if self.is_open else value >= self.least
+        return (above and (self.most is None or value <= self.most)) or value == self.off
+
+    @property
+    def words(self) -> str:
+        least, most = f"{self.least:g}", "" if self.most is None else f"{self.most:g}"
+        if self.is_open:
+            return f"must be above {least} and at most {most}"
+        if most:
+            return f"must be between {least} and {most}"
+        return f"must be {'' if self.off is None else f'{self.off} (off) or '}at least {least}"
+
+
+RANGES: dict[str, Range] = {
+    "max_tokens": Range(1),
+    "min_tokens": Range(0),
+    "temperature": Range(0, 2),
+    "top_k": Range(1, off=-1),
+    "top_p": Range(0, 1),
+    "n": Range(1, 128),
+    "logprobs": Range(0, 20),
+    "prompt_logprobs": Range(0, 20),
+    "min_p": Range(0, 1),
+    "frequency_penalty": Range(-2, 2),
+    "presence_penalty": Range(-2, 2),
+    "repetition_penalty": Range(0, 10, is_open=True),
+}
+"""What numbers of a request may be, by the names of `SamplingParams`, in the order in which they are looked at."""
+LOGIT_BIAS = Range(-100, 100)
+"""What may be added to a logit."""
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """How much one request may name, and how long its answer is if it does not say. The gateway is told
+    (`server/gateway_config.py`)."""
+
+    max_stop_strings: int = 64
+    max_stop_chars: int = 4096  # of one stop string
+    max_stop_token_ids: int = 256
+    max_logit_bias: int = 1024  # ids of one request
+    max_bad_words: int = 256
+    max_bad_word_chars: int = 256  # of one
+    max_allowed_token_ids: int = 16_384
+    max_messages: int = 4096
+    max_parts: int = 4096  # of one message
+    max_prompts: int = 256
+    max_inputs: int = 1024  # of embeddings
+    max_choices: int = 1024  # answers of one request: prompts times n
+    max_logprob_entries: int = 1 << 18  # of one request, about 20 MB of its answer
+    completion_tokens: int = 16  # of an answer, if nothing is said
+    generate_tokens: int = 128
+
+
+BOUNDS = Bounds()
 LEAST_TEMPERATURE = 1e-5  # greedy below: float32 has no numbers for logits that are divided by much less
 
 
@@ -99,32 +156,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def check(self) -> SamplingParams:
         """Raise `ParamError` at the first bad field, else return self."""
-
         need = _need
-        need(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "must be at least 1")
-        need(self.min_tokens >= 0, "min_tokens", self.min_tokens, "must be at least 0")
-        need(
-            self.max_tokens is None or self.min_tokens <= self.max_tokens,
-            "min_tokens",
-            self.min_tokens,
-            "must not exceed max_tokens",
-        )
-        need(
-            math.isfinite(self.temperature) and 0.0 <= self.temperature <= 2.0,
-            "temperature",
-            self.temperature,
-            "must be between 0 and 2",
-        )
-        need(self.top_k == -1 or self.top_k >= 1, "top_k", self.top_k, "must be -1 (off) or at least 1")
-        need(0.0 <= self.top_p <= 1.0, "top_p", self.top_p, "must be between 0 and 1")
+        for name, allowed in RANGES.items():
+            value = getattr(self, name)
+            need(value is None or allowed.has(value), name, value, allowed.words)
+        fits = self.max_tokens is None or self.min_tokens <= self.max_tokens
+        need(fits, "min_tokens", self.min_tokens, "must not exceed max_tokens")
         need(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", self.seed, "must be a signed 64-bit integer")
-        need(1 <= self.n <= MAX_N, "n", self.n, f"must be between 1 and {MAX_N}")
-        need(len(self.stop) <= MAX_STOP_STRINGS, "stop", self.stop, f"at most {MAX_STOP_STRINGS} stop strings")
+        most = BOUNDS.max_stop_strings
+        need(len(self.stop) <= most, "stop", self.stop, f"at most {most} stop strings")
         need(all(self.stop), "stop", self.stop, "stop strings must not be empty")
         need(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, "must not be negative")
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            need(value is None or 0 <= value <= MAX_LOGPROBS, name, value, f"must be between 0 and {MAX_LOGPROBS}")
         if self.grammar is not None:
             need(not self.ignore_eos, "ignore_eos", True, "cannot stand beside a grammar: it ends there")
             reason = "cannot stand beside a grammar: it may end before"
@@ -138,25 +180,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self
 
     def _check_logits_processors(self) -> None:
-        _need(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "must be between 0 and 1")
-        for name in ("frequency_penalty", "presence_penalty"):
-            value = getattr(self, name)
-            _need(-2.0 <= value <= 2.0, name, value, "must be between -2 and 2")
-        penalty = self.repetition_penalty
-        _need(0.0 < penalty <= 10.0, "repetition_penalty", penalty, "must be above 0 and at most 10")
         bias = self.logit_bias
-        _need(len(bias) <= MAX_LOGIT_BIAS, "logit_bias", len(bias), f"at most {MAX_LOGIT_BIAS} token ids")
+        _need(len(bias) <= BOUNDS.max_logit_bias, "logit_bias", len(bias), f"at most {BOUNDS.max_logit_bias} token ids")
         for token, value in bias.items():
             _need(token >= 0, "logit_bias", token, "token ids must not be negative")
-            _need(-100.0 <= value <= 100.0, f"logit_bias.{token}", value, "must be between -100 and 100")
-
+            _need(LOGIT_BIAS.has(value), f"logit_bias.{token}", value, LOGIT_BIAS.words)
         allowed = self.allowed_token_ids
         _need(all(token >= 0 for token in allowed), "allowed_token_ids", allowed, "must not be negative")
         words = self.bad_words
-        _need(len(words) <= MAX_BAD_WORDS, "bad_words", len(words), f"at most {MAX_BAD_WORDS} words")
+        _need(len(words) <= BOUNDS.max_bad_words, "bad_words", len(words), f"at most {BOUNDS.max_bad_words} words")
         for i, word in enumerate(words):
-            fits = 0 < len(word) <= MAX_BAD_WORD_CHARS
-            _need(fits, f"bad_words.{i}", word, f"must have 1 to {MAX_BAD_WORD_CHARS} characters")
+            fits = 0 < len(word) <= BOUNDS.max_bad_word_chars
+            _need(fits, f"bad_words.{i}", word, f"must have 1 to {BOUNDS.max_bad_word_chars} characters")
         banned = self.bad_token_ids
         _need(all(ids and min(ids) >= 0 for ids in banned), "bad_token_ids", banned, "must be sequences of token ids")
 

@@ -30,7 +30,7 @@ from minisgl.message import (
 )
 from minisgl.runner import front_ends
 from minisgl.runner.front_ends import MAX_CONNECTIONS, owner, split, within
-from minisgl.sampling_params import MAX_STOP_STRINGS, SamplingParams
+from minisgl.sampling_params import BOUNDS, SamplingParams
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.step import FinishReason
 from tests.helpers.hub import LENGTH, PLANE, Hub, add, alone, streams
@@ -142,7 +142,7 @@ BAD: list[dict[str, Any]] = [
     {"presence_penalty": -3.0},
     {"repetition_penalty": 0.0},
     {"n": 129},
-    {"stop": ("a",) * (MAX_STOP_STRINGS + 1)},
+    {"stop": ("a",) * (BOUNDS.max_stop_strings + 1)},
     {"stop": ("",)},
     {"stop_token_ids": (-1,)},
     {"logprobs": 21},

@@ -281,8 +281,8 @@ def test_many_log_probabilities_are_formatted_off_the_event_loop(
         "chat_logprobs",
         lambda *of, **how: threads.append(threading.current_thread().name) or formatted(*of, **how),
     )
-    few = whole(http, "say:abc", logprobs=True)
+    few = whole(http, "say:abc", logprobs=True, return_token_ids=True)
     monkeypatch.setattr(generation, "MANY_LOGPROBS", 1)
-    many = whole(http, "say:abc", logprobs=True)
+    many = whole(http, "say:abc", logprobs=True, return_token_ids=True)
     assert threads[-1] == "encode-long" != threads[0]
     assert many["choices"] == few["choices"]

@@ -11,15 +11,17 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictStr, Tag
 
 from minisgl.config import MAX_PRIORITY
-from minisgl.sampling_params import MAX_LOGPROBS, MAX_N, ParamError
+from minisgl.sampling_params import BOUNDS, RANGES, ParamError
 from minisgl.server import fields
-from minisgl.server.fields import Body, Int64, Items, Side, TextOrParts, TokenId, chars_of, described
+from minisgl.server.fields import Body, Int64, Items, Side, TextOrParts, TokenId, chars_of, described, ranged
 from minisgl.server.sampling_fields import Sampling
 from minisgl.server.tools import Choice, Tools
 
-MAX_PROMPTS = 256
 _AS_IDS = "vLLM's: tokens in log probabilities are shown as `token_id:ID`."
-MAX_MESSAGES = 4096
+TEMPLATE_NAMES = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self", "kwargs"}
+)
+"""Arguments of chat templates that a request's own fields set."""
 
 
 def prompt_kind(value: object) -> str:
@@ -40,21 +42,21 @@ def _kind_of_ids(value: object) -> str:
 
 Prompt = Annotated[
     Annotated[StrictStr, Tag("<text>")]
-    | Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("<texts>")]
+    | Annotated[list[StrictStr], Field(fail_fast=True, max_length=BOUNDS.max_prompts), Tag("<texts>")]
     | Annotated[Items[TokenId], Tag("<ids>")]
-    | Annotated[list[Items[TokenId]], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("<id_lists>")],
+    | Annotated[list[Items[TokenId]], Field(fail_fast=True, max_length=BOUNDS.max_prompts), Tag("<id_lists>")],
     Discriminator(prompt_kind),
 ]
 
 
 Texts = Annotated[
     Annotated[StrictStr, Tag("<text>")]
-    | Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("<texts>")],
+    | Annotated[list[StrictStr], Field(fail_fast=True, max_length=BOUNDS.max_prompts), Tag("<texts>")],
     Discriminator(_kind_of_texts),
 ]
 Ids = Annotated[
     Annotated[Items[TokenId], Tag("<ids>")]
-    | Annotated[list[Items[TokenId]], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("<id_lists>")],
+    | Annotated[list[Items[TokenId]], Field(fail_fast=True, max_length=BOUNDS.max_prompts), Tag("<id_lists>")],
     Discriminator(_kind_of_ids),
 ]
 
@@ -125,7 +127,7 @@ class ChatMessage(Body):
         return message
 
 
-Messages = Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)]
+Messages = Annotated[list[ChatMessage], Field(fail_fast=True, max_length=BOUNDS.max_messages)]
 
 
 class Conversation(Body):
@@ -179,22 +181,20 @@ class ChatRequest(Sampling, Conversation):
         minimum=1,
     )
     logprobs: StrictBool | None = described("Report the log probability of each token of the answer.")
-    top_logprobs: Int64 | None = described(
-        "Report this many most likely tokens at each position; needs `logprobs`.", minimum=0, maximum=MAX_LOGPROBS
+    top_logprobs: Int64 | None = ranged(
+        "logprobs", "Report this many most likely tokens at each position; needs `logprobs`."
     )
 
     return_tokens_as_token_ids: StrictBool | None = described(_AS_IDS)
-    prompt_logprobs: Int64 | None = described(
-        "The same for the prompt's tokens, as `prompt_logprobs` of the answer or of its first chunk.",
-        minimum=0,
-        maximum=MAX_LOGPROBS,
+    prompt_logprobs: Int64 | None = ranged(
+        "logprobs", "The same for the prompt's tokens, as `prompt_logprobs` of the answer or of its first chunk."
     )
 
     def num_logprobs(self) -> int | None:
         """How many alternatives to report; None for no log probabilities. Raises `ParamError`."""
         count = self.top_logprobs
-        if count is not None and not 0 <= count <= MAX_LOGPROBS:
-            raise ParamError("top_logprobs", count, f"must be between 0 and {MAX_LOGPROBS}")
+        if count is not None and not RANGES["logprobs"].has(count):
+            raise ParamError("top_logprobs", count, RANGES["logprobs"].words)
         if not self.logprobs:
             if count:
                 raise ParamError("top_logprobs", count, "needs logprobs to be true")
@@ -228,7 +228,6 @@ class ChatRequest(Sampling, Conversation):
 
 class CompletionRequest(Sampling):
     NOT_YET: ClassVar[fields.Table] = fields.COMPLETION
-    DEFAULT_MAX_TOKENS: ClassVar[int] = 16
 
     prompt: Prompt = Field(description="A text, several texts, token ids, or several lists of token ids.")
     suffix: StrictStr | None = described(
@@ -239,21 +238,18 @@ class CompletionRequest(Sampling):
         "Begin the answer with the prompt, including special tokens; `logprobs` then reports its tokens, "
         "too. Allows `max_tokens` 0."
     )
-    logprobs: Int64 | None = described(
+    logprobs: Int64 | None = ranged(
+        "logprobs",
         "Report the log probability of each token, and this many most likely tokens at its position; "
         "`top_logprobs` has the token itself, too. `text_offset` is the position in the returned text of "
         "the character in which a token begins.",
-        minimum=0,
-        maximum=MAX_LOGPROBS,
     )
-    prompt_logprobs: Int64 | None = described(
-        "The same for the prompt's tokens, as `prompt_logprobs` of each choice.", minimum=0, maximum=MAX_LOGPROBS
+    prompt_logprobs: Int64 | None = ranged(
+        "logprobs", "The same for the prompt's tokens, as `prompt_logprobs` of each choice."
     )
     return_tokens_as_token_ids: StrictBool | None = described(_AS_IDS)
-    best_of: Int64 | None = described(
-        "Generate this many and return the `n` with the highest log probability per token; not in a stream.",
-        minimum=1,
-        maximum=MAX_N,
+    best_of: Int64 | None = ranged(
+        "n", "Generate this many and return the `n` with the highest log probability per token; not in a stream."
     )
 
     def prompts(self) -> list[str | list[int]]:
@@ -283,7 +279,6 @@ class GenerateRequest(GenerateSampling):
     """One of `prompt`, `text` and `input_ids`. Each field of `sampling_params` may stand beside it instead."""
 
     NOT_YET: ClassVar[fields.Table] = fields.GENERATE
-    DEFAULT_MAX_TOKENS: ClassVar[int] = 128
 
     prompt: StrictStr | None = described("A text.")
     text: Texts | None = described("SGLang's: a text, or several. The answer has SGLang's form.")
@@ -294,10 +289,9 @@ class GenerateRequest(GenerateSampling):
         "SGLang's: adds `output_token_logprobs` to `meta_info`, a triple of log probability, id and text "
         "for each token of the text. Not with `prompt`."
     )
-    top_logprobs_num: Int64 | None = described(
+    top_logprobs_num: Int64 | None = ranged(
+        "logprobs",
         "With `return_logprob`: report this many most likely tokens at each position, as `output_top_logprobs`.",
-        minimum=0,
-        maximum=MAX_LOGPROBS,
     )
     logprob_start_len: Int64 | None = described(
         "With `return_logprob`: report the prompt's tokens from this position on, too, as "
@@ -321,8 +315,8 @@ class GenerateRequest(GenerateSampling):
             if value is not None and value < least:
                 raise ParamError(name, value, f"must be at least {least}")
         count = self.top_logprobs_num or 0
-        if count > MAX_LOGPROBS:
-            raise ParamError("top_logprobs_num", count, f"must be between 0 and {MAX_LOGPROBS}")
+        if not RANGES["logprobs"].has(count):
+            raise ParamError("top_logprobs_num", count, RANGES["logprobs"].words)
         if not self.return_logprob:
             return {}
         if self.prompt is not None:
@@ -387,14 +381,11 @@ class DetokenizeRequest(Body):
     skip_special_tokens: StrictBool | None = described("Omit special tokens from the text; false by default.")
 
 
-MAX_INPUTS = 1024
-
-
 EmbeddingInput = Annotated[
     Annotated[StrictStr, Tag("<text>")]
-    | Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_INPUTS), Tag("<texts>")]
+    | Annotated[list[StrictStr], Field(fail_fast=True, max_length=BOUNDS.max_inputs), Tag("<texts>")]
     | Annotated[Items[TokenId], Tag("<ids>")]
-    | Annotated[list[Items[TokenId]], Field(fail_fast=True, max_length=MAX_INPUTS), Tag("<id_lists>")],
+    | Annotated[list[Items[TokenId]], Field(fail_fast=True, max_length=BOUNDS.max_inputs), Tag("<id_lists>")],
     Discriminator(prompt_kind),
 ]
 
@@ -402,7 +393,8 @@ EmbeddingInput = Annotated[
 class EmbeddingRequest(Body):
     model: StrictStr | None = described("The served model's name. Default: the served model.")
     input: EmbeddingInput = Field(
-        description=f"A text, up to {MAX_INPUTS} texts, token ids, or lists of token ids; each gets one embedding."
+        description=f"A text, up to {BOUNDS.max_inputs} texts, token ids, or lists of token ids; each gets one "
+        "embedding."
     )
     encoding_format: Literal["float", "base64"] | None = described(
         "`float` (default): lists of numbers. `base64`: their bytes as little-endian float32."

@@ -10,7 +10,7 @@ import msgspec
 
 from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.parsers import ids
-from minisgl.sampling_params import MAX_N, SamplingParams
+from minisgl.sampling_params import BOUNDS, RANGES, SamplingParams
 from minisgl.server.bodies import CompletionRequest
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import bad_value, param_errors
@@ -77,8 +77,8 @@ def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tupl
     best_of = n if completion.best_of is None else completion.best_of
     if best_of < n:
         raise bad_value("best_of", best_of, f"must be at least n, which is {n}")
-    if best_of > MAX_N:
-        raise bad_value("n" if completion.best_of is None else "best_of", best_of, f"must be at most {MAX_N}")
+    if not RANGES["n"].has(best_of):
+        raise bad_value("n" if completion.best_of is None else "best_of", best_of, RANGES["n"].words)
     if best_of > n and completion.stream:
         raise bad_value("best_of", best_of, "must equal n in a stream: the best are known at the end")
     echo = bool(completion.echo)
@@ -87,7 +87,7 @@ def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tupl
     if of_prompt is None and echo:
         of_prompt = logprobs
     with param_errors():
-        limit, only_prompt = asked_limit("max_tokens", completion.max_tokens, completion.DEFAULT_MAX_TOKENS)
+        limit, only_prompt = asked_limit("max_tokens", completion.max_tokens, BOUNDS.completion_tokens)
         sampling = completion.to_sampling(
             limit,
             defaults,

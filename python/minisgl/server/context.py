@@ -23,9 +23,9 @@ from minisgl.grammar.check import grammar_of
 from minisgl.grammar.sources import GrammarSource
 from minisgl.message import EngineReady
 from minisgl.metrics.server_metrics import Metrics
-from minisgl.sampling_params import SamplingParams
+from minisgl.sampling_params import BOUNDS, SamplingParams
 from minisgl.server.api_keys import KeyUse
-from minisgl.server.bodies import ChatMessage, Conversation
+from minisgl.server.bodies import TEMPLATE_NAMES, ChatMessage, Conversation
 from minisgl.server.errors import ApiError, bad_value, draining, engine_gone, param_errors
 from minisgl.server.fields import ENOUGH_CHARS, Side, chars_of
 from minisgl.server.responses.store import ResponseStore
@@ -38,16 +38,11 @@ from minisgl.utils.memory import MAPPED_BYTES, give_back
 if TYPE_CHECKING:
     from minisgl._rust import Gateway
 
-MAX_STOP_CHARS = 4096  # of one stop string
-MAX_CHOICES = 1024  # answers of one request: prompts times n
 MAX_MESSAGES_HERE = 16  # of a conversation that is rendered on the event loop
 CONTEXTS_BEFORE_CUT = 8  # of a prompt of which only the end is kept: it is encoded whole
 T = TypeVar("T")
 Running = tuple[int, str, Callable[[], None]]
 """What /abort_request may end: the number of its API key, its id, and how it ends."""
-TEMPLATE_NAMES = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self", "kwargs"}
-)
 
 
 class ServerContext:
@@ -116,8 +111,8 @@ class ServerContext:
     def check_room(self, num_prompts: int, num_tokens: int, n: int, key: int) -> None:
         """Whether as many prompts, of as many tokens together, `n` times, may be submitted. Raises `ApiError` 400 or
         429."""
-        if num_prompts * n > MAX_CHOICES:
-            raise bad_value("n", n, f"at most {MAX_CHOICES} answers in one request")
+        if num_prompts * n > BOUNDS.max_choices:
+            raise bad_value("n", n, f"at most {BOUNDS.max_choices} answers in one request")
         self.queue.check_room(num_prompts * n, num_tokens * n)
         self.keys.check(key, num_prompts * n)
 
@@ -372,5 +367,5 @@ def _kept(ids: Int32Array, keep: int | None, side: Side) -> Int32Array:
 
 def _check_stop(stop: tuple[str, ...], name: str) -> None:
     for text in stop:
-        if len(text) > MAX_STOP_CHARS:
-            raise bad_value(name, text, f"at most {MAX_STOP_CHARS} characters in a stop string")
+        if len(text) > BOUNDS.max_stop_chars:
+            raise bad_value(name, text, f"at most {BOUNDS.max_stop_chars} characters in a stop string")

@@ -10,13 +10,14 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictInt, StrictStr, Tag
 
+from minisgl.sampling_params import BOUNDS, RANGES
+
 Side = Literal["left", "right"] | None
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Int64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 T = TypeVar("T")
 # the first bad item is enough: to list a million findings takes long, and the event loop stands still meanwhile
 Items = Annotated[list[T], Field(fail_fast=True)]
-MAX_PARTS = 4096  # of one message
 
 
 def text_or_list(value: object) -> str:
@@ -25,13 +26,20 @@ def text_or_list(value: object) -> str:
 
 TextOrParts = Annotated[
     Annotated[StrictStr, Tag("<text>")]
-    | Annotated[list[T], Field(fail_fast=True, max_length=MAX_PARTS), Tag("<list>")],
+    | Annotated[list[T], Field(fail_fast=True, max_length=BOUNDS.max_parts), Tag("<list>")],
     Discriminator(text_or_list),
 ]
 
 
 def described(description: str, **bounds: Any) -> Any:
     return Field(default=None, description=description, json_schema_extra=bounds or None)
+
+
+def ranged(name: str, description: str) -> Any:
+    """A number that `SamplingParams.check` looks at."""
+    found = RANGES[name]
+    least = {"exclusiveMinimum" if found.is_open else "minimum": found.least if found.off is None else found.off}
+    return described(description, **least, **({} if found.most is None else {"maximum": found.most}))
 
 
 ENOUGH_CHARS = 1 << 16  # more are not counted

@@ -1,7 +1,7 @@
 """What the gateway is told once, as JSON, when the engine is ready: everything that an answer depends on beside its
 request (`rust/minisgl-gateway/src/config.rs` reads it).
 
-Invariants: values are those that the Python server itself uses, resolved.
+Invariants: values are those that the Python server itself uses, resolved; the gateway has no limit of its own.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from typing import Any
 import msgspec
 
 from minisgl.config import MAX_PRIORITY, ApiKey, Limits, ServerConfig
-from minisgl.sampling_params import MAX_LOGPROBS
+from minisgl.sampling_params import BOUNDS, LOGIT_BIAS, RANGES, Bounds, Range
 from minisgl.server.app import Application, model_list
-from minisgl.server.generation import MAX_LOGPROB_ENTRIES
+from minisgl.server.bodies import TEMPLATE_NAMES
 from minisgl.server.log import shows_access
 from minisgl.server.middleware import Callers
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat_template import ContentShape
 
+VERSION = 1
+"""Of what is told. The extension reads one, and refuses others."""
 BY_FIELDS = frozenset({"enable_thinking", "reasoning_effort"})
 """The arguments of a chat template that fields of requests set."""
 
@@ -35,9 +37,10 @@ class LogConfig(msgspec.Struct, frozen=True):
     probes: bool
 
 
-class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The fields are described where they are read."""
 
+    version: int = VERSION
     model_name: str
     aliases: list[str]
     any_model_name: bool
@@ -48,12 +51,13 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     tokenizer: dict[str, str]
     chat_templates: dict[str, Template]
     template_variables: list[str]
-    parses_chats: bool = False
+    template_names: list[str]
+    parses_chats: bool
     special_tokens: dict[str, str]
     defaults: dict[str, Any]
     limits: Limits
-    max_logprobs: int
-    max_logprob_entries: int
+    ranges: dict[str, Range]
+    bounds: Bounds
     max_priority: int
     api_key: str | None
     api_keys: tuple[ApiKey, ...]
@@ -84,12 +88,13 @@ def gateway_config(
         tokenizer=_tokenizer(tokenizer),
         chat_templates={name: Template(source, shape) for name, source, shape in tokenizer.templates()},
         template_variables=sorted(app.context.parsing.variables & BY_FIELDS),
+        template_names=sorted(TEMPLATE_NAMES),
         parses_chats=app.context.parsing.thinking is not None,
         special_tokens=tokenizer.special_tokens,
         defaults=dict(defaults),
         limits=config.limits,
-        max_logprobs=MAX_LOGPROBS,
-        max_logprob_entries=MAX_LOGPROB_ENTRIES,
+        ranges={**RANGES, "logit_bias": LOGIT_BIAS},
+        bounds=BOUNDS,
         max_priority=MAX_PRIORITY,
         api_key=config.api_key,
         api_keys=config.api_keys,

@@ -16,7 +16,7 @@ from typing import Any
 from minisgl.frontend.engine_client import EngineGone
 from minisgl.frontend.output_processor import Delta, Logprob, RequestState, Subscriber
 from minisgl.message import GRAMMAR_REFUSED, TokenLogprobs
-from minisgl.sampling_params import SamplingParams
+from minisgl.sampling_params import BOUNDS, SamplingParams
 from minisgl.server.context import Running, ServerContext
 from minisgl.server.errors import ApiError, bad_value, engine_error, engine_gone, grammar_refused, too_late
 from minisgl.server.lengths import Lengths, lengths
@@ -24,7 +24,6 @@ from minisgl.server.request import HttpRequest
 from minisgl.server.resume import Tokens, fingerprint
 from minisgl.step import FinishReason, Int32Array
 
-MAX_LOGPROB_ENTRIES = 1 << 18  # of one request, about 20 MB of its answer
 MANY_LOGPROBS = 4096  # as many are formatted in some 10 ms
 _ERROR = FinishReason.ERROR
 _NO_LOGPROBS = TokenLogprobs(0, 0.0, (), ())  # of what was shown elsewhere
@@ -374,22 +373,22 @@ class Generation:
 def _with_room_for_logprobs(
     found: Lengths, prompts: Sequence[Int32Array], sampling: SamplingParams, *, named: bool
 ) -> tuple[Lengths, bool]:
-    """Limits of lengths with which log probabilities stay within `MAX_LOGPROB_ENTRIES`, and whether they are many. A
-    length that the client `named` is not cut. Raises `ApiError` 400."""
+    """Limits of lengths with which log probabilities stay within `BOUNDS.max_logprob_entries`, and whether they are
+    many. A length that the client `named` is not cut. Raises `ApiError` 400."""
     of_prompts = 0 if sampling.prompt_logprobs is None else sum(map(len, prompts)) * (1 + sampling.prompt_logprobs)
     each = 0 if sampling.logprobs is None else 1 + sampling.logprobs
     by_prompt, n = found.by_prompt, sampling.n
     if each and not named:
-        most = (MAX_LOGPROB_ENTRIES // n - of_prompts) // (each * len(prompts))
+        most = (BOUNDS.max_logprob_entries // n - of_prompts) // (each * len(prompts))
         by_prompt = [max(1, min(length, most)) for length in by_prompt]
     count = n * (of_prompts + each * sum(by_prompt))
-    if count > MAX_LOGPROB_ENTRIES:
+    if count > BOUNDS.max_logprob_entries:
         field = "prompt_logprobs" if of_prompts > each * sum(by_prompt) else "logprobs"
         raise bad_value(
             field,
             getattr(sampling, field),
             f"n times max_tokens (and the prompt's tokens, with prompt_logprobs) times (1 + the most likely ones) are "
-            f"{count} log probabilities: at most {MAX_LOGPROB_ENTRIES} in one request",
+            f"{count} log probabilities: at most {BOUNDS.max_logprob_entries} in one request",
         )
     return Lengths(by_prompt, found.are_shortened), count > MANY_LOGPROBS
 

@@ -1,7 +1,7 @@
 """Fields of request bodies that become `SamplingParams`: how to sample, how to answer, and the form that an answer must
 have, in the fields of OpenAI, vLLM, SGLang and llama.cpp.
 
-Invariants: bounds that `SamplingParams.check` holds are repeated here for the page only; whichever field asks for a
+Invariants: numbers have the bounds of `SamplingParams.check` on the page only; whichever field asks for a
 form, the same form is the same source; null asks for nothing; two fields that ask for different forms are an error that
 names both.
 """
@@ -15,9 +15,9 @@ from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 
 from minisgl.config import MAX_PRIORITY
 from minisgl.grammar.sources import ANY_OBJECT, GrammarSource, Kind, the_one
-from minisgl.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_N, MAX_STOP_STRINGS, ParamError, SamplingParams
+from minisgl.sampling_params import BOUNDS, ParamError, SamplingParams
 from minisgl.server import fields
-from minisgl.server.fields import Body, Int64, Side, TokenId, described, text_or_list
+from minisgl.server.fields import Body, Int64, Side, TokenId, described, ranged, text_or_list
 
 MAX_CHOICE_TEXTS = 16_384
 MAX_WHITESPACE_CHARS = 64
@@ -154,12 +154,9 @@ def _source(kind: Kind, value: Any, field: str, whitespace: str | None) -> Gramm
     return GrammarSource(kind, value, field, whitespace)
 
 
-MAX_STOP_TOKEN_IDS = 256
-MAX_ALLOWED_TOKEN_IDS = 16_384
-
 Stop = Annotated[
     Annotated[StrictStr, Tag("<text>")]
-    | Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_STOP_STRINGS), Tag("<list>")],
+    | Annotated[list[StrictStr], Field(fail_fast=True, max_length=BOUNDS.max_stop_strings), Tag("<list>")],
     Discriminator(text_or_list),
 ]
 
@@ -176,47 +173,47 @@ class Sampling(Structured):
     ALIASES: ClassVar[dict[str, str]] = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 
     model: StrictStr | None = described("The served model's name; any other is 404. Default: the served model.")
-    temperature: float | None = described(
-        "0 is greedy: the most likely token, the lowest id on ties.", minimum=0, maximum=2
+    temperature: float | None = ranged("temperature", "0 is greedy: the most likely token, the lowest id on ties.")
+    top_p: float | None = ranged(
+        "top_p", "Sample from the fewest most likely tokens whose probabilities reach this; 0 is greedy."
     )
-    top_p: float | None = described(
-        "Sample from the fewest most likely tokens whose probabilities reach this; 0 is greedy.", minimum=0, maximum=1
-    )
-    top_k: Int64 | None = described("Sample from the k most likely tokens; 0 and -1 mean all.", minimum=-1)
-    min_p: float | None = described(
-        "Exclude tokens that are less likely than this share of the most likely one.", minimum=0, maximum=1
-    )
+    top_k: Int64 | None = ranged("top_k", "Sample from the k most likely tokens; 0 and -1 mean all.")
+    min_p: float | None = ranged("min_p", "Exclude tokens that are less likely than this share of the most likely one.")
     seed: Int64 | None = described("The same seed gives the same text, whatever else runs. Default: random.")
-    n: Int64 | None = described("Answers per prompt; the prompt is computed once.", minimum=1, maximum=MAX_N)
+    n: Int64 | None = ranged("n", "Answers per prompt; the prompt is computed once.")
     max_tokens: Int64 | None = described(
         "Limit of generated tokens. The context is a limit in any case; -1 means no other.", minimum=-1
     )
-    min_tokens: Int64 | None = described(
-        "No stop string or stop token ends the answer before this many tokens.", minimum=0
+    min_tokens: Int64 | None = ranged(
+        "min_tokens", "No stop string or stop token ends the answer before this many tokens."
     )
-    stop: Stop | None = described(f"Up to {MAX_STOP_STRINGS} texts that end the answer; they are not part of it.")
-    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_TOKEN_IDS)] | None = described(
-        "More token ids that end the answer; they are not part of its text. An id beyond the vocabulary is an error."
+    stop: Stop | None = described(
+        f"Up to {BOUNDS.max_stop_strings} texts that end the answer; they are not part of it."
+    )
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=BOUNDS.max_stop_token_ids)] | None = (
+        described(
+            "More token ids that end the answer; they are not part of its text. An id beyond the vocabulary is an "
+            "error."
+        )
     )
     ignore_eos: StrictBool | None = described("Continue after the model's own end-of-sequence tokens.")
-    frequency_penalty: float | None = described(
-        "Subtracted from a token's logit for each time that the answer has it already.", minimum=-2, maximum=2
+    frequency_penalty: float | None = ranged(
+        "frequency_penalty", "Subtracted from a token's logit for each time that the answer has it already."
     )
-    presence_penalty: float | None = described(
-        "Subtracted from a token's logit once if the answer has it already.", minimum=-2, maximum=2
+    presence_penalty: float | None = ranged(
+        "presence_penalty", "Subtracted from a token's logit once if the answer has it already."
     )
-    repetition_penalty: float | None = described(
+    repetition_penalty: float | None = ranged(
+        "repetition_penalty",
         "Divides positive logits of tokens in the prompt or answer and multiplies negative ones. 1: off.",
-        exclusiveMinimum=0,
-        maximum=10,
     )
-    logit_bias: Annotated[dict[StrictStr, float], Field(max_length=MAX_LOGIT_BIAS)] | None = described(
+    logit_bias: Annotated[dict[StrictStr, float], Field(max_length=BOUNDS.max_logit_bias)] | None = described(
         "Token id (as a string) to a number from -100 to 100 that is added to its logit."
     )
     allowed_token_ids: (
-        Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None
+        Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=BOUNDS.max_allowed_token_ids)] | None
     ) = described("Only these token ids are generated.")
-    bad_words: Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_BAD_WORDS)] | None = described(
+    bad_words: Annotated[list[StrictStr], Field(fail_fast=True, max_length=BOUNDS.max_bad_words)] | None = described(
         "Texts that are not generated: their tokens at the beginning of a text and after a space."
     )
     stream: StrictBool | None = described("Send the answer as it is generated.")

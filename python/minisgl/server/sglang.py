@@ -18,7 +18,7 @@ from fastapi.responses import Response
 
 from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.parsers import ids
-from minisgl.sampling_params import ParamError, SamplingParams
+from minisgl.sampling_params import BOUNDS, ParamError, SamplingParams
 from minisgl.server.bodies import AbortGenerate, GenerateRequest, GenerateSampling
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
@@ -199,7 +199,7 @@ async def generate_endpoint(context: ServerContext, generate: GenerateRequest) -
     if context.check_model(fields.model) != context.check_model(generate.model):
         raise bad_value("model", fields.model, "name an adapter beside sampling_params, not in it")
     with _named(names):
-        limit, only_prompt = asked_limit("max_tokens", fields.max_tokens, GenerateRequest.DEFAULT_MAX_TOKENS)
+        limit, only_prompt = asked_limit("max_tokens", fields.max_tokens, BOUNDS.generate_tokens)
         sampling = fields.to_sampling(limit, context.defaults, **generate.logprob_fields())
         if sampling.n != 1 and field == "prompt":
             raise ParamError("n", sampling.n, "must be 1 here")

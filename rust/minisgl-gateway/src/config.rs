@@ -5,10 +5,17 @@ use std::collections::BTreeMap;
 use minisgl_text::{ChatTemplateSource, TokenizerSource};
 use serde::Deserialize;
 
+use crate::message::SamplingParams;
+
+/// Of what is told. Another one is refused.
+pub const VERSION: u32 = 1;
+
 /// Everything that an answer depends on beside its request.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GatewayConfig {
+    /// See [`VERSION`].
+    pub version: u32,
     /// The name that clients ask for.
     pub model_name: String,
     /// Other names of the same model.
@@ -29,8 +36,9 @@ pub struct GatewayConfig {
     pub chat_templates: BTreeMap<String, ChatTemplateSource>,
     /// Arguments of the `default` one that fields of requests set.
     pub template_variables: Vec<String>,
+    /// Arguments that a request's own fields set, and `chat_template_kwargs` may not.
+    pub template_names: Vec<String>,
     /// Answers to conversations are taken apart: what the model thinks is told from the content.
-    #[serde(default)]
     pub parses_chats: bool,
     /// Named special tokens, variables of the templates.
     pub special_tokens: BTreeMap<String, String>,
@@ -38,10 +46,10 @@ pub struct GatewayConfig {
     pub defaults: serde_json::Map<String, serde_json::Value>,
     /// What the HTTP side takes on.
     pub limits: Limits,
-    /// The most likely tokens that are reported at one position.
-    pub max_logprobs: i64,
-    /// Log probabilities of one request.
-    pub max_logprob_entries: i64,
+    /// What numbers of a request may be.
+    pub ranges: Ranges,
+    /// How much one request may name.
+    pub bounds: Bounds,
     /// How far from 0 a priority may be, where no key says less.
     pub max_priority: i64,
     /// Without it nothing but `/livez` and `/readyz` is answered.
@@ -55,6 +63,110 @@ pub struct GatewayConfig {
     pub cors_origins: Vec<String>,
     /// How answered requests are logged.
     pub log: LogConfig,
+}
+
+impl GatewayConfig {
+    /// Reads it; the version first, so that another one is not taken for a mistake.
+    pub fn read(json: &str) -> Result<GatewayConfig, String> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        let Versioned { version } = serde_json::from_str(json).map_err(|error| error.to_string())?;
+        if version != VERSION {
+            return Err(format!(
+                "it has version {version}, the extension reads {VERSION}: build the extension again"
+            ));
+        }
+        serde_json::from_str(json).map_err(|error| error.to_string())
+    }
+}
+
+/// See `minisgl.sampling_params.Range`.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Range {
+    pub least: f64,
+    pub most: Option<f64>,
+    pub off: Option<f64>,
+    pub is_open: bool,
+}
+
+impl Range {
+    /// Whether a value is one of them.
+    pub fn has(&self, value: f64) -> bool {
+        let above = if self.is_open {
+            value > self.least
+        } else {
+            value >= self.least
+        };
+        (above && self.most.is_none_or(|most| value <= most)) || self.off == Some(value)
+    }
+}
+
+/// See `minisgl.sampling_params.RANGES`; and of what is added to logits.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Ranges {
+    pub max_tokens: Range,
+    pub min_tokens: Range,
+    pub temperature: Range,
+    pub top_k: Range,
+    pub top_p: Range,
+    pub n: Range,
+    pub logprobs: Range,
+    pub prompt_logprobs: Range,
+    pub min_p: Range,
+    pub frequency_penalty: Range,
+    pub presence_penalty: Range,
+    pub repetition_penalty: Range,
+    pub logit_bias: Range,
+}
+
+impl Ranges {
+    /// Whether the numbers of `params` are in their ranges: the first part of `SamplingParams.check`.
+    pub fn have(&self, params: &SamplingParams) -> bool {
+        let whole = |value: i64| value as f64;
+        let has = |range: &Range, value: Option<i64>| value.is_none_or(|one| range.has(whole(one)));
+        has(&self.max_tokens, params.max_tokens)
+            && has(&self.min_tokens, Some(params.min_tokens))
+            && has(&self.top_k, Some(params.top_k))
+            && has(&self.n, Some(params.n))
+            && has(&self.logprobs, params.logprobs)
+            && has(&self.prompt_logprobs, params.prompt_logprobs)
+            && self.temperature.has(params.temperature)
+            && self.top_p.has(params.top_p)
+            && self.min_p.has(params.min_p)
+            && self.frequency_penalty.has(params.frequency_penalty)
+            && self.presence_penalty.has(params.presence_penalty)
+            && self.repetition_penalty.has(params.repetition_penalty)
+            && params.logit_bias.iter().all(|(_, value)| self.logit_bias.has(*value))
+            && params.max_tokens.is_none_or(|most| params.min_tokens <= most)
+    }
+}
+
+/// See `minisgl.sampling_params.Bounds`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Bounds {
+    pub max_stop_strings: usize,
+    pub max_stop_chars: usize,
+    pub max_stop_token_ids: usize,
+    pub max_logit_bias: usize,
+    pub max_bad_words: usize,
+    pub max_bad_word_chars: usize,
+    pub max_allowed_token_ids: usize,
+    pub max_messages: usize,
+    pub max_parts: usize,
+    pub max_prompts: usize,
+    pub max_inputs: usize,
+    pub max_choices: usize,
+    pub max_logprob_entries: i64,
+    pub completion_tokens: i64,
+    pub generate_tokens: i64,
 }
 
 /// See `minisgl.config.ApiKey`, which has more; 0 is no limit.

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
+use minisgl_gateway::config::GatewayConfig;
 use minisgl_gateway::keys::KeyCounts;
 use minisgl_gateway::server::Gateway as Served;
 use pyo3::exceptions::{PyOSError, PyValueError};
@@ -45,7 +46,7 @@ impl Gateway {
     }
 
     fn serve(&self, py: Python<'_>, config: &str, form: Py<PyAny>) -> PyResult<Vec<String>> {
-        let found = serde_json::from_str(config)
+        let found = GatewayConfig::read(config)
             .map_err(|error| PyValueError::new_err(format!("the gateway's configuration: {error}")))?;
         let ask = Box::new(move |question: &str| {
             Python::attach(|py| {

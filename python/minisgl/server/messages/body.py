@@ -9,10 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 
-from minisgl.sampling_params import MAX_STOP_STRINGS
+from minisgl.sampling_params import BOUNDS
 from minisgl.server import fields
 from minisgl.server.answers import _Answer
-from minisgl.server.bodies import MAX_MESSAGES
 from minisgl.server.fields import Body, Int64, TextOrParts, described
 from minisgl.server.sampling_fields import Sampling
 
@@ -106,12 +105,14 @@ class AnthropicOutputConfig(Body):
 class AnthropicConversation(Body):
     """What both have."""
 
-    messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)] = Field(
-        description="The conversation: texts, or lists of `text`, `thinking`, `tool_use` and `tool_result` blocks. "
-        "The answer continues an assistant message at its end."
+    messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=BOUNDS.max_messages)] = (
+        Field(
+            description="The conversation: texts, or lists of `text`, `thinking`, `tool_use` and `tool_result` blocks. "
+            "The answer continues an assistant message at its end."
+        )
     )
     system: Texts | None = described("A system message before all others.")
-    tools: Annotated[list[AnthropicTool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = described(
+    tools: Annotated[list[AnthropicTool], Field(fail_fast=True, max_length=BOUNDS.max_messages)] | None = described(
         "Tools that the model may call."
     )
     tool_choice: AnthropicToolChoice | None = described("`auto`, `any`, `tool` with its `name`, or `none`.")
@@ -129,8 +130,8 @@ class MessagesRequest(Sampling, AnthropicConversation):
     NOT_YET: ClassVar[fields.Table] = fields.MESSAGES
 
     max_tokens: Int64 = Field(description="Limit of generated tokens.", json_schema_extra={"minimum": 1})
-    stop_sequences: Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)] | None = described(
-        f"Up to {MAX_STOP_STRINGS} texts that end the answer; `stop_sequence` says which one did."
+    stop_sequences: Annotated[list[StrictStr], Field(fail_fast=True, max_length=BOUNDS.max_stop_strings)] | None = (
+        described(f"Up to {BOUNDS.max_stop_strings} texts that end the answer; `stop_sequence` says which one did.")
     )
 
 

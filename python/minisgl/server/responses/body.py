@@ -9,11 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 
-from minisgl.sampling_params import MAX_LOGPROBS
+from minisgl.sampling_params import BOUNDS
 from minisgl.server import fields
 from minisgl.server.answers import ContentLogprob, _Answer
-from minisgl.server.bodies import MAX_MESSAGES
-from minisgl.server.fields import MAX_PARTS, Body, Int64, TextOrParts, described, text_or_list
+from minisgl.server.fields import Body, Int64, TextOrParts, described, ranged, text_or_list
 from minisgl.server.sampling_fields import Sampling
 
 MAX_METADATA = 16  # pairs
@@ -60,8 +59,8 @@ class ReasoningPart(Body):
 class ReasoningItem(Body):
     type: Literal["reasoning"]
     id: StrictStr | None = None
-    summary: Annotated[list[ReasoningPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
-    content: Annotated[list[ReasoningPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
+    summary: Annotated[list[ReasoningPart], Field(fail_fast=True, max_length=BOUNDS.max_parts)] | None = None
+    content: Annotated[list[ReasoningPart], Field(fail_fast=True, max_length=BOUNDS.max_parts)] | None = None
 
 
 class ReferenceItem(Body):
@@ -89,7 +88,7 @@ Item = Annotated[
 ]
 Input = Annotated[
     Annotated[StrictStr, Tag("<text>")]
-    | Annotated[list[Item], Field(fail_fast=True, max_length=MAX_MESSAGES), Tag("<list>")],
+    | Annotated[list[Item], Field(fail_fast=True, max_length=BOUNDS.max_messages), Tag("<list>")],
     Discriminator(text_or_list),
 ]
 
@@ -111,7 +110,7 @@ class ResponseToolChoice(Body):
     type: Literal["function", "allowed_tools"]
     name: StrictStr | None = None
     mode: Literal["auto", "required"] | None = None
-    tools: Annotated[list[ResponseToolName], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[ResponseToolName], Field(fail_fast=True, max_length=BOUNDS.max_messages)] | None = None
 
 
 def _choice_kind(value: object) -> str:
@@ -150,7 +149,7 @@ class ResponsesRequest(Sampling):
         "A system message before all others; it does not apply to later answers."
     )
     previous_response_id: StrictStr | None = described("Continues from the input and output of that stored answer.")
-    tools: Annotated[list[ResponseTool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = described(
+    tools: Annotated[list[ResponseTool], Field(fail_fast=True, max_length=BOUNDS.max_messages)] | None = described(
         "Functions that the model may call."
     )
     tool_choice: (
@@ -166,9 +165,7 @@ class ResponsesRequest(Sampling):
     reasoning: ResponseReasoning | None = described("`effort` as `reasoning_effort` in the chat API.")
     max_output_tokens: Int64 | None = described("Limit of generated tokens, reasoning included.", minimum=1)
     max_tool_calls: Int64 | None = described("Without effect: it limits built-in tools, and there are none.", minimum=1)
-    top_logprobs: Int64 | None = described(
-        "Report this many most likely tokens at each position of the text.", minimum=0, maximum=MAX_LOGPROBS
-    )
+    top_logprobs: Int64 | None = ranged("logprobs", "Report this many most likely tokens at each position of the text.")
     include: list[StrictStr] | None = described(
         "`message.output_text.logprobs` reports log probabilities; other values have no effect."
     )

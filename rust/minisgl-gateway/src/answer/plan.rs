@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use crate::config::GatewayConfig;
+use crate::config::{Bounds, GatewayConfig};
 use crate::forms::Form;
 use crate::message::SamplingParams;
 use crate::metrics::Reason;
@@ -92,25 +92,6 @@ pub struct Plan {
     pub include_usage: bool,
 }
 
-const MAX_N: i64 = 128;
-const MAX_STOP_STRINGS: usize = 64;
-const MAX_STOP_CHARS: usize = 4096;
-const MAX_STOP_TOKEN_IDS: usize = 256;
-const MAX_LOGIT_BIAS: usize = 1024;
-const MAX_MESSAGES: usize = 4096;
-const MAX_PARTS: usize = 4096;
-const MAX_PROMPTS: usize = 256;
-const MAX_CHOICES: usize = 1024;
-const TEMPLATE_NAMES: [&str; 7] = [
-    "messages",
-    "tools",
-    "documents",
-    "add_generation_prompt",
-    "continue_final_message",
-    "self",
-    "kwargs",
-];
-
 impl Plan {
     /// Its answer is to have this form.
     pub fn bind(&mut self, form: &Form) -> Result<(), Reason> {
@@ -134,7 +115,7 @@ pub fn plan(endpoint: Endpoint, body: &[u8], config: &GatewayConfig) -> Result<P
         Input::Prompts(prompts) => prompts.len(),
         Input::Conversation { .. } => 1,
     };
-    if prompts == 0 || prompts > MAX_PROMPTS || prompts * found.n > MAX_CHOICES {
+    if prompts == 0 || prompts > config.bounds.max_prompts || prompts * found.n > config.bounds.max_choices {
         return Err(Reason::Error);
     }
     Ok(found)
@@ -174,11 +155,11 @@ fn chat(mut body: ChatBody, config: &GatewayConfig) -> Result<Plan, Reason> {
     let names_length = limit.is_some();
     let limit = limit.or_else(|| config.defaults.get("max_tokens").and_then(Value::as_i64));
     let (variables, ignored) = variables(&mut body, config)?;
-    sure(!body.messages.is_empty() && body.messages.len() <= MAX_MESSAGES)?;
+    sure(!body.messages.is_empty() && body.messages.len() <= config.bounds.max_messages)?;
     let messages = body
         .messages
         .into_iter()
-        .map(|message| for_template(message.0))
+        .map(|message| for_template(message.0, &config.bounds))
         .collect::<Result<_, _>>()?;
     let input = Input::Conversation {
         messages,
@@ -240,7 +221,7 @@ fn variables(body: &mut ChatBody, config: &GatewayConfig) -> Result<(Map<String,
         found.insert("enable_thinking".into(), thinks.into());
     }
     found.extend(body.chat_template_kwargs.take().unwrap_or_default());
-    sure(found.keys().all(|name| !TEMPLATE_NAMES.contains(&name.as_str())))?;
+    sure(found.keys().all(|name| !config.template_names.contains(name)))?;
     if !matches!(body.verbosity, None | Some(Verbosity::Medium)) {
         ignored.push("verbosity");
     }
@@ -248,7 +229,7 @@ fn variables(body: &mut ChatBody, config: &GatewayConfig) -> Result<(Map<String,
 }
 
 /// `ChatMessage.for_template`.
-fn for_template(message: Message) -> Result<Value, Reason> {
+fn for_template(message: Message, bounds: &Bounds) -> Result<Value, Reason> {
     let is_assistant = message.role == Role::Assistant;
     let has_refusal = matches!(&message.content, Some(Content::Parts(parts))
         if parts.iter().any(|part| matches!(part, Part::Refusal { .. })));
@@ -264,7 +245,7 @@ fn for_template(message: Message) -> Result<Value, Reason> {
     let refusal = message.refusal.unwrap_or_default();
     let content = match message.content {
         Some(Content::Parts(parts)) => {
-            sure(parts.len() <= MAX_PARTS)?;
+            sure(parts.len() <= bounds.max_parts)?;
             let texts = parts.into_iter().map(|part| match part {
                 Part::Text { text } => text,
                 Part::Refusal { refusal } => refusal,
@@ -297,7 +278,10 @@ fn completion(mut body: CompletionBody, config: &GatewayConfig) -> Result<Plan, 
     common.logprobs = body.logprobs;
     does(body.echo != Some(true))?;
     does(body.best_of.is_none_or(|best_of| best_of == common.n.unwrap_or(1)))?;
-    let (limit, names_length) = (common.max_tokens.unwrap_or(16), common.max_tokens.is_some());
+    let (limit, names_length) = (
+        common.max_tokens.unwrap_or(config.bounds.completion_tokens),
+        common.max_tokens.is_some(),
+    );
     finished(
         Endpoint::Completion,
         common,
@@ -334,7 +318,10 @@ fn generate(mut body: GenerateBody, config: &GatewayConfig) -> Result<Plan, Reas
     }
     sure(common.n.is_none_or(|n| n == 1))?;
     let prompt = body.prompt.ok_or(Reason::Error)?;
-    let (limit, names_length) = (common.max_tokens.unwrap_or(128), common.max_tokens.is_some());
+    let (limit, names_length) = (
+        common.max_tokens.unwrap_or(config.bounds.generate_tokens),
+        common.max_tokens.is_some(),
+    );
     finished(
         Endpoint::Generate,
         common,
@@ -441,7 +428,7 @@ fn sampling(common: Common, limit: Option<i64>, n: i64, config: &GatewayConfig) 
             "repetition_penalty",
             plain.repetition_penalty,
         ),
-        logit_bias: logit_bias(common.logit_bias.unwrap_or_default(), config.vocab_size)?,
+        logit_bias: logit_bias(common.logit_bias.unwrap_or_default(), config)?,
         seed: common.seed,
         stop: common.stop,
         stop_token_ids: common.stop_token_ids.into_iter().map(i64::from).collect(),
@@ -449,54 +436,33 @@ fn sampling(common: Common, limit: Option<i64>, n: i64, config: &GatewayConfig) 
         logprobs: common.logprobs,
         ..plain
     };
-    sure(
-        found
-            .logprobs
-            .is_none_or(|count| !config.simulated && (0..=config.max_logprobs).contains(&count)),
-    )?;
-    sure((1..=MAX_N).contains(&n) && in_range(&found) && fits_vocabulary(&found, config.vocab_size))?;
-    Ok(found)
+    sure(!config.simulated || found.logprobs.is_none())?;
+    // every choice is a request of its own
+    let asked = SamplingParams { n, ..found };
+    sure(config.ranges.have(&asked) && has_fitting_lists(&asked, config))?;
+    Ok(SamplingParams { n: plain.n, ..asked })
 }
 
-fn logit_bias(given: Map<String, Value>, vocab_size: u32) -> Result<Vec<(i64, f64)>, Reason> {
-    sure(given.len() <= MAX_LOGIT_BIAS)?;
+fn logit_bias(given: Map<String, Value>, config: &GatewayConfig) -> Result<Vec<(i64, f64)>, Reason> {
+    sure(given.len() <= config.bounds.max_logit_bias)?;
     let mut found = Vec::with_capacity(given.len());
     for (key, value) in given {
         sure(key == "0" || !key.starts_with('0'))?; // "7" and "07" would be the same id
         sure(!key.is_empty() && key.bytes().all(|byte| byte.is_ascii_digit()))?;
         let id: u32 = key.parse().map_err(|_| Reason::Error)?;
         let value = value.as_f64().ok_or(Reason::Error)?;
-        sure(id < vocab_size && (-100.0..=100.0).contains(&value))?;
+        sure(id < config.vocab_size)?;
         found.push((i64::from(id), value));
     }
     Ok(found)
 }
 
-/// `SamplingParams.check`.
-fn in_range(params: &SamplingParams) -> bool {
-    params
-        .max_tokens
-        .is_none_or(|most| most >= 1 && params.min_tokens <= most)
-        && params.min_tokens >= 0
-        && (0.0..=2.0).contains(&params.temperature)
-        && (params.top_k == -1 || params.top_k >= 1)
-        && (0.0..=1.0).contains(&params.top_p)
-        && (0.0..=1.0).contains(&params.min_p)
-        && (-2.0..=2.0).contains(&params.frequency_penalty)
-        && (-2.0..=2.0).contains(&params.presence_penalty)
-        && params.repetition_penalty > 0.0
-        && params.repetition_penalty <= 10.0
-        && params.stop.len() <= MAX_STOP_STRINGS
-        && params
-            .stop
-            .iter()
-            .all(|text| !text.is_empty() && text.chars().count() <= MAX_STOP_CHARS)
-        && params.stop_token_ids.len() <= MAX_STOP_TOKEN_IDS
-}
-
-fn fits_vocabulary(params: &SamplingParams, vocab_size: u32) -> bool {
-    params
-        .stop_token_ids
-        .iter()
-        .all(|&id| (0..i64::from(vocab_size)).contains(&id))
+/// What else `SamplingParams.check` and the model ask.
+fn has_fitting_lists(params: &SamplingParams, config: &GatewayConfig) -> bool {
+    let (bounds, ids) = (&config.bounds, 0..i64::from(config.vocab_size));
+    let fits = |text: &String| !text.is_empty() && text.chars().count() <= bounds.max_stop_chars;
+    params.stop.len() <= bounds.max_stop_strings
+        && params.stop.iter().all(fits)
+        && params.stop_token_ids.len() <= bounds.max_stop_token_ids
+        && params.stop_token_ids.iter().all(|id| ids.contains(id))
 }

@@ -218,7 +218,12 @@ impl Worker {
             plan.names_length,
             self.num_in_flight(),
         );
-        let fits = found.fit_logprobs(&plan.sampling, plan.n, plan.names_length, config.max_logprob_entries);
+        let fits = found.fit_logprobs(
+            &plan.sampling,
+            plan.n,
+            plan.names_length,
+            config.bounds.max_logprob_entries,
+        );
         fits.then_some(()).ok_or(Reason::Error)?;
         if found.are_shortened {
             let count = found.by_prompt.len() * plan.n;

@@ -6,15 +6,15 @@ use serde_json::{Value, json};
 
 use super::fields::Prompt;
 use super::plan::{Endpoint, Input, Plan, plan};
-use crate::config::GatewayConfig;
+use crate::config::{GatewayConfig, VERSION};
 
 pub(crate) fn config(changes: Value) -> GatewayConfig {
     let mut found = json!({
-        "model_name": "echo", "aliases": ["also"], "template_variables": [], "max_logprobs": 20, "max_logprob_entries": 1000,
+        "model_name": "echo", "aliases": ["also"], "parses_chats": false, "template_variables": [], "template_names": ["messages"], "version": VERSION,
         "max_priority": 100, "any_model_name": false, "models": "{}", "max_seq_len": 100, "vocab_size": 50,
         "simulated": false, "tokenizer": {"text": ""}, "special_tokens": {}, "defaults": {}, "api_key": null, "api_keys": [],
         "chat_templates": {"default": {"source": "", "content": "string"}}, "hosts": null, "cors_origins": [],
-        "log": {"json": false, "access": true, "probes": false},
+        "ranges": ranges(), "bounds": bounds(), "log": {"json": false, "access": true, "probes": false},
         "limits": {"max_queued_requests": 1, "max_queued_tokens": 1, "max_body_bytes": 1, "max_encoding_bytes": 1,
             "request_timeout": null, "slow_client_timeout": 1.0, "keep_alive_timeout": 1, "step_timeout": 1.0,
             "drain_timeout": 1.0, "adaptive_max_tokens": null, "context_margin": 0},
@@ -23,6 +23,40 @@ pub(crate) fn config(changes: Value) -> GatewayConfig {
         found[name] = value.clone();
     }
     serde_json::from_value(found).unwrap()
+}
+
+fn ranges() -> Value {
+    let range = |least: f64, most: Option<f64>| json!({"least": least, "most": most, "off": null, "is_open": false});
+    let unit = range(0.0, Some(1.0));
+    let (penalty, logprobs) = (range(-2.0, Some(2.0)), range(0.0, Some(20.0)));
+    json!({
+        "max_tokens": range(1.0, None), "min_tokens": range(0.0, None), "temperature": range(0.0, Some(2.0)),
+        "top_k": {"least": 1, "most": null, "off": -1, "is_open": false}, "top_p": unit, "min_p": unit,
+        "n": range(1.0, Some(128.0)), "logprobs": logprobs, "prompt_logprobs": logprobs,
+        "frequency_penalty": penalty, "presence_penalty": penalty, "logit_bias": range(-100.0, Some(100.0)),
+        "repetition_penalty": {"least": 0, "most": 10, "off": null, "is_open": true},
+    })
+}
+
+fn bounds() -> Value {
+    json!({
+        "max_stop_strings": 64, "max_stop_chars": 4096, "max_stop_token_ids": 256, "max_logit_bias": 1024,
+        "max_bad_words": 256, "max_bad_word_chars": 256, "max_allowed_token_ids": 16384, "max_messages": 4096,
+        "max_parts": 4096, "max_prompts": 256, "max_inputs": 1024, "max_choices": 1024, "max_logprob_entries": 1000,
+        "completion_tokens": 16, "generate_tokens": 128,
+    })
+}
+
+#[test]
+fn a_configuration_of_another_version_is_refused_by_its_number() {
+    let error = GatewayConfig::read(r#"{"version": 0, "no_such_field": 1}"#).unwrap_err();
+    assert!(error.starts_with("it has version 0, the extension reads 1"), "{error}");
+    assert!(
+        GatewayConfig::read(r#"{"version": 1}"#)
+            .unwrap_err()
+            .contains("missing field")
+    );
+    assert!(GatewayConfig::read("{}").unwrap_err().contains("version"));
 }
 
 fn planned(endpoint: Endpoint, body: &Value, config: &GatewayConfig) -> Option<Plan> {
