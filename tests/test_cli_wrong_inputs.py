@@ -13,6 +13,7 @@ import pytest
 
 from minisgl import cli
 from minisgl.supervisor import start
+from minisgl.weights import hub
 
 ECHO = ("--engine", "echo")
 RUN = ("--num-sequences", "1", "--repeats", "1", *ECHO)
@@ -70,6 +71,14 @@ WRONG: dict[tuple[str, ...], str] = {
     ("replay", "nofile"): "nofile: No such file",
     ("replay", "folder"): "folder: Is a directory",
     ("replay", "bytes"): "bytes",
+    ("pull",): "MODEL",
+    ("pull", "justaname"): "justaname: no such folder, and not a hub id",
+    ("pull", "https://example.org/a/b"): "https://example.org/a/b: no address of a hub",
+    ("pull", "a/b", "--model-source", "nosuch"): "--model-source",
+    ("pull", "a/b:Q4_0"): "--model a/b:Q4_0: Hugging Face cannot be reached",
+    ("list", "a/b"): "a/b",
+    ("rm",): "MODEL",
+    ("rm", "a/b"): "a/b: is not listed: see minisgl list",
     ("doctor", "--nosuch"): "--nosuch",
     ("bench", "nosuch"): "nosuch",
     ("bench", "offline", "--num-sequences", "0", *ECHO): "--num-sequences 0",
@@ -89,6 +98,9 @@ WRONG: dict[tuple[str, ...], str] = {
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The current folder, with files of other kinds."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr(hub, "FIRST_WAIT_S", 0.0)
     for folder in ("folder", "broken"):
         Path(folder).mkdir()
     Path("folder/file").write_text("text")

@@ -152,6 +152,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tokenizer",  # what it refuses
         "bench",
         "routing.api",  # names
+        "weights.sources",
+        "weights.hub_cache",
+        "weights.hub_names",
         "config",
         "sampling_params",
         "utils",

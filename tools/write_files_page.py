@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from minisgl.weights import gguf_config
+from minisgl.weights import gguf_config, hub_names
 
 PAGE = Path(__file__).parents[1] / "docs" / "files.md"
 MARKED = re.compile(r"(<!-- begin (\S+) gguf -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -46,7 +46,16 @@ def tokenizers() -> str:
     )
 
 
-PARTS: dict[str, Callable[[], str]] = {"architectures": architectures, "types": types, "tokenizers": tokenizers}
+def short_names() -> str:
+    return table(("short name", "stands for"), ((f"`{name}`", f"`{full}`") for name, full in hub_names.SHORT.items()))
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "short_names": short_names,
+    "architectures": architectures,
+    "types": types,
+    "tokenizers": tokenizers,
+}
 
 
 def written(page: str) -> str:

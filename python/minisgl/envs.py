@@ -250,6 +250,47 @@ def cache_dir() -> Path:
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "minisgl"
 
 
+def hf_home() -> Path:
+    """Hugging Face's folder, by its own variables."""
+    if own := os.environ.get("HF_HOME"):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "huggingface"
+
+
+def hf_cache_dir() -> Path:
+    """Where huggingface_hub keeps what it fetched, and `--model OWNER/REPO`, too; not created here."""
+    own = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return Path(own).expanduser() if own else hf_home() / "hub"
+
+
+def hub_endpoint(name: str, default: str) -> str:
+    """The address of a hub, by the variable that its own client has for it."""
+    value = os.environ.get(name, "").strip().rstrip("/") or default
+    if not value.startswith(("http://", "https://")):
+        raise EnvError(f"{name}: {value!r}: must begin with http:// or https://")
+    return value
+
+
+def hub_token(name: str) -> str | None:
+    """What this user shows a hub: `name`; of Hugging Face also what `hf auth login` has kept."""
+    if value := os.environ.get(name, "").strip():
+        return value
+    if name == "HF_TOKEN":
+        try:
+            own = os.environ.get("HF_TOKEN_PATH")
+            kept = Path(own).expanduser() if own else hf_home() / "token"
+            return kept.read_text(encoding="utf-8").strip() or None
+        except OSError:
+            return None
+    return None
+
+
+def hub_offline() -> bool:
+    """Whether hubs must not be asked."""
+    return _flag("HF_HUB_OFFLINE") or _flag("TRANSFORMERS_OFFLINE")
+
+
 def data_dir() -> Path | None:
     value = os.environ.get(DATA)
     return Path(value) if value else None

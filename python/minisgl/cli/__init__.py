@@ -1,4 +1,4 @@
-"""The command line: `minisgl serve|chat|generate|bench|replay|doctor`, and `minisgl --model X` for serve.
+"""The command line: `minisgl serve|chat|generate|pull|list|rm|bench|replay|doctor`, and `minisgl --model X` for serve.
 
 Invariants: every bad setting ends with one line that says what to change and exit code 2, and no command with a
 traceback for what a user did; importing this package brings no torch. Each command is a module with `add_parser` and
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from minisgl import envs
-from minisgl.cli import chat, generate, replay, serve
+from minisgl.cli import chat, generate, models, replay, serve
 from minisgl.config import ConfigError
 from minisgl.sampling_params import ParamError
 from minisgl.utils.installed import own_version
@@ -22,6 +22,7 @@ DESCRIPTION = "A compact LLM inference server."
 EXAMPLES = """examples:
   minisgl serve                              the embedded model at http://127.0.0.1:1919
   minisgl serve Qwen/Qwen3-0.6B              from a model hub, a folder or a GGUF file
+  minisgl serve unsloth/Qwen3-4B-GGUF:Q4_K_M one GGUF file of a repository; qwen3:4b is short for such a name
   minisgl serve --config server.yaml         flags from a file
   minisgl chat                               talk to a model in this terminal
   minisgl COMMAND --help                     every flag of a command
@@ -49,6 +50,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.epilog = EXAMPLES + server.format_help()
     chat.add_parser(commands)
     generate.add_parser(commands)
+    models.add_parsers(commands)
     replay.add_parser(commands)
     commands.add_parser("bench", help="measure: offline throughput and more", add_help=False)
     commands.add_parser("doctor", help="what is installed, what works here, and why not", add_help=False)

@@ -47,7 +47,6 @@ OF_EXTRAS = {
     "pyzmq": "zmq",
     "flashinfer-python": "flashinfer",
     "matplotlib": "matplotlib",
-    "modelscope": "modelscope",
 }
 OPTIONAL_PACKAGES = ("flash-attn", "triton")
 

@@ -132,7 +132,8 @@ MODEL = (
         "--model",
         "--model-path",
         action=_Model,
-        help="a local folder, a GGUF file, a hub id such as Qwen/Qwen3-0.6B, or smollm2 (embedded)",
+        help="a local folder, a GGUF file, smollm2 (embedded), or of a hub OWNER/REPO, OWNER/REPO:QUANT, "
+        "OWNER/REPO/FILE.gguf, a page's address, or a short name such as qwen3:4b",
     ),
     setting(
         "--engine",
@@ -156,7 +157,7 @@ MODEL = (
     setting(
         "--model-source",
         choices=("auto", "huggingface", "modelscope"),
-        help="hub of a model id; auto: Hugging Face, then ModelScope if it is installed",
+        help="hub of a model's name; auto: Hugging Face, unless the name is an address",
     ),
     setting("--revision", help="branch, tag or commit on the hub (default: its main branch)"),
     setting("--load-format", choices=("auto", "dummy"), help="dummy: seeded random weights"),

@@ -17,7 +17,6 @@ EXTRA_OF = {
     "safetensors": "torch",
     "gguf": "torch",
     "zmq": "torch",
-    "modelscope": "modelscope",
     "flashinfer": "cuda",
     "matplotlib": "bench",
     "ray": "ray",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BAR_INTERVAL_S = 0.1
 LINE_INTERVAL_S = 10.0
+MANY = 1_000_000  # parts of a step: these are bytes
 
 
 class Report(Protocol):
@@ -98,7 +99,16 @@ class Display:
             self._step = text
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, desc=text, leave=False, file=self._terminal, dynamic_ncols=True)
+            bytes_are_meant = total >= MANY
+            self._bar = tqdm(
+                total=total,
+                desc=text,
+                leave=False,
+                file=self._terminal,
+                dynamic_ncols=True,
+                unit_scale=bytes_are_meant,
+                unit="B" if bytes_are_meant else "it",
+            )
         if self._bar is not None:
             self._bar.n = done
             self._bar.refresh()

