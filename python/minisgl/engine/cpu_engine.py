@@ -43,7 +43,7 @@ from minisgl.step import RingEntry, StepBuffers, StepPlan
 from minisgl.utils.progress import Report, counter
 from minisgl.weights.packed_blocks import packed_weights
 from minisgl.weights.quantized import quantized_weights
-from minisgl.weights.sources import find_model
+from minisgl.weights.sources import find_model, gguf_parts
 from minisgl.weights.stored import weight_files
 
 
@@ -126,6 +126,7 @@ HOW = {
     "bf16": "activations rounded to bfloat16",
     "int8": "activations rounded to int8 in blocks of 32",
 }
+SHARE_OF_16_BITS = {"q8": 34 / 64, "q4": 20 / 64}  # blocks of 32 with their scales
 T = TypeVar("T")
 
 
@@ -140,18 +141,27 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     if has_text_half(model.architecture):
         say("text only: what sees is not loaded")
     context_len = model.context_len(config.max_seq_len)
-    weights = _refused(partial(_weights, config, model, gguf or folder, say))
-    settings = _settings(config, model, weights, context_len)
-    page = _refused(lambda: RustEngine.page_bytes(_json(settings)))
-    taken = 0 if config.load_format == "dummy" else _size(weights)
-    settings["num_pages"] = num_pages = cpu_num_pages(config, page, context_len, taken=taken)
-    settings["max_seq_len"] = min(context_len, num_pages * config.page_size + 1)
+    settings = _settings(config, model, gguf or folder, context_len)
+    page, in_q8 = (
+        _refused(partial(RustEngine.page_bytes, _json(settings | {"kv_dtype": dtype})))
+        for dtype in (config.kv_dtype, "q8")
+    )
+    taken = _weight_bytes(config, gguf or folder)
+    num_pages = cpu_num_pages(config, page, context_len, taken=taken, one_in_q8=in_q8 if in_q8 < page else None)
+    settings["num_pages"], settings["max_seq_len"] = num_pages, min(context_len, num_pages * config.page_size + 1)
+    if config.load_format != "dummy":
+        settings["weights"] = str(_refused(partial(_weights, config, model, gguf or folder, say)))
     rust = _refused(lambda: RustEngine(_json(settings), counter(say, "loading weights")))
     about = rust.about()
     forms = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in about["forms"])
     took = time.monotonic() - began
     say(f"loaded {found.name}: {model.architecture}, {forms}, {took:.1f} s")
     say(f"KV pool: {num_pages} pages of {config.page_size} tokens, {num_pages * page / 2**20:.0f} MiB at most")
+    if settings["max_seq_len"] < context_len:
+        say(
+            f"requests of at most {settings['max_seq_len']} tokens, of {context_len} that the model takes: the KV pool "
+            "holds no more: --max-seq-len, --num-pages or --memory-ratio asks for a larger one"
+        )
     info = EngineInfo(
         name="cpu",
         model_dir=str(folder),
@@ -170,8 +180,6 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
 def _weights(config: EngineConfig, model: ModelConfig, source: Path, say: Report) -> Path:
     """What the engine reads: `source`, or what is made of it once. Raises `ConfigError`, and the `ValueError`s of
     `RustEngine`."""
-    if config.load_format == "dummy":
-        return source
     if model.packing is not None and source.is_dir():
         if config.quantization is not None:
             flag = f"--quantization {config.quantization}"
@@ -270,6 +278,9 @@ def _refused(call: Callable[[], T]) -> T:
         raise (Unsupported if fault == "unsupported" else ConfigError)(text) from error
 
 
-def _size(path: Path) -> int:
-    files = [path] if path.is_file() else path.glob("*.safetensors")
-    return sum(file.stat().st_size for file in files)
+def _weight_bytes(config: EngineConfig, source: Path) -> int:
+    """What the weights will take, by the sizes of their files alone. Raises `ConfigError`."""
+    if config.load_format == "dummy":
+        return 0
+    size = sum(file.stat().st_size for file in (gguf_parts(source) if source.is_file() else weight_files(source)))
+    return int(size * SHARE_OF_16_BITS[config.quantization]) if config.quantization is not None else size

@@ -23,17 +23,19 @@ from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.cuda_loading import INLINE, build_cuda_engine, check_device, out_of_memory
 from minisgl.engine.cuda_loading import num_pages as cuda_num_pages
 from minisgl.engine.dtypes import DTYPES
-from minisgl.engine.pool_size import cpu_num_pages
+from minisgl.engine.pool_size import check_weights, cpu_num_pages
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread
 from minisgl.models import ModelConfig, is_native, load_config, own_name
 from minisgl.models.api import LoadedModel, Model
 from minisgl.models.decoder import Decoder, build_model
 from minisgl.utils.installed import need
+from minisgl.utils.memory import Free, free_memory
 from minisgl.utils.progress import Report, counter
 from minisgl.weights.checkpoint import HEAD, TABLE, dummy_weights, has_other_head, load_weights
 from minisgl.weights.quantization import Packing
 from minisgl.weights.sources import find_model, resolve_model
+from minisgl.weights.stored import weight_files
 
 
 def load_engine(config: EngineConfig, say: Report, group: Group = ALONE) -> TorchEngine | CudaEngine:
@@ -99,6 +101,7 @@ def _load_native(config: EngineConfig, folder: Path, device: torch.device, say: 
     model_config = _with_its_head(load_config(folder), folder, config, say)
     dtype_name, why = dtypes.choose(config.dtype, model_config.dtype, device)
     context_len = model_config.context_len(config.max_seq_len)
+    _check_weights(config, folder, (model_config.dtype, dtype_name), device, group)
     with torch.inference_mode():
         model = build_model(
             model_config, dtype=DTYPES[dtype_name], device=device, max_position=context_len, group=group
@@ -114,6 +117,21 @@ def _load_native(config: EngineConfig, folder: Path, device: torch.device, say: 
         dtype=dtype_name,
         why=why,
     )
+
+
+def _check_weights(
+    config: EngineConfig, folder: Path, stored_and_computed: tuple[str, str], device: torch.device, group: Group
+) -> None:
+    """Before anything is read: whether the weights, in the type that they get, fit the device. Raises `ConfigError`."""
+    if config.load_format == "dummy" or device.type not in ("cpu", "cuda"):
+        return
+    stored, computed = (DTYPES[name].itemsize if name in DTYPES else 2 for name in stored_and_computed)
+    num_bytes = sum(file.stat().st_size for file in weight_files(folder)) * computed // stored
+    if device.type == "cuda":
+        free = Free(torch.cuda.mem_get_info(device)[0], f"on {device}")
+        check_weights(config, num_bytes // group.size, free)
+    else:
+        check_weights(config, num_bytes, free_memory())
 
 
 def _load_theirs(config: EngineConfig, folder: Path, device: torch.device, say: Report) -> LoadedModel:

@@ -1,34 +1,73 @@
-"""How many pages a KV pool in a CPU's memory gets: as many as asked for, if they fit; else a share of what is free, but
-no more than all rows at full context could use."""
+"""Whether a model fits the memory, and how many pages a KV pool in a CPU's memory gets: as many as asked for, if they
+fit; else a share of what is free, but no more than all rows at full context could use, and no fewer than the context
+that was asked for needs."""
 
 from __future__ import annotations
 
-import psutil
+from dataclasses import replace
 
 from minisgl.config import ConfigError, EngineConfig
+from minisgl.utils.memory import Free, free_memory
 
 MEMORY_RATIO = 0.5  # without --memory-ratio
 MAX_POOL_BYTES = 4 * 2**30  # without --num-pages: a laptop needs its memory for other things, too
 
 
-def cpu_num_pages(config: EngineConfig, one: int, context_len: int, *, ranks: int = 1, taken: int = 0) -> int:
-    """`one` page takes so many bytes on a rank; `ranks` share the memory; `taken` bytes of what is free will go to the
-    weights. Raises `ConfigError`."""
-    free = max(0, psutil.virtual_memory().available - taken) // ranks
+def check_weights(config: EngineConfig, num_bytes: int, free: Free) -> Free:
+    """What `num_bytes` of weights leave of `free`. Raises `ConfigError`."""
+    if num_bytes > free.num_bytes:
+        raise ConfigError(
+            f"--model {config.model}: its weights take {_mib(num_bytes)} of {_mib(free.num_bytes)} that are free "
+            f"{free.whose}: choose a smaller model or fewer bits (a Q4_K_M file, --quantization q4), or make room"
+        )
+    return replace(free, num_bytes=free.num_bytes - num_bytes)
+
+
+def cpu_num_pages(
+    config: EngineConfig, one: int, context_len: int, *, ranks: int = 1, taken: int = 0, one_in_q8: int | None = None
+) -> int:
+    """`one` page takes so many bytes on a rank, and `one_in_q8` with --kv-dtype q8; `ranks` share the memory; `taken`
+    bytes of what is free will go to the weights. Raises `ConfigError`."""
+    left = check_weights(config, taken, free_memory())
+    free = left.num_bytes // ranks
+    asked = 0 if config.max_seq_len is None else -(-context_len // config.page_size)
     if config.num_pages is not None:
         if config.num_pages * one > free:  # the system would grant it, and kill the process later
             raise ConfigError(
-                f"--num-pages {config.num_pages}: the KV pool would take {config.num_pages * one // 2**20} MiB of "
-                f"{free // 2**20} MiB that are free: at most {free // one} pages fit"
+                f"--num-pages {config.num_pages}: the KV pool would take {_mib(config.num_pages * one)} of "
+                f"{_mib(free)} that are free {left.whose}: at most {free // one} pages fit"
             )
         return config.num_pages
+    if asked * one > free:
+        raise ConfigError(_too_long(config, context_len, asked * one, free // one, left, taken, one_in_q8))
     ratio = MEMORY_RATIO if config.memory_ratio is None else config.memory_ratio
     share = int(free * ratio)
     useful = config.rows_on("cpu") * -(-context_len // config.page_size)
-    num_pages = min(min(share, MAX_POOL_BYTES // ranks) // one, useful)
+    num_pages = max(asked, min(min(share, MAX_POOL_BYTES // ranks) // one, useful))
     if num_pages < 1:
         raise ConfigError(
-            f"--memory-ratio {ratio}: {share // 2**20} MiB do not hold one page of {one // 1024} KiB: "
+            f"--memory-ratio {ratio}: {_mib(share)} do not hold one page of {one // 1024} KiB: "
             "raise it, or set --num-pages"
         )
-    return int(num_pages)
+    return num_pages
+
+
+def _too_long(
+    config: EngineConfig, context_len: int, needed: int, fit: int, left: Free, taken: int, one_in_q8: int | None
+) -> str:
+    size = config.page_size
+    does = [f"--max-seq-len {fit * size} fits"] if fit else []
+    in_q8 = 0 if one_in_q8 is None else left.num_bytes // one_in_q8 * size
+    if in_q8 >= context_len:
+        does.append("so does this one with --kv-dtype q8")
+    elif in_q8 > fit * size:
+        does.append(f"--max-seq-len {in_q8} with --kv-dtype q8")
+    beside = f" beside {_mib(taken)} of weights" if taken else ""
+    return (
+        f"--max-seq-len {context_len}: the KV of so many tokens takes {_mib(needed)} of {_mib(left.num_bytes)} that "
+        f"are free {left.whose}{beside}: {', '.join(does) or 'make room, or choose a smaller model'}"
+    )
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.0f} MiB"

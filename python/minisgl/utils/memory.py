@@ -1,4 +1,7 @@
-"""Freed memory goes back to the system.
+"""How much memory is free, and that freed memory goes back to the system.
+
+What is free is what the machine has, or what the control groups of this process (of version 1 and 2) leave of their
+limits: a container's limit is one.
 
 glibc's allocator keeps what is freed, above all in the arenas of other threads than the first, and raises by itself the
 size from which a block is mapped, and so given back, for itself.
@@ -10,7 +13,13 @@ environment (`envs.keep_little`).
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path, PurePosixPath
+
+import psutil
 
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
@@ -35,3 +44,46 @@ def give_back() -> None:
     """What is free now. Other threads run meanwhile."""
     if (libc := _libc()) is not None:
         libc.malloc_trim(0)
+
+
+ROOT = Path("/")
+_NO_LIMIT = 1 << 60  # of version 1
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """`whose`: for an error, what sets the limit."""
+
+    num_bytes: int
+    whose: str
+
+
+def free_memory() -> Free:
+    """What this process may still take. Files that the system keeps in memory are free: it forgets them for others."""
+    machine = Free(psutil.virtual_memory().available, "of this machine")
+    return min([machine, *_groups()], key=lambda free: free.num_bytes)
+
+
+def _groups() -> Iterator[Free]:
+    """What each group with a limit leaves: that of this process, and those above it."""
+    lines = []
+    with suppress(OSError):
+        lines = (ROOT / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    for line in lines:
+        _, names, path = line.split(":", 2)
+        if "memory" in names.split(","):
+            files = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
+            base = ROOT / "sys/fs/cgroup/memory"
+        elif not names:
+            files, base = ("memory.max", "memory.current", ""), ROOT / "sys/fs/cgroup"
+        else:
+            continue
+        here = PurePosixPath(path)
+        # a container sees its own group at the root, whatever its path is called
+        for folder in {base / one.relative_to("/") for one in (here, *here.parents)} | {base}:
+            with suppress(OSError, ValueError):  # there is none, or it says "max"
+                limit, used = (int((folder / name).read_text()) for name in files[:2])
+                stat = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
+                kept = sum(int(stat.get(f"{files[2]}{kind}_file", 0)) for kind in ("active", "inactive"))
+                if limit < _NO_LIMIT:
+                    yield Free(max(0, limit - used + kept), f"of this control group's {limit / 2**20:.0f} MiB")

@@ -20,7 +20,8 @@ use crate::sampling::binding_from_python;
 /// A loaded model.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct CpuEngine {
-    inner: Mutex<Option<Engine>>,
+    /// In a box: Python's objects lie at multiples of 16 bytes, and parts of an engine want 128.
+    inner: Mutex<Option<Box<Engine>>>,
 }
 
 /// A failed step is a `RuntimeError`; all else is a `ValueError` of (fault, text).
@@ -35,7 +36,7 @@ pub(crate) fn to_python(error: &Error) -> PyErr {
 }
 
 impl CpuEngine {
-    fn locked(&self) -> MutexGuard<'_, Option<Engine>> {
+    fn locked(&self) -> MutexGuard<'_, Option<Box<Engine>>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -103,7 +104,7 @@ impl CpuEngine {
             .detach(|| load(&settings, &progress))
             .map_err(|error| to_python(&error))?;
         Ok(Self {
-            inner: Mutex::new(Some(engine)),
+            inner: Mutex::new(Some(Box::new(engine))),
         })
     }
 

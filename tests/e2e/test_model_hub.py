@@ -1,0 +1,57 @@
+"""Real servers whose model comes from a hub, a stand-in on loopback: fetched, served, served again without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.helpers.e2e import serving
+from tests.helpers.gguf import write_gguf, written_model
+from tests.helpers.model_hub import ModelHub, Repo, model_hub
+from tests.helpers.models import save
+
+ASKED = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+
+
+def answer(name: str, env: dict[str, str]) -> tuple[list[int], list[str]]:
+    """Eight tokens, greedily, and what the server said."""
+    with serving("--model", name, "--num-pages", "16", "--max-running-requests", "2", env=env) as server:
+        answered: dict[str, Any] = httpx.post(server.url + "/v1/completions", json=ASKED | {"model": name}).json()
+        return answered["choices"][0]["token_ids"], server.lines
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Repo]:
+    """One model as a file and as a folder."""
+    base, model = tmp_path_factory.mktemp("models"), written_model("qwen3-tied")
+    file = write_gguf(base / "tiny-F32.gguf", model, "qwen3")
+    folder = save(model, base / "folder", shards=True)
+    from minisgl.weights.gguf_folder import gguf_folder
+
+    texts = [one for one in gguf_folder(file).iterdir() if one.name.startswith("tokenizer")]
+    return {
+        "owner/tiny-GGUF": Repo({file.name: file.read_bytes(), "README.md": b"#"}),
+        "owner/tiny": Repo({one.name: one.read_bytes() for one in [*folder.iterdir(), *texts]}),
+    }
+
+
+def test_a_file_and_a_folder(models: dict[str, Repo], tmp_path: Path) -> None:
+    """The same tokens from both; then with the hub gone, from the cache."""
+    with model_hub() as hub:
+        hub.repos = models
+        env = hub.environment(tmp_path)
+        tokens, lines = answer("owner/tiny-GGUF:F32", env)
+        assert len(tokens) == 8 and any("downloading owner/tiny-GGUF" in line for line in lines), lines
+        assert answer("owner/tiny", env)[0] == tokens
+        _check_second_start(hub, env, tokens)
+    for name in ("owner/tiny-GGUF", "owner/tiny"):
+        again, lines = answer(name, env)
+        assert again == tokens and any("as it is in the cache" in line for line in lines), lines
+
+
+def _check_second_start(hub: ModelHub, env: dict[str, str], tokens: list[int]) -> None:
+    hub.asked.clear()
+    assert answer("owner/tiny-GGUF:F32", env)[0] == tokens and not hub.of_files()

@@ -1,0 +1,111 @@
+"""What does not fit the memory says so before weights are read, and what would fit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from gguf import GGUFReader
+
+from minisgl.config import ConfigError, EngineConfig
+from minisgl.engine import cpu_engine, pool_size
+from minisgl.engine.cpu_engine import load_cpu_engine
+from minisgl.engine.loading import load_engine
+from minisgl.engine.pool_size import cpu_num_pages
+from minisgl.utils.memory import Free
+from minisgl.weights.sources import gguf_parts
+from tests.helpers.gguf import quiet, write_gguf, written_model
+from tests.helpers.models import save
+
+PAGE = 1000  # bytes
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Its only number is what is free."""
+    number = [100 * PAGE]
+    monkeypatch.setattr(pool_size, "free_memory", lambda: Free(number[0], "here"))
+    return number
+
+
+@pytest.mark.parametrize(
+    ("settings", "taken", "pages"),
+    [
+        ({}, 0, 50),
+        ({}, 40 * PAGE, 30),
+        ({"memory_ratio": 0.25}, 0, 25),
+        ({"num_pages": 100}, 0, 100),
+        ({"max_seq_len": 80 * 16}, 0, 80),  # more than the share, but it is asked for
+        ({"max_seq_len": 16, "max_running_requests": 3}, 0, 3),
+    ],
+)
+def test_pages(free: list[int], settings: dict[str, object], taken: int, pages: int) -> None:
+    config = EngineConfig.of(settings)
+    assert cpu_num_pages(config, PAGE, config.max_seq_len or 10**6, taken=taken) == pages
+
+
+@pytest.mark.parametrize(
+    ("settings", "taken", "said"),
+    [
+        ({}, 101 * PAGE, "--model smollm2: its weights take 0 MiB of 0 MiB that are free here: choose a smaller"),
+        ({"num_pages": 101}, 0, "--num-pages 101: .* at most 100 pages fit"),
+        ({"num_pages": 61}, 40 * PAGE, "--num-pages 61: .* at most 60 pages fit"),
+        (
+            {"max_seq_len": 1601},
+            0,
+            "--max-seq-len 1601: .*: --max-seq-len 1600 fits, so does this one with --kv-dtype q8",
+        ),
+        ({"max_seq_len": 9999}, 0, "--max-seq-len 1600 fits, --max-seq-len 3200 with --kv-dtype q8"),
+        ({"max_seq_len": 1600}, 40 * PAGE, "beside 0 MiB of weights: --max-seq-len 960 fits, so does this one with"),
+        ({"max_seq_len": 99}, 100 * PAGE, "make room, or choose a smaller model"),
+        ({"memory_ratio": 0.001}, 0, "--memory-ratio 0.001: .* raise it"),
+    ],
+)
+def test_what_does_not_fit(free: list[int], settings: dict[str, object], taken: int, said: str) -> None:
+    config = EngineConfig.of(settings)
+    with pytest.raises(ConfigError, match=said):
+        cpu_num_pages(config, PAGE, config.max_seq_len or 10**6, taken=taken, one_in_q8=PAGE // 2)
+
+
+def split(file: Path) -> Path:
+    """Two parts by their names; their sizes are what counts here."""
+    names = [file.with_name(f"[x]-0000{i}-of-00002.gguf") for i in (1, 2)]
+    names[1].write_bytes(file.read_bytes())
+    return file.rename(names[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine"), [("folder", "torch"), ("folder", "cpu"), ("file", "cpu"), ("parts", "cpu")]
+)
+def test_before_anything_is_read(
+    free: list[int], kind: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = written_model("qwen3-tied")
+    if kind == "folder":
+        path = save(model, tmp_path / "model", shards=True)
+        sizes = [one.stat().st_size for one in path.glob("*.safetensors")]
+        assert len(sizes) > 1
+    else:
+        path = write_gguf(tmp_path / "m.gguf", model, "qwen3")
+        assert GGUFReader(path).tensors
+        path = split(path) if kind == "parts" else path
+        sizes = [one.stat().st_size for one in gguf_parts(path)]
+        assert len(sizes) == (2 if kind == "parts" else 1)
+
+    def read(*_: object) -> None:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr(cpu_engine, "RustEngine", type("Engine", (), {
+        "__init__": read, "page_bytes": staticmethod(cpu_engine.RustEngine.page_bytes)
+    }))  # fmt: skip
+    monkeypatch.setattr("minisgl.engine.loading.load_weights", read)
+    monkeypatch.setattr("minisgl.engine.loading.free_memory", pool_size.free_memory)
+    load = load_cpu_engine if engine == "cpu" else load_engine
+    free[0] = sum(sizes) - 1
+    with pytest.raises(ConfigError, match=rf"^--model {re.escape(str(path))}: its weights take .* free here"):
+        load(EngineConfig(model=str(path), engine=engine, device="cpu"), quiet)  # type: ignore[arg-type]
+    free[0] = sum(sizes) + 5000
+    if engine == "cpu":
+        with pytest.raises(ConfigError, match=r"--max-seq-len 64: .* beside \d MiB of weights"):
+            load(EngineConfig(model=str(path), engine="cpu", max_seq_len=64), quiet)
