@@ -15,7 +15,7 @@ from minisgl.config import ConfigError
 from minisgl.weights.sources import find_smollm2
 from tests.helpers.clients import CHECKS
 from tests.helpers.e2e import ServerProcess, serving
-from tests.helpers.server import CONFIG, Frontend, frontend, stand_in_for
+from tests.helpers.server import CONFIG, Frontend, frontend
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,7 @@ def replies() -> dict[str, str]:
 def scripted(front_end: str, replies: dict[str, str]) -> Iterator[Frontend]:
     """What the model says stands in the prompt, after `say:`; its calls are Hermes', its thoughts Qwen's."""
     config = msgspec.structs.replace(CONFIG, tool_call_parser="hermes", reasoning_parser="qwen3")
-    with frontend(front_end=front_end, config=config, max_seq_len=1 << 16, replies=replies) as running:
-        stand_in_for(running, "cpu")
+    with frontend(front_end=front_end, config=config, max_seq_len=1 << 16, replies=replies, engine="cpu") as running:
         yield running
         running.wait_until(lambda: running.num_live == 0)
 

@@ -22,6 +22,7 @@ from minisgl.config import ApiKey
 from minisgl.message import AdapterChanged, AddRequest
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.answers import Answer, Client, differ
+from tests.helpers.api_bodies import EMBEDDINGS, embedding_bodies
 from tests.helpers.bodies import CHAT, COMPLETION, GENERATE, agent_bodies, scored_completions, usual_bodies, written
 from tests.helpers.e2e import ServerProcess, serving
 from tests.helpers.fill_in import MARKERS, with_markers
@@ -180,7 +181,12 @@ def agents(kind: str) -> contextlib.AbstractContextManager[Agents]:
     """`tokens`: the model thinks, and its markers are tokens; `texts`: they are none; `plain`: it does not think, and
     its template knows no tools."""
     tokenizer = Tokenizer.echo() if kind == "plain" else thinking_tokenizer(has_tokens=kind == "tokens")
-    settings: dict[str, Any] = {"tokenizer": tokenizer, "marks": marked_ids(tokenizer), "config": LIMITED}
+    settings: dict[str, Any] = {
+        "tokenizer": tokenizer,
+        "marks": marked_ids(tokenizer),
+        "config": LIMITED,
+        "engine": "cpu",
+    }
     first = "rust" if has_gateway() else "python"
 
     @contextlib.contextmanager
@@ -197,9 +203,9 @@ def agents(kind: str) -> contextlib.AbstractContextManager[Agents]:
 
 @st.composite
 def of_agents(draw: st.DrawFn) -> Request:
-    body, path = draw(
-        st.one_of(st.tuples(agent_bodies(), st.just(CHAT)), st.tuples(scored_completions(), st.just(COMPLETION)))
-    )
+    kinds = {CHAT: agent_bodies(), COMPLETION: scored_completions(), EMBEDDINGS: embedding_bodies()}
+    path = draw(st.sampled_from([CHAT, CHAT, *kinds]))
+    body = draw(kinds[path])
     return usual(path, body)
 
 

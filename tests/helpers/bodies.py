@@ -355,6 +355,11 @@ OF_AGENTS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+def fails_alike(body: dict[str, Any]) -> bool:
+    """Else how much comes before a failure depends on the moment."""
+    return not (body.get("stream") or body.keys() & {"stop", "stop_token_ids"})
+
+
 @st.composite
 def agent_bodies(draw: st.DrawFn) -> dict[str, Any]:
     """A chat as agents and their libraries send it; the engine's answer is in its last message."""
@@ -365,6 +370,8 @@ def agent_bodies(draw: st.DrawFn) -> dict[str, Any]:
             body[name] = draw(values)
     if "stream_options" in body:
         body["stream"] = True
+    if not fails_alike(body):
+        body["messages"][-1]["content"] = body["messages"][-1]["content"].replace("fail:", "say:", 1)
     if body.get("logprobs") and draw(st.booleans()):
         body["top_logprobs"] = draw(st.integers(0, 3))
     if "tools" in body and draw(st.booleans()):
@@ -389,6 +396,8 @@ def scored_completions(draw: st.DrawFn) -> dict[str, Any]:
             body[name] = draw(OF_AGENTS[name])
     if "stream_options" in body:
         body["stream"] = True
+    if not fails_alike(body):
+        body["prompt"] = body["prompt"].replace("fail:", "say:", 1)
     return body
 
 

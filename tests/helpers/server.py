@@ -65,7 +65,6 @@ __all__ = [
     "one_token",
     "prompt_ids",
     "prompt_text",
-    "stand_in_for",
 ]
 
 MODEL = "scripted"
@@ -76,7 +75,8 @@ T = TypeVar("T")
 
 class Frontend:
     """Use `frontend()`. `defaults` are the model's, of sampling. `front_end`: who owns its port. `num_engines`: what it
-    is connected to speaks as a pool of so many. `vocab_size`: the model's, if it isn't the tokenizer's."""
+    is connected to speaks as a pool of so many. `vocab_size`: the model's, if it isn't the tokenizer's. `engine`: its
+    name; `cpu` gives embeddings."""
 
     def __init__(
         self,
@@ -91,11 +91,14 @@ class Frontend:
         max_seq_len: int = MAX_SEQ_LEN,
         tokenizer: Tokenizer | None = None,
         vocab_size: int | None = None,
+        engine: str = READY.engine,
     ) -> None:
         self._tokenizer = tokenizer or Tokenizer.echo()
         if vocab_size is None:
             vocab_size = VOCAB_SIZE if tokenizer is None else tokenizer.num_ids
-        self._engine_ready = msgspec.structs.replace(READY, max_seq_len=max_seq_len, vocab_size=vocab_size)
+        self._engine_ready = msgspec.structs.replace(
+            READY, max_seq_len=max_seq_len, vocab_size=vocab_size, engine=engine, device="cpu"
+        )
         self._config = config
         self._num_engines = num_engines
         self._replies, self._marks = replies or {}, marks or {}
@@ -229,18 +232,6 @@ def frontend(**settings: Any) -> Iterator[Frontend]:
         yield server
     finally:
         server.stop()
-
-
-def stand_in_for(server: Frontend, engine: str) -> None:
-    """Its engine is one of this name; `cpu` gives embeddings."""
-
-    def change() -> None:
-        info, ready = server.client.info, asyncio.get_running_loop().create_future()
-        assert info is not None
-        ready.set_result(msgspec.structs.replace(info, engine=engine, device="cpu"))
-        server.client.ready = ready
-
-    server.on_loop(change)
 
 
 # ------------------------------------------------------------------------------------------------------ what is read

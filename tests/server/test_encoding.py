@@ -11,15 +11,14 @@ import numpy as np
 import openai
 import pytest
 
-from tests.helpers.server import MAX_SEQ_LEN, MODEL, VOCAB_SIZE, Frontend, check_error, frontend, stand_in_for
+from tests.helpers.server import MAX_SEQ_LEN, MODEL, VOCAB_SIZE, Frontend, check_error, frontend
 
 PATH = "/v1/embeddings"
 
 
 @pytest.fixture(scope="module")
 def server(front_end: str) -> Iterator[Frontend]:
-    with frontend(front_end=front_end) as running:
-        stand_in_for(running, "cpu")
+    with frontend(front_end=front_end, engine="cpu") as running:
         yield running
         running.wait_until(lambda: running.num_live == 0)
 
@@ -109,10 +108,7 @@ def test_another_model_is_not_there(http: httpx.Client) -> None:
     assert check_error(http.post(PATH, json={"model": "other", "input": "a"}), 404)["param"] == "model"
 
 
-def test_an_engine_without_hidden_states_says_so(server: Frontend, http: httpx.Client) -> None:
-    stand_in_for(server, "echo")
-    try:
+def test_an_engine_without_hidden_states_says_so(front_end: str) -> None:
+    with frontend(front_end=front_end, engine="echo") as server, server.http() as http:
         error = check_error(http.post(PATH, json={"input": "a"}), 400)
-    finally:
-        stand_in_for(server, "cpu")
     assert "echo" in error["message"] and error["code"] == "unsupported_value"

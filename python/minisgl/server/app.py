@@ -236,7 +236,7 @@ class _Posts:
             answer = error.response(scope["path"])
         except Exception as error:
             _log.exception("%s: a bug", request.request_id)
-            answer = internal_error(error).response(scope["path"])
+            answer = internal_error(type(error).__name__).response(scope["path"])
         if end is not None:
             await send({"type": "http.response.body", "body": end, "more_body": False})
         elif isinstance(answer, Response):
@@ -299,7 +299,7 @@ async def _stream(
         return lost(str(error)) if is_gone else formatter.error(error)
     except Exception as error:
         _log.exception("%s: a bug", request.request_id)
-        return formatter.error(internal_error(error))
+        return formatter.error(internal_error(type(error).__name__))
 
 
 def _card(context: ServerContext, root: str, adapter: Adapter | None = None) -> dict[str, object]:

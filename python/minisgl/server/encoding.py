@@ -13,10 +13,11 @@ import numpy as np
 from starlette.responses import Response
 
 from minisgl.frontend.output_processor import Delta
+from minisgl.message import EngineReady
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.bodies import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, bad_value, engine_error
+from minisgl.server.errors import ApiError, bad_value, no_embedding, too_many_dimensions
 from minisgl.server.formatter import Formatter, json_response, token_text
 from minisgl.server.generation import Generation
 from minisgl.step import Int32Array
@@ -24,9 +25,13 @@ from minisgl.step import Int32Array
 MEAN = "mean"
 
 
+def gives_embeddings(info: EngineReady) -> bool:
+    return info.engine in ("cpu", "torch") and not info.device.startswith("cuda")
+
+
 async def embeddings_endpoint(context: ServerContext, asked: EmbeddingRequest) -> EmbeddingFormatter:
     info = context.info
-    if info.engine not in ("cpu", "torch") or info.device.startswith("cuda"):
+    if not gives_embeddings(info):
         where = f"the {info.engine} engine on {info.device}"
         text = f"model: embeddings need the cpu engine or torch on the CPU: this is {where}"
         raise ApiError(400, text, param="model", code="unsupported_value")
@@ -59,12 +64,13 @@ class EmbeddingFormatter(Formatter):
 
     def _shown(self, pooled: bytes | None) -> list[float] | str:
         if pooled is None:
-            raise engine_error("the engine gave no embedding")
+            raise no_embedding()
         whole = np.frombuffer(pooled, np.float32).astype(np.float64)
         if self._dimensions is not None and self._dimensions > len(whole):
-            raise bad_value("dimensions", self._dimensions, f"the model has {len(whole)}")
+            raise too_many_dimensions(self._dimensions, len(whole))
         numbers = whole[: self._dimensions]
-        length = float(np.linalg.norm(numbers))
+        # added up one after the other, as the gateway does: another order could have another last bit
+        length = float(np.sqrt(np.cumsum(numbers * numbers)[-1])) if len(numbers) else 0.0
         scaled = (numbers / (length or 1.0)).astype(np.float32)
         return base64.b64encode(scaled.astype("<f4").tobytes()).decode() if self._as_text else scaled.tolist()
 

@@ -153,8 +153,17 @@ def too_late(timeout_s: float) -> ApiError:
     return ApiError(504, reason, kind=SERVER, code="request_timeout")
 
 
-def internal_error(error: Exception) -> ApiError:
-    return ApiError(500, f"internal error: {type(error).__name__}", kind=SERVER, code="internal_error")
+def internal_error(kind: str) -> ApiError:
+    """`kind`: of a bug, such as an exception's class."""
+    return ApiError(500, f"internal error: {kind}", kind=SERVER, code="internal_error")
+
+
+def no_embedding() -> ApiError:
+    return engine_error("the engine gave no embedding")
+
+
+def too_many_dimensions(asked: int, has: int) -> ApiError:
+    return bad_value("dimensions", asked, f"the model has {has}")
 
 
 def install_handlers(app: FastAPI) -> None:
@@ -172,7 +181,7 @@ def install_handlers(app: FastAPI) -> None:
         return answer.response(request.scope["path"])
 
     async def on_bug(request: Request, error: Exception) -> Response:
-        return internal_error(error).response(request.scope["path"])
+        return internal_error(type(error).__name__).response(request.scope["path"])
 
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)

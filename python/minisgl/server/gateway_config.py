@@ -12,9 +12,21 @@ from typing import Any
 import msgspec
 
 from minisgl.config import MAX_PRIORITY, ApiKey, Limits, ServerConfig
+from minisgl.message import GRAMMAR_REFUSED
 from minisgl.sampling_params import BOUNDS, LOGIT_BIAS, RANGES, Bounds, Range
 from minisgl.server.app import Application, model_list
 from minisgl.server.bodies import TEMPLATE_NAMES
+from minisgl.server.encoding import gives_embeddings
+from minisgl.server.errors import (
+    ApiError,
+    engine_error,
+    engine_gone,
+    grammar_refused,
+    internal_error,
+    no_embedding,
+    too_late,
+    too_many_dimensions,
+)
 from minisgl.server.log import shows_access
 from minisgl.server.middleware import Callers
 from minisgl.tokenizer import Tokenizer
@@ -35,6 +47,26 @@ class LogConfig(msgspec.Struct, frozen=True):
     json: bool
     access: bool
     probes: bool
+
+
+class Told(msgspec.Struct, frozen=True):
+    status: int
+    code: str | None
+    openai: dict[str, Any]
+    anthropic: dict[str, Any]
+
+
+class ErrorsConfig(msgspec.Struct, frozen=True):
+    """What is said where a request fails that was accepted. A message is empty where the engine has the words."""
+
+    grammar_refused: str
+    engine: Told
+    grammar: Told
+    engine_gone: Told
+    no_embedding: Told
+    dimensions: Told
+    too_late: Told
+    bug: Told
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +95,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_keys: tuple[ApiKey, ...]
     hosts: list[str] | None
     cors_origins: list[str]
+    errors: ErrorsConfig
+    embeds: bool
     log: LogConfig
 
 
@@ -100,12 +134,36 @@ def gateway_config(
         api_keys=config.api_keys,
         hosts=callers.hosts,
         cors_origins=callers.origins,
+        errors=_errors(config.limits),
+        embeds=gives_embeddings(info),
         log=LogConfig(
             json=config.log_format == "json",
             access=shows_access(config.access_log, config.engine.log_level),
             probes=config.access_log_probes,
         ),
     )
+
+
+def _errors(limits: Limits) -> ErrorsConfig:
+    asked, has = 10**15, 10**16
+    few = _told(too_many_dimensions(asked, has))
+    for body in (few.openai, few.anthropic):
+        text = body["error"]["message"].replace(str(has), "{has}").replace(str(asked), "{asked}")
+        body["error"] = {**body["error"], "message": text}
+    return ErrorsConfig(
+        grammar_refused=GRAMMAR_REFUSED,
+        engine=_told(engine_error("")),
+        grammar=_told(grammar_refused("")),
+        engine_gone=_told(engine_gone("")),
+        no_embedding=_told(no_embedding()),
+        dimensions=few,
+        too_late=_told(too_late(limits.request_timeout or 0.0)),
+        bug=_told(internal_error("panic")),
+    )
+
+
+def _told(error: ApiError) -> Told:
+    return Told(error.status, error.code, error.body, error.anthropic_body())
 
 
 def _tokenizer(tokenizer: Tokenizer) -> dict[str, str]:

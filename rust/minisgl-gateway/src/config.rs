@@ -1,10 +1,12 @@
 //! What the Python server tells the gateway once, as JSON, when the engine is ready (`server/gateway_config.py`).
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use minisgl_text::{ChatTemplateSource, TokenizerSource};
 use serde::Deserialize;
 
+use crate::answer::errors::Errors;
 use crate::message::SamplingParams;
 
 /// Of what is told. Another one is refused.
@@ -61,6 +63,10 @@ pub struct GatewayConfig {
     pub hosts: Option<Vec<String>>,
     /// Origins of web pages that may use the server.
     pub cors_origins: Vec<String>,
+    /// What is said where a request fails that was accepted.
+    pub errors: Arc<Errors>,
+    /// The engine gives embeddings.
+    pub embeds: bool,
     /// How answered requests are logged.
     pub log: LogConfig,
 }

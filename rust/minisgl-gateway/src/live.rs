@@ -143,6 +143,11 @@ impl Live {
                 entry.generation.add_scored(entry.choice, found);
             }
         }
+        for found in step.embeddings.drain(..) {
+            if let Some(entry) = self.entries.get(&found.req_id) {
+                entry.generation.add_embedding(entry.choice, found.numbers);
+            }
+        }
         for ((&id, &token), &reason) in step.req_ids.iter().zip(&step.tokens).zip(&step.reasons) {
             let Some(entry) = self.entries.get(&id) else { continue }; // aborted here, the engine did not know yet
             let reason = Finish::of(reason);

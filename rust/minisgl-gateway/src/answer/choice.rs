@@ -89,6 +89,8 @@ pub struct Choice {
     /// Set once it has ended.
     pub finish: Option<Finish>,
     matched: Option<String>,
+    /// The embedding of its prompt, float32 as bytes, if that is asked for.
+    pub embedding: Option<Vec<u8>>,
     /// When its tokens came last.
     pub last_time: Option<Instant>,
     has_stop: bool,
@@ -119,6 +121,7 @@ impl Choice {
             ids: keeps_ids.then(Vec::new),
             finish: None,
             matched: None,
+            embedding: None,
             last_time: None,
             has_stop: !stop.is_empty(),
             stop_token_ids: sampling.stop_token_ids.clone(),

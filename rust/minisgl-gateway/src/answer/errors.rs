@@ -1,11 +1,9 @@
-//! Errors after a request was accepted, as clients see them: `server/errors.py`.
+//! Errors after a request was accepted, in the words and shapes that the Python server told (`server/gateway_config.py`).
 //!
 //! Everything that can be wrong before that is passed on; the Python server finds the words.
 
-use serde_json::json;
-
-/// So the engine's words for a grammar begin that it cannot compile: `minisgl.message.GRAMMAR_REFUSED`.
-const GRAMMAR_REFUSED: &str = "grammar: ";
+use serde::Deserialize;
+use serde_json::Value;
 
 /// Why a request that was accepted cannot be answered.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,92 +14,114 @@ pub enum Failure {
     Grammar(String),
     /// The engine process is gone.
     EngineGone(String),
-    /// It took longer than so many seconds.
-    TooLate(f64),
+    /// The engine gave no embedding.
+    NoEmbedding,
+    /// An embedding has fewer numbers than were asked for.
+    Dimensions {
+        /// What was asked for.
+        asked: usize,
+        /// What there is.
+        has: usize,
+    },
+    /// It took longer than the limit.
+    TooLate,
     /// A bug.
     Internal,
 }
 
-impl Failure {
+/// One error, with a body in each API's shape: the message is empty where the engine has the words.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Told {
+    /// Of HTTP.
+    pub status: u16,
+    /// The machine-readable reason.
+    pub code: String,
+    openai: Value,
+    anthropic: Value,
+}
+
+/// The errors by [`Failure`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Errors {
+    /// So the engine's words for a grammar begin that it cannot compile.
+    grammar_refused: String,
+    engine: Told,
+    grammar: Told,
+    engine_gone: Told,
+    no_embedding: Told,
+    dimensions: Told,
+    too_late: Told,
+    bug: Told,
+}
+
+impl Errors {
     /// What the engine says of a request.
-    pub fn of_engine(text: String) -> Failure {
-        if text.starts_with(GRAMMAR_REFUSED) {
+    pub fn of_engine(&self, text: String) -> Failure {
+        if text.starts_with(&self.grammar_refused) {
             Failure::Grammar(text)
         } else {
             Failure::Engine(text)
         }
     }
 
-    /// The HTTP status.
-    pub fn status(&self) -> u16 {
-        match self {
-            Failure::Engine(_) | Failure::Internal => 500,
-            Failure::Grammar(_) => 400,
-            Failure::EngineGone(_) => 503,
-            Failure::TooLate(_) => 504,
+    /// Status and code.
+    pub fn of(&self, failure: &Failure) -> &Told {
+        match failure {
+            Failure::Engine(_) => &self.engine,
+            Failure::Grammar(_) => &self.grammar,
+            Failure::EngineGone(_) => &self.engine_gone,
+            Failure::NoEmbedding => &self.no_embedding,
+            Failure::Dimensions { .. } => &self.dimensions,
+            Failure::TooLate => &self.too_late,
+            Failure::Internal => &self.bug,
         }
     }
 
-    /// The machine-readable reason.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Failure::Engine(_) => "engine_error",
-            Failure::Grammar(_) => "invalid_value",
-            Failure::EngineGone(_) => "engine_unavailable",
-            Failure::TooLate(_) => "request_timeout",
-            Failure::Internal => "internal_error",
-        }
-    }
-
-    /// OpenAI's shape.
-    pub fn body(&self) -> Vec<u8> {
-        let message = match self {
-            Failure::Engine(text) | Failure::Grammar(text) | Failure::EngineGone(text) => text.clone(),
-            Failure::TooLate(seconds) => {
-                format!(
-                    "the request took longer than {} s (--request-timeout)",
-                    general(*seconds)
-                )
+    /// The body in the shape of OpenAI's API, or of Anthropic's.
+    pub fn body(&self, failure: &Failure, is_anthropic: bool) -> Value {
+        let told = self.of(failure);
+        let mut found = if is_anthropic { &told.anthropic } else { &told.openai }.clone();
+        let message = &mut found["error"]["message"];
+        match failure {
+            Failure::Engine(text) | Failure::Grammar(text) | Failure::EngineGone(text) => {
+                *message = text.as_str().into()
             }
-            Failure::Internal => "internal error: panic".to_owned(),
-        };
-        let (kind, param) = match self {
-            Failure::Grammar(_) => ("invalid_request_error", Some("response_format")),
-            _ => ("server_error", None),
-        };
-        let error = json!({"message": message, "type": kind, "param": param, "code": self.code()});
-        json!({ "error": error }).to_string().into_bytes()
-    }
-}
-
-/// A number as Python's `:g` writes it, for those that a command line has.
-fn general(value: f64) -> String {
-    if value != 0.0 && !(1e-4..1e6).contains(&value) {
-        return format!("{value:e}");
-    }
-    let digits = 5 - value.abs().max(1e-4).log10().floor() as i32;
-    let text = format!("{value:.*}", digits.max(0) as usize);
-    if text.contains('.') {
-        text.trim_end_matches('0').trim_end_matches('.').to_owned()
-    } else {
-        text
+            Failure::Dimensions { asked, has } => {
+                let text = message
+                    .as_str()
+                    .unwrap_or_default()
+                    .replace("{asked}", &asked.to_string());
+                *message = text.replace("{has}", &has.to_string()).into();
+            }
+            _ => {}
+        }
+        found
     }
 }
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
+    use serde_json::json;
 
     #[test]
-    fn a_number_of_seconds_reads_as_in_python() {
-        for (value, text) in [
-            (0.5, "0.5"),
-            (30.0, "30"),
-            (0.25, "0.25"),
-            (300.0, "300"),
-            (1.23456789, "1.23457"),
-        ] {
-            assert_eq!(general(value), text);
-        }
+    fn what_the_engine_says_goes_into_the_words_that_were_told() {
+        let errors = crate::answer::tests::config(json!({})).errors;
+        let failure = errors.of_engine("no memory".into());
+        assert_eq!(
+            errors.body(&failure, false),
+            json!({"error": {"message": "no memory", "code": "engine"}})
+        );
+        assert_eq!(errors.of_engine("g: bad".into()), Failure::Grammar("g: bad".into()));
+        let few = Failure::Dimensions { asked: 9, has: 4 };
+        assert_eq!(
+            errors.body(&few, true),
+            json!({"type": "error", "error": {"message": "9 of 4"}})
+        );
+        assert_eq!(errors.of(&few).status, 400);
     }
 }

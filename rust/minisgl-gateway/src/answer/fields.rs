@@ -380,6 +380,41 @@ body! {
     }
 }
 
+/// POST /v1/embeddings.
+#[derive(Debug, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EmbeddingBody {
+    pub model: Option<String>,
+    pub input: Prompts,
+    pub encoding_format: Option<Encoding>,
+    pub dimensions: Option<usize>,
+    pub pooling: Option<Pooling>,
+    pub priority: Option<i64>,
+    pub user: Option<String>,
+}
+
+/// How the numbers of an embedding are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Encoding {
+    /// As a list.
+    #[default]
+    Float,
+    /// As the text of their bytes.
+    Base64,
+}
+
+/// What an embedding is made of.
+#[derive(Clone, Copy, Debug, Default, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pooling {
+    /// All tokens of its text.
+    #[default]
+    Mean,
+    /// The last one.
+    Last,
+}
+
 body! {
     /// POST /generate: what stands beside `sampling_params`. `text` and `input_ids` are SGLang's: the Python server
     /// answers as SGLang does.

@@ -17,10 +17,12 @@ use crate::message::TokenLogprobs;
 use crate::metrics::Metrics;
 
 use super::choice::{Choice, Finish};
-use super::errors::Failure;
+use super::errors::{Errors, Failure};
 use super::shape::{Shape, Shown, Usage};
 
 const MAX_TOKENS: &str = "x-minisgl-max-tokens";
+/// Names fields that have no effect on this model; errors have it not.
+pub const IGNORED: &str = "x-minisgl-ignored";
 const CACHED_TOKENS: &str = "x-minisgl-cached-tokens";
 
 /// A buffer that all generations of a thread use in turns.
@@ -46,6 +48,7 @@ struct Inner {
     writer: Writer,
     headers: Vec<(&'static str, String)>,
     max_tokens: String, // a header, too
+    errors: Arc<Errors>,
     counts: Option<Arc<KeyCounts>>,
     status: Option<u16>,
     outcome: Option<Result<(), Failure>>,
@@ -71,6 +74,8 @@ pub struct Heading {
     pub headers: Vec<(&'static str, String)>,
     /// Limits of its length, by prompt.
     pub max_tokens: String,
+    /// What is said if it fails.
+    pub errors: Arc<Errors>,
     /// The counts of its caller's API key, where there are several.
     pub counts: Option<Arc<KeyCounts>>,
     /// When its request came.
@@ -93,6 +98,7 @@ impl Generation {
         let Heading {
             headers,
             max_tokens,
+            errors,
             counts,
             arrival,
         } = head;
@@ -112,6 +118,7 @@ impl Generation {
             writer,
             headers,
             max_tokens,
+            errors,
             counts,
             status: None,
             outcome: None,
@@ -139,6 +146,11 @@ impl Generation {
     /// A step brought this for the next token that it adds to a choice.
     pub fn add_scored(&self, choice: usize, found: TokenLogprobs) {
         self.inner.borrow_mut().choices[choice].add_scored(found);
+    }
+
+    /// A step brought the embedding of a choice's prompt.
+    pub fn add_embedding(&self, choice: usize, numbers: Vec<u8>) {
+        self.inner.borrow_mut().choices[choice].embedding = Some(numbers);
     }
 
     /// A choice has a row, and so many of its prompt's tokens were in the cache.
@@ -213,10 +225,10 @@ impl Generation {
     }
 
     /// For the access log: status, code of the error, tokens given and generated, and the rest.
-    pub fn about(&self) -> (Option<u16>, Option<&'static str>, usize, usize, About) {
+    pub fn about(&self) -> (Option<u16>, Option<String>, usize, usize, About) {
         let inner = self.inner.borrow();
         let error = match &inner.outcome {
-            Some(Err(failure)) => Some(failure.code()),
+            Some(Err(failure)) => Some(inner.errors.of(failure).code.clone()),
             _ => None,
         };
         let prompt = inner.choices.iter().map(|one| one.num_prompt).sum();
@@ -247,7 +259,7 @@ impl Inner {
             }
             if let Some(error) = self.choices[at].failed() {
                 self.end(at, Finish::Error, metrics);
-                return (stops, Err(Failure::of_engine(error)));
+                return (stops, Err(self.errors.of_engine(error)));
             }
             let (choice, shown) = (&mut self.choices[at], &mut self.shown[at]);
             let taken = choice.take(&mut shown.text);
@@ -331,30 +343,36 @@ impl Inner {
     }
 
     fn finish(&mut self, out: &mut Vec<u8>) {
-        self.outcome = Some(Ok(()));
         let usage = Usage::of(&self.choices, self.n);
         if self.shape.streams() {
             self.shape.end(usage, out);
             self.send(out, true);
         } else {
+            let body = match self.shape.whole(&self.choices, &mut self.shown, usage) {
+                Ok(body) => body,
+                Err(failure) => return self.fail(failure, out),
+            };
             self.status = Some(200);
-            let body = self.shape.whole(&self.choices, &mut self.shown, usage);
             let (mut headers, cached) = (self.headers(), usage.cached.to_string());
             headers.extend([(MAX_TOKENS, self.max_tokens.as_str()), (CACHED_TOKENS, &cached)]);
             self.writer.whole(200, "application/json", &headers, &body);
         }
+        self.outcome = Some(Ok(()));
     }
 
     /// `out` is what came before the failure, and is not shown: it came in the same turn.
     fn fail(&mut self, failure: Failure, out: &mut Vec<u8>) {
         out.clear();
+        let status = self.errors.of(&failure).status;
+        let body = self.errors.body(&failure, false).to_string().into_bytes();
         if self.status.is_some() {
-            self.shape.error(&failure, out);
+            self.shape.error(&body, out);
             self.writer.end_with(out);
         } else {
-            self.status = Some(failure.status());
-            self.writer
-                .whole(failure.status(), "application/json", &self.headers(), &failure.body());
+            self.status = Some(status);
+            let mut headers = self.headers();
+            headers.retain(|(name, _)| *name != IGNORED);
+            self.writer.whole(status, "application/json", &headers, &body);
         }
         self.outcome = Some(Err(failure));
     }

@@ -33,7 +33,7 @@ pub struct Line<'a> {
     /// How its choices ended.
     pub finish_reasons: Vec<&'static str>,
     /// The code of its error.
-    pub error: Option<&'static str>,
+    pub error: Option<&'a str>,
 }
 
 impl Line<'_> {

@@ -7,6 +7,7 @@
 //! - [`log`]: the access log.
 
 pub mod choice;
+pub mod embedding;
 pub mod errors;
 #[allow(missing_docs)] // the names of fields are OpenAI's
 pub mod fields;

@@ -13,8 +13,10 @@ use crate::forms::Form;
 use crate::message::SamplingParams;
 use crate::metrics::Reason;
 
+use super::embedding::Vectors;
 use super::fields::{
-    ChatBody, Common, CompletionBody, Content, GenerateBody, Message, Object, Part, Prompt, Role, Verbosity, given,
+    ChatBody, Common, CompletionBody, Content, EmbeddingBody, GenerateBody, Message, Object, Part, Pooling, Prompt,
+    Role, Verbosity, given,
 };
 
 /// The endpoints.
@@ -26,6 +28,8 @@ pub enum Endpoint {
     Completion,
     /// /generate
     Generate,
+    /// /v1/embeddings
+    Embedding,
 }
 
 impl Endpoint {
@@ -35,6 +39,7 @@ impl Endpoint {
             "/v1/chat/completions" | "/chat/completions" => Some(Endpoint::Chat),
             "/v1/completions" | "/completions" => Some(Endpoint::Completion),
             "/generate" => Some(Endpoint::Generate),
+            "/v1/embeddings" | "/embeddings" => Some(Endpoint::Embedding),
             _ => None,
         }
     }
@@ -45,6 +50,7 @@ impl Endpoint {
             Endpoint::Chat => "/v1/chat/completions",
             Endpoint::Completion => "/v1/completions",
             Endpoint::Generate => "/generate",
+            Endpoint::Embedding => "/v1/embeddings",
         }
     }
 }
@@ -90,6 +96,8 @@ pub struct Plan {
     pub stream: bool,
     /// One more event with the usage.
     pub include_usage: bool,
+    /// How embeddings are shown.
+    pub vectors: Vectors,
 }
 
 impl Plan {
@@ -110,12 +118,17 @@ pub fn plan(endpoint: Endpoint, body: &[u8], config: &GatewayConfig) -> Result<P
         Endpoint::Chat => chat(parsed(body)?, config),
         Endpoint::Completion => completion(parsed(body)?, config),
         Endpoint::Generate => generate(parsed(body)?, config),
+        Endpoint::Embedding => embedding(parsed(body)?, config),
     }?;
+    let most = match endpoint {
+        Endpoint::Embedding => config.bounds.max_inputs,
+        _ => config.bounds.max_prompts,
+    };
     let prompts = match &found.input {
         Input::Prompts(prompts) => prompts.len(),
         Input::Conversation { .. } => 1,
     };
-    if prompts == 0 || prompts > config.bounds.max_prompts || prompts * found.n > config.bounds.max_choices {
+    if prompts == 0 || prompts > most || prompts * found.n > config.bounds.max_choices {
         return Err(Reason::Error);
     }
     Ok(found)
@@ -331,6 +344,44 @@ fn generate(mut body: GenerateBody, config: &GatewayConfig) -> Result<Plan, Reas
     )
 }
 
+/// `server/encoding.py`.
+fn embedding(body: EmbeddingBody, config: &GatewayConfig) -> Result<Plan, Reason> {
+    sure(config.embeds && body.dimensions.is_none_or(|count| count >= 1))?;
+    let pooling = match body.pooling.unwrap_or_default() {
+        Pooling::Mean => "mean",
+        Pooling::Last => "last",
+    };
+    let sampling = SamplingParams {
+        max_tokens: Some(1),
+        temperature: 0.0,
+        seed: Some(0),
+        embedding: Some(pooling.to_owned()),
+        ..SamplingParams::default()
+    };
+    Ok(Plan {
+        endpoint: Endpoint::Embedding,
+        model: other_model(body.model, config),
+        priority: body.priority.unwrap_or(0),
+        form: None,
+        ignored: Vec::new(),
+        sampling,
+        names_length: true,
+        n: 1,
+        input: Input::Prompts(body.input.0),
+        stream: false,
+        include_usage: false,
+        vectors: Vectors {
+            encoding: body.encoding_format.unwrap_or_default(),
+            dimensions: body.dimensions,
+        },
+    })
+}
+
+/// The name, unless it is the model's own.
+fn other_model(name: Option<String>, config: &GatewayConfig) -> Option<String> {
+    name.filter(|name| *name != config.model_name && !config.aliases.contains(name))
+}
+
 /// Nothing but how the answer is sent.
 fn asks_nothing_of_sampling(common: &Common) -> bool {
     common.temperature.is_none()
@@ -363,8 +414,7 @@ fn finished(
     let options = common.stream_options.as_ref();
     sure(options.is_none() || common.stream)?;
     does(options.is_none_or(|options| options.continuous_usage_stats != Some(true)))?;
-    let is_own = |name: &String| *name == config.model_name || config.aliases.contains(name);
-    let (model, priority) = (common.model.clone().filter(|name| !is_own(name)), common.priority);
+    let (model, priority) = (other_model(common.model.clone(), config), common.priority);
     let n = common.n.or_else(|| default(config, "n", Value::as_i64)).unwrap_or(1);
     let stream = common.stream;
     let include_usage = options.is_some_and(|options| options.include_usage == Some(true));
@@ -383,6 +433,7 @@ fn finished(
         input,
         stream,
         include_usage,
+        vectors: Vectors::default(),
     })
 }
 

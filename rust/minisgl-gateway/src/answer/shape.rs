@@ -11,6 +11,7 @@ use minisgl_text::Tokenizer;
 use crate::message::SamplingParams;
 
 use super::choice::{Choice, End};
+use super::embedding::Vectors;
 use super::errors::Failure;
 use super::logprobs::Logprobs;
 use super::plan::Endpoint;
@@ -79,6 +80,9 @@ pub struct Shape {
     stream: bool,
     include_usage: bool,
     has_begun: bool,
+    vectors: Vectors,
+    /// The model's name, as JSON.
+    model: String,
     /// Up to the choices of an event, or of the whole answer.
     head: Vec<u8>,
     /// After the choices of an event.
@@ -107,6 +111,7 @@ impl Shape {
                 r#"{{"id":"cmpl-{id}","object":"text_completion","created":{created},"model":{model},"choices":["#
             ),
             Endpoint::Generate => Ok(()),
+            Endpoint::Embedding => write!(head, r#"{{"object":"list","data":["#),
         };
         let tail: &[u8] = if include_usage {
             b"],\"usage\":null}\n\n"
@@ -118,9 +123,16 @@ impl Shape {
             stream,
             include_usage,
             has_begun: false,
+            vectors: Vectors::default(),
+            model,
             head: head.into_bytes(),
             tail,
         }
+    }
+
+    /// The same, with embeddings shown so.
+    pub fn with_vectors(self, vectors: Vectors) -> Shape {
+        Shape { vectors, ..self }
     }
 
     /// The media type of a stream.
@@ -196,6 +208,7 @@ impl Shape {
                     out.extend_from_slice(b"}\n");
                 }
             }
+            Endpoint::Embedding => {} // it comes whole
         }
     }
 
@@ -226,14 +239,14 @@ impl Shape {
     }
 
     /// The last part instead, if a choice fails.
-    pub fn error(&self, failure: &Failure, out: &mut Vec<u8>) {
+    pub fn error(&self, body: &[u8], out: &mut Vec<u8>) {
         if self.endpoint == Endpoint::Generate {
-            out.extend_from_slice(&failure.body());
+            out.extend_from_slice(body);
             out.push(b'\n');
             return;
         }
         out.extend_from_slice(b"data: ");
-        out.extend_from_slice(&failure.body());
+        out.extend_from_slice(body);
         out.extend_from_slice(b"\n\n");
         out.extend_from_slice(DONE);
     }
@@ -241,8 +254,17 @@ impl Shape {
     // ---------------------------------------------------------------------------------------------------- as a whole
 
     /// The whole answer; `shown` by choice.
-    pub fn whole(&self, choices: &[Choice], shown: &mut [Shown], usage: Usage) -> Vec<u8> {
+    pub fn whole(&self, choices: &[Choice], shown: &mut [Shown], usage: Usage) -> Result<Vec<u8>, Failure> {
         let mut out = self.head.clone();
+        if self.endpoint == Endpoint::Embedding {
+            self.vectors.write(choices, &mut out)?;
+            let (model, prompt) = (&self.model, usage.prompt);
+            let _ = write!(
+                out,
+                r#"],"model":{model},"usage":{{"prompt_tokens":{prompt},"total_tokens":{prompt}}}}}"#
+            );
+            return Ok(out);
+        }
         let shown = choices.iter().zip(shown);
         if self.endpoint == Endpoint::Generate {
             for (choice, shown) in shown {
@@ -256,7 +278,7 @@ impl Shape {
             out.extend_from_slice(br#","usage":"#);
             usage.write(&mut out);
             out.push(b'}');
-            return out;
+            return Ok(out);
         }
         for (index, (choice, shown)) in shown.enumerate() {
             if index > 0 {
@@ -283,7 +305,7 @@ impl Shape {
             out.extend_from_slice(NOT_ASKED_FOR);
         }
         out.push(b'}');
-        out
+        Ok(out)
     }
 }
 

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use super::{Worker, line};
 use crate::answer::choice::Choice;
 use crate::answer::errors::Failure;
-use crate::answer::generation::{Generation, Heading};
+use crate::answer::generation::{Generation, Heading, IGNORED};
 use crate::answer::plan::{Endpoint, Plan};
 use crate::answer::shape::{Shape, Shown};
 use crate::callers;
@@ -180,11 +180,12 @@ impl Worker {
         writer.set_name(&request_id);
         writer.commit();
         if !prepared.plan.ignored.is_empty() {
-            headers.push(("x-minisgl-ignored", prepared.plan.ignored.join(", ")));
+            headers.push((IGNORED, prepared.plan.ignored.join(", ")));
         }
         let heading = Heading {
             headers,
             max_tokens: lengths.shown(),
+            errors: Arc::clone(&config.errors),
             counts: loaded.keys.get(key).cloned(),
             arrival,
         };
@@ -252,7 +253,7 @@ impl Worker {
             for id in generation.open_ids() {
                 self.finish(id, ToEngine::AbortRequest(id));
             }
-            generation.fail(Failure::TooLate(seconds));
+            generation.fail(Failure::TooLate);
         }
     }
 }
@@ -284,7 +285,8 @@ fn generation(loaded: &Loaded, prepared: &Prepared, lengths: &Lengths, writer: W
         &callers::random_uuid(),
         created,
         plan.model.as_deref().unwrap_or(&loaded.config.model_name),
-    );
+    )
+    .with_vectors(plan.vectors);
     Generation::new(choices, shown, plan.n, shape, writer, heading)
 }
 
@@ -312,7 +314,7 @@ impl Drop for Open<'_> {
         found.tokens = Some((prompt, about.cached_tokens, generated));
         found.ttft_s = about.ttft_s;
         found.finish_reasons = about.finish_reasons;
-        found.error = error;
+        found.error = error.as_deref();
         found.log(&self.loaded.config.log);
     }
 }

@@ -14,7 +14,7 @@ pub(crate) fn config(changes: Value) -> GatewayConfig {
         "max_priority": 100, "any_model_name": false, "models": "{}", "max_seq_len": 100, "vocab_size": 50,
         "simulated": false, "tokenizer": {"text": ""}, "special_tokens": {}, "defaults": {}, "api_key": null, "api_keys": [],
         "chat_templates": {"default": {"source": "", "content": "string"}}, "hosts": null, "cors_origins": [],
-        "ranges": ranges(), "bounds": bounds(), "log": {"json": false, "access": true, "probes": false},
+        "errors": errors(), "embeds": true, "ranges": ranges(), "bounds": bounds(), "log": {"json": false, "access": true, "probes": false},
         "limits": {"max_queued_requests": 1, "max_queued_tokens": 1, "max_body_bytes": 1, "max_encoding_bytes": 1,
             "request_timeout": null, "slow_client_timeout": 1.0, "keep_alive_timeout": 1, "step_timeout": 1.0,
             "drain_timeout": 1.0, "adaptive_max_tokens": null, "context_margin": 0},
@@ -36,6 +36,25 @@ fn ranges() -> Value {
         "frequency_penalty": penalty, "presence_penalty": penalty, "logit_bias": range(-100.0, Some(100.0)),
         "repetition_penalty": {"least": 0, "most": 10, "off": null, "is_open": true},
     })
+}
+
+fn errors() -> Value {
+    let told = |code: &str, status: u16, message: &str| {
+        json!({"status": status, "code": code, "openai": {"error": {"message": message, "code": code}},
+            "anthropic": {"type": "error", "error": {"message": message}}})
+    };
+    let mut found = json!({"grammar_refused": "g: ", "dimensions": told("dimensions", 400, "{asked} of {has}")});
+    for code in [
+        "engine",
+        "grammar",
+        "engine_gone",
+        "no_embedding",
+        "too_late",
+        "internal",
+    ] {
+        found[code] = told(code, 500, "");
+    }
+    found
 }
 
 fn bounds() -> Value {
