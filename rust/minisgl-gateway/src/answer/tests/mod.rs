@@ -44,14 +44,7 @@ fn errors() -> Value {
             "anthropic": {"type": "error", "error": {"message": message}}})
     };
     let mut found = json!({"grammar_refused": "g: ", "dimensions": told("dimensions", 400, "{asked} of {has}")});
-    for code in [
-        "engine",
-        "grammar",
-        "engine_gone",
-        "no_embedding",
-        "too_late",
-        "internal",
-    ] {
+    for code in ["engine", "grammar", "engine_gone", "no_embedding", "too_late", "bug"] {
         found[code] = told(code, 500, "");
     }
     found
