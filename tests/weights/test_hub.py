@@ -232,7 +232,7 @@ def test_a_full_disk(hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noticed before; or in the middle, where what arrived is kept."""
     usage = namedtuple("usage", "total used free")
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 1_000_000))
+        patch.setattr(shutil, "disk_usage", lambda _: usage(9_000_000, 0, 1_000_000))
         with pytest.raises(ConfigError, match=r"0.00 GB have to be fetched, and 0.00 GB are free in .*: remove models"):
             find_model(REPO, quiet)
     assert not hub.of_files()

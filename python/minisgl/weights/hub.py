@@ -40,6 +40,7 @@ from minisgl.weights.hub_names import Wanted, choose
 SEGMENT = 64 << 20  # bytes that one request asks for
 CHUNK = 1 << 20
 WORKERS = 8
+MAX_FILES = 100_000
 TRIES = 5  # without a byte more
 MAX_WAIT_S = 60.0  # that a hub may ask for
 FIRST_WAIT_S = 0.5
@@ -194,6 +195,8 @@ class Client:
         while address is not None:
             body, links = self._json(address, wanted, say)
             rows += self._checked(body, list)
+            if len(rows) > MAX_FILES:
+                raise HubError(f"{wanted.repo} has more than {MAX_FILES} files", "that is no model: check the spelling")
             address = links.get("next", {}).get("url")
         return self._files(
             (one["path"], one["size"], (one.get("lfs") or {}).get("oid") or one["oid"])
@@ -230,7 +233,8 @@ class Client:
     def _json(self, address: str, wanted: Wanted, say: Report) -> tuple[Any, dict[str | None, dict[str, str]]]:
         for wait_s in _waits(self._tries):
             try:
-                answer = self._http.get(address, headers=self._hub.headers())
+                own = address.startswith(f"{self._hub.endpoint}/")
+                answer = self._http.get(address, headers=self._hub.headers() if own else {})
                 self._check(answer, wanted)
                 return self._checked(answer, lambda one: one.json()), answer.links
             except (httpx.TransportError, _Again) as error:
@@ -294,8 +298,7 @@ class Client:
             (cache.folder / "blobs").mkdir(parents=True, exist_ok=True)
             with _alone(cache.folder, say):
                 once = {one.key: one for one in files if not cache.blob(one.key).exists()}
-                parts = [Partial(cache.blob(one.key), one) for one in once.values()]
-                _check_room(parts, cache.folder)
+                parts = _with_room([(cache.blob(one.key), one) for one in once.values()], cache.folder)
                 _Transfer(self._http, self._hub, self._check, wanted, commit, parts, say).run()
         except OSError as error:
             raise _disk(error, cache.folder) from error
@@ -407,12 +410,18 @@ class Partial:
 _ROOM = "remove models (minisgl list, minisgl rm), or set HF_HOME to a folder on another disk"
 
 
-def _check_room(parts: Sequence[Partial], folder: Path) -> None:
-    needed, free = sum(one.file.size - one.num_done for one in parts), shutil.disk_usage(folder).free
+def _with_room(files: Sequence[tuple[Path, HubFile]], folder: Path) -> list[Partial]:
+    """Raises `HubError` if what has not arrived of them does not fit the disk."""
+    disk, needed = shutil.disk_usage(folder), sum(file.size for _, file in files)
+    free, parts = disk.free, list[Partial]()
+    if needed <= disk.total:
+        parts = [Partial(blob, file) for blob, file in files]
+        needed -= sum(one.num_done for one in parts)
     if needed > free:
         raise BrokenError(
             f"{needed / 1e9:.2f} GB have to be fetched, and {free / 1e9:.2f} GB are free in {folder.parent}", _ROOM
         )
+    return parts
 
 
 def _disk(error: OSError, folder: Path) -> HubError:
