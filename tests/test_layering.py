@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "weights": {"config", "envs", "utils", "distributed", "_rust"},
     # text and tokens of one answer
     "grammar": {"config", "utils.memory", "sampling_params", "step", "tokenizer", "_rust"},
-    "parsers": {"tokenizer"},
+    "parsers": {"_rust"},
     "engine": {
         "grammar.slots",
         "utils",
@@ -151,6 +151,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "llm",
         "tokenizer",  # what it refuses
         "bench",
+        "parsers",  # names
         "routing.api",  # names
         "weights.sources",
         "weights.hub_cache",

@@ -10,11 +10,14 @@ from numpy.typing import NDArray
 from minisgl.engine.api import SlotAssignment
 from minisgl.metrics.gateway import Readings
 from minisgl.metrics.keys import KeyReading
+from minisgl.parsers.api import Part
 from minisgl.routing.api import Placed, RouterConfig
 from minisgl.scheduler.api import ControlPlaneConfig, Stats, TreeView
 from minisgl.step import Events, Int32Array, Int64Array, StepBuffers
 
 __all__ = [
+    "AnswerParser",
+    "AnswerTools",
     "ControlPlane",
     "CpuAdapter",
     "CpuEngine",
@@ -31,6 +34,8 @@ __all__ = [
     "Router",
     "StepOutput",
     "StepPlan",
+    "Thinking",
+    "ToolFormat",
     "build_info",
     "check_grammar",
     "decode_blocks",
@@ -461,3 +466,65 @@ class GrammarMatcher:
 def check_grammar(grammar: str, lexer_fuel: int, num_steps: int, first: bytes) -> str:
     """Why the library llguidance does not take a grammar; empty if it does. It is read, and `num_steps` bytes of an
     answer are begun with it, each one of `first` if that may come. The GIL is free meanwhile."""
+
+@final
+class ToolFormat:
+    """A format in which models write tool calls (`rust/minisgl-text/src/answer/formats.rs`)."""
+
+    def __new__(cls, name: str, template: str, token_id: Callable[[str], int | None]) -> ToolFormat:
+        """`name`: of `names`, or auto: the one of a model with this template and these tokens. Raises `ValueError`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def markers(self) -> list[str]:
+        """All that its parser looks for."""
+
+    @staticmethod
+    def names() -> list[str]:
+        """Of all formats, those of other servers among them."""
+
+@final
+class Thinking:
+    """The markers around what a model thinks."""
+
+    @staticmethod
+    def find(name: str, template: str) -> Thinking | None:
+        """`name`: of `names`, none, or auto: the one of a model with this chat template. Raises `ValueError`."""
+
+    @staticmethod
+    def names() -> list[str]:
+        """Of all, those of other servers among them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def begin(self) -> str: ...
+    @property
+    def end(self) -> str: ...
+    @property
+    def is_open(self) -> bool | None:
+        """An answer begins within the markers; False: behind them; None: the answer shows it."""
+
+    def opened(self, is_open: bool) -> Thinking: ...
+
+@final
+class AnswerTools:
+    """The tools of a request."""
+
+    def __new__(cls, schemas: str) -> AnswerTools:
+        """JSON: an object of the schemas of the tools' parameters by the tools' names. Raises `ValueError`."""
+
+@final
+class AnswerParser:
+    """A `minisgl.parsers.api.MessageParser`. Ids of calls are drawn from `new_id`: so many characters of these."""
+
+    def __new__(
+        cls,
+        format: ToolFormat | None,
+        thinking: Thinking | None,
+        tools: AnswerTools | None,
+        new_id: Callable[[int, str], str],
+    ) -> AnswerParser: ...
+    def push(self, text: str) -> list[Part]: ...
+    def finish(self, cut: bool = False) -> list[Part]: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -11,10 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minisgl.parsers.choice import THINK, THINKING, TOOL_FORMATS, new_parser, thinking, tool_format
+from minisgl.parsers.choice import (
+    answer_tools,
+    new_parser,
+    reasoning_parsers,
+    thinking,
+    tool_call_parsers,
+    tool_format,
+)
 from minisgl.server.tools import Parsing
 from minisgl.tokenizer import TextStream, Tokenizer
-from tests.parsers.test_answer import F, joined
+from tests.parsers.test_answer import KNOWN, THINK, F, joined
 
 
 @cache
@@ -40,21 +48,42 @@ def tokenizer(name: str) -> Tokenizer:
 def test_the_format_of_calls_is_found(template: str, tokens: tuple[str, ...], name: str) -> None:
     ids = {token: i for i, token in enumerate(tokens)}
     assert tool_format("auto", template, ids.get).name == name
-    for asked in TOOL_FORMATS:
+    for asked in ("hermes", "json", "pythonic"):
         assert tool_format(asked, template, ids.get).name == asked
 
 
 def test_the_markers_of_thinking_are_found() -> None:
-    assert thinking("auto", "{{ messages }}") is None
-    assert thinking("auto", "x.split('</think>')") == THINK
-    assert thinking("auto", "[THINK]a[/THINK]") == THINKING["mistral"]
-    assert thinking("none", "</think>") is None
-    assert thinking("deepseek_r1", "") == THINKING["deepseek_r1"]
+    def found(name: str, template: str) -> object:
+        one = thinking(name, template)
+        return one and (one.name, one.begin, one.end, one.is_open)
+
+    assert found("auto", "{{ messages }}") is None
+    assert found("auto", "x.split('</think>')") == ("qwen3", "<think>", "</think>", None)
+    assert found("auto", "[THINK]a[/THINK]") == ("mistral", "[THINK]", "[/THINK]", None)
+    assert found("none", "</think>") is None
+    assert found("deepseek_r1", "") == ("deepseek_r1", "<think>", "</think>", True)
+
+
+def test_names_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="nobody"):
+        tool_format("nobody", "", {}.get)
+    with pytest.raises(ValueError, match="nobody"):
+        thinking("nobody", "")
+    assert {"auto", "hermes", "qwen25"} < set(tool_call_parsers()) and {"none", "qwen3"} < set(reasoning_parsers())
+
+
+def test_without_the_extension_nothing_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "minisgl._rust", None)
+    monkeypatch.delattr("minisgl._rust", raising=False)
+    assert thinking("auto", "</think>") is None
+    for ask in (lambda: thinking("qwen3", ""), lambda: tool_format("auto", "", {}.get)):
+        with pytest.raises(ValueError, match="without its extension"):
+            ask()
 
 
 def test_the_formats_of_qwen3() -> None:
     parsing = Parsing(tokenizer("qwen3"))
-    assert parsing.tool_format.name == "hermes" and parsing.thinking == THINK
+    assert parsing.tool_format.name == "hermes" and parsing.thinking is not None
     assert parsing.shows_tools and "enable_thinking" in parsing.variables
     assert parsing.shown(parsing.tool_format.markers) == frozenset()  # they are text there
     for kwargs, is_open in (({}, None), ({"enable_thinking": False}, False)):
@@ -78,7 +107,7 @@ def test_a_conversation_with_calls_is_written_as_it_was_read() -> None:
     assert json.dumps(tool) in before and after.startswith(before)
     said, rest = after.removeprefix(before).split("<|im_end|>", 1)
     assert "<tool_response>\n42\n</tool_response>" in rest
-    parser = new_parser(TOOL_FORMATS["hermes"], THINK, frozenset())
+    parser = new_parser(tool_format("hermes", "", found.token_id), THINK, answer_tools({}))
     content, reasoning, [(name, arguments)] = joined(parser.push(said) + parser.finish())
     assert (content, reasoning, name, json.loads(arguments)) == ("Well.", "hm", "f", F)
 
@@ -101,13 +130,13 @@ def test_every_border_of_tokens(
 ) -> None:
     """The parts of a stream are those of the whole, whatever tokens come together."""
     found = tokenizer(name)
-    tools_of = TOOL_FORMATS[tools]
+    tools_of = tool_format(tools, "", found.token_id)
     shown = Parsing(found, tools).shown(tools_of.markers)
     ids = found.encode("".join(bits), add_special_tokens=False).tolist()
 
     def taken(groups: list[list[int]]) -> object:
         stream = TextStream(found.new_decoder(shown=shown), stops, shown=shown)
-        parser = new_parser(tools_of, THINK, frozenset({"f"}))
+        parser = new_parser(tools_of, THINK, KNOWN)
         parts = []
         for group in groups:
             for piece in [[i] for i in group] if stops else [group]:  # as `RequestState` does
@@ -125,7 +154,7 @@ def test_every_border_of_tokens(
 
 def test_markers_that_are_no_text_are_shown_to_their_parser() -> None:
     found = tokenizer("mistral-v3")
-    shown = Parsing(found, "mistral").shown(TOOL_FORMATS["mistral"].markers)
+    shown = Parsing(found, "mistral").shown(tool_format("mistral", "", found.token_id).markers)
     ids = found.encode('Hi.[TOOL_CALLS][{"name": "f", "arguments": {}}]</s>', add_special_tokens=False).tolist()
     assert found.token_id("[TOOL_CALLS]") in shown
     assert TextStream(found.new_decoder()).push(ids).strip() == 'Hi.[{"name": "f", "arguments": {}}]'

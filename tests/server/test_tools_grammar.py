@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,16 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from minisgl._rust import Thinking
 from minisgl.grammar.check import validate
 from minisgl.grammar.sources import GrammarSource
-from minisgl.parsers.answer import Thinking
 from minisgl.parsers.api import CallArguments, CallBegun
-from minisgl.parsers.choice import THINK, TOOL_FORMATS, new_parser
+from minisgl.parsers.choice import answer_tools, new_parser, tool_format
 from minisgl.sampling_params import ParamError
 from minisgl.server import tools as server_tools
 from minisgl.server.tools import Tool, ToolUse, TurnGrammar, needs_grammar, tool_use
 from minisgl.tokenizer import Tokenizer
+from tests.parsers.test_answer import THINK, TOOL_FORMATS
 
 CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CITY["additionalProperties"] = False
@@ -71,12 +71,14 @@ def asked(choice: Any, parallel: bool | None = None) -> ToolUse:
 
 
 def grammar(name: str, tools: str | None, use: ToolUse | None, thinking: Thinking | None = None, **more: Any) -> str:
-    found = TurnGrammar(tokenizer(name).token_id, thinking, None if tools is None else TOOL_FORMATS[tools], use, **more)
+    token_id = tokenizer(name).token_id
+    calls = None if tools is None else tool_format(tools, "", token_id)
+    found = TurnGrammar(token_id, thinking, calls, use, **more)
     return found.text()
 
 
 def calls(tools: str, text: str) -> list[tuple[str, Any]]:
-    parser = new_parser(TOOL_FORMATS[tools], THINK, frozenset({"weather", "now"}))
+    parser = new_parser(tool_format(tools, "", {}.get), THINK, answer_tools({"weather": {}, "now": {}}))
     parts = parser.push(text) + parser.finish()
     names = [part.name for part in parts if isinstance(part, CallBegun)]
     arguments = [""] * len(names)
@@ -125,9 +127,9 @@ def test_what_is_thought_is_free(name: str, tools: str) -> None:
         answer = TEXTS[tools](PARIS) if source is None else '{"city": "Rome"}'
         maybe = grammar(name, tools, use, THINK, source=source)
         assert accepts(name, maybe, answer) and accepts(name, maybe, f"<think>\nhm {{\n</think>\n\n{answer}")
-        opened = grammar(name, tools, use, replace(THINK, is_open=True), source=source)
+        opened = grammar(name, tools, use, THINK.opened(True), source=source)
         assert accepts(name, opened, f"\nhm {{</think>\n\n{answer}") and not accepts(name, opened, answer)
-        closed = grammar(name, tools, use, replace(THINK, is_open=False), source=source)
+        closed = grammar(name, tools, use, THINK.opened(False), source=source)
         assert accepts(name, closed, answer) and not accepts(name, closed, f"<think>hm</think>{answer}")
 
 

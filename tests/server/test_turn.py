@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.frontend.output_processor import Delta
-from minisgl.parsers.answer import Thinking
 from minisgl.parsers.api import CallArguments, CallBegun, Part, Reasoning, Text
-from minisgl.parsers.choice import new_parser
+from minisgl.parsers.choice import new_parser, thinking
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.turn import Closed, Grown, JoinedText, Opened, Sections, Turn, TurnChoice
 from minisgl.tokenizer import Tokenizer
@@ -23,8 +22,8 @@ END = 7  # the token that ends what is thought
 @pytest.mark.parametrize(("said", "count"), [("Yes.", 0), ("<think>hm</think>Yes.", 3)])
 def test_only_what_was_thought_is_counted(said: str, count: int, is_shown: bool) -> None:
     """Also once it was asked for, as an answer that comes whole does."""
-    thinking = Thinking("<think>", "</think>")
-    turn = Turn([], SamplingParams(), True, lambda: new_parser(None, thinking, frozenset()), thinks=True, think_end=END)
+    found = thinking("qwen3", "")
+    turn = Turn([], SamplingParams(), True, lambda: new_parser(None, found), thinks=True, think_end=END)
     choice = turn.choice()
     choice.take(Delta(0, said, "stop"))
     if is_shown:

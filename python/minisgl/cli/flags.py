@@ -25,10 +25,8 @@ from minisgl.config import (
     Limits,
     LogLevel,
     ModelImpl,
-    ReasoningParser,
     Routing,
     ServerConfig,
-    ToolCallParser,
 )
 from minisgl.utils import spellings
 
@@ -94,6 +92,24 @@ def checked(convert: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return value
+
+
+def tool_call_parser(text: str) -> str:
+    from minisgl.parsers.choice import tool_call_parsers
+
+    return _one_of(text, tool_call_parsers())
+
+
+def reasoning_parser(text: str) -> str:
+    from minisgl.parsers.choice import reasoning_parsers
+
+    return _one_of(text, reasoning_parsers())
+
+
+def _one_of(text: str, names: list[str]) -> str:
+    if text not in names:
+        raise argparse.ArgumentTypeError(f"{text}: must be one of {', '.join(names)}")
+    return text
 
 
 def adaptive_max_tokens(text: str) -> AdaptiveMaxTokens:
@@ -387,12 +403,14 @@ HTTP = (
     ),
     setting(
         "--tool-call-parser",
-        choices=get_args(ToolCallParser),
+        type=tool_call_parser,
+        metavar="NAME",
         help="the format in which the model writes calls of tools; auto: as its chat template and tokenizer have it",
     ),
     setting(
         "--reasoning-parser",
-        choices=get_args(ReasoningParser),
+        type=reasoning_parser,
+        metavar="NAME",
         help="the markers around what the model thinks before it answers, which becomes reasoning_content; auto: those "
         "of its chat template; none: it is content",
     ),

@@ -1,4 +1,4 @@
-"""The parts of an answer, and what takes a growing text apart into them.
+"""The parts of an answer, and what takes a growing text apart into them (`rust/minisgl-text/src/answer`).
 
 Invariants: whatever pieces the text comes in, the parts joined are the same; no character of the text is lost but the
 markers around reasoning and calls; a call that is no call is text.
@@ -50,8 +50,9 @@ class MessageParser(Protocol):
     def push(self, text: str) -> list[Part]:
         """What is decided once `text` has come."""
 
-    def finish(self) -> list[Part]:
-        """What was held back, at the end of the text."""
+    def finish(self, cut: bool = False) -> list[Part]:
+        """What was held back, at the end of the text. `cut`: a limit ended it, so that the beginning of a call is none,
+        and no text either."""
 
 
 class PlainParser:
@@ -60,5 +61,5 @@ class PlainParser:
     def push(self, text: str) -> list[Part]:
         return [Text(text)] if text else []
 
-    def finish(self) -> list[Part]:
+    def finish(self, cut: bool = False) -> list[Part]:
         return []

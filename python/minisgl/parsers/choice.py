@@ -1,69 +1,75 @@
-"""Which formats a model has for tool calls and for what it thinks: those that are asked for by name, or found in its
-chat template and among its tokens.
+"""Which formats a model has for tool calls and for what it thinks, and what takes its answers apart by them.
+
+Formats and parser are in the extension (`rust/minisgl-text/src/answer`). A server without the extension takes no answer
+apart: `auto` finds no thinking there, and requests with tools are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from minisgl.parsers import formats
-from minisgl.parsers.answer import AnswerParser, Thinking
+import msgspec
+
+from minisgl.parsers import ids
 from minisgl.parsers.api import MessageParser, PlainParser
-from minisgl.parsers.formats import PythonicParser
+
+if TYPE_CHECKING:
+    from minisgl._rust import AnswerTools, Thinking, ToolFormat
 
 TokenId = Callable[[str], int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """`markers`: all that its parser looks for."""
-
-    name: str
-    parser: type[AnswerParser]
-    markers: tuple[str, ...] = ()
-
-
-TOOL_FORMATS = {
-    found.name: found
-    for found in (
-        ToolFormat("hermes", formats.HermesParser, (formats.TOOL_CALL, formats.TOOL_CALL_END)),
-        ToolFormat("llama3_json", formats.LlamaParser, (formats.PYTHON_TAG,)),
-        ToolFormat("pythonic", PythonicParser, (formats.PYTHON_TAG,)),
-        ToolFormat("mistral", formats.MistralParser, (formats.TOOL_CALLS, formats.ARGS, formats.CALL_ID)),
-        ToolFormat("json", formats.JsonParser),
-    )
-}
-THINK = Thinking("<think>", "</think>")
-THINKING = {
-    "qwen3": THINK,
-    "deepseek_r1": replace(THINK, is_open=True),  # whether or not the prompt shows that it has begun
-    "mistral": Thinking("[THINK]", "[/THINK]"),
-}
+MISSING = "this server was built without its extension minisgl._rust, which takes answers apart"
 
 
 def tool_format(name: str, template: str, token_id: TokenId) -> ToolFormat:
-    """`name`: of `TOOL_FORMATS`, or auto."""
-    if name == "auto":
-        name = "json"
-        if formats.TOOL_CALL in template:
-            name = "hermes"
-        elif formats.TOOL_CALLS in template or token_id(formats.TOOL_CALLS) is not None:
-            name = "mistral"
-        elif formats.PYTHON_TAG in template or "Environment: ipython" in template:
-            name = "llama3_json"
-    return TOOL_FORMATS[name]
+    """`name`: of `tool_call_parsers`. Raises `ValueError`."""
+    try:
+        from minisgl._rust import ToolFormat
+    except ImportError as error:
+        raise ValueError(MISSING) from error
+    return ToolFormat(name, template, token_id)
 
 
 def thinking(name: str, template: str) -> Thinking | None:
-    """`name`: of `THINKING`, none or auto."""
-    if name == "auto":
-        found = (one for one in (THINK, THINKING["mistral"]) if one.end in template)
-        return next(found, None)
-    return THINKING.get(name)
+    """`name`: of `reasoning_parsers`; None: the model does not think. Raises `ValueError`."""
+    try:
+        from minisgl._rust import Thinking
+    except ImportError as error:
+        if name in ("auto", "none"):
+            return None
+        raise ValueError(MISSING) from error
+    return Thinking.find(name, template)
 
 
-def new_parser(tools: ToolFormat | None, thinks: Thinking | None, names: frozenset[str]) -> MessageParser:
-    if tools is not None:
-        return tools.parser(thinks, names)
-    return PlainParser() if thinks is None else AnswerParser(thinks)
+def tool_call_parsers() -> list[str]:
+    """All names, those of other servers among them."""
+    try:
+        from minisgl._rust import ToolFormat
+    except ImportError:
+        return ["auto"]
+    return ["auto", *ToolFormat.names()]
+
+
+def reasoning_parsers() -> list[str]:
+    """All names, those of other servers among them."""
+    try:
+        from minisgl._rust import Thinking
+    except ImportError:
+        return ["auto", "none"]
+    return ["auto", "none", *Thinking.names()]
+
+
+def answer_tools(schemas: Mapping[str, Any]) -> AnswerTools:
+    """The tools of a request: the JSON schema of each one's parameters by its name."""
+    from minisgl._rust import AnswerTools
+
+    return AnswerTools(msgspec.json.encode(schemas).decode())
+
+
+def new_parser(tools: ToolFormat | None, thinks: Thinking | None, known: AnswerTools | None = None) -> MessageParser:
+    """`known`: the request's tools."""
+    if tools is None and thinks is None:
+        return PlainParser()
+    from minisgl._rust import AnswerParser
+
+    return AnswerParser(tools, thinks, known, ids.new_id)

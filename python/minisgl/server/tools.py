@@ -13,22 +13,25 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictStr
 
 from minisgl.grammar import sources
 from minisgl.grammar.check import checked, grammar_of, validate
 from minisgl.grammar.sources import ANY_OBJECT, GrammarSource
-from minisgl.parsers.answer import Thinking
-from minisgl.parsers.choice import ToolFormat, thinking, tool_format
-from minisgl.parsers.formats import ARGS, TOOL_CALL, TOOL_CALL_END, TOOL_CALLS
+from minisgl.parsers.choice import thinking, tool_format
 from minisgl.sampling_params import ParamError
-from minisgl.server.errors import bad_value
+from minisgl.server.errors import ApiError, bad_value
 from minisgl.server.fields import Body, described
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from minisgl._rust import Thinking, ToolFormat
+
+TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
+TOOL_CALLS, ARGS = "[TOOL_CALLS]", "[ARGS]"
 NUM_LAST = 16  # ids of a prompt in which a marker is looked for
 
 
@@ -43,7 +46,10 @@ class Parsing:
     @cached_property
     def tool_format(self) -> ToolFormat:
         source = self._tokenizer.template_source(tools=True)
-        return tool_format(self._tool_call_parser, source, self._tokenizer.token_id)
+        try:
+            return tool_format(self._tool_call_parser, source, self._tokenizer.token_id)
+        except ValueError as error:
+            raise ApiError(501, f"tools: {error}", param="tools", code="unsupported_value") from error
 
     @cached_property
     def thinking(self) -> Thinking | None:
@@ -67,11 +73,11 @@ class Parsing:
             return None
         if continued:
             is_open = continued.rfind(found.begin) > continued.rfind(found.end)
-            return replace(found, is_open=True) if is_open else None
+            return found.opened(True) if is_open else None
         last = self._tokenizer.decode(prompt[-NUM_LAST:].tolist(), skip_special_tokens=False).rstrip()
         if last.endswith(found.begin):
-            return replace(found, is_open=True)
-        return replace(found, is_open=False) if last.endswith(found.end) else found
+            return found.opened(True)
+        return found.opened(False) if last.endswith(found.end) else found
 
     def grammar(self, thinking: Thinking | None, use: ToolUse | None, source: GrammarSource | None) -> TurnGrammar:
         """Of an answer to one turn."""

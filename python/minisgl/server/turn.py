@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from minisgl.frontend.output_processor import Delta
-from minisgl.parsers.answer import Thinking
 from minisgl.parsers.api import CallArguments, CallBegun, MessageParser, Part, PlainParser, Reasoning, Text
-from minisgl.parsers.choice import new_parser
+from minisgl.parsers.choice import answer_tools, new_parser
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.bodies import ChatRequest
 from minisgl.server.context import ServerContext
@@ -24,6 +23,9 @@ from minisgl.server.lengths import TO_THE_END, asked_limit
 from minisgl.server.tools import ToolUse, allowed_tools, needs_grammar, tool_use
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from minisgl._rust import Thinking
 
 
 class JoinedText:
@@ -187,7 +189,7 @@ class TurnChoice:
         """What is new, with all that was held back if the answer ends."""
         parts = self.parser.push(delta.text)
         if delta.finish_reason is not None:
-            parts += self.parser.finish()
+            parts += self.parser.finish(delta.finish_reason == "length")
         for part in parts:
             match part:
                 case Text(text):
@@ -269,8 +271,8 @@ def _parsed(
     calls = None if use is None else parsing.tool_format
     if thinking is None and calls is None:
         return turn
-    names = frozenset[str]() if use is None else use.names
-    turn.new_parser = lambda: new_parser(calls, thinking, names)
+    known = None if use is None else answer_tools({tool.name: tool.parameters or {} for tool in use.tools})
+    turn.new_parser = lambda: new_parser(calls, thinking, known)
     turn.named_call = use is not None and use.named is not None
     turn.shown = parsing.shown(() if calls is None else calls.markers)
     turn.shows_thoughts = chat.include_reasoning is not False

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+mod answer;
 mod arrays;
 #[allow(unsafe_code)]
 mod buffers;
@@ -33,6 +34,10 @@ mod step;
 #[pymodule]
 fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(control_plane::build_info, module)?)?;
+    module.add_class::<answer::AnswerParser>()?;
+    module.add_class::<answer::AnswerTools>()?;
+    module.add_class::<answer::Thinking>()?;
+    module.add_class::<answer::ToolFormat>()?;
     module.add_function(wrap_pyfunction!(load::run_load, module)?)?;
     module.add_function(wrap_pyfunction!(gguf::gguf_header, module)?)?;
     module.add_function(wrap_pyfunction!(gguf::gguf_head_bytes, module)?)?;

@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod answer;
 mod bytes;
 mod cache;
 mod decode;

@@ -1,0 +1,208 @@
+//! Answers taken apart: `minisgl._rust.AnswerParser`, and the formats that it knows.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use minisgl_text::answer::{self, AnswerParser as Parser, End, Part, THINKING, TOOL_FORMATS, Tools};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+/// See `_rust.pyi`.
+#[pyclass(module = "minisgl._rust", frozen)]
+pub(crate) struct ToolFormat {
+    inner: &'static answer::ToolFormat,
+}
+
+#[pymethods]
+impl ToolFormat {
+    /// `name`: one that is known, or auto.
+    #[new]
+    fn new(name: &str, template: &str, token_id: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let has_token = |text: &str| token_id.call1((text,)).is_ok_and(|found| !found.is_none());
+        let inner = match name {
+            "auto" => answer::ToolFormat::detect(template, has_token),
+            name => answer::ToolFormat::named(name, has_token)
+                .ok_or_else(|| PyValueError::new_err(format!("no format of tool calls has the name {name}")))?,
+        };
+        Ok(Self { inner })
+    }
+
+    #[getter]
+    fn name(&self) -> &'static str {
+        self.inner.name
+    }
+
+    #[getter]
+    fn markers(&self) -> Vec<&'static str> {
+        self.inner.markers()
+    }
+
+    #[staticmethod]
+    fn names() -> Vec<&'static str> {
+        let mut found: Vec<_> = TOOL_FORMATS
+            .iter()
+            .flat_map(|one| one.aliases.iter().chain([&one.name]))
+            .copied()
+            .collect();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+}
+
+/// See `_rust.pyi`.
+#[pyclass(module = "minisgl._rust", frozen)]
+pub(crate) struct Thinking {
+    inner: &'static answer::Thinking,
+    #[pyo3(get)]
+    is_open: Option<bool>,
+}
+
+#[pymethods]
+impl Thinking {
+    /// `name`: one that is known, or auto; None: the model does not think.
+    #[staticmethod]
+    fn find(name: &str, template: &str) -> PyResult<Option<Self>> {
+        let inner = match name {
+            "none" => None,
+            "auto" => answer::Thinking::detect(template),
+            name => Some(
+                answer::Thinking::named(name)
+                    .ok_or_else(|| PyValueError::new_err(format!("no format of reasoning has the name {name}")))?,
+            ),
+        };
+        Ok(inner.map(|inner| Self {
+            inner,
+            is_open: inner.is_open.then_some(true),
+        }))
+    }
+
+    fn opened(&self, is_open: bool) -> Self {
+        Self {
+            inner: self.inner,
+            is_open: Some(is_open),
+        }
+    }
+
+    #[getter]
+    fn name(&self) -> &'static str {
+        self.inner.name
+    }
+
+    #[getter]
+    fn begin(&self) -> &'static str {
+        self.inner.begin
+    }
+
+    #[getter]
+    fn end(&self) -> &'static str {
+        self.inner.end
+    }
+
+    #[staticmethod]
+    fn names() -> Vec<&'static str> {
+        let mut found: Vec<_> = THINKING
+            .iter()
+            .flat_map(|one| one.aliases.iter().chain([&one.name]))
+            .copied()
+            .collect();
+        found.sort_unstable();
+        found
+    }
+}
+
+/// The tools of a request, read once for all of its choices.
+#[pyclass(module = "minisgl._rust", frozen)]
+pub(crate) struct AnswerTools {
+    inner: Arc<Tools>,
+}
+
+#[pymethods]
+impl AnswerTools {
+    /// `schemas`: JSON, an object of the schemas of tools by their names.
+    #[new]
+    fn new(schemas: &str) -> PyResult<Self> {
+        let found: HashMap<String, serde_json::Value> =
+            serde_json::from_str(schemas).map_err(|error| PyValueError::new_err(format!("schemas: {error}")))?;
+        Ok(Self {
+            inner: Arc::new(Tools(found)),
+        })
+    }
+}
+
+/// See `_rust.pyi`.
+#[pyclass(module = "minisgl._rust", frozen)]
+pub(crate) struct AnswerParser {
+    inner: Mutex<Parser>,
+}
+
+#[pymethods]
+impl AnswerParser {
+    #[new]
+    fn new(
+        format: Option<&ToolFormat>,
+        thinking: Option<&Thinking>,
+        tools: Option<&AnswerTools>,
+        new_id: Py<PyAny>,
+    ) -> Self {
+        let draw = move |len: usize, alphabet: &str| {
+            Python::attach(|py| {
+                let drawn = new_id
+                    .call1(py, (len, alphabet))
+                    .and_then(|id| id.extract::<String>(py));
+                drawn.unwrap_or_else(|error| {
+                    error.write_unraisable(py, None);
+                    String::new()
+                })
+            })
+        };
+        let inner = Parser::new(
+            format.map(|one| one.inner),
+            thinking.map(|one| (one.inner, one.is_open)),
+            tools.map_or_else(Arc::default, |one| Arc::clone(&one.inner)),
+            Box::new(draw),
+        );
+        Self {
+            inner: Mutex::new(inner),
+        }
+    }
+
+    fn push<'py>(&self, py: Python<'py>, text: &str) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let parts = self.inner.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+        to_python(py, parts)
+    }
+
+    #[pyo3(signature = (cut=false))]
+    fn finish<'py>(&self, py: Python<'py>, cut: bool) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let end = if cut { End::Cut } else { End::Whole };
+        let parts = self.inner.lock().unwrap_or_else(PoisonError::into_inner).finish(end);
+        to_python(py, parts)
+    }
+}
+
+/// As `minisgl.parsers.api` has them.
+fn to_python(py: Python<'_>, parts: Vec<Part>) -> PyResult<Vec<Bound<'_, PyAny>>> {
+    static CLASSES: PyOnceLock<[Py<PyAny>; 4]> = PyOnceLock::new();
+    if parts.is_empty() {
+        return Ok(Vec::new());
+    }
+    let found = CLASSES.get_or_try_init(py, || {
+        let module = py.import("minisgl.parsers.api")?;
+        let class = |name: &str| Ok::<_, PyErr>(module.getattr(name)?.unbind());
+        Ok::<_, PyErr>([
+            class("Text")?,
+            class("Reasoning")?,
+            class("CallBegun")?,
+            class("CallArguments")?,
+        ])
+    })?;
+    let [content, reasoning, begun, arguments] = found.each_ref().map(|one| one.bind(py));
+    let made = parts.into_iter().map(|part| match part {
+        Part::Text(text) => content.call1((text,)),
+        Part::Reasoning(text) => reasoning.call1((text,)),
+        Part::CallBegun { index, id, name } => begun.call1((index, id, name)),
+        Part::CallArguments(index, text) => arguments.call1((index, text)),
+    });
+    made.collect()
+}

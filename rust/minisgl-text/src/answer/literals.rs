@@ -1,0 +1,271 @@
+//! Values of calls as JSON: strings, objects, and Python's literals.
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+
+use serde::de::IgnoredAny;
+use serde_json::Number;
+
+const MAX_DEPTH: usize = 64;
+
+/// What a JSON string says; control characters may stand in it as they are.
+pub(super) fn json_string(text: &str) -> Option<String> {
+    serde_json::from_str(&escaped_controls(text)).ok()
+}
+
+/// The text of arguments: of an object, of one in a string, of none for null. None if it is none of these.
+pub(super) fn object_of(text: &str) -> Option<String> {
+    let inner = match text.as_bytes().first() {
+        Some(b'"') => Some(json_string(text)?),
+        _ => None,
+    };
+    let found = inner
+        .as_deref()
+        .map_or(text, |inner| inner.trim_matches(super::growing::is_space));
+    if found.is_empty() || (inner.is_none() && found == "null") {
+        return Some("{}".to_owned());
+    }
+    let is_object = found.starts_with('{') && serde_json::from_str::<IgnoredAny>(&escaped_controls(found)).is_ok();
+    is_object.then(|| found.to_owned())
+}
+
+fn escaped_controls(text: &str) -> std::borrow::Cow<'_, str> {
+    if !text.bytes().any(|byte| byte < b' ') {
+        return text.into();
+    }
+    let (mut found, mut in_string, mut is_escaped) = (String::with_capacity(text.len()), false, false);
+    for one in text.chars() {
+        if in_string && one < ' ' {
+            let _ = write!(found, "\\u{:04x}", u32::from(one));
+        } else {
+            found.push(one);
+        }
+        in_string ^= one == '"' && !is_escaped;
+        is_escaped = in_string && one == '\\' && !is_escaped;
+    }
+    found.into()
+}
+
+/// JSON of `(name=literal, ...)`; None if that is not what it is.
+pub(super) fn python_arguments(text: &str) -> Option<String> {
+    let mut rest = Literals {
+        rest: text.strip_prefix('(')?,
+    };
+    let mut names = HashSet::new();
+    let (found, _) = rest.items(")", |rest| {
+        let name = rest.word()?;
+        (names.insert(name) && rest.comes("=")).then_some(())?;
+        Some(format!("{}: {}", quoted(name), rest.literal(MAX_DEPTH)?))
+    })?;
+    rest.rest.trim().is_empty().then(|| format!("{{{}}}", found.join(", ")))
+}
+
+/// JSON of a text.
+pub(super) fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// Python's literals.
+struct Literals<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Literals<'a> {
+    /// Whether `text` comes next, behind white space; then it is taken.
+    fn comes(&mut self, text: &str) -> bool {
+        self.rest = self.rest.trim_start();
+        let behind = self.rest.strip_prefix(text);
+        self.rest = behind.unwrap_or(self.rest);
+        behind.is_some()
+    }
+
+    /// The beginning of the rest of which `belongs` holds, if there is one.
+    fn run_of(&mut self, belongs: impl Fn(char) -> bool) -> Option<&'a str> {
+        let (found, rest) = self
+            .rest
+            .split_at(self.rest.find(|one| !belongs(one)).unwrap_or(self.rest.len()));
+        self.rest = rest;
+        (!found.is_empty()).then_some(found)
+    }
+
+    fn word(&mut self) -> Option<&'a str> {
+        self.rest = self.rest.trim_start();
+        let found = self.run_of(|one| one.is_alphanumeric() || one == '_')?;
+        (!found.starts_with(|first: char| first.is_numeric())).then_some(found)
+    }
+
+    /// As JSON.
+    fn literal(&mut self, depth: usize) -> Option<String> {
+        let depth = depth.checked_sub(1)?;
+        self.rest = self.rest.trim_start();
+        match self.rest.chars().next()? {
+            '"' | '\'' => self.strings(),
+            bracket @ ('[' | '(') => {
+                self.rest = &self.rest[1..];
+                let end = if bracket == '[' { "]" } else { ")" };
+                let (mut items, has_comma) = self.items(end, |rest| rest.literal(depth))?;
+                if bracket == '(' && items.len() == 1 && !has_comma {
+                    return items.pop(); // only in parentheses
+                }
+                Some(format!("[{}]", items.join(", ")))
+            }
+            '{' => {
+                self.rest = &self.rest[1..];
+                let (fields, _) = self.items("}", |rest| {
+                    let name = rest.literal(1).filter(|name| name.starts_with('"'))?;
+                    rest.comes(":").then_some(())?;
+                    Some(format!("{name}: {}", rest.literal(depth)?))
+                })?;
+                Some(format!("{{{}}}", fields.join(", ")))
+            }
+            '-' | '+' | '.' | '0'..='9' => self.number(),
+            _ => {
+                let word = self.word()?;
+                let found = match word {
+                    "True" | "true" => "true",
+                    "False" | "false" => "false",
+                    "None" | "null" => "null",
+                    "u" | "U" if self.rest.starts_with(['"', '\'']) => return self.strings(),
+                    "r" | "R" if self.rest.starts_with(['"', '\'']) => {
+                        return self.string(true).map(|text| quoted(&text));
+                    }
+                    _ => return None,
+                };
+                Some(found.to_owned())
+            }
+        }
+    }
+
+    /// All up to `end`, with commas in between, and whether one stands behind the last.
+    fn items(&mut self, end: &str, mut item: impl FnMut(&mut Self) -> Option<String>) -> Option<(Vec<String>, bool)> {
+        let (mut found, mut has_comma) = (Vec::new(), true);
+        while !self.comes(end) {
+            has_comma.then_some(())?;
+            found.push(item(self)?);
+            has_comma = self.comes(",");
+        }
+        Some((found, has_comma))
+    }
+
+    fn number(&mut self) -> Option<String> {
+        let sign = if self.comes("-") {
+            "-"
+        } else {
+            self.comes("+");
+            ""
+        };
+        self.rest = self.rest.trim_start();
+        let mut text = self
+            .run_of(|one| one.is_ascii_alphanumeric() || "_.".contains(one))?
+            .replace('_', "");
+        if let Some(radix) = [("0x", 16), ("0o", 8), ("0b", 2)]
+            .iter()
+            .find(|(prefix, _)| text.starts_with(prefix))
+        {
+            return Some(format!("{sign}{}", u64::from_str_radix(&text[2..], radix.1).ok()?));
+        }
+        if text.bytes().all(|byte| byte.is_ascii_digit()) {
+            let is_decimal = text == "0" || !text.starts_with('0');
+            return is_decimal.then(|| format!("{sign}{text}")); // of any size, as JSON has them
+        }
+        if text.ends_with(['e', 'E']) && self.rest.starts_with(['+', '-']) {
+            text.push_str(&self.rest[..1]);
+            self.rest = &self.rest[1..];
+            text.push_str(self.run_of(|one| one.is_ascii_digit())?);
+        }
+        if text.chars().any(|one| one.is_alphabetic() && !"eE".contains(one)) {
+            return None;
+        }
+        let found: f64 = format!("{sign}{text}").parse().ok()?;
+        Number::from_f64(found).map(|found| found.to_string())
+    }
+
+    /// Strings behind each other are one.
+    fn strings(&mut self) -> Option<String> {
+        let mut found = self.string(false)?;
+        loop {
+            self.rest = self.rest.trim_start();
+            if !self.rest.starts_with(['"', '\'']) {
+                return Some(quoted(&found));
+            }
+            found += &self.string(false)?;
+        }
+    }
+
+    fn string(&mut self, is_raw: bool) -> Option<String> {
+        let quote = ["\"\"\"", "'''", "\"", "'"]
+            .into_iter()
+            .find(|quote| self.rest.starts_with(quote))?;
+        self.rest = &self.rest[quote.len()..];
+        let mut found = String::new();
+        loop {
+            if let Some(rest) = self.rest.strip_prefix(quote) {
+                self.rest = rest;
+                return Some(found);
+            }
+            let one = self.rest.chars().next()?;
+            self.rest = &self.rest[one.len_utf8()..];
+            if one != '\\' {
+                found.push(one);
+                continue;
+            }
+            if is_raw {
+                let next = self.rest.chars().next()?;
+                self.rest = &self.rest[next.len_utf8()..];
+                found.extend([one, next]);
+            } else {
+                self.escape(&mut found)?;
+            }
+        }
+    }
+
+    /// What is behind a backslash. Unknown ones stay as they are, as in Python.
+    fn escape(&mut self, found: &mut String) -> Option<()> {
+        let one = self.rest.chars().next()?;
+        self.rest = &self.rest[one.len_utf8()..];
+        let len = match one {
+            'x' => 2,
+            'u' => 4,
+            'U' => 8,
+            _ => 0,
+        };
+        if len > 0 {
+            let digits = self
+                .rest
+                .get(..len)
+                .filter(|digits| digits.bytes().all(|one| one.is_ascii_hexdigit()))?;
+            self.rest = &self.rest[len..];
+            found.push(char::from_u32(u32::from_str_radix(digits, 16).ok()?)?);
+            return Some(());
+        }
+        let one = match one {
+            'n' => '\n',
+            't' => '\t',
+            'r' => '\r',
+            'a' => '\x07',
+            'b' => '\x08',
+            'f' => '\x0c',
+            'v' => '\x0b',
+            '\\' | '\'' | '"' => one,
+            '\n' => return Some(()),
+            '0'..='7' => {
+                let more = self
+                    .rest
+                    .bytes()
+                    .take(2)
+                    .take_while(|byte| (b'0'..=b'7').contains(byte))
+                    .count();
+                let code = u32::from_str_radix(&format!("{one}{}", &self.rest[..more]), 8).ok()?;
+                self.rest = &self.rest[more..];
+                char::from_u32(code)?
+            }
+            'N' => return None, // by name
+            other => {
+                found.push('\\');
+                other
+            }
+        };
+        found.push(one);
+        Some(())
+    }
+}
