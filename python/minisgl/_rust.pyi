@@ -506,7 +506,7 @@ class Thinking:
     def is_open(self) -> bool | None:
         """An answer begins within the markers; False: behind them; None: the answer shows it."""
 
-    def opened(self, is_open: bool) -> Thinking: ...
+    def opened(self, is_open: bool | None) -> Thinking: ...
 
 @final
 class AnswerTools:

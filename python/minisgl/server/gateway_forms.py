@@ -8,7 +8,6 @@ Invariants: what is wrong, or only the Python server can do, has no answer: the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -60,7 +59,7 @@ def _form(parsing: Parsing, question: Question) -> Form:
     if needs and question.thinking != "later":
         thinking = parsing.thinking if question.thinking in IS_OPEN else None
         if thinking is not None:
-            thinking = replace(thinking, is_open=IS_OPEN[question.thinking])
+            thinking = thinking.opened(IS_OPEN[question.thinking])
         grammar = parsing.grammar(thinking, use, source).text()
     return Form(
         tools=chat.tools_for_template(),

@@ -78,10 +78,10 @@ impl Thinking {
         }))
     }
 
-    fn opened(&self, is_open: bool) -> Self {
+    fn opened(&self, is_open: Option<bool>) -> Self {
         Self {
             inner: self.inner,
-            is_open: Some(is_open),
+            is_open,
         }
     }
 
