@@ -12,10 +12,15 @@ import openai
 import pytest
 
 from minisgl.config import ConfigError
+from minisgl.metrics.gateway import OTHER
 from minisgl.weights.sources import find_smollm2
 from tests.helpers.clients import CHECKS
 from tests.helpers.e2e import ServerProcess, serving
 from tests.helpers.server import CONFIG, Frontend, frontend
+from tests.helpers.thinking import thinking_tokenizer
+
+GATEWAY: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+"""Requests to scripted answers that came to the gateway, by route and by what became of them."""
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +47,15 @@ def replies() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def scripted(front_end: str, replies: dict[str, str]) -> Iterator[Frontend]:
     """What the model says stands in the prompt, after `say:`; its calls are Hermes', its thoughts Qwen's."""
-    config = msgspec.structs.replace(CONFIG, tool_call_parser="hermes", reasoning_parser="qwen3")
-    with frontend(front_end=front_end, config=config, max_seq_len=1 << 16, replies=replies, engine="cpu") as running:
+    config, tokenizer = msgspec.structs.replace(CONFIG, tool_call_parser="hermes"), thinking_tokenizer(has_tokens=False)
+    with frontend(
+        front_end=front_end, config=config, max_seq_len=1 << 16, replies=replies, tokenizer=tokenizer, engine="cpu"
+    ) as running:
         yield running
         running.wait_until(lambda: running.num_live == 0)
+        if running.gateway is not None:
+            for route, reason, count in running.gateway.readings()["requests"]:
+                GATEWAY[route][reason or "answered"] += count
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +81,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("clients: checks")
         for client, counts in sorted(table.items()):
             terminalreporter.write_line(f"{client:32}" + "".join(f"{n:6} {what}" for what, n in counts.items()))
+    if own := {route: counts for route, counts in GATEWAY.items() if route != OTHER}:
+        terminalreporter.section("clients: what the gateway did")
+        for route, counts in sorted(own.items()):
+            terminalreporter.write_line(f"{route:32}" + "".join(f"{n:6} {what}" for what, n in sorted(counts.items())))
+        answered = sum(one["answered"] for one in own.values())
+        good = sum(sum(one.values()) - one["error"] for one in own.values())
+        terminalreporter.write_line(f"answered by the gateway: {answered} of {good} in order, {answered / good:.1%}")

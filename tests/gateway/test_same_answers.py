@@ -186,6 +186,7 @@ def agents(kind: str) -> contextlib.AbstractContextManager[Agents]:
         "marks": marked_ids(tokenizer),
         "config": LIMITED,
         "engine": "cpu",
+        "max_seq_len": 4096,
     }
     first = "rust" if has_gateway() else "python"
 
@@ -211,15 +212,21 @@ def of_agents(draw: st.DrawFn) -> Request:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_agents_ask(kind: str) -> None:
-    """Tools, forms, log probabilities, thoughts, adapters: at least nearly all is answered by the gateway."""
+    """Tools, forms, log probabilities, thoughts, adapters: nearly all that is in order is answered by the gateway."""
+    num_good = 0
     with agents(kind) as found:
 
         @settings(LOOSE, max_examples=150)
         @given(of_agents())
         def run(request: Request) -> None:
-            found.check(request)
+            nonlocal num_good
+            answer = found.check(request)
+            needs_python = kind == "plain" and b'"tools"' in request.body
+            num_good += answer is not None and answer.status in (200, 500) and not needs_python
 
         run()
+        counted = counts(found.rust) if has_gateway() else {"answered": num_good}
+    assert counted["answered"] >= USUAL_SHARE * num_good, f"{counted} of {num_good}"
 
 
 @pytest.mark.slow

@@ -301,6 +301,8 @@ def _taken_apart(event: Any, parts: dict[str, Any]) -> tuple[Any, bool]:
         for name in LISTS:
             if isinstance(found.get(name), list):
                 parts[name] = parts.get(name, []) + found.pop(name)
+        if is_plain and found == {"refusal": None}:
+            choice["logprobs"] = None  # of parts that came together, the first has all
     if isinstance(shape.get("usage"), dict):
         parts["usage"] = shape.pop("usage")
     return _ordered(shape), is_plain

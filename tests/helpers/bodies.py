@@ -322,7 +322,9 @@ history = st.lists(
                 {
                     "role": "assistant",
                     "content": "",
-                    "tool_calls": [{"id": "d", "type": "function", "function": FUNCTIONS[2]}],
+                    "tool_calls": [
+                        {"id": "d", "type": "function", "function": {"name": "now", "arguments": {"x": [None]}}}
+                    ],
                 }
             ],
             [{"role": "tool", "content": "5", "tool_call_id": "c"}],
@@ -346,10 +348,10 @@ OF_AGENTS: dict[str, st.SearchStrategy[Any]] = {
     "verbosity": st.sampled_from(["low", "medium"]),
     "chat_template_kwargs": st.sampled_from([{"enable_thinking": False}, {"x": [1, 2.5]}]),
     "model": st.sampled_from(["adapter", "scripted", None]),
-    "priority": st.sampled_from([-3, 5, 0]),
+    "priority": st.sampled_from([-3, 4, 0]),
     "n": st.sampled_from([1, 2]),
     "stop": st.sampled_from(["}", ["hm", "\n\n"], "</tool_call>", "k"]),
-    "stop_token_ids": st.sampled_from([[107], [262]]),
+    "stop_token_ids": st.sampled_from([[107], [97, 101]]),
     "max_completion_tokens": st.integers(1, 90),
     "logit_bias": st.sampled_from([{"65": 5}, {}]),
 }

@@ -15,7 +15,14 @@ from minisgl.config import MAX_PRIORITY, ApiKey, Limits, ServerConfig
 from minisgl.message import GRAMMAR_REFUSED
 from minisgl.sampling_params import BOUNDS, LOGIT_BIAS, RANGES, Bounds, Range
 from minisgl.server.app import Application, model_list
-from minisgl.server.bodies import TEMPLATE_NAMES
+from minisgl.server.bodies import (
+    TEMPLATE_NAMES,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    GenerateRequest,
+    GenerateSampling,
+)
 from minisgl.server.encoding import gives_embeddings
 from minisgl.server.errors import (
     ApiError,
@@ -27,8 +34,10 @@ from minisgl.server.errors import (
     too_late,
     too_many_dimensions,
 )
+from minisgl.server.fields import Body
 from minisgl.server.log import shows_access
 from minisgl.server.middleware import Callers
+from minisgl.server.tools import Parsing
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat_template import ContentShape
 
@@ -36,6 +45,15 @@ VERSION = 1
 """Of what is told. The extension reads one, and refuses others."""
 BY_FIELDS = frozenset({"enable_thinking", "reasoning_effort"})
 """The arguments of a chat template that fields of requests set."""
+
+
+BODIES: dict[str, type[Body]] = {
+    "chat": ChatRequest,
+    "completion": CompletionRequest,
+    "embedding": EmbeddingRequest,
+    "generate": GenerateRequest,
+    "generate_sampling": GenerateSampling,
+}
 
 
 class Template(msgspec.Struct, frozen=True):
@@ -47,6 +65,17 @@ class LogConfig(msgspec.Struct, frozen=True):
     json: bool
     access: bool
     probes: bool
+
+
+class ThinkingConfig(msgspec.Struct, frozen=True):
+    name: str
+    end_id: int | None
+    shown: list[int]
+
+
+class ToolsConfig(msgspec.Struct, frozen=True):
+    name: str
+    shown: list[int]
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -84,9 +113,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     chat_templates: dict[str, Template]
     template_variables: list[str]
     template_names: list[str]
-    parses_chats: bool
+    thinking: ThinkingConfig | None
+    tools: ToolsConfig | None
     special_tokens: dict[str, str]
     defaults: dict[str, Any]
+    fields: dict[str, dict[str, list[Any] | None]]
     limits: Limits
     ranges: dict[str, Range]
     bounds: Bounds
@@ -123,9 +154,11 @@ def gateway_config(
         chat_templates={name: Template(source, shape) for name, source, shape in tokenizer.templates()},
         template_variables=sorted(app.context.parsing.variables & BY_FIELDS),
         template_names=sorted(TEMPLATE_NAMES),
-        parses_chats=app.context.parsing.thinking is not None,
+        thinking=_thinking(app.context.parsing),
+        tools=_tools(app.context.parsing),
         special_tokens=tokenizer.special_tokens,
         defaults=dict(defaults),
+        fields={name: _fields(model) for name, model in BODIES.items()},
         limits=config.limits,
         ranges={**RANGES, "logit_bias": LOGIT_BIAS},
         bounds=BOUNDS,
@@ -170,3 +203,22 @@ def _tokenizer(tokenizer: Tokenizer) -> dict[str, str]:
     if tokenizer.file is not None:
         return {"file": str(tokenizer.file.resolve())}
     return {"text": tokenizer.to_json()}
+
+
+def _thinking(parsing: Parsing) -> ThinkingConfig | None:
+    if (found := parsing.thinking) is None:
+        return None
+    return ThinkingConfig(found.name, parsing.token_id(found.end), sorted(parsing.shown((found.begin, found.end))))
+
+
+def _tools(parsing: Parsing) -> ToolsConfig | None:
+    """None: they are shown by another template than others, or by none."""
+    if not parsing.shows_tools or parsing.has_own_template:
+        return None
+    return ToolsConfig(parsing.tool_format.name, sorted(parsing.shown(parsing.tool_format.markers)))
+
+
+def _fields(model: type[Body]) -> dict[str, list[Any] | None]:
+    """All that is known, with the values that ask for nothing; None: what it asks for is done."""
+    known: dict[str, list[Any] | None] = dict.fromkeys((*model.model_fields, *model.ALIASES))
+    return known | {name: list(values) for name, values in model.NOT_YET.items()}

@@ -31,10 +31,10 @@ class Question(msgspec.Struct):
 
 
 class Form(msgspec.Struct):
-    """`names`: of the tools that may be called, None: none may."""
+    """`tools`: for the chat template; with `calls` they may be called."""
 
     tools: list[dict[str, Any]]
-    names: list[str] | None
+    calls: bool
     named_call: bool
     needs_grammar: bool
     grammar: str | None
@@ -63,7 +63,7 @@ def _form(parsing: Parsing, question: Question) -> Form:
         grammar = parsing.grammar(thinking, use, source).text()
     return Form(
         tools=chat.tools_for_template(),
-        names=None if use is None else sorted(use.names),
+        calls=use is not None,
         named_call=use is not None and use.named is not None,
         needs_grammar=needs,
         grammar=grammar,

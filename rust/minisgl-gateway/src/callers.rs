@@ -105,6 +105,21 @@ pub fn random_uuid() -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// So many characters of these, which are at most 256 and plain ones.
+pub fn random_id(len: usize, alphabet: &str) -> String {
+    let mut found = String::with_capacity(len);
+    let fair = 256 / alphabet.len() * alphabet.len(); // bytes beyond would favour the first
+    while found.len() < len {
+        for byte in random_bytes() {
+            let byte = usize::from(byte);
+            if byte < fair && found.len() < len {
+                found.push(char::from(alphabet.as_bytes()[byte % alphabet.len()]));
+            }
+        }
+    }
+    found
+}
+
 fn random_bytes() -> [u8; 16] {
     let mut found = [0; 16];
     // so few bytes come whole or not at all, and only before the system has started not at all
@@ -237,6 +252,15 @@ mod tests {
         assert_eq!(names("https://other.example", named), None);
         let any = vec!["access-control-allow-origin", "access-control-expose-headers"];
         assert_eq!(names("https://other.example", serde_json::json!(["*"])), Some(any));
+    }
+
+    #[test]
+    fn random_ids_have_their_length_and_letters() {
+        for (len, alphabet) in [(24, "0123456789abcdef"), (9, "xyz"), (0, "a")] {
+            let id = random_id(len, alphabet);
+            assert!(id.len() == len && id.chars().all(|one| alphabet.contains(one)), "{id}");
+        }
+        assert_ne!(random_id(24, "0123456789abcdef"), random_id(24, "0123456789abcdef"));
     }
 
     #[test]

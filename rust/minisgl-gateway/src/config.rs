@@ -40,12 +40,17 @@ pub struct GatewayConfig {
     pub template_variables: Vec<String>,
     /// Arguments that a request's own fields set, and `chat_template_kwargs` may not.
     pub template_names: Vec<String>,
-    /// Answers to conversations are taken apart: what the model thinks is told from the content.
-    pub parses_chats: bool,
+    /// What the model thinks is told from the content.
+    pub thinking: Option<ThinkingConfig>,
+    /// How the model calls tools; None: its template does not show them, or it is another one then.
+    pub tools: Option<ToolsConfig>,
     /// Named special tokens, variables of the templates.
     pub special_tokens: BTreeMap<String, String>,
     /// Fields of `SamplingParams` for requests that leave them out.
     pub defaults: serde_json::Map<String, serde_json::Value>,
+    /// Fields of bodies that the Python server knows, by kind of body: the values that ask for nothing, if it refuses
+    /// others; None: it does what they ask for.
+    pub fields: BTreeMap<String, BTreeMap<String, Option<Vec<serde_json::Value>>>>,
     /// What the HTTP side takes on.
     pub limits: Limits,
     /// What numbers of a request may be.
@@ -69,6 +74,28 @@ pub struct GatewayConfig {
     pub embeds: bool,
     /// How answered requests are logged.
     pub log: LogConfig,
+}
+
+/// How what a model thinks is told from the content.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ThinkingConfig {
+    /// Of the format.
+    pub name: String,
+    /// The token that ends it, if one does.
+    pub end_id: Option<i32>,
+    /// Special tokens that its markers are.
+    pub shown: Vec<i32>,
+}
+
+/// How a model calls tools.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ToolsConfig {
+    /// Of the format.
+    pub name: String,
+    /// Special tokens that its markers are.
+    pub shown: Vec<i32>,
 }
 
 impl GatewayConfig {

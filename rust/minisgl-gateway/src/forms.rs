@@ -7,11 +7,12 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use minisgl_text::answer::Tools;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 /// Most bytes of questions that are remembered, in each of two generations.
-const KNOWN_BYTES: usize = 4 << 20;
+const KNOWN_BYTES: usize = 2 << 20;
 
 /// The answer to a question: JSON, None: the Python server answers the request.
 pub type Ask = Box<dyn Fn(&str) -> Option<String> + Send>;
@@ -21,15 +22,34 @@ pub type Ask = Box<dyn Fn(&str) -> Option<String> + Send>;
 #[serde(deny_unknown_fields)]
 pub struct Form {
     /// For the chat template.
-    pub tools: Vec<Map<String, Value>>,
-    /// Of the tools that may be called; None: none may.
-    pub names: Option<Vec<String>>,
+    pub tools: Vec<Value>,
+    /// They may be called.
+    pub calls: bool,
     /// The caller chose the tool.
     pub named_call: bool,
     /// The answer needs a grammar.
     pub needs_grammar: bool,
     /// It, unless it was asked for without.
     pub grammar: Option<String>,
+    /// What the parser knows of the tools.
+    #[serde(skip)]
+    pub schemas: Arc<Tools>,
+}
+
+impl Form {
+    fn read(text: &str) -> Option<Form> {
+        let mut found: Form = serde_json::from_str(text).ok()?;
+        let functions = found.tools.iter().map(|tool| &tool["function"]);
+        let schemas = functions.filter_map(|one| {
+            let schema = one
+                .get("parameters")
+                .cloned()
+                .unwrap_or_else(|| Value::Object(Map::new()));
+            Some((one["name"].as_str()?.to_owned(), schema))
+        });
+        found.schemas = Arc::new(Tools(schemas.collect()));
+        Some(found)
+    }
 }
 
 /// Questions that were answered, by their text: those of late, and those before.
@@ -80,7 +100,7 @@ impl Forms {
     /// Asks, which may take seconds; false: there is no answer.
     pub fn learn(&self, question: String) -> bool {
         let text = lock(&self.ask).as_ref().and_then(|ask| ask(&question));
-        let Some(Ok(form)) = text.map(|text| serde_json::from_str::<Form>(&text)) else {
+        let Some(form) = text.and_then(|text| Form::read(&text)) else {
             return false;
         };
         lock(&self.known).put(question, Arc::new(form));
@@ -104,7 +124,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-    const ANSWER: &str = r#"{"tools": [], "names": null, "named_call": false, "needs_grammar": true, "grammar": "g"}"#;
+    const ANSWER: &str = r#"{"tools": [], "calls": false, "named_call": false, "needs_grammar": true, "grammar": "g"}"#;
 
     fn forms(answer: Option<&'static str>) -> (Forms, Arc<AtomicUsize>) {
         let asked = Arc::new(AtomicUsize::new(0));

@@ -151,7 +151,15 @@ pub struct Requests([[AtomicU64; Reason::NAMES.len() + 1]; Requests::ROUTES.len(
 
 impl Requests {
     /// As they are shown; whatever else is asked for is the last one.
-    pub const ROUTES: [&'static str; 4] = ["/v1/chat/completions", "/v1/completions", "/generate", "other"];
+    pub const ROUTES: [&'static str; 7] = [
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/embeddings",
+        "/generate",
+        "other",
+    ];
 
     /// One more; None: it was answered here.
     pub fn add(&self, route: &str, passed_on: Option<Reason>) {

@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use minisgl_text::answer::{Thinking, ToolFormat};
 use minisgl_text::{ChatTemplate, Tokenizer, TokenizerSource};
 
 use crate::answer::fields::Prompt;
+use crate::answer::parsed::Parsing;
 use crate::answer::plan::{Endpoint, Input, Plan, plan};
 use crate::config::GatewayConfig;
 use crate::forms::{Ask, Form, Forms};
@@ -23,6 +25,10 @@ pub struct Loaded {
     pub tokenizer: Arc<Tokenizer>,
     /// The `default` one; None: there is none that the gateway can take.
     pub template: Option<ChatTemplate>,
+    /// How what the model thinks is told from the content.
+    pub thinking: Option<&'static Thinking>,
+    /// How it calls tools.
+    pub tools: Option<&'static ToolFormat>,
     /// What Python makes of tools and forms of answers.
     pub forms: Forms,
     /// What API keys of a file use, by number.
@@ -58,8 +64,19 @@ impl Loaded {
             },
         };
         let keys = KeyCounts::of(&config.api_keys);
+        let unknown = |name: &str| format!("no format has the name {name}");
+        let thinking = config
+            .thinking
+            .as_ref()
+            .map(|one| Thinking::named(&one.name).ok_or_else(|| unknown(&one.name)));
+        let tools = config.tools.as_ref().map(|one| {
+            let found = ToolFormat::named(&one.name, |text| tokenizer.has_token(text));
+            found.ok_or_else(|| unknown(&one.name))
+        });
         Ok((
             Loaded {
+                thinking: thinking.transpose()?,
+                tools: tools.transpose()?,
                 forms: Forms::new(ask),
                 keys,
                 config,
@@ -113,43 +130,101 @@ impl From<Reason> for Stop {
 pub fn prepare(loaded: &Loaded, endpoint: Endpoint, body: &[u8]) -> Result<Prepared, Stop> {
     let mut plan = plan(endpoint, body, &loaded.config)?;
     let fields = plan.form.take();
-    let form = fields
-        .as_ref()
-        .map(|fields| known(loaded, fields, "none"))
-        .transpose()?;
+    let thinking = loaded.thinking.filter(|_| endpoint == Endpoint::Chat);
+    let first = if thinking.is_some() { "later" } else { "none" };
+    let form = fields.as_ref().map(|fields| known(loaded, fields, first)).transpose()?;
+    if form.as_ref().is_some_and(|form| !form.tools.is_empty()) && loaded.tools.is_none() {
+        return Err(Reason::Tools.into());
+    }
     let input = std::mem::replace(&mut plan.input, Input::Prompts(Vec::new()));
-    let prompts = match input {
+    let prompts = encode(loaded, input, form.as_deref())?;
+    for ids in &prompts {
+        if ids.is_empty() || ids.len() >= loaded.config.max_seq_len {
+            return Err(Reason::Error.into());
+        }
+    }
+    let thinking = thinking.map(|thinking| (thinking, begins_within(loaded, thinking, &prompts[0])));
+    if let (Some(form), Some(fields)) = (&form, &fields)
+        && form.needs_grammar
+    {
+        match thinking {
+            None => plan.bind(form.grammar.as_ref())?,
+            Some((_, is_open)) => {
+                let place = is_open.map_or("untold", |is_open| if is_open { "open" } else { "closed" });
+                plan.bind(known(loaded, fields, place)?.grammar.as_ref())?;
+            }
+        }
+    }
+    plan.parsing = parsing(loaded, &plan, thinking, form.as_deref());
+    Ok(Prepared { plan, prompts })
+}
+
+fn encode(loaded: &Loaded, input: Input, form: Option<&Form>) -> Result<Vec<Vec<i32>>, Reason> {
+    match input {
         Input::Conversation {
             messages,
             mut variables,
             add_generation_prompt,
         } => {
             let template = loaded.template.as_ref().ok_or(Reason::Template)?;
-            if let Some(form) = form.as_ref().filter(|form| !form.tools.is_empty()) {
+            if let Some(form) = form.filter(|form| !form.tools.is_empty()) {
                 variables.insert("tools".into(), form.tools.clone().into());
             }
             let text = template
                 .render(&messages, &variables, add_generation_prompt)
                 .map_err(|_| Reason::Template)?;
-            vec![encoded(loaded, &text, false)?]
+            Ok(vec![encoded(loaded, &text, false)?])
         }
-        Input::Prompts(prompts) => prompts
-            .into_iter()
-            .map(|one| ids_of(loaded, one))
-            .collect::<Result<_, _>>()?,
-    };
-    for ids in &prompts {
-        if ids.is_empty() || ids.len() >= loaded.config.max_seq_len {
-            return Err(Reason::Error.into());
-        }
+        Input::Prompts(prompts) => prompts.into_iter().map(|one| ids_of(loaded, one)).collect(),
     }
-    if let Some(form) = form {
-        if form.names.is_some() {
-            return Err(Reason::Tools.into());
-        }
-        plan.bind(&form)?;
+}
+
+/// Whether the answer to a prompt begins within what the model thinks, or behind it; None: it may think
+/// (`Parsing.thinking_after`).
+fn begins_within(loaded: &Loaded, thinking: &Thinking, prompt: &[i32]) -> Option<bool> {
+    const NUM_LAST: usize = 16; // ids in which a marker is looked for
+    let mut text = String::new();
+    let mut decoder = loaded.tokenizer.decoder(false);
+    decoder.push(&prompt[prompt.len().saturating_sub(NUM_LAST)..], &mut text);
+    decoder.flush(&mut text);
+    let text = text.trim_end();
+    if text.ends_with(thinking.begin) {
+        return Some(true);
     }
-    Ok(Prepared { plan, prompts })
+    if text.ends_with(thinking.end) {
+        return Some(false);
+    }
+    thinking.is_open.then_some(true)
+}
+
+/// How the answers are taken apart, if they are.
+fn parsing(
+    loaded: &Loaded,
+    plan: &Plan,
+    thinking: Option<(&'static Thinking, Option<bool>)>,
+    form: Option<&Form>,
+) -> Option<Parsing> {
+    let (separate, include) = plan.reasoning;
+    let thinking = thinking.filter(|_| separate);
+    let form = form.filter(|form| form.calls);
+    let format = loaded.tools.filter(|_| form.is_some());
+    if thinking.is_none() && format.is_none() {
+        return None;
+    }
+    let config = &loaded.config;
+    let of_thinking = config.thinking.as_ref().filter(|_| thinking.is_some());
+    let of_tools = config.tools.as_ref().filter(|_| format.is_some());
+    let shown = of_thinking.iter().flat_map(|one| &one.shown);
+    let shown = shown.chain(of_tools.iter().flat_map(|one| &one.shown));
+    Some(Parsing {
+        format,
+        thinking,
+        tools: form.map_or_else(Arc::default, |form| Arc::clone(&form.schemas)),
+        named_call: form.is_some_and(|form| form.named_call),
+        shows_thoughts: include,
+        think_end: of_thinking.and_then(|one| one.end_id),
+        shown: shown.copied().collect(),
+    })
 }
 
 /// What is known of these fields; `thinking`: where an answer begins that thinks first.

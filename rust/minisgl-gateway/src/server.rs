@@ -107,13 +107,17 @@ impl Gateway {
     /// Closes connections: those that are being answered after their answers, all at the latest after `grace`.
     /// Idempotent.
     pub fn stop(&self, grace: Duration) {
+        self.end_thread(grace);
+        if let Some(loaded) = self.shared.loaded() {
+            loaded.forms.close();
+        }
+    }
+
+    fn end_thread(&self, grace: Duration) {
         self.tell(Command::Stop(grace));
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             let _ = thread.join(); // whether it panicked or not, it has ended
-        }
-        if let Some(loaded) = self.shared.loaded() {
-            loaded.forms.close();
         }
     }
 
@@ -129,7 +133,7 @@ impl Gateway {
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        self.stop(Duration::ZERO);
+        self.end_thread(Duration::ZERO); // and waits for no answer: whoever drops it may be who gives one
     }
 }
 

@@ -75,9 +75,10 @@ impl GatewayText {
     }
 
     #[allow(clippy::needless_pass_by_value)] // what Python gives
-    fn stream(&self, stop: Vec<String>) -> GatewayStream {
+    #[pyo3(signature = (stop, shown=Vec::new()))]
+    fn stream(&self, stop: Vec<String>, shown: Vec<i32>) -> GatewayStream {
         GatewayStream {
-            inner: TextStream::new(&self.tokenizer, &stop),
+            inner: TextStream::new(&self.tokenizer, &stop, &shown),
         }
     }
 }

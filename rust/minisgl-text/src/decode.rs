@@ -16,6 +16,8 @@ const WINDOW_CONTEXT: usize = 4; // ids decoded again, so that joining rules see
 pub struct Decoder {
     tokenizer: Arc<Tokenizer>,
     skips_special: bool,
+    /// Special tokens that are text all the same.
+    shown: Box<[i32]>,
     state: State,
 }
 
@@ -56,8 +58,20 @@ impl Decoder {
         Self {
             tokenizer: Arc::clone(tokenizer),
             skips_special,
+            shown: Box::default(),
             state,
         }
+    }
+
+    /// With these special tokens as text.
+    #[must_use]
+    pub fn showing(mut self, shown: &[i32]) -> Self {
+        self.shown = shown.into();
+        self
+    }
+
+    fn is_skipped(&self, id: i32) -> bool {
+        self.skips_special && self.tokenizer.table().is_special(id) && !self.shown.contains(&id)
     }
 
     /// Append the new text.
@@ -71,7 +85,7 @@ impl Decoder {
     /// those of held back bytes, if it does not go on with them.
     pub fn place(&mut self, id: i32, out: &mut String) -> usize {
         let table = self.tokenizer.table();
-        let is_skipped = self.skips_special && table.is_special(id);
+        let is_skipped = self.is_skipped(id);
         let before = match &self.state {
             State::ByteLevel(held) => match table.of(id).first() {
                 Some(&first) if !is_skipped && !held.is_empty() => {
@@ -112,17 +126,18 @@ impl Decoder {
     }
 
     fn push_one(&mut self, id: i32, out: &mut String) {
-        let table = self.tokenizer.table();
+        let (table, is_skipped) = (self.tokenizer.table(), self.is_skipped(id));
         if let State::Window { held, .. } = &mut self.state {
             if let Ok(id) = u32::try_from(id)
                 && table.num_ids() > super::bytes::to_usize(id)
+                && !(is_skipped && !self.shown.is_empty())
             {
                 held.push(id);
                 self.push_window(out);
             }
             return;
         }
-        if self.skips_special && table.is_special(id) {
+        if is_skipped {
             return;
         }
         let bytes = table.of(id);
@@ -160,7 +175,7 @@ impl Decoder {
             if ids.is_empty() {
                 String::new()
             } else {
-                self.tokenizer.decode(ids, self.skips_special)
+                self.tokenizer.decode(ids, self.skips_special && self.shown.is_empty())
             }
         };
         let before = decode(context).chars().count();
@@ -250,15 +265,18 @@ fn push_lossy(bytes: &[u8], out: &mut String) {
 pub struct TextStream {
     decoder: Decoder,
     matcher: StopMatcher,
+    /// Special tokens that are text, but for stop strings.
+    shown: Box<[i32]>,
     text: String,
 }
 
 impl TextStream {
-    /// Special tokens are no text.
-    pub fn new(tokenizer: &Arc<Tokenizer>, stop: &[String]) -> Self {
+    /// Special tokens are no text, but for those that are `shown`.
+    pub fn new(tokenizer: &Arc<Tokenizer>, stop: &[String], shown: &[i32]) -> Self {
         Self {
-            decoder: tokenizer.decoder(true),
+            decoder: tokenizer.decoder(true).showing(shown),
             matcher: StopMatcher::new(stop),
+            shown: shown.into(),
             text: String::new(),
         }
     }
@@ -268,6 +286,20 @@ impl TextStream {
         if self.matcher.is_empty() {
             return self.decoder.push(ids, out);
         }
+        if ids.iter().any(|id| self.shown.contains(id)) {
+            for id in ids {
+                if self.stopped() {
+                    return;
+                }
+                let may_stop = may_stop && !self.shown.contains(id);
+                self.push_some(std::slice::from_ref(id), may_stop, out);
+            }
+            return;
+        }
+        self.push_some(ids, may_stop, out);
+    }
+
+    fn push_some(&mut self, ids: &[i32], may_stop: bool, out: &mut String) {
         self.text.clear();
         self.decoder.push(ids, &mut self.text);
         if may_stop {

@@ -106,6 +106,11 @@ impl Tokenizer {
         Cow::Borrowed(i32::try_from(id).map_or(&[][..], |id| self.table.of(id)))
     }
 
+    /// Whether a token is spelled so in the vocabulary.
+    pub fn has_token(&self, text: &str) -> bool {
+        self.backend.token_to_id(text).is_some()
+    }
+
     /// One more than the largest id.
     pub fn num_ids(&self) -> usize {
         self.table.num_ids()

@@ -92,7 +92,7 @@ proptest! {
     ) {
         let tokenizer = tokenizer(0);
         let ids: Vec<i32> = text.bytes().map(i32::from).collect();
-        let mut stream = TextStream::new(&tokenizer, std::slice::from_ref(&stop));
+        let mut stream = TextStream::new(&tokenizer, std::slice::from_ref(&stop), &[]);
         let (mut out, mut at) = (String::new(), 0);
         for cut in cuts.into_iter().chain([ids.len()]) {
             let end = (at + cut).min(ids.len());

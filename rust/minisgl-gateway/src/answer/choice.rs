@@ -86,6 +86,9 @@ pub struct Choice {
     /// Ids of the answer, the stop token that ended it included; all of them only if they are to be shown.
     pub num_generated: usize,
     ids: Option<Vec<i32>>,
+    watched: Option<i32>,
+    /// How many there were with the first that is watched for.
+    pub num_watched: Option<usize>,
     /// Set once it has ended.
     pub finish: Option<Finish>,
     matched: Option<String>,
@@ -100,13 +103,16 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// `min_tokens` fit into its length; `keeps_ids`: they are part of the answer.
+    /// `min_tokens` fit into its length; `keeps_ids`: they are part of the answer; `shown`: special tokens that are text; `watched`: see
+    /// `num_watched`.
     pub fn new(
         tokenizer: &Arc<Tokenizer>,
         sampling: &SamplingParams,
         min_tokens: i64,
         num_prompt: usize,
         keeps_ids: bool,
+        shown: &[i32],
+        watched: Option<i32>,
     ) -> Choice {
         let stop = &sampling.stop;
         Choice {
@@ -119,6 +125,8 @@ impl Choice {
             error: None,
             num_generated: 0,
             ids: keeps_ids.then(Vec::new),
+            watched,
+            num_watched: None,
             finish: None,
             matched: None,
             embedding: None,
@@ -126,7 +134,7 @@ impl Choice {
             has_stop: !stop.is_empty(),
             stop_token_ids: sampling.stop_token_ids.clone(),
             min_tokens: usize::try_from(min_tokens).unwrap_or(0),
-            stream: TextStream::new(tokenizer, stop),
+            stream: TextStream::new(tokenizer, stop, shown),
         }
     }
 
@@ -169,6 +177,10 @@ impl Choice {
         let used = self.decode(&tokens[..shown], out);
         let stopped = self.stream.stopped();
         let kept = if stopped { used } else { tokens.len() };
+        if let (Some(watched), None) = (self.watched, self.num_watched) {
+            let at = tokens[..kept].iter().position(|&token| token == watched);
+            self.num_watched = at.map(|at| before + at + 1);
+        }
         self.num_generated += kept;
         if let Some(ids) = &mut self.ids {
             ids.extend_from_slice(&tokens[..kept]);

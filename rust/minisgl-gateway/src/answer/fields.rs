@@ -3,11 +3,12 @@
 //! Invariants: what does not parse into these types is none of ours, whatever is wrong or new about it; a field that is
 //! given twice is not sure either.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
@@ -222,14 +223,41 @@ pub struct Message {
 /// What the Python server reads.
 pub type Raw = Option<Box<RawValue>>;
 
-/// What is accepted without effect.
-pub type Ignored = Option<IgnoredAny>;
+/// A body by its fields. `FIELDS`: their names; `TABLE`: of all that the Python server knows, see
+/// [`GatewayConfig::fields`](crate::config::GatewayConfig::fields).
+pub trait Body: serde::de::DeserializeOwned {
+    const FIELDS: &'static [&'static str];
+    const TABLE: &'static str;
+}
+
+/// The fields of an object, as they are written.
+#[derive(Debug)]
+pub struct Written<'a>(pub Vec<(Cow<'a, str>, &'a RawValue)>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Written<'a> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Fields;
+        impl<'de> Visitor<'de> for Fields {
+            type Value = Written<'de>;
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Written<'de>, A::Error> {
+                let mut found = Vec::new();
+                while let Some(one) = map.next_entry::<Cow<'de, str>, &'de RawValue>()? {
+                    found.push(one);
+                }
+                Ok(Written(found))
+            }
+        }
+        from.deserialize_map(Fields)
+    }
+}
 
 macro_rules! body {
-    ($(#[$doc:meta])* $name:ident { $($field:ident: $kind:ty,)* }) => {
+    ($(#[$doc:meta])* $name:ident $table:literal { $($field:ident: $kind:ty,)* }) => {
         $(#[$doc])*
         #[derive(Debug, serde::Deserialize)]
-        #[serde(deny_unknown_fields)]
         pub struct $name {
             pub model: Option<String>,
             pub temperature: Option<f64>,
@@ -267,6 +295,47 @@ macro_rules! body {
             pub ebnf: Raw,
             pub grammar: Raw,
             $(pub $field: $kind,)*
+        }
+
+        impl Body for $name {
+            const FIELDS: &'static [&'static str] = &[
+                "model",
+                "temperature",
+                "top_p",
+                "top_k",
+                "min_p",
+                "seed",
+                "n",
+                "max_tokens",
+                "min_tokens",
+                "stop",
+                "stop_token_ids",
+                "ignore_eos",
+                "frequency_penalty",
+                "presence_penalty",
+                "repetition_penalty",
+                "logit_bias",
+                "stream",
+                "stream_options",
+                "priority",
+                "user",
+                "metadata",
+                "store",
+                "response_format",
+                "structured_outputs",
+                "guided_json",
+                "guided_regex",
+                "guided_choice",
+                "guided_grammar",
+                "guided_whitespace_pattern",
+                "guided_decoding_backend",
+                "json_schema",
+                "regex",
+                "ebnf",
+                "grammar",
+                $(stringify!($field),)*
+            ];
+            const TABLE: &'static str = $table;
         }
 
         impl $name {
@@ -349,7 +418,7 @@ pub fn given<const N: usize>(fields: [(&'static str, Raw); N]) -> Vec<(&'static 
 
 body! {
     /// POST /v1/chat/completions.
-    ChatBody {
+    ChatBody "chat" {
         messages: Vec<Object<Message>>,
         add_generation_prompt: Option<bool>,
         chat_template_kwargs: Option<Map<String, Value>>,
@@ -363,16 +432,13 @@ body! {
         top_logprobs: Option<i64>,
         tools: Raw,
         tool_choice: Raw,
-        service_tier: Option<String>,
         parallel_tool_calls: Raw,
-        prompt_cache_key: Ignored,
-        safety_identifier: Ignored,
     }
 }
 
 body! {
     /// POST /v1/completions.
-    CompletionBody {
+    CompletionBody "completion" {
         prompt: Prompts,
         logprobs: Option<i64>,
         echo: Option<bool>,
@@ -382,7 +448,6 @@ body! {
 
 /// POST /v1/embeddings.
 #[derive(Debug, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct EmbeddingBody {
     pub model: Option<String>,
     pub input: Prompts,
@@ -391,6 +456,19 @@ pub struct EmbeddingBody {
     pub pooling: Option<Pooling>,
     pub priority: Option<i64>,
     pub user: Option<String>,
+}
+
+impl Body for EmbeddingBody {
+    const FIELDS: &'static [&'static str] = &[
+        "model",
+        "input",
+        "encoding_format",
+        "dimensions",
+        "pooling",
+        "priority",
+        "user",
+    ];
+    const TABLE: &'static str = "embedding";
 }
 
 /// How the numbers of an embedding are written.
@@ -418,9 +496,9 @@ pub enum Pooling {
 body! {
     /// POST /generate: what stands beside `sampling_params`. `text` and `input_ids` are SGLang's: the Python server
     /// answers as SGLang does.
-    GenerateBody {
+    GenerateBody "generate" {
         prompt: Option<String>,
-        sampling_params: Option<Object<GenerateSampling>>,
+        sampling_params: Raw,
         max_new_tokens: Option<i64>,
         min_new_tokens: Option<i64>,
         sampling_seed: Option<i64>,
@@ -429,7 +507,7 @@ body! {
 
 body! {
     /// `sampling_params` of POST /generate.
-    GenerateSampling {
+    GenerateSampling "generate_sampling" {
         max_new_tokens: Option<i64>,
         min_new_tokens: Option<i64>,
         sampling_seed: Option<i64>,

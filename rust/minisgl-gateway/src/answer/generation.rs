@@ -292,17 +292,29 @@ impl Inner {
     /// In a stream, what has come.
     fn show(&mut self, at: usize, out: &mut Vec<u8>) {
         let (finish, shown) = (self.choices[at].finish, &mut self.shown[at]);
+        if !self.shape.streams() {
+            if let Some(parsed) = &mut shown.parsed {
+                parsed.take(&shown.text, finish);
+                shown.text.clear();
+            }
+            return;
+        }
         let has_logprobs = shown.logprobs.as_ref().is_some_and(|one| !one.is_empty());
-        if !self.shape.streams() || (shown.text.is_empty() && !has_logprobs && finish.is_none()) {
+        if shown.text.is_empty() && !has_logprobs && finish.is_none() {
             return;
         }
         self.shape.begin(self.choices.len(), out);
-        let usage = if finish.is_some() {
-            Usage::of(&self.choices, self.n)
+        let end = self.choices[at].end();
+        if shown.parsed.is_some() {
+            self.shape.parts(at, shown, finish, end, out);
         } else {
-            Usage::default()
-        };
-        self.shape.event(at, shown, self.choices[at].end(), usage, out);
+            let usage = if finish.is_some() {
+                Usage::of(&self.choices, self.n)
+            } else {
+                Usage::default()
+            };
+            self.shape.event(at, shown, end, usage, out);
+        }
         shown.text.clear();
     }
 
@@ -343,7 +355,7 @@ impl Inner {
     }
 
     fn finish(&mut self, out: &mut Vec<u8>) {
-        let usage = Usage::of(&self.choices, self.n);
+        let usage = Usage::of(&self.choices, self.n).with_thoughts(&self.choices, &self.shown);
         if self.shape.streams() {
             self.shape.end(usage, out);
             self.send(out, true);

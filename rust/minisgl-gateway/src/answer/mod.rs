@@ -2,7 +2,7 @@
 //! gateway is sure of.
 //!
 //! - [`fields`], [`plan`]: from the bytes of a body to what is to be generated.
-//! - [`choice`], [`generation`]: what came from the engine, and its text.
+//! - [`choice`], [`parsed`], [`generation`]: what came from the engine, its text, and the parts of that.
 //! - [`shape`], [`logprobs`], [`errors`]: how that is shown.
 //! - [`log`]: the access log.
 
@@ -14,6 +14,7 @@ pub mod fields;
 pub mod generation;
 pub mod log;
 pub mod logprobs;
+pub mod parsed;
 pub mod plan;
 pub mod shape;
 

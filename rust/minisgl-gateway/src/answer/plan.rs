@@ -9,15 +9,15 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use crate::config::{Bounds, GatewayConfig};
-use crate::forms::Form;
 use crate::message::SamplingParams;
 use crate::metrics::Reason;
 
 use super::embedding::Vectors;
 use super::fields::{
-    ChatBody, Common, CompletionBody, Content, EmbeddingBody, GenerateBody, Message, Object, Part, Pooling, Prompt,
-    Role, Verbosity, given,
+    Body, ChatBody, Common, CompletionBody, Content, EmbeddingBody, GenerateBody, GenerateSampling, Message, Object,
+    Part, Pooling, Prompt, Role, Verbosity, Written, given,
 };
+use super::parsed::Parsing;
 
 /// The endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +80,10 @@ pub struct Plan {
     pub model: Option<String>,
     /// Smaller numbers go first.
     pub priority: i64,
+    /// How answers are taken apart; None: they are plain text.
+    pub parsing: Option<Parsing>,
+    /// What the model thinks is told from the content, and is sent.
+    pub reasoning: (bool, bool),
     /// What asks for tools or for a form of the answer, as JSON; it may ask for nothing.
     pub form: Option<String>,
     /// Fields that have no effect on this model, for a header.
@@ -101,13 +105,10 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Its answer is to have this form.
-    pub fn bind(&mut self, form: &Form) -> Result<(), Reason> {
-        if form.needs_grammar {
-            // what cannot stand beside a grammar
-            sure(!self.sampling.ignore_eos && self.sampling.min_tokens == 0)?;
-            self.sampling.grammar.clone_from(&form.grammar);
-        }
+    /// Its answer is to have the form of this grammar.
+    pub fn bind(&mut self, grammar: Option<&String>) -> Result<(), Reason> {
+        sure(!self.sampling.ignore_eos && self.sampling.min_tokens == 0)?; // which cannot stand beside one
+        self.sampling.grammar = grammar.cloned();
         Ok(())
     }
 }
@@ -115,10 +116,10 @@ impl Plan {
 /// Checks a body.
 pub fn plan(endpoint: Endpoint, body: &[u8], config: &GatewayConfig) -> Result<Plan, Reason> {
     let found = match endpoint {
-        Endpoint::Chat => chat(parsed(body)?, config),
-        Endpoint::Completion => completion(parsed(body)?, config),
-        Endpoint::Generate => generate(parsed(body)?, config),
-        Endpoint::Embedding => embedding(parsed(body)?, config),
+        Endpoint::Chat => chat(parsed(body, config)?, config),
+        Endpoint::Completion => completion(parsed(body, config)?, config),
+        Endpoint::Generate => generate(parsed(body, config)?, config),
+        Endpoint::Embedding => embedding(parsed(body, config)?, config),
     }?;
     let most = match endpoint {
         Endpoint::Embedding => config.bounds.max_inputs,
@@ -134,12 +135,22 @@ pub fn plan(endpoint: Endpoint, body: &[u8], config: &GatewayConfig) -> Result<P
     Ok(found)
 }
 
-fn parsed<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Reason> {
-    let found = serde_json::from_slice::<Object<T>>(body);
-    found.map(|found| found.0).map_err(|error| {
-        let is_unknown = error.is_data() && error.to_string().starts_with("unknown field");
-        if is_unknown { Reason::Field } else { Reason::Error }
-    })
+fn parsed<T: Body>(body: &[u8], config: &GatewayConfig) -> Result<T, Reason> {
+    let Object(found) = serde_json::from_slice::<Object<T>>(body).map_err(|_| Reason::Error)?;
+    let Written(fields) = serde_json::from_slice(body).map_err(|_| Reason::Error)?;
+    let table = config.fields.get(T::TABLE);
+    for (name, value) in fields.iter().filter(|(name, _)| !T::FIELDS.contains(&&**name)) {
+        let Some(nothing) = table.and_then(|one| one.get(&**name)) else {
+            continue; // nobody knows it
+        };
+        sure(fields.iter().filter(|(other, _)| other == name).count() == 1)?;
+        let value: Value = serde_json::from_str(value.get()).map_err(|_| Reason::Error)?;
+        match nothing {
+            Some(nothing) => sure(value.is_null() || nothing.contains(&value))?,
+            None => does(value.is_null())?,
+        }
+    }
+    Ok(found)
 }
 
 /// Else it may be wrong.
@@ -153,12 +164,6 @@ fn does(condition: bool) -> Result<(), Reason> {
 }
 
 fn chat(mut body: ChatBody, config: &GatewayConfig) -> Result<Plan, Reason> {
-    does(!config.parses_chats)?;
-    does(
-        body.service_tier
-            .as_deref()
-            .is_none_or(|one| one == "auto" || one == "default"),
-    )?;
     config.chat_templates.get("default").ok_or(Reason::Template)?;
     let mut common = body.common();
     common.logprobs = chat_logprobs(&body)?;
@@ -168,6 +173,7 @@ fn chat(mut body: ChatBody, config: &GatewayConfig) -> Result<Plan, Reason> {
     let names_length = limit.is_some();
     let limit = limit.or_else(|| config.defaults.get("max_tokens").and_then(Value::as_i64));
     let (variables, ignored) = variables(&mut body, config)?;
+    let (separate, include) = (body.separate_reasoning, body.include_reasoning);
     sure(!body.messages.is_empty() && body.messages.len() <= config.bounds.max_messages)?;
     let messages = body
         .messages
@@ -181,17 +187,22 @@ fn chat(mut body: ChatBody, config: &GatewayConfig) -> Result<Plan, Reason> {
     };
     let mut found = finished(Endpoint::Chat, common, (limit, names_length), input, config)?;
     found.ignored = ignored;
+    found.reasoning = (separate != Some(false), include != Some(false));
     Ok(found)
 }
 
 /// The tools and how they are to be used; nothing if there are none.
 fn tools(body: &mut ChatBody) -> Result<Vec<(&'static str, Box<RawValue>)>, Reason> {
-    let (tools, choice) = (body.tools.take(), body.tool_choice.take());
+    let (tools, choice, parallel) = (
+        body.tools.take(),
+        body.tool_choice.take(),
+        body.parallel_tool_calls.take(),
+    );
     if tools.as_ref().is_none_or(|one| one.get() == "[]") {
         let fits = choice.is_none_or(|one| [r#""none""#, r#""auto""#].contains(&one.get()));
-        return sure(fits).map(|()| Vec::new());
+        sure(fits && parallel.is_none_or(|one| ["true", "false"].contains(&one.get())))?;
+        return Ok(Vec::new());
     }
-    let parallel = body.parallel_tool_calls.take();
     Ok(given([
         ("tools", tools),
         ("tool_choice", choice),
@@ -308,7 +319,8 @@ fn generate(mut body: GenerateBody, config: &GatewayConfig) -> Result<Plan, Reas
     let lists_nothing = body.stop.is_none() && body.stop_token_ids.is_none();
     let mut common = body.common();
     let mut others = (body.max_new_tokens, body.min_new_tokens, body.sampling_seed);
-    if let Some(Object(mut inner)) = body.sampling_params {
+    if let Some(inner) = &body.sampling_params {
+        let mut inner: GenerateSampling = parsed(inner.get().as_bytes(), config)?;
         // a field on both sides is a question that the Python server answers
         sure(others == (None, None, None) && lists_nothing && asks_nothing_of_sampling(&common))?;
         sure(inner.stream.is_none() && inner.stream_options.is_none() && inner.priority.is_none())?;
@@ -363,6 +375,8 @@ fn embedding(body: EmbeddingBody, config: &GatewayConfig) -> Result<Plan, Reason
         model: other_model(body.model, config),
         priority: body.priority.unwrap_or(0),
         form: None,
+        parsing: None,
+        reasoning: (true, true),
         ignored: Vec::new(),
         sampling,
         names_length: true,
@@ -426,6 +440,8 @@ fn finished(
         model,
         priority,
         form,
+        parsing: None,
+        reasoning: (true, true),
         ignored: Vec::new(),
         sampling,
         names_length,

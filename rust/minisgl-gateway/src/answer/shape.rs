@@ -7,14 +7,14 @@ use std::io::Write as _;
 use std::sync::Arc;
 
 use minisgl_text::Tokenizer;
+use minisgl_text::answer::Part;
 
-use crate::message::SamplingParams;
-
-use super::choice::{Choice, End};
+use super::choice::{Choice, End, Finish};
 use super::embedding::Vectors;
 use super::errors::Failure;
 use super::logprobs::Logprobs;
-use super::plan::Endpoint;
+use super::parsed::Parsed;
+use super::plan::{Endpoint, Plan};
 
 /// vLLM's clients read these fields of whole answers without looking whether they are there.
 const NOT_ASKED_FOR: &[u8] = br#","prompt_logprobs":null,"prompt_token_ids":null"#;
@@ -29,6 +29,8 @@ pub struct Usage {
     pub completion: usize,
     /// Tokens of the prompts that were in the cache.
     pub cached: i64,
+    /// Tokens of what models thought; None: that is not told.
+    pub reasoning: Option<usize>,
 }
 
 impl Usage {
@@ -39,16 +41,31 @@ impl Usage {
             prompt: prompts().map(|one| one.num_prompt).sum(),
             completion: choices.iter().map(|one| one.num_generated).sum(),
             cached: prompts().map(|one| i64::from(one.cached_len.unwrap_or(0))).sum(),
+            reasoning: None,
         }
+    }
+
+    /// With what was thought, once all has come.
+    pub fn with_thoughts(mut self, choices: &[Choice], shown: &[Shown]) -> Usage {
+        let parsed = choices.iter().zip(shown).filter_map(|(choice, shown)| {
+            let parsed = shown.parsed.as_ref().filter(|one| one.thinks)?;
+            Some(parsed.num_thought(choice.num_watched, choice.num_generated))
+        });
+        self.reasoning = parsed.reduce(|sum, one| sum + one);
+        self
     }
 
     fn write(&self, out: &mut Vec<u8>) {
         let total = self.prompt + self.completion;
         let _ = write!(
             out,
-            r#"{{"prompt_tokens":{},"completion_tokens":{},"total_tokens":{total},"prompt_tokens_details":{{"cached_tokens":{}}}}}"#,
+            r#"{{"prompt_tokens":{},"completion_tokens":{},"total_tokens":{total},"prompt_tokens_details":{{"cached_tokens":{}}}"#,
             self.prompt, self.completion, self.cached
         );
+        if let Some(count) = self.reasoning {
+            let _ = write!(out, r#","completion_tokens_details":{{"reasoning_tokens":{count}}}"#);
+        }
+        out.push(b'}');
     }
 }
 
@@ -58,18 +75,22 @@ pub struct Shown {
     pub text: String,
     /// If the request asks for them.
     pub logprobs: Option<Logprobs>,
+    /// If it is taken apart.
+    pub parsed: Option<Parsed>,
 }
 
 impl Shown {
     /// Of a choice of which nothing has come.
-    pub fn new(endpoint: Endpoint, sampling: &SamplingParams, tokenizer: &Arc<Tokenizer>) -> Shown {
-        let logprobs = sampling.logprobs.map(|_| match endpoint {
+    pub fn new(plan: &Plan, tokenizer: &Arc<Tokenizer>) -> Shown {
+        let parsed = plan.parsing.as_ref();
+        let logprobs = plan.sampling.logprobs.map(|_| match plan.endpoint {
             Endpoint::Completion => Logprobs::of_completion(tokenizer),
             _ => Logprobs::of_chat(tokenizer),
         });
         Shown {
             text: String::new(),
             logprobs,
+            parsed: parsed.map(|parsing| Parsed::new(parsing, tokenizer, !plan.stream)),
         }
     }
 }
@@ -212,6 +233,59 @@ impl Shape {
         }
     }
 
+    /// The same of a choice that is taken apart. Log probabilities are those of the tokens that came, whatever has become
+    /// of their text so far.
+    pub fn parts(&self, index: usize, shown: &mut Shown, finish: Option<Finish>, mut end: End<'_>, out: &mut Vec<u8>) {
+        let Shown { text, logprobs, parsed } = shown;
+        let Some(parsed) = parsed else { return };
+        let mut logprobs = logprobs.as_mut().filter(|one| !one.is_empty());
+        let parts = parsed.take(text, finish);
+        for part in parts.iter().filter(|part| parsed.shows(part)) {
+            self.part(index, part, logprobs.take(), out);
+        }
+        if logprobs.is_some() {
+            self.part(index, &Part::Text(String::new()), logprobs, out);
+        }
+        if let Some(reason) = end.reason {
+            end.reason = Some(parsed.reason(reason));
+            self.chat_event(index, b"{}", end, out);
+        }
+    }
+
+    fn part(&self, index: usize, part: &Part, logprobs: Option<&mut Logprobs>, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"data: ");
+        out.extend_from_slice(&self.head);
+        let _ = write!(out, r#"{{"index":{index},"delta":{{"#);
+        match part {
+            Part::Text(text) => {
+                out.extend_from_slice(br#""content":"#);
+                write_text(out, text);
+            }
+            Part::Reasoning(text) => {
+                out.extend_from_slice(br#""reasoning_content":"#);
+                write_text(out, text);
+                out.extend_from_slice(br#","reasoning":"#);
+                write_text(out, text);
+            }
+            Part::CallBegun { index, id, name } => {
+                let _ = write!(out, r#""tool_calls":[{{"index":{index},"id":"#);
+                write_text(out, id);
+                out.extend_from_slice(br#","type":"function","function":{"name":"#);
+                write_text(out, name);
+                out.extend_from_slice(br#","arguments":""}}]"#);
+            }
+            Part::CallArguments(index, text) => {
+                let _ = write!(out, r#""tool_calls":[{{"index":{index},"function":{{"arguments":"#);
+                write_text(out, text);
+                out.extend_from_slice(b"}}]");
+            }
+        }
+        out.extend_from_slice(br#"},"logprobs":"#);
+        write_logprobs(out, logprobs);
+        out.extend_from_slice(br#","finish_reason":null}"#);
+        out.extend_from_slice(self.tail);
+    }
+
     fn chat_event(&self, index: usize, delta: &[u8], end: End<'_>, out: &mut Vec<u8>) {
         out.extend_from_slice(b"data: ");
         out.extend_from_slice(&self.head);
@@ -291,12 +365,19 @@ impl Shape {
                 out.push(b'}');
                 continue;
             }
-            let _ = write!(out, r#"{{"index":{index},"message":{{"role":"assistant","content":"#);
-            write_text(&mut out, &shown.text);
-            out.extend_from_slice(br#","refusal":null},"logprobs":"#);
+            let _ = write!(out, r#"{{"index":{index},"message":"#);
+            let mut end = choice.end();
+            match &shown.parsed {
+                None => write_message(&shown.text, &mut out),
+                Some(parsed) => {
+                    write_parsed(parsed, &mut out);
+                    end.reason = end.reason.map(|reason| parsed.reason(reason));
+                }
+            }
+            out.extend_from_slice(br#","logprobs":"#);
             write_logprobs(&mut out, shown.logprobs.as_mut());
             out.extend_from_slice(br#","finish_reason":"#);
-            write_finish(&mut out, choice.end());
+            write_finish(&mut out, end);
             out.push(b'}');
         }
         out.extend_from_slice(br#"],"usage":"#);
@@ -307,6 +388,49 @@ impl Shape {
         out.push(b'}');
         Ok(out)
     }
+}
+
+fn write_message(content: &str, out: &mut Vec<u8>) {
+    out.extend_from_slice(br#"{"role":"assistant","content":"#);
+    write_text(out, content);
+    out.extend_from_slice(br#","refusal":null}"#);
+}
+
+fn write_parsed(parsed: &Parsed, out: &mut Vec<u8>) {
+    let or_null = |text: &str, out: &mut Vec<u8>| {
+        if text.is_empty() {
+            out.extend_from_slice(b"null");
+        } else {
+            write_text(out, text);
+        }
+    };
+    out.extend_from_slice(br#"{"role":"assistant","content":"#);
+    if parsed.calls.is_empty() {
+        write_text(out, &parsed.content);
+    } else {
+        or_null(&parsed.content, out);
+    }
+    out.extend_from_slice(br#","refusal":null"#);
+    if parsed.thinks && parsed.shows_thoughts {
+        for name in ["reasoning_content", "reasoning"] {
+            let _ = write!(out, r#","{name}":"#);
+            or_null(&parsed.reasoning, out);
+        }
+    }
+    for (at, call) in parsed.calls.iter().enumerate() {
+        out.extend_from_slice(if at == 0 { br#","tool_calls":["# } else { b"," });
+        out.extend_from_slice(br#"{"id":"#);
+        write_text(out, &call.id);
+        out.extend_from_slice(br#","type":"function","function":{"name":"#);
+        write_text(out, &call.name);
+        out.extend_from_slice(br#","arguments":"#);
+        write_text(out, &call.arguments);
+        out.extend_from_slice(b"}}");
+    }
+    if !parsed.calls.is_empty() {
+        out.push(b']');
+    }
+    out.push(b'}');
 }
 
 fn completion_choice(index: usize, shown: &mut Shown, end: End<'_>, out: &mut Vec<u8>) {

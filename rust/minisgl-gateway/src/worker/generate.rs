@@ -260,6 +260,10 @@ impl Worker {
 
 fn generation(loaded: &Loaded, prepared: &Prepared, lengths: &Lengths, writer: Writer, heading: Heading) -> Generation {
     let plan = &prepared.plan;
+    let (shown, watched): (&[i32], _) = match &plan.parsing {
+        Some(parsing) => (&parsing.shown, parsing.think_end),
+        None => (&[], None),
+    };
     let keeps_ids = Shape::shows_ids(plan.endpoint, plan.stream);
     let sampling = &plan.sampling;
     let prompts = prepared.prompts.iter().zip(&lengths.by_prompt);
@@ -267,16 +271,13 @@ fn generation(loaded: &Loaded, prepared: &Prepared, lengths: &Lengths, writer: W
         .flat_map(|(prompt, &most)| std::iter::repeat_n((prompt.len(), most), plan.n))
         .map(|(len, most)| {
             let min_tokens = sampling.min_tokens.min(most);
-            Choice::new(&loaded.tokenizer, sampling, min_tokens, len, keeps_ids)
+            Choice::new(&loaded.tokenizer, sampling, min_tokens, len, keeps_ids, shown, watched)
         })
         .collect();
     let created = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());
-    let shown = choices
-        .iter()
-        .map(|_| Shown::new(plan.endpoint, sampling, &loaded.tokenizer))
-        .collect();
+    let shown = choices.iter().map(|_| Shown::new(plan, &loaded.tokenizer)).collect();
     let (stream, usage) = (plan.stream, plan.include_usage);
     let shape = Shape::new(
         plan.endpoint,

@@ -10,7 +10,8 @@ use crate::config::{GatewayConfig, VERSION};
 
 pub(crate) fn config(changes: Value) -> GatewayConfig {
     let mut found = json!({
-        "model_name": "echo", "aliases": ["also"], "parses_chats": false, "template_variables": [], "template_names": ["messages"], "version": VERSION,
+        "model_name": "echo", "aliases": ["also"], "thinking": null, "tools": null, "template_variables": [], "template_names": ["messages"], "version": VERSION,
+        "fields": {"chat": {"echo": [false], "continue_final_message": null, "modalities": [["text"]]}, "generate": {"text": null}},
         "max_priority": 100, "any_model_name": false, "models": "{}", "max_seq_len": 100, "vocab_size": 50,
         "simulated": false, "tokenizer": {"text": ""}, "special_tokens": {}, "defaults": {}, "api_key": null, "api_keys": [],
         "chat_templates": {"default": {"source": "", "content": "string"}}, "hosts": null, "cors_origins": [],
@@ -102,6 +103,7 @@ fn usual_bodies_are_taken() {
         json!({"logprobs": true, "top_logprobs": 20, "model": "other", "priority": 5, "reasoning_effort": "low"}),
         json!({"tools": [{}], "tool_choice": {}, "parallel_tool_calls": 1, "guided_json": {}}), // Python looks at them
         json!({"tool_choice": "auto"}),
+        json!({"unknown": 1, "echo": false, "continue_final_message": null, "modalities": ["text"]}),
     ] {
         assert!(takes(more.clone()), "{more}");
     }
@@ -128,6 +130,7 @@ fn what_any_check_could_refuse_is_not_taken() {
         json!({"logit_bias": {"07": 1}}),
         json!({"logit_bias": {"7": 100.5}}),
         json!({"tool_choice": "required"}),
+        json!({"parallel_tool_calls": "no"}),
         json!({"tools": [], "tool_choice": {}}),
         json!({"top_logprobs": 1}),
         json!({"logprobs": true, "top_logprobs": 21}),
@@ -145,7 +148,10 @@ fn what_any_check_could_refuse_is_not_taken() {
         json!({"messages": [{"role": "robot", "content": "x"}]}),
         json!({"messages": [["user", "x"]]}),
         json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
-        json!({"unknown": 1}),
+        json!({"echo": true}),
+        json!({"echo": 0}),
+        json!({"continue_final_message": false}),
+        json!({"modalities": ["text", "audio"]}),
     ] {
         assert!(!takes(more.clone()), "{more}");
     }

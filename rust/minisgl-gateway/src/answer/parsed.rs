@@ -1,0 +1,146 @@
+//! An answer that is taken apart into content, reasoning and calls (`server/turn.py`).
+
+use std::sync::Arc;
+
+use minisgl_text::Tokenizer;
+use minisgl_text::answer::{AnswerParser, End, Part, Thinking, ToolFormat, Tools};
+
+use super::choice::Finish;
+use crate::callers;
+
+/// How the answers of a request are taken apart.
+#[derive(Clone, Debug)]
+pub struct Parsing {
+    /// None: no tool may be called.
+    pub format: Option<&'static ToolFormat>,
+    /// The model thinks, and that is told from the content: whether an answer begins within it.
+    pub thinking: Option<(&'static Thinking, Option<bool>)>,
+    /// Those that may be called.
+    pub tools: Arc<Tools>,
+    /// The caller chose the tool: then OpenAI's reason is not that tools are called.
+    pub named_call: bool,
+    /// What the model thinks is sent.
+    pub shows_thoughts: bool,
+    /// The token that ends what it thinks, if one does.
+    pub think_end: Option<i32>,
+    /// Special tokens that the parser looks for.
+    pub shown: Vec<i32>,
+}
+
+/// A call as it grows.
+pub struct Call {
+    /// New with each answer.
+    pub id: String,
+    /// Of the tool.
+    pub name: String,
+    /// JSON text, as far as it has come.
+    pub arguments: String,
+}
+
+/// One answer as it grows.
+pub struct Parsed {
+    parser: AnswerParser,
+    tokenizer: Arc<Tokenizer>,
+    /// See [`Parsing`], as the next.
+    pub thinks: bool,
+    /// The same.
+    pub shows_thoughts: bool,
+    think_end: Option<i32>,
+    named_call: bool,
+    keeps: bool,
+    has_thought: bool,
+    has_called: bool,
+    /// If it is kept.
+    pub content: String,
+    /// The same.
+    pub reasoning: String,
+    /// The same.
+    pub calls: Vec<Call>,
+}
+
+impl Parsed {
+    /// Nothing has come. `keeps`: it is shown as a whole.
+    pub fn new(parsing: &Parsing, tokenizer: &Arc<Tokenizer>, keeps: bool) -> Parsed {
+        let new_id = Box::new(callers::random_id);
+        Parsed {
+            parser: AnswerParser::new(parsing.format, parsing.thinking, Arc::clone(&parsing.tools), new_id),
+            tokenizer: Arc::clone(tokenizer),
+            thinks: parsing.thinking.is_some(),
+            shows_thoughts: parsing.shows_thoughts,
+            think_end: parsing.think_end,
+            named_call: parsing.named_call,
+            keeps,
+            has_thought: false,
+            has_called: false,
+            content: String::new(),
+            reasoning: String::new(),
+            calls: Vec::new(),
+        }
+    }
+
+    /// What is new, with all that was held back if the answer ends.
+    pub fn take(&mut self, text: &str, finish: Option<Finish>) -> Vec<Part> {
+        let mut parts = self.parser.push(text);
+        if let Some(finish) = finish {
+            let end = if finish == Finish::Length { End::Cut } else { End::Whole };
+            parts.append(&mut self.parser.finish(end));
+        }
+        parts.iter().for_each(|part| self.note(part));
+        parts
+    }
+
+    fn note(&mut self, part: &Part) {
+        match part {
+            Part::Text(text) if self.keeps => self.content.push_str(text),
+            Part::Reasoning(text) => {
+                self.has_thought = true;
+                if self.keeps || self.think_end.is_none() {
+                    self.reasoning.push_str(text);
+                }
+            }
+            Part::CallBegun { id, name, .. } => {
+                self.has_called = true;
+                if self.keeps {
+                    self.calls.push(Call {
+                        id: id.clone(),
+                        name: name.clone(),
+                        arguments: String::new(),
+                    });
+                }
+            }
+            Part::CallArguments(index, text) => {
+                if let Some(call) = self.calls.get_mut(*index) {
+                    call.arguments.push_str(text);
+                }
+            }
+            Part::Text(_) => {}
+        }
+    }
+
+    /// Whether a stream has it.
+    pub fn shows(&self, part: &Part) -> bool {
+        self.shows_thoughts || !matches!(part, Part::Reasoning(_))
+    }
+
+    /// OpenAI's reason.
+    pub fn reason(&self, finish: &'static str) -> &'static str {
+        if finish == "stop" && self.has_called && !self.named_call {
+            "tool_calls"
+        } else {
+            finish
+        }
+    }
+
+    /// Tokens of what was thought, with the marker that ends it; `ended`: how many of the answer's `all` had come with
+    /// that marker.
+    pub fn num_thought(&self, ended: Option<usize>, all: usize) -> usize {
+        if !self.has_thought {
+            0
+        } else if self.think_end.is_some() {
+            ended.unwrap_or(all)
+        } else {
+            let ids = self.tokenizer.encode(&self.reasoning, false, usize::MAX);
+            ids.map_or(0, |ids| ids.len())
+        }
+    }
+}
