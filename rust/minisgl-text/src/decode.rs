@@ -130,7 +130,7 @@ impl Decoder {
         if let State::Window { held, .. } = &mut self.state {
             if let Ok(id) = u32::try_from(id)
                 && table.num_ids() > super::bytes::to_usize(id)
-                && !(is_skipped && !self.shown.is_empty())
+                && (!is_skipped || self.shown.is_empty())
             {
                 held.push(id);
                 self.push_window(out);
