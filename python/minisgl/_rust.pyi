@@ -499,6 +499,10 @@ class Thinking:
     @property
     def name(self) -> str: ...
     @property
+    def markers(self) -> list[str]:
+        """All that its parser looks for."""
+
+    @property
     def begin(self) -> str: ...
     @property
     def end(self) -> str: ...

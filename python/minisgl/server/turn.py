@@ -278,7 +278,7 @@ def _parsed(
     turn.shows_thoughts = chat.include_reasoning is not False
     if thinking is not None:
         turn.thinks = True
-        turn.shown |= parsing.shown((thinking.begin, thinking.end))
+        turn.shown |= parsing.shown(thinking.markers)
         turn.think_end = context.tokenizer.token_id(thinking.end)
     return turn
 

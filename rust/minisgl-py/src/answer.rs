@@ -91,6 +91,11 @@ impl Thinking {
     }
 
     #[getter]
+    fn markers(&self) -> &'static [&'static str] {
+        self.inner.tokens
+    }
+
+    #[getter]
     fn begin(&self) -> &'static str {
         self.inner.begin
     }

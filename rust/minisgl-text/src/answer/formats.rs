@@ -71,6 +71,8 @@ pub struct Parameter {
     pub begin: &'static str,
     /// Behind its name.
     pub named: &'static str,
+    /// Before its value.
+    pub value: &'static str,
     /// Behind its value.
     pub end: &'static str,
     /// A line break belongs to the markers around a value.
@@ -115,11 +117,212 @@ const PLAIN: ToolFormat = ToolFormat {
     id: CallId::Hex,
 };
 
+/// What messages of gpt-oss have around and in their heads.
+pub const HARMONY: &[&str] = &[
+    "<|start|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+];
+
 /// All of them. Of several that a template may have, the first counts.
 pub static TOOL_FORMATS: &[ToolFormat] = &[
     ToolFormat {
+        name: "harmony",
+        aliases: &["openai", "gpt-oss"],
+        detected_by: &[&["<|channel|>", "<|message|>"]],
+        also: HARMONY,
+        call: Call::Harmony,
+        many: Many::Apart(""),
+        ..PLAIN
+    },
+    ToolFormat {
+        name: "qwen3_coder",
+        aliases: &["qwen3_xml"],
+        detected_by: &[&["<function=", "<parameter="]],
+        begin: "<tool_call>\n",
+        also: &["<function="],
+        end: "\n</tool_call>",
+        call: Call::Pattern(&[
+            Piece::Lit("<function="),
+            Piece::Name,
+            Piece::Lit(">\n"),
+            Piece::Parameters(Parameter {
+                begin: "<parameter=",
+                named: ">",
+                value: "",
+                end: "</parameter>",
+                in_lines: true,
+            }),
+            Piece::Lit("</function>"),
+        ]),
+        many: Many::Apart("\n"),
+        ..PLAIN
+    },
+    ToolFormat {
+        name: "glm45",
+        aliases: &["glm", "glm47"],
+        detected_by: &[&["<arg_key>"]],
+        begin: "<tool_call>",
+        end: "</tool_call>",
+        call: Call::Pattern(&[
+            Piece::Name,
+            Piece::Parameters(Parameter {
+                begin: "\n<arg_key>",
+                named: "</arg_key>",
+                value: "\n<arg_value>",
+                end: "</arg_value>",
+                in_lines: false,
+            }),
+            Piece::Opt("\n"),
+        ]),
+        many: Many::Apart("\n"),
+        ..PLAIN
+    },
+    ToolFormat {
+        name: "minimax_m2",
+        aliases: &["minimax-m2"],
+        detected_by: &[&["<minimax:tool_call>"]],
+        begin: "<minimax:tool_call>\n",
+        end: "\n</minimax:tool_call>",
+        call: Call::Pattern(&[
+            Piece::Lit("<invoke name=\""),
+            Piece::Name,
+            Piece::Lit("\">\n"),
+            Piece::Parameters(Parameter {
+                begin: "<parameter name=\"",
+                named: "\">",
+                value: "",
+                end: "</parameter>\n",
+                in_lines: false,
+            }),
+            Piece::Lit("</invoke>"),
+        ]),
+        many: Many::Together("\n"),
+        ..PLAIN
+    },
+    ToolFormat {
+        name: "kimi_k2",
+        detected_by: &[&["<|tool_calls_section_begin|>"]],
+        begin: "<|tool_calls_section_begin|>",
+        also: &["<|tool_call_begin|>"],
+        end: "<|tool_calls_section_end|>",
+        call: Call::Pattern(&[
+            Piece::Lit("<|tool_call_begin|>"),
+            Piece::Opt("functions."),
+            Piece::Name,
+            Piece::Opt(":"),
+            Piece::Index,
+            Piece::Lit("<|tool_call_argument_begin|>"),
+            Piece::Arguments,
+            Piece::Lit("<|tool_call_end|>"),
+        ]),
+        many: Many::Together(""),
+        id: CallId::Counted,
+        ..PLAIN
+    },
+    ToolFormat {
+        name: "deepseek_v3",
+        aliases: &["deepseekv3", "deepseek_r1"],
+        detected_by: &[&["<｜tool▁calls▁begin｜>", "```json"]],
+        begin: "<｜tool▁calls▁begin｜>",
+        also: &["<｜tool▁call▁begin｜>"],
+        end: "<｜tool▁calls▁end｜>",
+        call: Call::Pattern(&[
+            Piece::Lit("<｜tool▁call▁begin｜>"),
+            Piece::Lit("function"),
+            Piece::Lit("<｜tool▁sep｜>"),
+            Piece::Name,
+            Piece::Lit("\n```json\n"),
+            Piece::Arguments,
+            Piece::Lit("\n```"),
+            Piece::Lit("<｜tool▁call▁end｜>"),
+        ]),
+        many: Many::Together("\n"),
+        ..PLAIN
+    },
+    ToolFormat {
+        name: "deepseek_v31",
+        aliases: &["deepseekv31"],
+        detected_by: &[&["<｜tool▁calls▁begin｜>"]],
+        begin: "<｜tool▁calls▁begin｜>",
+        also: &["<｜tool▁call▁begin｜>"],
+        end: "<｜tool▁calls▁end｜>",
+        call: Call::Pattern(&[
+            Piece::Lit("<｜tool▁call▁begin｜>"),
+            Piece::Name,
+            Piece::Lit("<｜tool▁sep｜>"),
+            Piece::Arguments,
+            Piece::Lit("<｜tool▁call▁end｜>"),
+        ]),
+        many: Many::Together(""),
+        ..PLAIN
+    },
+    ToolFormat {
+        name: "gemma4",
+        detected_by: &[&["<|tool_call>"]],
+        begin: "<|tool_call>",
+        end: "<tool_call|>",
+        call: Call::Pattern(&[Piece::Lit("call:"), Piece::Name, Piece::Unquoted("<|\"|>")]),
+        many: Many::Apart(""),
+        ..PLAIN
+    },
+    ToolFormat {
+        name: "functiongemma",
+        detected_by: &[&["<start_function_call>"]],
+        begin: "<start_function_call>",
+        end: "<end_function_call>",
+        call: Call::Pattern(&[Piece::Lit("call:"), Piece::Name, Piece::Unquoted("<escape>")]),
+        many: Many::Apart(""),
+        ..PLAIN
+    },
+    ToolFormat {
+        name: "command",
+        detected_by: &[&["<|START_ACTION|>"]],
+        begin: "<|START_ACTION|>",
+        end: "<|END_ACTION|>",
+        call: Call::Object("tool_name", "parameters"),
+        ..PLAIN
+    },
+    ToolFormat {
+        name: "lfm2",
+        detected_by: &[&["<|tool_call_start|>"], &["<|tool_list_start|>"]],
+        begin: "<|tool_call_start|>",
+        end: "<|tool_call_end|>",
+        call: Call::Python,
+        python: true,
+        ..PLAIN
+    },
+    ToolFormat {
+        name: "llama4_pythonic",
+        detected_by: &[&["<|python_start|>"]],
+        begin: "<|python_start|>",
+        end: "<|python_end|>",
+        call: Call::Python,
+        python: true,
+        ..PLAIN
+    },
+    ToolFormat {
+        name: "phi4_mini",
+        aliases: &["phi4_mini_json"],
+        detected_by: &[&["<|/tool|>"]],
+        begin: "<|tool_call|>",
+        also: &["functools"],
+        end: "<|/tool_call|>",
+        ..PLAIN
+    },
+    ToolFormat {
+        name: "granite",
+        detected_by: &[&["<|tool_call|>"]],
+        begin: "<|tool_call|>",
+        ..PLAIN
+    },
+    ToolFormat {
         name: "hermes",
-        aliases: &["qwen", "qwen25"],
+        aliases: &["qwen", "qwen25", "granite4"],
         detected_by: &[&["<tool_call>"]],
         begin: "<tool_call>\n",
         end: "\n</tool_call>",
@@ -178,8 +381,12 @@ pub struct Thinking {
     pub aliases: &'static [&'static str],
     /// Before it.
     pub begin: &'static str,
-    /// Behind it; a template that has this thinks so.
+    /// Behind it.
     pub end: &'static str,
+    /// A template that has this thinks so.
+    pub detected_by: &'static str,
+    /// What of the markers may be a special token.
+    pub tokens: &'static [&'static str],
     /// An answer begins within it, whether or not the prompt shows that it has begun.
     pub is_open: bool,
 }
@@ -187,17 +394,30 @@ pub struct Thinking {
 /// All of them. Of several that a template may have, the first counts.
 pub static THINKING: &[Thinking] = &[
     Thinking {
+        name: "harmony",
+        aliases: &["openai_gptoss", "gpt-oss"],
+        begin: "<|channel|>analysis<|message|>",
+        end: "<|end|>",
+        detected_by: "<|channel|>analysis",
+        tokens: HARMONY,
+        is_open: false,
+    },
+    Thinking {
         name: "qwen3",
-        aliases: &[],
+        aliases: &["glm45", "deepseek_v3", "deepseek-v3", "kimi_k2"],
         begin: "<think>",
         end: "</think>",
+        detected_by: "</think>",
+        tokens: &["<think>", "</think>"],
         is_open: false,
     },
     Thinking {
         name: "deepseek_r1",
-        aliases: &[],
+        aliases: &["deepseek-r1", "qwen3-thinking", "minimax_m2", "minimax"],
         begin: "<think>",
         end: "</think>",
+        detected_by: "</think>",
+        tokens: &["<think>", "</think>"],
         is_open: true,
     },
     Thinking {
@@ -205,6 +425,26 @@ pub static THINKING: &[Thinking] = &[
         aliases: &[],
         begin: "[THINK]",
         end: "[/THINK]",
+        detected_by: "[/THINK]",
+        tokens: &["[THINK]", "[/THINK]"],
+        is_open: false,
+    },
+    Thinking {
+        name: "gemma4",
+        aliases: &[],
+        begin: "<|channel>thought",
+        end: "<channel|>",
+        detected_by: "<channel|>",
+        tokens: &["<|channel>", "<channel|>"],
+        is_open: false,
+    },
+    Thinking {
+        name: "command",
+        aliases: &[],
+        begin: "<|START_THINKING|>",
+        end: "<|END_THINKING|>",
+        detected_by: "<|END_THINKING|>",
+        tokens: &["<|START_THINKING|>", "<|END_THINKING|>"],
         is_open: false,
     },
 ];
@@ -225,6 +465,11 @@ impl ToolFormat {
         found.unwrap_or(const { &PLAIN })
     }
 
+    /// Whether `marker` is a part of a call, not one before calls.
+    pub(super) fn begins_call(&self, marker: &str) -> bool {
+        matches!(&self.call, Call::Pattern([Piece::Lit(first), ..]) if first.trim() == marker)
+    }
+
     fn fits(&self, has_token: impl Fn(&str) -> bool) -> bool {
         self.needs.is_none_or(has_token)
     }
@@ -239,7 +484,7 @@ impl ToolFormat {
                     Piece::Lit(text) | Piece::Opt(text) | Piece::Skip(text) | Piece::Unquoted(text) => {
                         found.push(text);
                     }
-                    Piece::Parameters(one) => found.extend([one.begin, one.named, one.end]),
+                    Piece::Parameters(one) => found.extend([one.begin, one.named, one.value, one.end]),
                     Piece::Name | Piece::Index | Piece::Arguments => {}
                 }
             }
@@ -260,6 +505,6 @@ impl Thinking {
 
     /// The one that a model has by its template.
     pub fn detect(template: &str) -> Option<&'static Self> {
-        THINKING.iter().find(|one| template.contains(one.end))
+        THINKING.iter().find(|one| template.contains(one.detected_by))
     }
 }

@@ -4,7 +4,9 @@ use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use serde::de::IgnoredAny;
-use serde_json::Number;
+use serde_json::{Number, Value};
+
+use super::parts::Kinds;
 
 const MAX_DEPTH: usize = 64;
 
@@ -46,6 +48,27 @@ fn escaped_controls(text: &str) -> std::borrow::Cow<'_, str> {
     found.into()
 }
 
+/// A value that has no types of its own, as JSON of one of `kinds`.
+pub(super) fn typed(text: &str, kinds: &Kinds) -> String {
+    let text = text.trim();
+    let spelled = match text.to_ascii_lowercase().as_str() {
+        found @ ("true" | "false" | "null") => found.to_owned(),
+        "none" => "null".to_owned(),
+        _ => text.to_owned(),
+    };
+    let parsed: Option<Value> = serde_json::from_str(&spelled).ok();
+    match parsed {
+        Some(found) if kinds.allow(&found) => spelled,
+        Some(_) => quoted(text),
+        None if matches!(text.as_bytes().first(), Some(b'{' | b'[')) => {
+            let mut literals = Literals { rest: text };
+            let found = literals.literal(MAX_DEPTH).filter(|_| literals.rest.trim().is_empty());
+            found.unwrap_or_else(|| quoted(text))
+        }
+        None => quoted(text),
+    }
+}
+
 /// JSON of `(name=literal, ...)`; None if that is not what it is.
 pub(super) fn python_arguments(text: &str) -> Option<String> {
     let mut rest = Literals {
@@ -62,7 +85,7 @@ pub(super) fn python_arguments(text: &str) -> Option<String> {
 
 /// JSON of a text.
 pub(super) fn quoted(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
+    Value::from(text).to_string()
 }
 
 /// Python's literals.

@@ -8,9 +8,9 @@
 
 use std::sync::Arc;
 
-use super::formats::{Call, Piece, Thinking, ToolFormat};
+use super::formats::{Call, HARMONY, Parameter, Piece, Thinking, ToolFormat};
 use super::growing::{Growing, ValueScan, is_space};
-use super::literals::{json_string, object_of, python_arguments};
+use super::literals::{json_string, object_of, python_arguments, quoted, typed};
 use super::parts::{Part, Tools};
 
 const FENCE: &str = "```";
@@ -63,6 +63,12 @@ pub(super) struct Spaces {
 
 impl Run {
     pub(super) async fn run(mut self) {
+        let in_channels = self.thinking.is_some_and(|(thinking, _)| thinking.tokens == HARMONY)
+            || self.format.is_some_and(|format| matches!(format.call, Call::Harmony));
+        if in_channels {
+            self.channels().await;
+            return;
+        }
         if let Some((thinking, is_open)) = self.thinking {
             self.think(thinking, is_open).await;
         }
@@ -149,7 +155,9 @@ impl Run {
                 Some(which) => {
                     self.held = std::mem::take(&mut self.text.waiting.0);
                     self.is_likely = true;
-                    self.hold(markers[which].len());
+                    if !format.begins_call(markers[which]) {
+                        self.hold(markers[which].len());
+                    }
                     self.marked(format).await;
                 }
             }
@@ -181,6 +189,7 @@ impl Run {
                 self.held.clear();
             }
         }
+        self.is_likely |= found;
         self.give_back();
         found && self.text.after_call
     }
@@ -193,6 +202,7 @@ impl Run {
             (Some(_), Call::Pattern(pieces)) => self.patterns(pieces).await,
             _ => false,
         };
+        self.is_likely |= found;
         if found && !format.end.is_empty() {
             self.space().await;
             let end = format.end.trim();
@@ -316,6 +326,7 @@ impl Run {
             self.growing.take(1);
             self.held.clear();
         }
+        self.is_likely |= found; // what is held goes on with calls
         self.give_back();
         found
     }
@@ -403,6 +414,7 @@ impl Run {
             if !self.tools.has(&name) || !self.growing.comes("(").await {
                 return found;
             }
+            self.is_likely = true;
             let from = self.held.len();
             let is_whole = self.value(To::Held, true).await;
             let Some(arguments) = is_whole.then(|| python_arguments(&self.held[from..])).flatten() else {
@@ -471,12 +483,246 @@ impl Run {
                         true
                     }
                 }
-                Piece::Parameters(_) | Piece::Unquoted(_) => false,
+                Piece::Parameters(parameter) => {
+                    self.space().await;
+                    if !self.growing.comes(parameter.begin.trim()).await && !self.growing.comes("</").await {
+                        return false;
+                    }
+                    self.begin(&name);
+                    begun = true;
+                    if !self.parameters(&name, parameter).await {
+                        return true;
+                    }
+                    true
+                }
+                Piece::Unquoted(quote) => {
+                    let is_object = self.growing.peek().await == Some('{');
+                    if is_object {
+                        self.begin(&name);
+                        begun = true;
+                        if !self.unquoted(quote).await {
+                            return true;
+                        }
+                    }
+                    is_object
+                }
             };
             if !fits {
                 return begun;
             }
         }
         begun
+    }
+
+    /// Arguments one after the other; false: the text breaks off within them.
+    async fn parameters(&mut self, name: &str, parameter: &Parameter) -> bool {
+        let mut separator = "{";
+        loop {
+            self.space().await;
+            if !self.growing.comes(parameter.begin.trim()).await {
+                break;
+            }
+            self.growing.take(parameter.begin.trim().len());
+            self.held.clear();
+            let Some(key) = self.up_to(parameter.named.trim()).await else {
+                return false;
+            };
+            self.argue(format!("{separator}{}: ", quoted(key.trim())));
+            separator = ", ";
+            if !parameter.value.is_empty() {
+                self.literal(parameter.value).await;
+                self.held.clear();
+            }
+            if parameter.in_lines && self.growing.peek().await == Some('\n') {
+                self.growing.take(1);
+            }
+            let kinds = self.tools.kinds(name, key.trim());
+            let is_whole = if kinds.is_text() {
+                self.text_value(parameter.end.trim(), parameter.in_lines).await
+            } else {
+                let value = self.up_to(parameter.end.trim()).await;
+                if let Some(value) = &value {
+                    self.argue(typed(value, &kinds));
+                }
+                value.is_some()
+            };
+            if !is_whole {
+                return false;
+            }
+        }
+        if separator == "{" {
+            self.argue("{".to_owned());
+        }
+        if self.growing.is_cut() {
+            return false;
+        }
+        self.argue("}".to_owned());
+        true
+    }
+
+    /// The text before `marker`, which is taken; None: it does not come.
+    async fn up_to(&mut self, marker: &str) -> Option<String> {
+        let mut all = String::new();
+        loop {
+            let (text, found) = self.growing.before(&[marker]).await;
+            if found.is_some() {
+                self.growing.take(marker.len());
+                return Some(all + &text);
+            }
+            if text.is_empty() {
+                return None;
+            }
+            all += &text;
+        }
+    }
+
+    /// A text up to `end`, as it comes; `in_lines`: a line break before that belongs to it.
+    async fn text_value(&mut self, end: &str, in_lines: bool) -> bool {
+        self.argue("\"".to_owned());
+        let mut waiting = String::new();
+        loop {
+            let (text, found) = self.growing.before(&[end]).await;
+            let is_end = text.is_empty() && found.is_none();
+            let mut text = std::mem::take(&mut waiting) + &text;
+            if is_end {
+                return false;
+            }
+            if in_lines && text.ends_with('\n') {
+                text.pop();
+                if found.is_none() {
+                    waiting.push('\n');
+                }
+            }
+            let inner = quoted(&text);
+            self.argue(inner[1..inner.len() - 1].to_owned());
+            if found.is_some() {
+                self.growing.take(end.len());
+                self.argue("\"".to_owned());
+                return true;
+            }
+        }
+    }
+
+    /// An object whose keys have no quotes and whose strings have `quote` around them; false: it breaks off.
+    async fn unquoted(&mut self, quote: &str) -> bool {
+        let mut closers = Vec::new();
+        loop {
+            self.space().await;
+            let Some(next) = self.growing.peek().await else {
+                return false;
+            };
+            match next {
+                '{' | '[' => {
+                    closers.push(if next == '{' { '}' } else { ']' });
+                    let bracket = self.growing.take(1);
+                    self.argue(bracket);
+                }
+                '}' | ']' => {
+                    if closers.pop() != Some(next) {
+                        return false;
+                    }
+                    let bracket = self.growing.take(1);
+                    self.argue(bracket);
+                    if closers.is_empty() {
+                        self.held.clear();
+                        return true;
+                    }
+                }
+                ',' | ':' => {
+                    let sign = self.growing.take(1);
+                    self.argue(sign + " ");
+                }
+                '"' => {
+                    if !self.value(To::Arguments, false).await {
+                        return false;
+                    }
+                }
+                _ if self.growing.comes(quote).await => {
+                    self.growing.take(quote.len());
+                    if !self.text_value(quote, false).await {
+                        return false;
+                    }
+                }
+                _ => self.bare_word().await,
+            }
+            self.held.clear();
+        }
+    }
+
+    /// A key, or a value without quotes.
+    async fn bare_word(&mut self) {
+        let mut word = String::new();
+        while let Some(letters) = self.growing.run_of(|one| !",:{}[]".contains(one)).await {
+            word += &letters;
+        }
+        let is_key = self.growing.comes(":").await;
+        let is_value = !is_key && serde_json::from_str::<serde_json::Value>(word.trim()).is_ok();
+        self.argue(if is_value {
+            word.trim().to_owned()
+        } else {
+            quoted(word.trim())
+        });
+    }
+
+    /// The messages of gpt-oss: what it thinks, calls and content, each with a head that says which.
+    async fn channels(&mut self) {
+        loop {
+            let mut is_headed = false;
+            for begin in ["<|start|>", "<|channel|>", " to=", "to="] {
+                is_headed = is_headed || self.growing.comes(begin).await;
+            }
+            let mut head = Some(String::new());
+            if is_headed {
+                head = self.up_to("<|message|>").await;
+            }
+            let Some(head) = head else {
+                return; // half a head says nothing
+            };
+            if !self.message(&head).await {
+                return;
+            }
+        }
+    }
+
+    /// What is behind a head; false: the text ends with it.
+    async fn message(&mut self, head: &str) -> bool {
+        let recipient = head.split("to=functions.").nth(1);
+        let name = recipient.map(|text| {
+            text.split(|one: char| one == '<' || is_space(one))
+                .next()
+                .unwrap_or_default()
+        });
+        let is_thought = name.is_none() && self.thinking.is_some() && head.contains("<|channel|>analysis");
+        if let Some(name) = name {
+            self.begin(name);
+        }
+        let mut inner = Trimmed::default();
+        loop {
+            let (text, found) = self
+                .growing
+                .before(&["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"])
+                .await;
+            let is_end = text.is_empty() && found.is_none();
+            let decided = if name.is_some() || is_thought {
+                inner.push(&text)
+            } else {
+                Some(text)
+            };
+            match decided.filter(|text| !text.is_empty()) {
+                Some(text) if name.is_some() => self.argue(text),
+                Some(text) if is_thought => self.growing.emit(Part::Reasoning(text)),
+                Some(text) => self.growing.emit(Part::Text(text)),
+                None => {}
+            }
+            if let Some(which) = found {
+                if which < 3 {
+                    self.growing.take(["<|end|>", "<|call|>", "<|return|>"][which].len());
+                }
+                return true;
+            }
+            if is_end {
+                return false;
+            }
+        }
     }
 }
